@@ -35,6 +35,8 @@ Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Numbers = str | float | Sequence[float]
 Sizes = str | int | Sequence[int]
 
+_RUNS_WHERE_IT_IS = "A module runs where it is: options that load or move a model need a name or a file."
+
 
 def activations(
     model: Model,
@@ -96,10 +98,10 @@ def activations(
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
         resize: Of pictures: the shorter side, (height, width), or "none".
-        crop: Likewise, from the centre.
+        crop: Of pictures: the height and width cut from the centre, in the same forms.
         mean: Subtracted after scaling to 0-1: one value, one per channel, or "none".
-        std: Divided by, likewise.
-        max_pixels: A picture of more is refused.
+        std: What the difference is divided by, in the same forms.
+        max_pixels: Pictures with more pixels are refused.
         batch_axis: Which axis of a tensor file counts inputs: 0, another, "auto" or "none".
         input: Inputs by name: tensors, numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
         output_key: Which of several outputs holds the class scores.
@@ -110,14 +112,14 @@ def activations(
         max_channels: Keep at most this many channels of each, the first ones.
         device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
-        seed: Of random weights and random numbers.
+        seed: Seed of random weights and random numbers.
         verify: Run the first batch once more without hooks, and compare the outputs.
         save_tensors: Keep the activations themselves, in `tensors`; `save` then writes them.
-        on_progress: Called after each batch with the number of inputs finished, and of all.
+        on_progress: Called after each batch with the number of inputs finished and their total.
         on_error: Called for an input that cannot be used, which is then left out; without it the error is raised.
 
     Returns:
-        What was seen: it prints as the command's table, `run["layer1.0.conv1"]` is a row, `run.save("runs/a")` writes
+        The run: it prints as the command's table, `run["layer1.0.conv1"]` is a row, `run.save("runs/a")` writes
         the command's run directory.
 
     Raises:
@@ -218,10 +220,10 @@ def grads(  # noqa: D417 - those of `activations` are described there
         output_key: Which of several outputs counts.
         inputs: Measure grad_input too: the gradient through each layer alone.
         mode: "train" for batch statistics and dropout as in training.
-        input_shape: Of the noise, (N, C, H, W) for example; None for what the model takes.
+        input_shape: Shape of the noise, (N, C, H, W) for example; None to infer it from the model.
         per_image: Differentiate each input alone too: norms in `inputs_alone`.
         edit: Changes to inputs, outputs, gradients or parameters' gradients; what they change is in `comparison`.
-        limit: Where rules begin to object, by name, or "NAME=VALUE" each.
+        limit: Limits of rules, by name, or "NAME=VALUE" each.
         grids_for: Keep gradients of outputs for drawing, for this many inputs from the first.
         autocast: Run forward pass and loss under autocast to this dtype.
         save_tensors: Keep the gradients themselves, in `tensors`; `save` then writes them.
@@ -332,7 +334,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
             ("box:0", or the best of a class), a class's pixels where each pixel has scores, or the number per input
             that a function of the network's output returns ("file.py:function"). Several, in a list or with commas,
             are each explained.
-        top: Explain the best so many of each input instead; without either the best one.
+        top: Explain this many best classes or boxes of each input instead; with neither, the best one.
         layer: Names of layers, or patterns; none means the last one whose output is a map of the picture.
         tokens: How tokens lie on the picture, where it cannot be inferred: "prefix=1,grid=14x14", height first.
         sanity: Which checks of the maps to make: "none", "quick" on the first batch, "full" on all inputs.
@@ -343,7 +345,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
         directory.
 
     Raises:
-        HookscopeError: As for `activations`; `UsageError` also where a layer or a network has nothing to explain by.
+        HookscopeError: As for `activations`; `UsageError` also if a layer or the network cannot be explained.
     """
     from hookscope.attribution.running import run_attribution
     from hookscope.inspection.session import open_session
@@ -422,7 +424,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
 ) -> Differences:
     """Say how two models differ on the same inputs, layer by layer, and where the difference begins.
 
-    Two run directories of `activations` or `grads` are compared by what they stored, and without inputs weights alone.
+    Two run directories of `activations` or `grads` are compared by what they store. Without inputs only weights are
+    compared.
 
         >>> import hookscope
         >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_bn1:output:scale(1.1)")
@@ -434,24 +437,24 @@ def diff(  # noqa: D417 - those of `activations` are described there
 
     Args:
         a: As `model` for `activations`, or a run directory.
-        b: Likewise, or "same": A once more, in another way. Of a module that is a copy.
+        b: As `a`, or "same": A again, run in another way. A module is copied for that.
         images: None of them, nor `input`: weights alone. A weights file then needs no network.
         layer: Layers of A whose rows are shown.
         map: Layers that belong together, "encoder.*=backbone.*", where names do not say so.
         reference: "float64": also run A's weights in float64, and measure the error of each side.
-        shadow: Also run each layer of B on A's input: that tells what the layer itself adds.
+        shadow: Also run each layer of B on A's input, which shows what the layer itself adds to the difference.
         grads: Also run both backward, batch by batch, and compare the gradients of outputs, and those of parameters
             summed over batches. The gradients of all outputs over a batch are held, on both sides.
         loss: As for `grads`, and so is `target`; None for "projection". Without a target each side takes its own.
         output_key: Which of several outputs is compared, and differentiated; None for all.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
         weights_b: As `weights`, for B; None for those of A.
-        device_b: As `device`, for B, and so is `dtype_b`; None for where A is, and what.
+        device_b: As `device`, for B, and `dtype_b` as `dtype`; None for those of A.
         autocast_b: Run B under autocast to this dtype.
         mode_b: "train" runs B with batch statistics and dropout as in training.
         threads_b: Threads that B computes with on the CPU.
-        compile_b: Run B through torch.compile: its output is that of the whole, compiled in one piece; rows are of
-            blocks that are compiled one by one, of which `layer` chooses smaller ones.
+        compile_b: Run B through torch.compile: its output is that of the whole network, compiled in one piece; rows are
+            those of blocks compiled one by one, which `layer` can make smaller.
         edit_b: Changes to inputs or outputs of B's layers: "layer3:output:zero(channels=3)".
 
     Returns:
@@ -567,7 +570,7 @@ def layers(
         key: Where in the file the weights are.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
-        input_shape: Of the input, batch axis first; None for what the model takes.
+        input_shape: Shape of the input, batch axis first; None to infer it from the model.
 
     Raises:
         HookscopeError: As for `activations`. A forward pass that raises is in `failure` instead.
@@ -633,9 +636,9 @@ def check(  # noqa: D417 - those of `activations` are described there
         arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
             the configuration's, or to recognise it.
         images: Pictures, tensor files, folders and globs to run it over, instead of the configuration's or of noise.
-        data: Labelled pictures, to judge the accuracy on: a folder of class folders, or a CSV file with a path and a
+        data: Labelled pictures to measure the accuracy on: a folder of class folders, or a CSV file with a path and a
             label on each line.
-        input_shape: Of the noise, batch axis first, instead of the configuration's.
+        input_shape: Shape of the noise, batch axis first, instead of the configuration's.
         input: Inputs by name: numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
         baseline: What `--update-baseline` wrote; None for the configuration's, if it names one.
         select: Rules or globs to judge by; none means all that are on.
@@ -667,7 +670,7 @@ def check(  # noqa: D417 - those of `activations` are described there
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     }
     if not isinstance(checkpoint, str | Path) and loads_as_told(given):
-        raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")
+        raise UsageError(_RUNS_WHERE_IT_IS)
     settings = with_options(read_settings(None if config is None else Path(config), Path()), given)
     path = settings.baseline if baseline is None else Path(baseline)
     return check_checkpoint(
@@ -757,7 +760,7 @@ def _load(
     if not isinstance(model, str | Path):
         given = (weights, arch, _arguments(model_arg), reading, device, dtype)
         if given != ("auto", None, [], FileOptions(), "auto", None):
-            raise UsageError("A module runs where it is: options that load or move a model need a name or a file.")
+            raise UsageError(_RUNS_WHERE_IT_IS)
         return _given(model)
     where = choose_device(device)
     loaded = load_model(
@@ -865,7 +868,7 @@ def _texts(given: Any) -> Any:
 
 
 def _arguments(given: Texts | Mapping[str, Any]) -> list[str]:
-    """Return what is given by name as "NAME=VALUE" each."""
+    """Return arguments by name as "NAME=VALUE" each."""
     if isinstance(given, Mapping):
         return [f"{name}={value if isinstance(value, Path) else repr(value)}" for name, value in given.items()]
     return [given] if isinstance(given, str) else list(given)

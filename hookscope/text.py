@@ -50,8 +50,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def are(count: int) -> str:
+    """Return the verb for a number of things."""
+    return "is" if count == 1 else "are"
+
+
 def some_of(names: Sequence[object], most: int) -> str:
-    """Return the first few of some names and how many more there are: "a, b, c and 4 more"."""
+    """Return the first few names and how many more there are: "a, b, c and 4 more"."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 

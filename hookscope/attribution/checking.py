@@ -1,6 +1,5 @@
 """Gather what the sanity checks need, batch by batch, from copies of the network, and judge it at the end."""
 
-import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from hookscope.attribution.sanity import (
     Numbers,
     class_check,
     completeness_check,
+    copy_of_network,
     correlations,
     deletion_check,
     deletions,
@@ -27,11 +27,10 @@ from hookscope.attribution.sanity import (
     weights_correlations,
 )
 from hookscope.attribution.scores import BatchTarget, probabilities, runner_up
-from hookscope.errors import HookscopeError, ModelError
+from hookscope.errors import HookscopeError
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.attributions import Method, SanityCheck
-from hookscope.text import exception_line
 
 Sanity = Literal["none", "quick", "full"]
 
@@ -50,7 +49,7 @@ class Checking:
         sanity: "quick" checks the first target of the first batch; "full" all targets of all batches.
         output_key: Which of several outputs holds the scores.
         notes: Sentences about checks that were left out.
-        seconds: Spent.
+        seconds: Time spent on checks.
     """
 
     sanity: Sanity
@@ -115,7 +114,7 @@ class Checking:
         else:
             found = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
             self._weights.append(found)
-        copied = _copy(network)
+        copied = copy_of_network(network)
         output = self._output(passes, copied, batch, batch.args)
         other = runner_up(output, target, self.output_key)
         if other is None:
@@ -158,10 +157,3 @@ class Checking:
 def _numbers(maps: Sequence[Tensor], places: Sequence[int]) -> list[Map]:
     """Return maps by layer, then by input, of these inputs."""
     return [each[place].numpy() for each in maps for place in places]
-
-
-def _copy(network: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(network)
-    except Exception as error:
-        raise ModelError(f"{type(network).__name__} cannot be copied: {exception_line(error)}.") from error

@@ -35,8 +35,8 @@ class Explained:
     Attributes:
         looked: The layers; () for methods that look at the picture itself.
         maps: By target, then by layer, (N, h, w), float32 on the CPU; where there is no layer, one.
-        pixels: Likewise what there is for each value of the picture, (N, C, H, W); () for methods of layers alone.
-        gap: As in `Pixels`, the greatest.
+        pixels: By target, one number for each value of the picture, (N, C, H, W); () for methods of layers alone.
+        gap: The greatest `Pixels.gap`.
     """
 
     targets: Sequence[BatchTarget]
@@ -196,5 +196,5 @@ def _cam(method: str, values: Tensor, gradient: Tensor) -> Tensor:
 
 
 def as_method(method: str) -> Method:
-    """Return the name of a method that there is, for the type's sake."""
+    """Return the name of a known method as its literal type."""
     return cast("Method", method)

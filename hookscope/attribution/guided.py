@@ -27,8 +27,8 @@ from hookscope.text import counted
 
 Rule = Literal["guided-backprop", "deconvnet"]
 
-# Called so in labels, by the name of autograd's node without "Backward0". A smooth gate lets a share of every negative
-# value through, which neither rule has an answer to.
+# Names in labels, by that of autograd's node without "Backward0". A smooth gate lets part of every negative value
+# through, for which neither rule is defined.
 _SMOOTH = {"Gelu": "GELU", "Silu": "SiLU", "Mish": "Mish"}
 _OTHER = {
     "Celu": "CELU",
@@ -80,7 +80,7 @@ class ActivationCalls(TorchFunctionMode):
     """Notes which module or operation made each of autograd's nodes that stands for an activation.
 
     An activation that overwrites a view has no node that a rule could be put on: autograd hides it in one for the whole
-    tensor. Such a one is computed beside the view and copied into it, to the same values.
+    tensor. So it is computed in a tensor beside the view and copied into it, which gives the same values.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -140,7 +140,7 @@ def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
     written with `maximum`, `where`, `threshold` or a product is not recognised.
 
     Args:
-        rule: Which.
+        rule: "guided-backprop" or "deconvnet".
         score: What the backward pass in the block begins with.
         calls: Was on during the forward pass.
 
@@ -158,7 +158,7 @@ def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
             count = sum(other == name for other in names.values())
             raise UsageError(
                 f"{rule} is defined for ReLU, and {calls.places.get(node, ('the network',))[0]!r} is {name} "
-                f"({counted(count, 'call')} in all): its gate is smooth, with which this is another method. {ADVICE}"
+                f"({counted(count, 'call')} in all): its gate is smooth, so this would be another method. {ADVICE}"
             )
         if name == _SCRIPT:
             raise UsageError(f"{rule} cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}")

@@ -19,11 +19,11 @@ from hookscope.statistics.channel_axis import AxisReader
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 # Layers whose four axes are surely maps, and no heads of an attention: tokens are counted by their grids.
 _KEEP_PLACES = ("Conv2d", "LayerNorm", "LayerNorm2d")
-# Layers that may return what they are given: the one before says more.
+# Layers that may return their input: the layer before them says more.
 _PASSING = (nn.Identity, nn.Dropout, nn.Dropout2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 # What torchvision's detectors call the part that sees the whole picture.
 _BACKBONE = "backbone"
-# So many layers at a time are asked for their gradients, from the last: mostly the first one has it. Our choice.
+# How many layers at a time are differentiated, from the last: mostly the first one has a gradient. Our choice.
 _AT_A_TIME = (1, 4, 16)
 
 
@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
     Attributes:
         kind: Class name of the module, or the operation.
-        layout: Where the picture lies in it; in words why it has no place there.
+        layout: Where the picture lies in it, or in words why it has no place there.
         edge: Where its gradient arrives in the graph, as it was when it was returned; None without a graph.
         values: The output itself, which may be overwritten later: its `version` then is another.
     """
@@ -148,11 +148,11 @@ def choose_layer(
     *,
     before: str | None = None,
 ) -> Choice | None:
-    """Return the last output with a place for the picture that the gradient of every target reaches; None without one.
+    """Return the last spatial output that the gradient of every target reaches; None without one.
 
-    What holds the scores themselves, at each place, is passed over: its map would be the score. Containers return what
-    their last layer did; of such names the shortest counts. If no layer is reached for all inputs, the last one that is
-    reached for some of them counts.
+    An output that holds the scores themselves at each place is passed over: its map would be the score. A container
+    returns the output of its last layer; the shorter name counts. If no layer is reached for all inputs, the last one
+    that is reached for some of them counts.
 
     Args:
         survey: A pass that kept what it saw.
@@ -208,7 +208,7 @@ def _unplaced_after(place: Place, survey: Survey, modules: Mapping[str, nn.Modul
 
 
 def reached_inputs(gradient: Tensor, target: BatchTarget) -> Tensor:
-    """Tell of each input whether its gradient, (N, C, h, w), is not zero everywhere; of inputs without a target yes."""
+    """Tell for each input whether its gradient, (N, C, h, w), is nonzero anywhere; True for inputs without a target."""
     without = torch.tensor([each is None for each in target.targets])
     return (gradient != 0).flatten(1).any(1).cpu() | without
 
@@ -232,7 +232,7 @@ def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
 
 
 def _candidates(survey: Survey, modules: Mapping[str, nn.Module], before: str | None) -> list[tuple[Place, Seen]]:
-    """Return outputs with a place for the picture, the last first, what is one tensor under the shortest name."""
+    """Return spatial outputs, the last first; outputs that are one tensor come once, under the shortest name."""
     places = [*survey.seen]
     if before is not None:
         ends = next((at for at, place in enumerate(places) if place[0] == before), len(places))
@@ -254,7 +254,7 @@ def _candidates(survey: Survey, modules: Mapping[str, nn.Module], before: str | 
 
 
 def _memory(seen: Seen) -> tuple[int, int, int]:
-    """Return what two outputs have in common that are one tensor, or views of one in another order."""
+    """Return a key that outputs share if they are one tensor, or views of it in another order."""
     values = seen.values
     return (0, 0, 0) if values is None else (values.untyped_storage()._cdata, values.numel(), seen.version)
 
@@ -262,7 +262,7 @@ def _memory(seen: Seen) -> tuple[int, int, int]:
 def _same_before(seen: Seen, earlier: Sequence[Seen]) -> Seen:
     """Return the latest of earlier outputs of this shape if it holds the same values, else the output itself.
 
-    An adaptive pooling to the size that there is, say, copies what it is given.
+    An adaptive pooling to the size of its input, for example, copies it.
     """
     other = next((each for each in earlier if each.shape == seen.shape and not each.is_overwritten), None)
     if other is None or other.values is None or seen.values is None or seen.is_overwritten:

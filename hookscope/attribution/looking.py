@@ -284,7 +284,7 @@ class LayerLook:
                 if places:
                     labels = [row_label(*place) for place in places]
                     shown = some_of(labels, _NAMED)
-                    self.notes[f"Of --layer {group.text} are left out, with {why}: {shown}."] = None
+                    self.notes[f"--layer {group.text}: layers with {why} are left out: {shown}."] = None
             self._worked.add(group.text)
             return
         text = safe_text(group.text)

@@ -44,7 +44,7 @@ def _merges(network: nn.Module) -> bool:
 
 
 def _share(size: int, cells: int, patch: int) -> float:
-    """Return the share of a side that lies outside; the patches of the first layer leave out a rest."""
+    """Return the share of a side that lies outside; the patches of the first layer may not cover all of it."""
     covered, wanted = patch * cells, size - size % patch
     while covered < wanted:
         covered *= 2

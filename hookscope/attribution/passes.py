@@ -31,7 +31,7 @@ class ModelRaisedError(Exception):
     """The model raised on a batch: the sentence for people, and what was raised."""
 
     def __init__(self, message: str, raised: BaseException) -> None:
-        """Carry both."""
+        """Store the sentence and the exception."""
         super().__init__(message)
         self.raised = raised
 
@@ -45,7 +45,7 @@ class Passes:
         survey: What every layer returned in the latest pass.
         surveying: The hooks that fill it.
         values: What the layers that are looked at returned, by place: copies.
-        gradients: The gradient of one target with respect to it, likewise.
+        gradients: The gradient of one target with respect to them, by place.
     """
 
     inspected: InspectedNetwork
@@ -188,7 +188,7 @@ def look(
 
 
 def _backward(score: Tensor) -> None:
-    """Differentiate, and leave nothing at the tensors where the graph ends, which may be somebody else's."""
+    """Differentiate, and leave nothing at the tensors where the graph ends, which may be the caller's."""
     leaves = [(leaf, leaf.grad) for leaf in graph_leaves(graph_nodes(score))]
     for leaf, _ in leaves:
         leaf.grad = None
@@ -213,7 +213,7 @@ def reaches(gradients: Sequence[Tensor | None], targets: Sequence[BatchTarget]) 
 
 @contextmanager
 def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Make no parameter require a gradient, inside `preserved`, so that the graph begins where it is told to.
+    """Make no parameter require a gradient, inside `preserved`, so that the graph begins only where it is asked to.
 
     Tensors of inference mode, which autograd cannot save for a backward pass, are copied for the block.
     """

@@ -84,11 +84,11 @@ def input_x_gradient(question: Question) -> Pixels:
 def guided(rule: Rule, question: Question) -> Pixels:
     """Return what a rule for ReLUs makes of the gradient, see `hookscope.attribution.guided.ruled`.
 
-    The network is run once more without looking at its activations, and must give the very same.
+    The network is run once more without observing its activations, and must give the same output.
 
     Raises:
         UsageError: As in `gradient`, or if the rule cannot be put on this network.
-        ModelError: If the network does not give the same, bit for bit.
+        ModelError: If the network's two outputs are not equal, bit for bit.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in question.network.modules()):
         raise UsageError(f"{rule} cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}")

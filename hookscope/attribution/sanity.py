@@ -62,6 +62,14 @@ def _ranks(values: Map) -> NDArray[np.float64]:
     return ranks
 
 
+def copy_of_network(network: nn.Module) -> nn.Module:
+    """Return a copy of a network; raise a ModelError if it cannot be copied."""
+    try:
+        return copy.deepcopy(network)
+    except Exception as error:
+        raise ModelError(f"{type(network).__name__} cannot be copied: {exception_line(error)}.") from error
+
+
 def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
     """Return a copy of a network with the values of its last layers in random order (Adebayo et al. 2018, section 3).
 
@@ -77,10 +85,7 @@ def randomised(network: nn.Module, share: float, seed: int) -> nn.Module:
     Raises:
         ModelError: If the network cannot be copied.
     """
-    try:
-        copied = copy.deepcopy(network)
-    except Exception as error:
-        raise ModelError(f"{type(network).__name__} cannot be copied: {exception_line(error)}.") from error
+    copied = copy_of_network(network)
     holding = [each for each in copied.modules() if next(each.parameters(recurse=False), None) is not None]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -324,8 +324,6 @@ def _called(wanted: Wanted, output: object, count: int) -> Tensor:
         raise ValueError(f"{name} is no function")
     try:
         value = function(output)
-    except torch.OutOfMemoryError:
-        raise
     except (Exception, SystemExit) as error:
         raise ModelError(f"{name} raised {exception_line(error)}") from error
     what = f"a target has to return one floating-point number per input, here {count}, computed from the output"

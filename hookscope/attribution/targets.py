@@ -34,8 +34,8 @@ class Wanted:
 def read_targets(texts: Sequence[str], categories: Sequence[str]) -> tuple[Wanted, ...]:
     """Read what `--target` gives: "cat,dog", "281", "tabby-tiger cat", "box:0", "net.py:function".
 
-    Names of classes may hold commas and hyphens: the longest name that there is counts. What is asked for twice comes
-    once.
+    Names of classes may hold commas and hyphens: the longest name that there is counts. A target given twice is
+    explained once.
 
     Args:
         texts: Each one target or several with commas between.

@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
+from hookscope.statistics.channel_axis import MAX_EXTRA_TOKENS, MAX_HALVINGS
 from hookscope.text import safe_text
-
-# Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4). Our choice of limit.
-_MAX_PREFIX = 8
-# Hierarchical networks halve their grid at most this often below the first one seen. Our choice.
-_MAX_HALVINGS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ def layout_of(
     prefix: int | None = None,
     given: Tokens | None = None,
 ) -> Layout | str:
-    """Return where the picture lies in an output; in words why it has no place there.
+    """Return where the picture lies in an output, or in words why it has no place there.
 
     Args:
         shape: Of the output.
@@ -116,8 +112,8 @@ def _of_tokens(length: int, grids: Sequence[tuple[int, int]], prefix: int | None
         return f"has {length} tokens, not the {given.prefix} + {height}x{width} of --tokens"
     if length - (prefix or 0) < _MIN_GRID:
         return _FLAT
-    for halvings in range(_MAX_HALVINGS + 1):
-        expected = range(_MAX_PREFIX + 1) if prefix is None and not halvings else (0, prefix)
+    for halvings in range(MAX_HALVINGS + 1):
+        expected = range(MAX_EXTRA_TOKENS + 1) if prefix is None and not halvings else (0, prefix)
         for grid in reversed(grids):
             # Where a size is odd, networks round up or down.
             for height, width in {

@@ -225,6 +225,13 @@ def _foreign(start: bytes) -> str:
     )
 
 
+def version_of(path: Path) -> tuple[int, int, int]:
+    """Return what changes with a file's content: where it is, its size, when it was written."""
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def read_weight_map(file: BinaryIO, name: str) -> dict[str, Any]:
     """Return which shard holds which tensor, unchecked; CheckpointError if it is no such index, or names one twice."""
 

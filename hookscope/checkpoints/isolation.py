@@ -1,13 +1,12 @@
-"""Read files after a separate process has gone through them: what goes wrong there goes wrong in no other."""
+"""Read files after a separate process has gone through them, so that a crash or a hang stays in that process."""
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.fileformat import FileKind, version_of
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.reading import RUNS_CODE, Look, read_content, verify_file
 from hookscope.checkpoints.sandbox import CAN_FORK, WorkerFailure, run_forked
@@ -24,20 +23,20 @@ _ENDINGS = {
 def inspect_isolated(
     kinds: Mapping[Path, FileKind], name: str, look: Look, *, remedy: str, trust: bool = False
 ) -> list[Any]:
-    """Go through files in a separate process, where `look` is given what each holds.
+    """Go through files in a separate process, where `look` gets the content of each.
 
     Args:
         kinds: What each file is.
         name: What to call all of them in messages.
-        look: As for `verify_file`, as are `remedy` and `trust`; what it returns of each comes back, tuples as lists.
-        remedy: Likewise.
-        trust: Likewise.
+        look: As for `verify_file`; what it returns for each file comes back, tuples as lists.
+        remedy: As for `verify_file`.
+        trust: As for `verify_file`.
 
     Raises:
         HookscopeError: As `verify_file` and `look` do; a CheckpointError if one crashes its reader or changes
             meanwhile.
     """
-    before = _versions(kinds)
+    before = [version_of(path) for path in kinds]
     seen: list[Any] = _run_isolated(
         lambda: [verify_file(path, kind, look, remedy=remedy, trust=trust) for path, kind in kinds.items()], kinds, name
     )
@@ -55,14 +54,14 @@ def read_verified(
 ) -> dict[Path, object]:
     """Return what files hold, read after all have been gone through by `inspect_isolated`.
 
-    What a file holds is given to `check`, with what to call it, which raises unless it is what is wanted. A file whose
-    reading runs code is read by `read_trusted`; None if they are not trusted.
+    `check` gets each file's content, and its name for messages, and raises unless the content is what is wanted. A file
+    whose reading runs code is read by `read_trusted`; None if they are not trusted.
     """
 
     def look(path: Path, _: FileKind, content: object) -> None:
         check(content, printable(str(path)))
 
-    before = _versions(kinds)
+    before = [version_of(path) for path in kinds]
     try:
         seen = inspect_isolated(kinds, name, look, remedy=remedy, trust=read_trusted is not None)
         contents = {
@@ -82,7 +81,7 @@ def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name:
         torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
         return work()
 
-    length = sum(size for _, size, _ in _versions(kinds))
+    length = sum(size for _, size, _ in [version_of(path) for path in kinds])
     limits = reading_limits(length)
     try:
         result = run_forked(work_alone if CAN_FORK else work, limits)
@@ -103,16 +102,6 @@ def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name:
     return result
 
 
-def _versions(kinds: Mapping[Path, FileKind]) -> list[tuple[int, int, int]]:
-    """Return what changes with each file's content: where it is, its size, when it was written."""
-    versions = []
-    for path in kinds:
-        with open_regular(path) as file:
-            status = os.fstat(file.fileno())
-        versions.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return versions
-
-
 def _check_unchanged(kinds: Mapping[Path, FileKind], before: list[tuple[int, int, int]], name: str) -> None:
-    if before != _versions(kinds):
+    if before != [version_of(path) for path in kinds]:
         raise CheckpointError(f"{name} was changed while it was read; read it again when it is complete.")

@@ -1,4 +1,4 @@
-"""What reading a file of unknown origin may take."""
+"""How much time and memory reading a file of unknown origin may take."""
 
 from hookscope.checkpoints.sandbox import Limits
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class TensorLike(ABC):
-    """A tensor in what a file holds: torch's own, told by its name so that torch is not imported, or a stand-in."""
+    """A tensor in what a file holds: torch's, recognised by its name so that torch is not imported, or a stand-in."""
 
     __slots__ = ()
 

@@ -14,7 +14,7 @@ from torch._weights_only_unpickler import _get_allowed_globals  # the list that 
 _ITEM_BYTES = {name: dtype.itemsize for dtype, name in torch.storage._dtype_to_storage_type_map().items()}  # noqa: SLF001
 _ITEM_BYTES["UntypedStorage"] = 1
 
-# Our choice: as many as anybody reads of a message.
+# Names in a message. Our choice.
 _NAMES_LIMIT = 1000
 
 

@@ -32,7 +32,7 @@ RUNS_CODE = "runs code"
 
 # What these are, whatever they hold.
 _RUNNING_KINDS: dict[FileKind, str] = {
-    "torchscript": "a TorchScript archive, a program of its own",
+    "torchscript": "a TorchScript archive, which is a program",
     "exported program": "an exported program (.pt2), whose pickles and expressions are evaluated",
     "torch tar": "a tar archive, torch's oldest format, made of pickles",
     "pickle": "a bare pickle",

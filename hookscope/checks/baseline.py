@@ -2,9 +2,9 @@
 
 One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
 much. At its end stand a sketch of the values in their order, from which the distance to another run is estimated, and
-numbers that tell in which channels two runs differ.
-Labelled pictures follow, a line per class. Kept are what the whole network returns, layers without others inside them
-that run, and those with parameters of their own; all other containers would repeat them.
+numbers that show in which channels two runs differ. Labelled pictures follow, a line per class. Kept are what the whole
+network returns, layers without others inside them that run, and those with parameters of their own; all other
+containers would repeat them.
 """
 
 import json
@@ -327,7 +327,7 @@ def _field(record: Any, key: str, kind: object, place: str = "it") -> Any:
 
 
 def _fields(cls: type[_T], record: Any, place: str, keys: Mapping[str, str], **known: Any) -> _T:
-    """Return a dataclass whose fields are those of an object, apart from those that are known."""
+    """Return a dataclass whose fields are read from a JSON object, apart from those given."""
     for name, kind in _types_of(cls).items():
         if name not in known:
             value = _field(record, keys.get(name, name), kind, place)

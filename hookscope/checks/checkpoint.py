@@ -36,8 +36,8 @@ from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.serialize import checks_to_json
 
-# Of more layers than this, the first in execution order are drawn; all have their rows. Our choice: the cause is
-# mostly in the first.
+# At most this many failing layers are drawn, the first in execution order; all have their rows. Our choice: the cause
+# is mostly in the first.
 _MOST_DRAWN = 12
 
 
@@ -54,20 +54,19 @@ def check_checkpoint(
 ) -> CheckReport:
     """Load a checkpoint, run it, judge it; keep evidence if it fails.
 
-    Of a weights file alone (`settings.arch` "none"), and of one that no network fits, the rules that need no network
-    are judged, and the others skipped; in the second case the report has the error nevertheless.
-
-    Whatever a user can put right is an `error` in the report; exceptions are bugs.
+    For a weights file alone (`settings.arch` "none"), and for one that no network fits, only the rules that need no
+    network are judged; in the second case the report also has the error. What a user can put right is an `error` in the
+    report; exceptions are bugs.
 
     Args:
         model: A weights file or any other form of MODEL, or a network.
-        settings: What to give it, and what to hold it to.
+        settings: Its inputs, and the rules' levels and limits.
         wanted: Identifiers of rules, as `wanted_rules` returns them.
         trust: Whether a weights file may run code while it is read.
         device: Where to run; None for the CPU, or where a given network is.
-        baseline: What to hold its statistics against.
+        baseline: What to compare its statistics with.
         evidence: Folder to write on failure: nothing yet, or that of an earlier failure, which is replaced.
-        on_measured: Is given what was measured, if it could be.
+        on_measured: Called with the measurements, if they could be made.
     """
     began = time.perf_counter()
     name = model.info.name if isinstance(model, LoadedModel) else model
@@ -140,9 +139,9 @@ def _with_evidence(
 
     Where labelled pictures are wrong, those of `Accuracy.worst` are in `pictures/`, as the network got them.
 
-    Where that fails, the checkpoint could not be checked to the end. `folder` is nothing yet, empty, or earlier
-    evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without `prepared` and
-    `measured`, as for a checkpoint that could not be loaded, there is the report alone.
+    Where that fails, the checkpoint could not be checked to the end. `folder` does not exist, is empty, or holds
+    earlier evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without
+    `prepared` and `measured`, as for a checkpoint that could not be loaded, there is the report alone.
     """
     from hookscope.render.tables import rows_to_csv  # noqa: PLC0415 (matplotlib; most checkpoints pass)
 
@@ -176,7 +175,7 @@ def _with_evidence(
 
 
 def _draw_wrong(folder: Path, prepared: Prepared, accuracy: Accuracy) -> None:
-    """Write a picture for each wrong one, `0.png` and on; what is a tensor file, or cannot be shown, is left out."""
+    """Write each wrong picture, from `0.png` on; tensor files, and what cannot be shown, are left out."""
     from hookscope.render.grids import encode_png  # noqa: PLC0415 (likewise)
 
     folder.mkdir()

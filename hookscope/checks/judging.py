@@ -1,4 +1,4 @@
-"""Judge measurements by rules: which are wanted, which causes silence others, what comes of each."""
+"""Judge measurements by rules: which are wanted, which causes silence others, and the result of each."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -50,7 +50,7 @@ _IDLE_WITHOUT = {
 NEED_NO_NETWORK = frozenset({"file", "stored"})
 """What rules look at that a weights file shows by itself."""
 
-# These say themselves what could not be measured: a user who asks for them must not take silence for consent.
+# These report themselves what could not be measured: who asks for them must not read silence as a pass.
 _NEVER_UNMEASURED = frozenset({"non-finite-activation", "expectation"})
 
 
@@ -134,7 +134,7 @@ def _unpaired(settings: CheckSettings, baseline: Baseline | None) -> str:
 def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
     """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
 
-    Of a pass that broke off, only the loss and the activations are judged. Rows that repeat another are not judged a
+    Of a pass that raised, only the loss and the activations are judged. Rows that repeat another are not judged a
     second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_from_text` returns
     them; those left out keep their defaults.
     """
@@ -158,10 +158,10 @@ def refused(
 ) -> CheckReport:
     """Report a checkpoint that could not be loaded, or not be checked to the end.
 
-    Weights that do not fit the network fail the rule `architecture`, any other weights file that cannot be had fails
-    `integrity`; both whatever their level. All other rules are skipped, but for those that `alone`, the verdict on the
-    file without its network, has judged. Where the rule is not wanted, or the error is another one, its own exit code
-    stands: a checkpoint that nothing is known of never passes.
+    Weights that do not fit the network fail the rule `architecture`, any other weights file that cannot be read fails
+    `integrity`, both at any level. All other rules are skipped, except those that `alone`, the verdict on the file
+    without its network, has judged. Where that rule is not wanted, or the error is of another kind, the error's exit
+    code stands, so that a checkpoint that could not be checked never passes.
     """
     broken, reason = "", "the check could not be made"
     if isinstance(error, MisfitError):
@@ -259,7 +259,7 @@ def _outcome(rule: str, found: Iterable[Finding]) -> RuleOutcome:
 
 
 def _missing(rule: Rule, measured: CheckMeasurements) -> str:
-    """Return why a rule cannot be judged for want of measurements, in a sentence; "" if it can."""
+    """Return which missing measurements keep a rule from being judged, in a sentence; "" if none do."""
     name, needs = rule.identifier, rule.needs
     if measured.no_network and needs not in NEED_NO_NETWORK:
         return measured.no_network
@@ -279,10 +279,10 @@ def _missing(rule: Rule, measured: CheckMeasurements) -> str:
 def _unjudged(
     terms: RuleTerms, reason: str, measured: CheckMeasurements, outcomes: Mapping[str, RuleOutcome]
 ) -> RuleOutcome:
-    """Return what comes of a rule that cannot be judged: it is skipped.
+    """Return the result of a rule that cannot be judged: it is skipped.
 
-    The first of those off by default, which somebody asked for, objects instead, unless a pass that raised has said it,
-    or there is no network at all.
+    One that is off by default, and so was asked for, objects instead, unless a pass that raised explains it or there is
+    no network.
     """
     message = f"This rule cannot be judged: {reason.rstrip('.')}."
     said = any(finding.message == message for each in outcomes.values() for finding in each.findings)
@@ -292,7 +292,7 @@ def _unjudged(
 
 
 def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcomes: Mapping[str, RuleOutcome]) -> str:
-    """Return which finding leaves a rule nothing to say, in a sentence; "" if there is none."""
+    """Return which finding silences a rule, in a sentence; "" if none does."""
     cause = _cause(rule, objections)
     if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
         origin = outcomes["non-finite-activation"]

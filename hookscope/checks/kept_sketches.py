@@ -59,9 +59,10 @@ def check_sketch(text: str | None, place: str) -> None:
 def channels_text(moments: NDArray[np.float64] | None) -> str | None:
     """Return mean and standard deviation of channels, (2, C), as a baseline keeps them, in base64.
 
-    The two are added, which moves whether a channel is shifted, scaled or has its sign turned. Of up to `CHANNEL_SUMS`
-    channels each is kept, of more as many sums of all with signs, from which a few that moved can be found. First comes
-    C, little-endian uint32, then float32. None for none, and for what float32 does not hold.
+    The two are added: the sum moves when a channel is shifted or scaled, or when its sign is turned. Of up to
+    `CHANNEL_SUMS` channels each is kept, for more channels as many signed sums over all of them, from which a few that
+    moved can be found. First comes C, little-endian uint32, then float32. None for none, and for what float32 does not
+    hold.
     """
     if moments is None:
         return None

@@ -37,7 +37,7 @@ def _sorted(pictures: Mapping[str, bool], right: bool) -> tuple[str, ...]:
 
 
 def labelled_document(classes: Sequence[BaselineClass]) -> dict[str, Any]:
-    """Return what of it stands at the top of the file; nothing if there were no labelled pictures."""
+    """Return it as it stands at the top of the file; empty if there were no labelled pictures."""
     return {"labelled": [asdict(each) for each in classes]} if classes else {}
 
 

@@ -47,9 +47,9 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class CheckSettings:
-    """Everything that a check can be told, apart from what is to be checked.
+    """All settings of a check.
 
-    What is not listed is as the options of these names, in text; None leaves it to the weights or the default.
+    Those not listed are the text of the options of these names; None leaves them to the weights or the default.
 
     Attributes:
         arch: The network, in any form of MODEL but a weights file; None to recognise it.
@@ -58,7 +58,7 @@ class CheckSettings:
         allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
         images: Pictures, tensor files and folders to run it on; none means noise.
         data: Labelled pictures: a folder of class folders, or a CSV file of paths and labels; None for none.
-        shape: Of the noise, batch axis first; None for two inputs of the shape that the network is known to take.
+        shape: Shape of the noise, batch axis first; None for two inputs of the network's known input shape.
         named: "NAME=VALUE" each, as `--input`.
         batch_size: Inputs per forward pass.
         seed: Of noise and of everything else random.
@@ -66,7 +66,7 @@ class CheckSettings:
         classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
-        rules, layers: What was changed, by identifier, and for some layers, where a later one overrides an earlier one.
+        rules, layers: Changes by identifier, and those for some layers, where a later one overrides an earlier one.
         source: Where this was read from, for people: "configs/smoke.toml", "pyproject.toml", "defaults".
     """
 
@@ -122,7 +122,7 @@ _SETTINGS = {
 
 
 def loads_as_told(given: Mapping[str, Any]) -> bool:
-    """Tell whether any of the options says how to load a network."""
+    """Tell whether any of the options affects how a network is loaded."""
     return any(given.get(name) for name in _LOADING)
 
 
@@ -145,8 +145,9 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
     """Return settings with options put over them, by the names of the command line; None and an empty list are none.
 
     Pictures take the place of those in the configuration and of noise, and the shape of noise that of pictures. Raises
-    UsageError if both are given, noise where the configuration says what a picture shows, or what only a network can be
-    given where there is to be none. A configuration for a network may stand where the options ask for none.
+    UsageError if both are given, noise where the configuration says what a picture shows, or an option that needs a
+    network where there is to be none. Settings of the configuration that need one are ignored where the options ask for
+    none.
     """
     _refuse_without_network(settings, given)
     told = {name: given[name] for name in _SETTINGS if given.get(name) is not None and given[name] not in ([], ())}

@@ -1,4 +1,4 @@
-"""The command line's frame: which commands there are, and what exit code an ending means."""
+"""The command line as a whole: its commands, and the exit code of every ending."""
 
 import atexit
 import errno
@@ -39,9 +39,9 @@ from hookscope.errors import (
 )
 
 # How often a thread of GNU OpenMP, torch's on Linux, looks for work before it lets go of its core. By default it does
-# so for about a millisecond at every step of a network: on busy cores, threads that wait keep those from running that
+# so for about a millisecond at every step of a network: on busy cores, waiting threads keep those from running that
 # they wait for. Measured with two threads on two cores: beside two busy processes a forward pass of resnet18 takes
-# 2,100 ms by default, 56 ms with this number, 45 ms where no thread waits so; on idle cores 15, 16 and 19 ms, of
+# 2,100 ms by default, 56 ms with this number, 45 ms where no thread waits actively; on idle cores 15, 16 and 19 ms, of
 # efficientnet_b0 20, 20 and 37 ms. GNU OpenMP takes this number itself where it is asked for more threads than there
 # are cores.
 _SPINS = "1000"
@@ -53,8 +53,8 @@ app = typer.Typer(
     help="""See what happens inside a PyTorch network.
 
     Point it at a model and an image: it hooks the layers you name, runs the model once, and writes feature-map grids,
-    shape tables and statistics to disk. Given a loss, it runs backward too and says where gradients go. It
-    draws where the network looks. Of two networks it says where they begin to differ.
+    shape tables and statistics to disk. Given a loss, it also runs backward and shows where gradients go. It draws
+    where the network looks, and finds where two networks begin to differ.
 
     \b
     hookscope activations demo cat.jpg --layer conv
@@ -124,7 +124,7 @@ def main() -> NoReturn:
 
 def _leave(code: int) -> NoReturn:
     """Exit without taking the interpreter apart, which takes half a second once torch is loaded."""
-    atexit._run_exitfuncs()  # noqa: SLF001 - what others have asked to be done at exit is done
+    atexit._run_exitfuncs()  # noqa: SLF001 - runs what others have registered with atexit
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

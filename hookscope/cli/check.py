@@ -29,7 +29,7 @@ Format = Literal["text", "json", "github", "markdown"]
 
 _CONFIG = Path("hookscope.toml")
 
-# Our choice: address space is more than memory, and what is left is the system's own.
+# Our choice: the rest is for the system.
 _SHARE_OF_MEMORY = 0.9
 
 
@@ -228,7 +228,7 @@ def _inform(rules: bool, explain: str | None, init: bool) -> int:
 
 
 def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
-    """Refuse `--update-baseline` where it is not clear from what to write it, or whereto."""
+    """Refuse `--update-baseline` without exactly one checkpoint and a file to write."""
     from hookscope.results.runs.atomic import check_writable
 
     if settings.baseline is None:
@@ -284,7 +284,7 @@ def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> 
 
 
 def _job(checkpoints: Sequence[str]) -> str:
-    """Return what the runs of one CI job have in common: its name, and what was to be checked."""
+    """Return what identifies a CI job across runs: its name, and what it checks."""
     names = [os.environ.get(name, "") for name in ("GITHUB_WORKFLOW", "GITHUB_JOB", "CI_JOB_NAME")]
     return ": ".join(filter(None, (" / ".join(filter(None, names)), " ".join(checkpoints))))
 
@@ -297,7 +297,7 @@ def _writers(
     job: str,
     seconds: float,
 ) -> Iterator[Callable[[], None]]:
-    """Yield what writes each file that is wanted; each may raise an OutputError, and the others are written still."""
+    """Yield a function for each file to write; if one raises an OutputError, the others are still written."""
     from hookscope.results.runs.atomic import append, write_whole
 
     if summary:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def sarif_log(path: Path | None, config: Path | None) -> Iterator[None]:
-    """Have `path` say that the check did not finish, until `write_sarif` says what it found; None: do nothing.
+    """Write to `path` that the check did not finish, until `write_sarif` replaces it; None: do nothing.
 
     Where the block raises, the log says why. OutputError if it cannot be written.
     """

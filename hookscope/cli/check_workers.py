@@ -35,7 +35,7 @@ class CheckJob:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What came of a job: the verdict, the new baseline as text, if it was wanted and had, and a bug's traceback."""
+    """The result of a job: the verdict, the new baseline as text if one was wanted and made, and a bug's traceback."""
 
     report: CheckReport
     baseline: str = ""
@@ -43,7 +43,7 @@ class Checked:
 
 
 def check_workers(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
-    """Check checkpoints; yield the position of each and what came of it, as they finish.
+    """Check checkpoints; yield the position and the result of each, as they finish.
 
     `at_once` workers share the processor cores, unless OMP_NUM_THREADS says how many each may take.
     """
@@ -57,7 +57,7 @@ def check_workers(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Gen
 
 
 def _read(job: CheckJob, answer: object) -> Checked:
-    """Return what a worker says came of its job; one that was taken over by a file may have answered anything."""
+    """Read a worker's result; one that was taken over by a file may have answered anything."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -100,7 +100,7 @@ def _checked(job: CheckJob) -> Checked:
 
 
 def _unfinished(job: CheckJob, ending: WorkerFailure) -> Checked:
-    """Return the verdict on a checkpoint whose worker has none."""
+    """Return the verdict on a checkpoint whose worker returned none."""
     remedies = {
         "time": " Give it more with --timeout.",
         "memory": " Give it more with --memory, or run fewer --jobs.",

@@ -17,10 +17,10 @@ def find_checkpoints(sources: Sequence[str]) -> list[str]:
     """Expand folders and globs into the checkpoints to check, values for MODEL, each once and in order.
 
     A folder stands for the weights files in it and below it, in natural order ("2.pt" before "10.pt"); names that begin
-    with a dot are left out. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very name, and its
-    folders likewise. The shards of a split checkpoint count once, as the index that lists them. Everything else is kept
-    as it is: a file, a missing one included, or another form of MODEL. Raises NothingMatchedError if a folder holds no
-    weights file, or a glob matches nothing.
+    with a dot are left out. A glob (`*`, `?`, `[…]`, `**`) is expanded only if nothing has that very name, and folders
+    it matches are expanded as well. The shards of a split checkpoint count once, as the index that lists them.
+    Everything else is kept as it is: a file, a missing one included, or another form of MODEL. Raises
+    NothingMatchedError if a folder holds no weights file, or a glob matches nothing.
     """
     names = [name for source in sources for name in _expand(source)]
     indices: dict[Path, dict[str, str]] = {}

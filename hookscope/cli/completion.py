@@ -1,4 +1,4 @@
-"""What a shell offers after TAB: names of networks, and names of layers in a network that is named."""
+"""What a shell completes: names of networks, and of layers in a network named before."""
 
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -17,7 +17,8 @@ def complete_model(incomplete: str) -> list[str]:
 def complete_layer(context: typer.Context, incomplete: str) -> list[str]:
     """Return layers, and types of layers, that begin so, of a network whose name has been typed before.
 
-    Files are left alone: to build the network of `net.py:build`, or to read a weights file, is more than TAB may do.
+    Files are left alone: to build the network of `net.py:build`, or to read a weights file, would run code or take long
+    for a completion.
     """
     from hookscope.models.names import model_names
 

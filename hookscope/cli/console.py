@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def report(error: HookscopeError) -> int:
     """Print an error to stderr, as one line, and return its exit code.
 
-    A usage error may bring lines of its own: an expression, and a caret below the place that is wrong.
+    A usage error may have further lines: an expression, and a caret below the place that is wrong.
     """
     lines = str(error).split("\n") if isinstance(error, UsageError) else [str(error)]
-    with suppress(OSError):  # where stderr cannot be written, the exit code is what is left to say it
+    with suppress(OSError):  # where stderr cannot be written, only the exit code is left
         typer.echo("hookscope: error: " + "\n".join(map(safe_text, lines)), err=True)
     return error.exit_code
 
@@ -38,7 +38,7 @@ def consoles(*, json: bool) -> "tuple[Console, Console]":
 
 @contextmanager
 def progress_bar(console: "Console", *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show how many inputs are finished, on a terminal only; yield what is called with that number, and that of all."""
+    """Show how many inputs are finished, on a terminal only; yield a function of that number and the total."""
     if not shown or not console.is_terminal:
         yield lambda _finished, _total: None
         return

@@ -28,9 +28,7 @@ Format = Literal["text", "github", "markdown"]
 def diff(
     a: Annotated[
         str,
-        typer.Argument(
-            metavar="A", help="A model, as MODEL of `activations`, or a run directory: the one to compare with."
-        ),
+        typer.Argument(metavar="A", help="The reference: a model, as MODEL of `activations`, or a run directory."),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="The other one, or 'same': A again, run in another way (…-b).")],
     images: Annotated[
@@ -48,7 +46,9 @@ def diff(
     ] = None,
     reference: Annotated[
         Literal["float64"] | None,
-        under.compares(help="Also run A's weights in float64, and say how far A and B are from that: is B worse?"),
+        under.compares(
+            help="Also run A's weights in float64, and measure the errors of A and B against it: is B worse?"
+        ),
     ] = None,
     shadow: Annotated[
         bool,
@@ -75,7 +75,7 @@ def diff(
         under.compares(
             "--fail-over",
             metavar="CONDITION",
-            help="Exit with 1 if a row or the output is beyond it: 'rel>1e-3', 'layer4*:cosine<0.99', "
+            help="Exit with 1 if a row or the output is beyond this limit: 'rel>1e-3', 'layer4*:cosine<0.99', "
             "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output "
             "kl, top1, top5. Repeatable.",
         ),

@@ -24,7 +24,7 @@ _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
 
 
 def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None) -> None:
-    """Refuse what cannot be done besides writing the run directory `run`, before a model is run for nothing."""
+    """Refuse exports that cannot be written besides the run directory `run`, before a model is run for nothing."""
     if show:
         check_preview()
     if tensorboard is not None:
@@ -43,7 +43,7 @@ def export(
     consoles: "tuple[Console, Console]",
     option: SimpleNamespace,
 ) -> None:
-    """Write what the options want of a run besides its directory, and show its overview; consoles: tables, messages."""
+    """Write the exports of a run that the options ask for, and show its overview; consoles: tables, messages."""
     from hookscope.results.attributions import Attributions
 
     pictures = [saved.folder / grid.path for grid in getattr(saved, "grids", ())]
@@ -64,7 +64,7 @@ def export(
 
 
 def page_line(page: Path) -> str:
-    """Return what is said of a page that was written."""
+    """Return the line about a page that was written."""
     return f"{safe_text(str(page))} holds the report ({page.stat().st_size / 1e6:.1f} MB)"
 
 

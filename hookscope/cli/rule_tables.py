@@ -21,7 +21,7 @@ NEEDS: dict[Needs, str] = {
     "outputs": "the outputs of several forward passes",
     "gradients": "a forward and a backward pass",
     "expectations": "expectations on named pictures",
-    "labels": "what the network says of labelled pictures",
+    "labels": "predictions for labelled pictures",
     "baseline": "a baseline",
 }
 
@@ -39,7 +39,7 @@ def rules_table() -> RenderableType:
 
 
 def rule_explanation(rule: Rule) -> RenderableType:
-    """Return all there is to know about a rule: meaning, level, limits with their sources, causes and remedies."""
+    """Return everything about a rule: meaning, level, limits with their sources, causes and remedies."""
     parts: list[RenderableType] = [
         Text(rule.identifier, style="bold"),
         Text(rule.meaning),

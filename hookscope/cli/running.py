@@ -1,4 +1,4 @@
-"""What the commands that run a model share: its arguments, where the run goes, what is printed, and the exit code."""
+"""What the commands that run a model share: arguments, the run directory, what is printed, and the exit code."""
 
 import os
 import shlex
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
 
-# More grids than anybody leafs through. Our choice.
+# With more grids, a hint says how to have fewer. Our choice.
 _MANY_GRIDS = 20
 
 
@@ -136,7 +136,7 @@ def show_result(
 
 
 def last_line(saved: "SavedRun | SavedAttributions", input_count: int, grids_for: int) -> str:
-    """Say which picture to look at first, what else there is beside it, and how to have fewer grids of many."""
+    """Name the picture to look at first and what lies beside it, and say how to have fewer grids."""
     from hookscope.render.run_files import SavedRun
 
     if not isinstance(saved, SavedRun):

@@ -1,4 +1,4 @@
-"""What a run showed, written for TensorBoard: one event file, everything at step 0.
+"""Write a run for TensorBoard: one event file, everything at step 0.
 
 Tags are a metric and a label, "activation mean/layer1.0.conv1": TensorBoard makes a group of what stands before the
 slash.
@@ -28,8 +28,8 @@ from hookscope.results.runs.atomic import new_token, reason_of, whole_file
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import printable, safe_text
 
-# So many neighbouring bins of a distribution make one here. Our choice: each is then some 10 % wide, like those of
-# torch's own `SummaryWriter`.
+# This many neighbouring bins of a distribution are merged into one. Our choice: each is then some 10 % wide, like those
+# of torch's own `SummaryWriter`.
 _TOGETHER = 4
 _STEP = 0
 _RGB = 3

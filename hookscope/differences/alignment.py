@@ -16,8 +16,8 @@ Shape = tuple[int, ...]
 CallKey = tuple[str, int]
 """(layer, call)."""
 
-# What two calls of the same output shapes score in an alignment: the same type, or another. The same type counts for
-# more than any two of another would. Our choice.
+# Scores in an alignment of two calls with equal output shapes: of the same type, and of different types. One pair of
+# the same type outweighs two of different types. Our choice.
 _SAME_KIND, _OTHER_KIND = 5, 2
 
 
@@ -44,9 +44,9 @@ class Pairing:
 
     Attributes:
         names: Layers of B by those of A, and how they were matched, for every call that `calls` does not have.
-        calls: Calls of B by those of A that were aligned by order.
-        known: The calls of A that have a partner; None if that is not known, and names alone say it.
-        around: Layers of A that `known` does not speak of.
+        calls: Calls of B by those of A, where aligned by order.
+        known: The calls of A that have a partner; None if only names tell.
+        around: Layers of A that `known` does not cover.
     """
 
     names: Mapping[str, tuple[str, Match]]
@@ -86,8 +86,8 @@ def match_names(
     """Return the layers of B by those of A that have the same name, after `maps` and without prefixes of wrappers.
 
     Args:
-        a: Shapes of the parameters that each module of A owns, by its dotted name; `b` likewise.
-        b: Of B.
+        a: Shapes of the parameters that each module of A owns, by its dotted name.
+        b: The same for B.
         maps: As for `--map`: "encoder.*=backbone.*", with as many stars on both sides.
 
     Raises:
@@ -139,7 +139,7 @@ def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str
 
 
 def _filled(pattern: str, name: str) -> list[str] | None:
-    """Return what each star of a pattern stands for in a name, the first ones as little as possible; None without."""
+    """Return what each star of a pattern matches in a name, the first ones as short as possible; None for no match."""
     first, *parts = pattern.split("*")
     if not parts:
         return [] if name == pattern else None
@@ -158,7 +158,7 @@ def _filled(pattern: str, name: str) -> list[str] | None:
 
 
 def _without_prefixes(a: Sequence[str], b: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of the reading of either side's names, without some wrappers, that gives the most of them."""
+    """Return the most pairs of equal names that removing wrapper prefixes, on either side, can give."""
     best: list[tuple[str, str]] = []
     for reading in (dict(_readings(form)) for _, form in stripped_forms(a)):
         pairs = [(reading[name], name) for name in b if name in reading]
@@ -176,18 +176,18 @@ def _readings(form: Mapping[str, str]) -> list[tuple[str, str]]:
 def align(
     a: Sequence[Call], b: Sequence[Call], names: Mapping[str, tuple[str, Match]]
 ) -> tuple[dict[CallKey, CallKey], set[CallKey]]:
-    """Align the calls that names do not match, between those that they do, so that both orders are kept.
+    """Align the calls that have no match by name, between those that have one, keeping both orders.
 
     Only calls with equal output shapes and parameter shapes are aligned. Of all alignments it is the one with the
     highest score, by dynamic programming (S. B. Needleman and C. D. Wunsch, 1970, without a penalty for gaps).
 
     Args:
-        a: Calls in the order in which they finish; `b` likewise.
-        b: Of B.
+        a: Calls of A in the order in which they finish.
+        b: Those of B.
         names: What `match_names` returned.
 
     Returns:
-        Calls of B by those of A, and those calls of A that match by name, so that nothing was to be aligned.
+        Calls of B by those of A, and the calls of A that match by name and needed no alignment.
     """
     pairing = Pairing(names)
     places = {call.key: place for place, call in enumerate(b)}

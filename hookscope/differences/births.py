@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from hookscope.results.differences import Birth, DifferenceRow, Origin
 
-# What one layer's rounding may come to, as a relative L2 norm: so many units in the last place of the dtype that values
-# are kept in, and of the one that sums are made in. In float32, 8.1e-6; in bfloat16, 0.031. Our choice: sums of some
-# 10,000 products, in any order, stay below a third of it.
+# The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
+# and of the one that accumulates sums. In float32, 8.1e-6; in bfloat16, 0.031. Our choice: sums of some 10,000
+# products, in any order, stay below a third of it.
 _STORED_ULPS = 4
 _SUMMED_ULPS = 64
 
@@ -37,10 +37,10 @@ def with_origins(
     """Return rows with their limit and origin, and where differences are born.
 
     Args:
-        rows: In A's order of execution, containers among them: these show differences that arise between the layers
-            that they call.
+        rows: In A's order of execution, containers included: they show differences that arise between the layers that
+            they call.
         eps: As for `rounding_limit`.
-        sizes: How many layers one stands for whose parts have no rows, by name; 1 for others.
+        sizes: By name, how many layers a row stands for whose parts have no rows; 1 for others.
     """
     sizes = sizes or {}
     judged: list[DifferenceRow] = []
@@ -100,7 +100,7 @@ def _shadowed_births(
 ) -> list[Birth]:
     """Return the layers that add a difference by themselves, at their first calls that do.
 
-    A module around others is among them only if these add none.
+    A container is among them only if the layers inside it add none.
     """
     layers = {row.layer for row in rows}
     births = {each.layer: each for each in first}

@@ -30,11 +30,11 @@ from hookscope.text import counted, exception_line, printable, some_of
 
 _WHOLE = ""
 
-# What holds others and is never called.
+# Containers that are never called themselves.
 _HELD = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
-# Each block is another recompilation of its class's code, and above a limit of 8 torch runs the rest as written without
-# a word. Random numbers are drawn as uncompiled code draws them, so that dropout is no difference.
+# Each block is another recompilation of its class's code, and beyond a limit of 8 torch silently runs the rest
+# uncompiled. Random numbers are drawn as uncompiled code draws them, so that dropout makes no difference.
 _DYNAMO = {
     "recompile_limit": 2**20,
     "accumulated_recompile_limit": 2**20,
@@ -69,7 +69,7 @@ class Compiled:
         """Compile the blocks and the whole for the length of a `with` block.
 
         Raises:
-            UsageError: If a compiler is missing, or torch compiles nothing of the network.
+            UsageError: If a compiler is missing, or torch.compile finds nothing to compile.
             ModelError: If torch cannot compile it.
         """
         places = {**self.blocks, _WHOLE: self.whole.inspected.network}
@@ -92,7 +92,7 @@ class Compiled:
             raise UsageError(f"{self.whole.title}: torch.compile compiles nothing of it. Leave out --compile-b.")
 
     def _compiled(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a compiled function. No frame of ours is on the way to it: what it raises is the model's."""
+        """Return a compiled function. No frame of hookscope's calls it, so what it raises counts as the model's."""
         import torch._dynamo.config  # noqa: PLC0415 - they take a second
         import torch._inductor.config  # noqa: PLC0415
 
@@ -110,7 +110,7 @@ class Compiled:
         return cast("Callable[..., Any]", torch.compiler.set_stance("default")(compiled))
 
     def ended(self, finished: Sequence[Finished], batch: Batch) -> list[Finished]:
-        """Return how all parties ended a batch, B with what the whole returns for it.
+        """Return how all parties ended a batch; for B, the output of the network compiled in one piece.
 
         Raises:
             HookscopeError: As `forwards`: what cannot be compiled is no fault of the batch.
@@ -151,7 +151,7 @@ class Compiled:
         as_written = [name for name in self._ran() if not self._graphs[name] and [*self.blocks[name].parameters()]]
         if as_written:
             names = some_of([printable(name, 80) for name in as_written], 3)
-            found.append(f"B: torch.compile compiles nothing of {names}: what is there runs as written.")
+            found.append(f"B: torch.compile compiles nothing of {names}: these blocks run uncompiled.")
         limit = rounding_limit(eps, sum(self.sizes.get(row.layer, 1) for row in rows))
         if not is_born and any(each.measures and exceeds(each.measures.relative_l2, limit) for each in outputs):
             found.append(
@@ -162,7 +162,7 @@ class Compiled:
 
 
 def lower(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """Compile a graph as torch.compile does unless told otherwise."""
+    """Compile a graph with torch.compile's default backend."""
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 - as above
 
     compiled: Any = compile_fx(graph, inputs)
@@ -186,10 +186,10 @@ def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
 def compile_in_blocks(
     parties: Sequence[Party], brought: Sequence[Batch], maps: Sequence[str], *, chosen: bool
 ) -> Compiled:
-    """Compile B, and let all parties look at the same blocks.
+    """Compile B, and observe the same blocks in all parties.
 
-    Without chosen layers these are the modules that the network itself calls; what only holds others is opened. With
-    them each chosen layer that is around no other is a block, and what is around it is opened.
+    Without chosen layers these are the modules that the network itself calls; containers that are not called are
+    opened. Otherwise each chosen layer that contains no other chosen one is a block, and what contains it is opened.
 
     Args:
         parties: A, B, and the reference if there is one.

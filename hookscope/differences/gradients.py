@@ -39,7 +39,7 @@ class Differentiated:
 
 @dataclass(slots=True)
 class _Pair:
-    """Two gradients, and what their batches have come to."""
+    """Two gradients, and their sums over batches."""
 
     found: Found
     sums: Sums = field(default_factory=Sums)
@@ -78,7 +78,7 @@ def compare_gradients(
 ) -> tuple[tuple[DifferenceRow, ...], tuple[str, ...]]:
     """Differentiate two networks and compare the gradients of outputs, and the sums over batches of parameters'.
 
-    Held are the gradients of all outputs over one batch, on both sides, and those of all parameters.
+    The gradients of all outputs over one batch are held, on both sides, and those of all parameters.
 
     Args:
         a: The network A.
@@ -89,7 +89,7 @@ def compare_gradients(
         reference: A in higher precision, for the errors of both sides.
 
     Returns:
-        A row for each pair, outputs first; and what is to be said of the passes.
+        A row for each pair, outputs first; and notes about the passes.
 
     Raises:
         PassError: If a network raised and `queue` leaves out no inputs, or on every input.

@@ -14,7 +14,7 @@ from hookscope.results.activations import FeatureMaps
 from hookscope.results.differences import Birth, DifferenceRow
 
 MOST_MAPS = 12
-"""Rows whose difference is drawn. Our choice: as many as one looks at."""
+"""Rows whose difference is drawn. Our choice: as many as a reader looks at."""
 
 # Our choices. What is held is bounded, whatever the networks: all maps together, and one, of which the first channels
 # are kept. 4 MiB are 64 channels of 128 x 128.
@@ -53,7 +53,7 @@ class KeptMaps:
     _adding: int = 0
 
     def clear(self) -> None:
-        """Begin anew: the first batch is run once more, or another takes its place."""
+        """Drop all maps: the first batch is run again, or replaced by another."""
         self._held.clear()
         self._seen = self._first = self._adding = 0
 
@@ -82,7 +82,7 @@ class KeptMaps:
     def drawn(
         self, rows: Mapping[tuple[str, int, int], DifferenceRow], births: Sequence[Birth]
     ) -> tuple[FeatureMaps, ...]:
-        """Return the maps that are drawn, of the rows that are known, in their order."""
+        """Return the maps to draw, in the order of the given rows."""
         born = {birth.row for birth in births}
         known = [(rows[each.key[:3]], each) for each in self._held if each.key[:3] in rows]
         known.sort(key=lambda pair: (pair[0].label in born, pair[1].rank), reverse=True)
@@ -90,7 +90,7 @@ class KeptMaps:
         return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
 
     def _others(self) -> list[_Held]:
-        """Return those that are kept for their size alone, the smallest first."""
+        """Return the maps kept only for their size, the smallest first."""
         return sorted((each for each in self._held if not each.may_be_born), key=lambda each: each.rank)
 
     def _drop(self) -> None:
@@ -100,7 +100,7 @@ class KeptMaps:
 
 
 def _saved(a: Seen, b: Seen, recorder: Recorder) -> SavedActivation | None:
-    """Return A-B of the first input, the first channels of a large one; None if that is too large too."""
+    """Return A-B of the first input, only the first channels of a large one; None if these are still too large."""
     count = len(recorder.indices)
     difference = _difference(_of_first(a.tensor, count), _of_first(b.tensor, count))
     keeping = Recorder(1, None, None, axes=recorder.axes, indices=(0,))
@@ -112,7 +112,7 @@ def _saved(a: Seen, b: Seen, recorder: Recorder) -> SavedActivation | None:
 
 
 def _rank(relative_l2: float) -> float:
-    """Return what rows are ordered by: NaN on one side is the largest difference of all."""
+    """Return a row's sort key: NaN on one side is the largest difference of all."""
     return math.inf if math.isnan(relative_l2) else relative_l2
 
 

@@ -1,4 +1,4 @@
-"""Compare what networks return: every tensor, and class scores as a classifier's user sees them."""
+"""Compare what networks return: every tensor, and class scores by their best classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,9 +40,9 @@ class Outputs:
 
     Attributes:
         parties: A, B and, if there is one, the reference.
-        may_differ: Whether outputs of different form are no error.
+        may_differ: Whether outputs of different form are allowed.
         output_key: Which of several outputs is compared; None for all.
-        remark: What is to be said of outputs of different form.
+        remark: A sentence about outputs of different form.
     """
 
     parties: Sequence[InspectedNetwork]
@@ -73,10 +73,10 @@ class Outputs:
             self._add(slot, [a, *others], first_input, count)
 
     def _chosen(self, found: list[list[tuple[str, Tensor]]]) -> list[list[tuple[str, Tensor]]]:
-        """Return the outputs that are compared: those of one name on both sides beside each other.
+        """Return the outputs to compare, paired by name.
 
-        With a key these are the ones that it means, or, of a network that returns a tensor beside one that returns
-        several, that tensor.
+        With a key these are the ones that it names. A network that returns a single tensor, beside one that returns
+        several, is compared by that tensor.
         """
         if self.output_key is not None:
             are_plain = [[path for path, _ in side] == [""] for side in found]
@@ -125,7 +125,7 @@ class Outputs:
             known.predictions[side].extend(top_classes(scores, names, places, best))
 
     def results(self) -> tuple[OutputDifference, ...]:
-        """Return what has become of each output."""
+        """Return the result for each output."""
         return tuple(_result(slot, known) for slot, known in self._seen.items())
 
 

@@ -1,4 +1,4 @@
-"""Tell how finely networks compute."""
+"""Tell with which precision networks compute."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def coarsest_eps(parties: Sequence[Party]) -> float:
 
 
 def precision_notes(parties: Sequence[Party]) -> list[str]:
-    """Return what is to be said of how networks multiply."""
+    """Return notes about networks that multiply in TF32."""
     return [
         f"{party.title} multiplies in TF32, with 10 bits of mantissa, as torch does on CUDA unless told not to."
         for party in parties[:2]

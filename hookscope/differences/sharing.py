@@ -12,7 +12,7 @@ from hookscope.differences.party import Party
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Restore the count of threads after the block, which threads that begin later take over."""
+    """Restore the thread count after the block: threads that start later inherit it."""
     threads = torch.get_num_threads()
     try:
         yield

@@ -43,10 +43,10 @@ def different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
 
 
 def compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -> list[str]:
-    """Return what is to be said of networks that are given compiled: hooks see only what runs as written."""
+    """Return notes about networks that are given compiled: hooks only run in uncompiled code."""
     given = {"A": loaded, **({} if compiles else {"B": other})}
     return [
-        f"{letter} is compiled, and runs as written here: --compile-b compares what is compiled."
+        f"{letter} is compiled, and runs uncompiled here: --compile-b compares what is compiled."
         for letter, each in given.items()
         if "_orig_mod" in each.module._modules
     ]

@@ -1,4 +1,4 @@
-"""Compare two runs by what they stored: by their saved tensors where both have them, else by their sketches."""
+"""Compare two stored runs: by their saved tensors where both have them, else by their sketches."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,7 @@ from hookscope.results.runs.sketches import read_sketches
 from hookscope.results.sketches import NORM_ERROR, RESOLUTION, estimated_cosine, estimated_distance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.storage import without_float8
 from hookscope.text import printable
 
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
@@ -43,7 +44,7 @@ _ESTIMATED = (
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A run, what it has of each row, and what it says besides."""
+    """A run, the tensors and sketches of its rows, and its run.json."""
 
     run: StoredRun
     document: Mapping[str, Any]
@@ -79,9 +80,9 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
     """Compare two runs of `hookscope activations` or `hookscope grads` over the same inputs.
 
     Args:
-        a: Run directory of A; `b` likewise.
-        b: Of B.
-        maps: As for `--map`; `fail_over` likewise.
+        a: Run directory of A.
+        b: Run directory of B.
+        maps: As for `--map`.
         fail_over: Conditions for `exceeded`.
 
     Returns:
@@ -155,7 +156,7 @@ def _opened(folder: Path, name: str, files: ExitStack) -> Any:
 
 
 def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
-    """Return what is to be said of the inputs of both runs.
+    """Return warnings about the inputs of both runs.
 
     Raises:
         UsageError: If they are not the same.
@@ -216,7 +217,7 @@ def _row(found: Found, a: _Side, b: _Side, table: str, drawing: _Drawing | None 
 
 
 def _exact(found: Found, a: _Side, b: _Side, drawing: _Drawing | None) -> tuple[Measures | None, str]:
-    """Return the measures of saved tensors, or why there are none; neither if they were not saved."""
+    """Return the measures of saved tensors, or why there are none; both empty if they were not saved."""
     if found.label not in a.labels or found.label_b not in b.labels:
         return None, ""
     try:
@@ -226,16 +227,11 @@ def _exact(found: Found, a: _Side, b: _Side, drawing: _Drawing | None) -> tuple[
     if note := comparable(one, other):
         return None, note
     sums = Sums()
-    sums.add(_widened(one), _widened(other))
+    sums.add(without_float8(one), without_float8(other))
     measures = sums.measured(coarser(one, other))
     if drawing is not None:
         drawing.offer(found, one, other, measures.relative_l2)
     return measures, ""
-
-
-def _widened(values: Tensor) -> Tensor:
-    """Return values of 8 bits as float32, since torch promotes them to no dtype."""
-    return values.float() if values.is_floating_point() and values.itemsize == 1 else values
 
 
 def _estimated(
@@ -271,7 +267,7 @@ def _eps(pairs: Sequence[Found]) -> float:
 
 
 def _outputs(a: _Side, b: _Side, rows: Sequence[DifferenceRow]) -> tuple[OutputDifference, ...]:
-    """Return what became of the best classes, as far as both runs have them."""
+    """Compare the best classes, where both runs have them."""
     best_a, best_b = a.run.result.predictions, b.run.result.predictions
     both = [
         (one, other) for one, other in zip(best_a, best_b, strict=False) if one.class_indices and other.class_indices

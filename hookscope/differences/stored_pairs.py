@@ -1,4 +1,4 @@
-"""Find the partner of each row of a stored run in another: as networks are aligned, by what the rows say of them."""
+"""Find the partner of each row of a stored run in another: as networks are aligned, from what rows store."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Found:
     """A pair of rows.
 
     Attributes:
-        call: (layer, call) in A, of a parameter its name; `call_b` likewise in B.
-        label: As tensors of the row are called in a run's file: "conv1", "conv1 grad_output", "conv1.weight grad".
+        call: (layer, call) in A, of a parameter its name; `call_b` is that in B.
+        label: The name of the row's tensors in a run's file: "conv1", "conv1 grad_output", "conv1.weight grad".
     """
 
     a: Row
@@ -118,7 +118,7 @@ def _partner(
     by_place: Mapping[tuple[str, int, str], LayerRow],
     by_label: Mapping[str, LayerRow],
 ) -> tuple[LayerRow, Match] | None:
-    """Return the row of B that belongs to a row of A; one that B has folded into another is known by its label."""
+    """Return the row of B that belongs to a row of A; one that B folded into another is found by its label."""
     found = pairing.partner(_call(row))
     if found is not None and (other := by_place.get((*found[0], row.slot))) is not None:
         return other, found[1]
@@ -129,13 +129,13 @@ def _partner(
 
 
 def _names(rows: Sequence[LayerRow]) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return the layers that rows are of, and those whose operations they are, with what is known of parameters."""
+    """Return the layers that rows or their operations belong to, with the shapes of their parameters where known."""
     owned = {row.layer: ((row.parameter_count,),) for row in rows if row.owner is None}
     return {**{row.owner: () for row in rows if row.owner is not None}, **owned}
 
 
 def _calls(rows: Sequence[LayerRow]) -> list[Call]:
-    """Return the calls that rows are of; the batch axis is left out, which is as long as a batch."""
+    """Return the calls that rows belong to, with shapes without the batch axis."""
     calls: dict[CallKey, list[LayerRow]] = {}
     for row in rows:
         calls.setdefault(_call(row), []).append(row)

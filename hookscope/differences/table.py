@@ -54,7 +54,7 @@ def _row(index: int, shown: Shown, other: Shown, matched: Match, row: Row) -> Di
 
 
 def rows_by_place(rows: Sequence[DifferenceRow], party: Party) -> dict[Place, DifferenceRow]:
-    """Return the rows by the place of A's output that each of them is about."""
+    """Return the rows by the place of A's output."""
     by_label = {row.label: row for row in rows}
     return {place: by_label[shown.label] for place, shown in party.shown.items() if shown.label in by_label}
 

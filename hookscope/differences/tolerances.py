@@ -12,7 +12,7 @@ from hookscope.text import safe_text
 
 _FORM = re.compile(r"(?:(?P<pattern>.+):)?(?P<measure>\w+)\s*(?P<sign>[<>])\s*(?P<limit>[^<>]+)")
 
-# What a condition on the network's output has in place of a pattern.
+# Stands in place of a pattern for the network's output.
 _OUTPUT = "output"
 
 _MEASURES: dict[str, Callable[[Measures], float | None]] = {
@@ -33,13 +33,13 @@ _OF_OUTPUTS: dict[str, Callable[[OutputDifference], float | None]] = {
     "top5": lambda output: output.top5,
     "error": lambda output: output.error_b,
 }
-# What needs an option to be known.
+# Measures that need an option.
 _NEEDS = {"added": "--shadow", "error": "--reference"}
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One `--fail-over`: what may not be. `pattern` is None for every row and the output."""
+    """One `--fail-over`: a measure and its limit. `pattern` is None for every row and the output."""
 
     text: str
     pattern: Pattern | None
@@ -88,7 +88,7 @@ def exceeded(
 
     Raises:
         LayerNotFoundError: If the pattern of a condition matches no row.
-        UsageError: If what a condition is about was not measured.
+        UsageError: If a condition's measure was not taken.
     """
     return tuple(each for condition in conditions for each in _exceeded(condition, rows, outputs))
 

@@ -3,10 +3,9 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +17,15 @@ from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.inspection.session import package_versions
 from hookscope.models import FileOptions, LoadedModel
 from hookscope.models.checkpoint import exists, read_checkpoint
+from hookscope.models.statedict import named_tensors
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched, WeightDifference
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.results.provenance import Provenance
+from hookscope.statistics.storage import without_float8
 from hookscope.text import counted, printable
 
-# Of batch normalisation, which are no parameters.
+# Buffers of batch normalisation, which are not parameters.
 _STATISTICS = ("running_mean", "running_var")
 
 # Elements whose signs are compared at a time. Our choice: a few MB.
@@ -43,7 +44,7 @@ class Weights:
 
 def weights_of(loaded: LoadedModel) -> Weights:
     """Return the weights of a network."""
-    return Weights(loaded.info, dict(_tensors(loaded.module.state_dict())), loaded.warnings, loaded.notes)
+    return Weights(loaded.info, dict(named_tensors(loaded.module.state_dict())), loaded.warnings, loaded.notes)
 
 
 def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  # noqa: B008 - frozen
@@ -55,7 +56,7 @@ def read_weights(path: Path, options: FileOptions = FileOptions()) -> Weights:  
     if not exists(str(path)):
         raise CheckpointError(f"{printable(str(path))} does not exist.")
     read = read_checkpoint(path, options)
-    tensors = dict(_tensors(read.state))
+    tensors = dict(named_tensors(read.state))
     counted_names = [name for name in tensors if name.rpartition(".")[2] not in _STATISTICS]
     count = sum(tensors[name].numel() for name in counted_names if tensors[name].is_floating_point())
     info = ModelInfo(read.name, "(no network)", read.name, random=False, sha256=read.sha256, parameter_count=count)
@@ -68,8 +69,8 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
     Tensors are paired by name, after `maps` and without prefixes of wrappers, and what is left in its order, by shapes.
 
     Args:
-        a: Of A; `b` likewise.
-        b: Of B.
+        a: Those of A.
+        b: Those of B.
         maps: As for `--map`, over names of tensors.
         fail_over: Conditions for `exceeded`, whose patterns are over names of tensors.
 
@@ -78,7 +79,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
 
     Raises:
         NothingMatchedError: If no tensor of A has a partner in B.
-        UsageError: If a map or a condition is malformed, or it is about what only a run has.
+        UsageError: If a map or a condition is malformed, or the condition needs a run.
         LayerNotFoundError: If a map or a condition matches nothing.
     """
     began = time.perf_counter()
@@ -120,22 +121,13 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
 
 
 def _as_row(at: int, row: WeightDifference) -> DifferenceRow:
-    """Return what conditions can be held against."""
+    """Return a pair of weights as a row that conditions can judge."""
     forms = (row.shape, row.shape_b, row.dtype, row.dtype_b)
     return DifferenceRow(at, row.name, row.name, row.dtype, row.name_b, row.dtype_b, row.matched, *forms, row.measures)
 
 
-def _tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors by name; those that int8 modules pack into a tuple by their places in it."""
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            yield name, value.detach()
-        elif isinstance(value, tuple | list):
-            yield from ((f"{name}[{at}]", each.detach()) for at, each in enumerate(value) if isinstance(each, Tensor))
-
-
 def _calls(shapes: Mapping[str, tuple[tuple[int, ...], ...]]) -> list[Call]:
-    """Return the tensors as what can be aligned: their kind is the last part of their name."""
+    """Return the tensors as calls to align: their kind is the last part of their name."""
     return [Call((name, 0), name.rpartition(".")[2], own, ()) for name, own in shapes.items()]
 
 
@@ -143,17 +135,11 @@ def _compared(name: str, name_b: str, matched: Match, a: Tensor, b: Tensor) -> W
     forms = (tuple(a.shape), tuple(b.shape), str(a.dtype).removeprefix("torch."), str(b.dtype).removeprefix("torch."))
     if comparable(a, b):
         return WeightDifference(name, name_b, matched, *forms, None)
-    one, other = _values(a), _values(b)
+    one, other = (without_float8(plain(each, torch.device("cpu"))) for each in (a, b))
     sums = Sums()
     sums.add(one, other)
     flips = _sign_flips(one, other) / sums.count if sums.unequal else 0.0
     return WeightDifference(name, name_b, matched, *forms, sums.measured(coarser(a, b)), flips)
-
-
-def _values(tensor: Tensor) -> Tensor:
-    """Return the values on the CPU, those of 8 bits as float32, since torch promotes them to no dtype."""
-    values = plain(tensor, torch.device("cpu"))
-    return values.float() if values.is_floating_point() and values.itemsize == 1 else values
 
 
 def _sign_flips(a: Tensor, b: Tensor) -> int:

@@ -25,7 +25,8 @@ class Batch:
     Attributes:
         args: What the model is called with, `model(*args, **kwargs)`: one tensor (N, C, H, W) or (N, C, T, H, W); a
             list of N tensors (C, H, W) for detection; two tensors (N, C, H, W) for optical flow.
-        indices: Position of each input among those given, unusable ones counted: what targets given per input go by.
+        indices: Position of each input among those given, unusable ones counted: by which targets per input are
+            assigned.
         records: One per input, in the order of `indices`.
         kwargs: What it is called with by name: tensors, with the inputs on axis 0 as in `args`, and anything else.
         shared: Names in `kwargs` of tensors that belong to all inputs alike, whatever their shape.
@@ -101,7 +102,7 @@ def _inputs(files: Ahead, preprocessing: Preprocessing, refuse: _Refuse) -> Iter
         if loaded is None:
             return
         tensor, record = loaded
-        del loaded  # what is yielded shall be held by the caller alone
+        del loaded  # so that only the caller holds what is yielded
         if not holds_several(tensor.shape, record, preprocessing):
             yield _Input((tensor,), record)
             del tensor
@@ -168,7 +169,7 @@ def _batches(chunk: list[_Input], kind: InputKind, refuse: _Refuse) -> Iterator[
 
 
 def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
-    """Return inputs with a batch axis; why not if that cannot be, for want of memory for example."""
+    """Return inputs with a batch axis, or why they cannot be stacked, such as a lack of memory."""
     try:
         return [torch.stack(column) for column in zip(*(each.tensors for each in chunk), strict=True)]
     except (RuntimeError, MemoryError) as error:
@@ -209,7 +210,7 @@ def noise_batch(shape: tuple[int, ...], seed: int, kind: InputKind = "image") ->
 
 
 def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> Batch:
-    """Move a batch to `device`, its floating-point tensors in `dtype`; whole numbers and the like keep theirs."""
+    """Move a batch to `device`, its floating-point tensors to `dtype`; other tensors keep theirs."""
 
     def move(value: Any) -> Any:
         if isinstance(value, list):

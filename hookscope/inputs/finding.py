@@ -32,8 +32,8 @@ def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = 
     A folder stands for the image and tensor files in it and below it, in natural order ("2.jpg" before "10.jpg"); names
     that begin with a dot and runs of hookscope's below it are left out. Suffixes tell, and the content of a file
     without one. HEIC counts where a plugin of Pillow's reads it. A glob (`*`, `?`, `[…]`, `**`) is expanded only if
-    nothing has that very name, and its folders likewise. A name that does not exist is kept, so that reading it fails
-    and the others are finished.
+    nothing has that very name, and folders it matches are expanded as well. A name that does not exist is kept, so that
+    reading it fails and the others are finished.
 
     `on_skip` gets a sentence for each source that holds other files too. Raises NothingMatchedError if a folder holds
     no image or tensor, or a glob matches nothing.

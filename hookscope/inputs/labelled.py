@@ -49,7 +49,7 @@ def find_labelled(source: Path) -> LabelledFiles:
     label on each line; with a first line that names the columns "path" and "label" it may have others.
 
     Raises:
-        InputError: If there is no such thing, no folder with pictures in it, or a line that is not understood.
+        InputError: If it does not exist, has no folder with pictures in it, or has a line that cannot be read.
         NothingMatchedError: If a folder holds no picture.
     """
     return _in_folders(source) if source.is_dir() else _in_csv(source)

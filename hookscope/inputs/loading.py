@@ -1,4 +1,4 @@
-"""Read one file into one network input: what the file is, its content decides."""
+"""Read one file into one network input; its content decides what kind of file it is."""
 
 import hashlib
 import stat
@@ -112,7 +112,7 @@ def read_upright(path: Path, sha256: str, max_pixels: int) -> NDArray[np.uint8]:
     """Return the picture in a file upright, in its own size, (H, W, 3).
 
     Raises:
-        ImageError: If it cannot be read as when it was read first, or the file has become another.
+        ImageError: If it can no longer be read, or the file has changed.
     """
     name = repr(str(path))
     steps: list[str] = []

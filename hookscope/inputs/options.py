@@ -11,7 +11,7 @@ import torch
 from hookscope.errors import UsageError
 from hookscope.results.inputs import Preprocessing
 
-# Our choice: 1 GiB of float32, more than anybody's input.
+# Our choice: 1 GiB of float32, more than any real input.
 _MAX_ELEMENTS = 2**28
 
 
@@ -28,11 +28,11 @@ def preprocessing_from_options(
     """Put the user's options over preprocessing that comes from elsewhere.
 
     Args:
-        base: What holds where no option is given.
+        base: The preprocessing where no option is given.
         resize: "256" (shorter side), "256x320" (height x width), or "none".
         crop: "224" (square), "224x288" (height x width), or "none".
         mean: One value for all channels, one per channel ("0.485,0.456,0.406"), or "none".
-        std: Likewise.
+        std: Like `mean`, above 0.
         max_pixels: Most pixels of a picture, before and after resizing.
         batch_axis: "0", another axis, "auto" or "none".
 
@@ -105,7 +105,7 @@ def _parse_values(option: str, text: str, channels: int) -> tuple[float, ...]:
 
 
 def parse_shape(given: str | Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that `--input-shape` means; UsageError for none, or one of more values than anybody's input."""
+    """Return the shape that `--input-shape` means; UsageError if it is none, or has too many values."""
     text = given if isinstance(given, str) else ",".join(map(str, given))
     try:
         shape = tuple(int(size) for size in text.split(","))

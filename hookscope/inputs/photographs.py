@@ -1,4 +1,4 @@
-"""The photograph that an input was made of, read again: upright, in its own size, one at a time."""
+"""The photograph that an input was made from, read again: upright, at its original size, one at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _NO_PICTURE = 205  # of 255: what stands for inputs that cannot be shown
 
 @dataclass(frozen=True, slots=True)
 class Photographs:
-    """What the inputs of a run were made of.
+    """The photographs behind the inputs of a run.
 
     Attributes:
         pictures: Those given in memory, in their order.
@@ -34,7 +34,7 @@ class Photographs:
     seen: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict)
 
     def __call__(self, inputs: Sequence[InputRecord], index: int) -> Photograph:
-        """Return the photograph of one of a run's inputs; what the network saw of it where there is none any more."""
+        """Return the photograph of one of a run's inputs; what the network saw where it is gone."""
         record = inputs[index]
         reason = ""
         if record.region is not None:

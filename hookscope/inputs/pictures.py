@@ -1,4 +1,4 @@
-"""Decode a picture: hides formats, colour modes, orientation, and what hostile files do to decoders."""
+"""Decode a picture: formats, colour modes, orientation, and protection against hostile files."""
 
 import importlib
 import logging
@@ -23,7 +23,7 @@ logging.getLogger("PIL").addHandler(logging.NullHandler())
 # Pillow would hand an unlisted format, such as EPS, to whatever program reads it.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000")
 
-# What a plugin calls the pictures of phones, HEIC among them; Pillow itself reads none of them. Their files and those
+# A plugin's name for the pictures of phones, HEIC among them; Pillow itself reads none of them. Their files and those
 # of AVIF begin with a brand (ISO/IEC 23008-12, 10.2).
 _HEIF = "HEIF"
 _HEIF_PLUGIN = "pillow_heif.HeifImagePlugin"  # registers itself when it is imported
@@ -64,7 +64,7 @@ _EIGHT_BIT_MODES = {
 }
 _DEEP_MODES = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I", "F"})
 
-# What these have to warn of, Pillow says when it opens them and reads their EXIF data; for PNG see `_is_quiet_png`.
+# Pillow warns about these when it opens them and reads their EXIF data; for PNG see `_is_quiet_png`.
 _QUIET_FORMATS = frozenset({"JPEG", "MPO", "PNG", "WEBP", "AVIF", "JPEG2000"})
 _QUIET_MODES = frozenset({"L", "LA", "RGB", "RGBA"})
 

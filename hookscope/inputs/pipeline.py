@@ -20,7 +20,7 @@ from hookscope.results.provenance import SHOWN_INPUTS
 
 @dataclass(frozen=True, slots=True)
 class InputPipeline:
-    """The inputs of a run, in batches, as often as they are asked for.
+    """The inputs of a run, in batches, each time they are asked for.
 
     There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or noise of `noise_shape`,
     batch axis first, by `seed`; inputs by name, `named`, go with every batch, or are the only ones. Batches go to

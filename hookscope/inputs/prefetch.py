@@ -1,4 +1,4 @@
-"""Read coming files in threads while the network works on the present ones; what comes of it is the same as without.
+"""Read the next files in threads while the network works on the current ones; results are the same as without threads.
 
 Threads, because Pillow lets go of the interpreter while it decodes and resizes: processes would have to be started,
 and what they read sent over.

@@ -1,1 +1,1 @@
-"""Run a network and gather what its layers show: forward, backward, and the network left as it was."""
+"""Run a network forward and backward, gather what its layers show, and leave the network as it was."""

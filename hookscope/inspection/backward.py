@@ -37,11 +37,11 @@ class PassError(ModelError):
     """The model raised in its forward or its backward pass, or its loss has no gradient.
 
     Attributes:
-        inspection: What was seen until then; its `failure` says where it broke off, if it did.
+        inspection: What was seen until then; its `failure` says where the model raised, if it did.
     """
 
     def __init__(self, message: str, inspection: Gradients) -> None:
-        """Carry the partial inspection with the message."""
+        """Store the partial inspection with the message."""
         super().__init__(message)
         self.inspection = inspection
 
@@ -88,7 +88,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         loss: What to differentiate: a name in `LOSSES`, what `choose_loss` returns, or a function of the output and the
             batch that returns a 0-d tensor.
         target: For a loss given by name: what the output is compared with, as `choose_loss` takes it.
-        judged: Whether to observe those that verdicts are about in any case; the result's `unlisted` names them.
+        judged: Also observe the operations that verdicts are about; the result's `unlisted` names them.
         include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all
             parameters are trainable, the network's own floating inputs get one as well. Gradients of parameters may
             then differ in the last bits, because parts are added in another order.
@@ -97,7 +97,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         seed: Seeds the random numbers the passes may draw, and the loss if it is given by name.
         output_key: Which of several outputs holds the class scores, and is differentiated if `loss` is a name.
         distributions: Count how values are distributed, for quantiles, histograms and the verdict
-            `saturated-activation`, at some more time.
+            `saturated-activation`, which takes more time.
         sketches: Sketch every output and every gradient, so that the run can be compared with others.
         on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input" and each gradient, and at the end
             with "NAME grad" for each parameter; clone what must outlive the call.
@@ -213,7 +213,7 @@ _GATHERED = ("records", "best", "losses", "loss_warnings")
 
 
 def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int], None]) -> Break | None:
-    """Run all batches; return how the run broke off, if it did.
+    """Run all batches; return how the run failed, if it did.
 
     With an `on_error`, batches that the model raises on are set aside and leave no trace: so the gradients of
     parameters are copied before every batch but the first. If nothing is left then, the first of them counts.
@@ -231,7 +231,7 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
                 return broken
             is_left_out = queue.set_aside(batch, broken.message, broken.error, takes_apart=takes_apart)
             if is_left_out and not before["records"] and first_broken is None:
-                if queue.peek() is None:  # there was nothing else
+                if queue.peek() is None:  # no other input ran
                     return broken
                 merge_batch(run)
                 first_broken = broken, {name: getattr(run, name) for name in ("rows", "gradients", *_GATHERED)}
@@ -247,7 +247,7 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
 
 
 def _undo(run: GradientRun, before: Mapping[str, Any], held: Mapping[nn.Parameter, Tensor]) -> None:
-    """Go back to what was before a batch that the model raised on."""
+    """Go back to the state before a batch that the model raised on."""
     run.captured.restart()
     run.recorder.forget()
     run.gradient_recorder.maps.forget()

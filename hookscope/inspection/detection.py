@@ -1,4 +1,4 @@
-"""Default targets for detection networks, which cannot run in train mode without."""
+"""Default targets for detection networks, which cannot run in train mode without targets."""
 
 from dataclasses import replace
 from typing import Any

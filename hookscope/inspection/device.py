@@ -4,6 +4,7 @@ import torch
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.models import LoadedModel
+from hookscope.text import one_line
 
 
 def choose_device(name: str) -> torch.device:
@@ -37,8 +38,8 @@ def floating_dtype(module: torch.nn.Module) -> torch.dtype:
     return next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
 
 
-def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None) -> None:
-    """Move a network to its device and dtype.
+def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None = None) -> None:
+    """Move a network to its device and, if one is given, to its dtype.
 
     Raises:
         ModelError: If it cannot be moved.
@@ -46,7 +47,5 @@ def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None) -> Non
     try:
         loaded.module.to(device=device, dtype=getattr(torch, dtype) if dtype else None)
     except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
-        reason = str(error).strip().split("\n")[0]
-        raise ModelError(
-            f"{loaded.info.name} cannot be moved to {device} in {dtype or 'its dtype'}: {reason}"
-        ) from error
+        where = f"{device} in {dtype}" if dtype else device
+        raise ModelError(f"{loaded.info.name} cannot be moved to {where}: {one_line(error)}") from error

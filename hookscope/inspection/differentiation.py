@@ -1,4 +1,4 @@
-"""Run one batch forward and backward, as often as it takes to see every gradient."""
+"""Run one batch forward and backward, repeated until every gradient is seen."""
 
 import copy
 import math
@@ -34,8 +34,8 @@ from hookscope.text import exception_line
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
 """Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
 
-# Relative deviation of the loss from which a pass with copies counts as another computation. Our choice: kernels that
-# add in varying order stay far below.
+# Relative deviation of the loss from which a pass with copies counts as a different computation. Our choice: kernels
+# that add in varying order stay far below.
 _SAME_LOSS = 1e-3
 
 
@@ -64,16 +64,16 @@ class GradientRun(Run):
 
 
 class _Pass(NamedTuple):
-    """What came of a batch."""
+    """The result of a batch."""
 
     output: object
-    value: LossValue | None  # None if the forward pass broke off
+    value: LossValue | None  # None if the forward pass raised
     amount: float  # the loss as a number; NaN without one
     broken: Break | None
 
 
 def run_batch(run: GradientRun, batch: Batch) -> Break | None:
-    """Run one batch forward and backward; return how it broke off, if it did.
+    """Run one batch forward and backward; return how it failed, if it did.
 
     Without hooks the first runs as well, if that is to be compared.
     """
@@ -166,7 +166,7 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
 
 
 def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
-    """Name the layers behind an overwritten saved tensor, and take the gradients that there would be without it."""
+    """Name the layers behind an overwritten saved tensor, and take the gradients that would result without it."""
     if run.losses:  # the earlier batches were differentiated, so the gradients of parameters are partly theirs
         return broken
 
@@ -216,7 +216,7 @@ def _output_and_loss(run: GradientRun, batch: Batch) -> tuple[object, LossValue]
 
 
 def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, Break | None]:
-    """Run the model and its loss, as often as it takes to see every gradient."""
+    """Run the model and its loss, repeated until every gradient is seen."""
     expected: float | None = None
     places = _places(run, batch)
     while True:
@@ -251,7 +251,7 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
 
 
 def _fails_backward(loss: Tensor) -> bool:
-    """Tell whether the backward pass raises: a copy could mend what the model does wrong by itself."""
+    """Tell whether the backward pass raises: a copy could hide the model's own error."""
     try:
         torch.autograd.grad(loss, graph_leaves(graph_nodes(loss)), retain_graph=True, allow_unused=True)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the model may bring its own derivatives
@@ -273,7 +273,7 @@ def _autocast(run: GradientRun) -> AbstractContextManager[object]:
 
 
 def _quietly() -> AbstractContextManager[object]:
-    """Leave a pass's warnings to the one that is reported."""
+    """Silence the warnings of a pass whose results are not reported."""
     return warnings.catch_warnings(action="ignore")
 
 
@@ -294,7 +294,7 @@ def _given(run: GradientRun, batch: Batch) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
-    """Compute the loss, and see to it that it is one number."""
+    """Compute the loss, and check that it is one number."""
     value = loss(output, batch)
     if isinstance(value, Tensor):
         value = LossValue(value, getattr(loss, "__name__", "loss"), "", ())

@@ -39,7 +39,7 @@ class PlacedEdits:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each edit that selects several layers: a plain word does more often than one thinks."""
+        """Return a sentence for each edit that selects several layers: a plain word may match more than expected."""
         return tuple(
             f"Edit '{safe_text(text)}' changes {len(names)} layers: {', '.join(map(safe_text, names[:_NAMED]))}"
             f"{', …' if len(names) > _NAMED else '.'}"

@@ -1,4 +1,4 @@
-"""Read edit expressions such as `relu:grad:clamp(min=0)` and apply them to tensors; hides their grammar.
+"""Parse edit expressions such as `relu:grad:clamp(min=0)` and apply them to tensors.
 
     EXPRESSION := ["param:"] PATTERN ":" PLACE ":" OPERATION ["(" [ARGUMENT {"," ARGUMENT}] ")"]
     PLACE      := "input" | "output" | "grad"
@@ -35,7 +35,7 @@ class Edit:
             the edit is bound to a parameter, the parameter's gradient.
         parameters_only: Whether the pattern was written with `param:`.
         operation: A name in `OPERATIONS`.
-        arguments: Numbers by name; those left out are not there.
+        arguments: Numbers by name, only those given.
         channels: Which channels are edited; empty for all of them.
     """
 

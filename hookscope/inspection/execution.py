@@ -49,10 +49,10 @@ def first_calls(
     kwargs: Mapping[str, object],
     operations: OperationChoice | None = None,
 ) -> tuple[dict[str, FirstCall], Failure | None]:
-    """Run the network once; return what its modules took and gave, in the order in which they first finished.
+    """Run the network once; return the shapes its modules took and returned, in the order in which they first finished.
 
     Operations are among them, if some are chosen. If the network raises, the calls are those that had finished, and the
-    failure says where it broke off.
+    failure says where.
     """
 
     def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:

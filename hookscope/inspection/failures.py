@@ -1,4 +1,4 @@
-"""Say where a model broke off: whose error it is, in which layer, and what may help."""
+"""Say where a model raised: whose error it is, in which layer, and what may help."""
 
 import os
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ def reraise_internal(error: BaseException) -> BaseException:
 
 
 def reraise_of_own_loss(error: BaseException, output: object) -> None:
-    """Raise the error again if it comes out of a loss of ours that was given ordinary numbers: then it is ours.
+    """Raise the error again if a built-in loss raised it on ordinary numbers: then the bug is in hookscope.
 
     Tensors without data or elements, of subclasses and of dtypes that torch does not compute with are the model's.
     """

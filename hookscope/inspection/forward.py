@@ -44,11 +44,11 @@ class ForwardError(ModelError):
     """The model raised in its forward pass.
 
     Attributes:
-        inspection: What was seen until then; its `failure` says where it broke off.
+        inspection: What was seen until then; its `failure` says where the model raised.
     """
 
     def __init__(self, message: str, inspection: Activations) -> None:
-        """Carry the partial inspection with the message."""
+        """Store the partial inspection with the message."""
         super().__init__(message)
         self.inspection = inspection
 
@@ -86,18 +86,18 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         model: The network, on its device, or what `load_model` returned.
         inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device.
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
-        judged: Whether to observe the operations that rules are about in any case, and report on them.
+        judged: Also observe the operations that rules are about, and report on them.
         summaries: Summarise the maps of the first inputs, in `map_summaries`.
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
-        distributions: Count how values are distributed, for quantiles and histograms, at some more time.
+        distributions: Count how values are distributed, for quantiles and histograms, which takes more time.
         sketches: Sketch every output, so that the run can be compared with others.
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
-        on_call: Called likewise with the call itself, which has the inputs, once for each tensor that it returns.
+        on_call: Called in the hook with the call, which has the inputs, once for each tensor that it returns.
         on_output: Called after each batch with the batch, which the model has not overwritten, and what the model
             returned for it; clone what must outlive the call.
-        on_batch: Called after each batch with the number of inputs finished, which one that the model raised on leaves
-            as it was.
+        on_batch: Called after each batch with the number of inputs finished, which does not count inputs that the model
+            raised on.
         on_error: Called for an input that the model raised on, which is then left out; the other inputs of its batch
             are run again, one by one. Without it the error is raised.
 
@@ -170,7 +170,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
 
 
 class _Broken(NamedTuple):
-    """A batch that the model raised on: what was seen of it until then, and how it broke off."""
+    """A batch that the model raised on: what was seen of it until then, and how it failed."""
 
     records: Sequence[InputRecord]
     seen: Sequence[Observation[Measured]]
@@ -180,7 +180,7 @@ class _Broken(NamedTuple):
 def _run_batches(
     run: Run, finished: Callable[[int], None], on_output: Callable[[Batch, object], None] | None
 ) -> _Broken | None:
-    """Run all batches; return the one that the run broke off at, if it did.
+    """Run all batches; return the one that ended the run, if one did.
 
     With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
     """
@@ -218,7 +218,7 @@ def _run_batches(
 
 
 def _outcome(run: Run, batch: Batch) -> tuple[object, Break | None]:
-    """Return what the network makes of a batch, or how it breaks off."""
+    """Return what the network returns for a batch, or how it fails."""
     try:
         with torch.no_grad():
             return run.inspected.network(*batch.args, **batch.kwargs), None
@@ -250,8 +250,8 @@ def list_modules(
     network's own code calls.
 
     Returns:
-        One row per module in the order of `named_modules()`, each followed by its operations, and where the pass broke
-        off if it did: rows then hold the shapes of what was reached.
+        One row per module in the order of `named_modules()`, each followed by its operations, and where the pass
+        raised, if it did: rows then hold the shapes of what was reached.
 
     Raises:
         LayerNotFoundError: If a pattern selects nothing.

@@ -1,4 +1,4 @@
-"""From gradients to rows: merge over batches, tell what became of each, measure those of parameters."""
+"""From gradients to rows: merge them over batches, give each its status, measure those of parameters."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from hookscope.statistics.storage import as_real_floats, stored_values
 
 @dataclass(slots=True)
 class Gradient:
-    """What one site has shown so far, over batches; the site is as the first `batch` met it that gave it a gradient."""
+    """The gradient of one site over batches so far; the site is that of the first `batch` in which it got one."""
 
     site: GradientSite[Measured]
     reduction: Reduction | None
@@ -92,7 +92,7 @@ class GradientRecorder:
         return self.maps.reducer.reduce(gradient, axis, self.maps.indices)
 
     def release(self) -> None:
-        """Call `on_tensor` with what waits."""
+        """Call `on_tensor` with the waiting copies."""
         waiting, self.waiting = self.waiting or (), None
         for label, gradient in waiting:
             if self.on_tensor is not None:
@@ -150,7 +150,7 @@ def gradient_rows(
 def _with_consumers(
     rows: Sequence[GradientRow], loss: Tensor, nodes: Mapping[SiteKey, Node | None]
 ) -> list[GradientRow]:
-    """Say of each output what takes it; rows come in the order of the forward pass, and so do labels."""
+    """Add to each row what takes its output; rows and labels are in the order of the forward pass."""
     in_order = {key: node for key in map(_site, rows) if (node := nodes.get(key)) is not None}
     known = {
         key: tuple("" if each is None else row_label(*each[:3]) for each in found)

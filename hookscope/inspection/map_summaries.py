@@ -20,7 +20,7 @@ _LONGEST_SIDE = 160  # of a summary; larger maps are averaged over blocks. Our c
 
 @dataclass(frozen=True, slots=True)
 class SavedSummary:
-    """The summary of some inputs' activations, on the device that they are on; see `MapSummary`.
+    """The summary of some inputs' activations, on their device; see `MapSummary`.
 
     Attributes:
         means: (n, h, w), over channels.

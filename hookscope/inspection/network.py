@@ -1,4 +1,4 @@
-"""Who is inspected, and with what: the network behind what a caller gave, and its inputs as batches."""
+"""The network to inspect, without its wrappers, and its inputs as batches."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,7 +36,7 @@ class InspectedNetwork:
     parameter_counts: Mapping[str, int]
 
     def parameters(self) -> list[nn.Parameter]:
-        """List every parameter once, as `network.parameters()` does, but without making up names on the way."""
+        """List every parameter once, as `network.parameters()` does, but without building names."""
         held = [each for module in self.modules.values() for each in module._parameters.values() if each is not None]
         return [*{id(each): each for each in held}.values()]
 
@@ -51,7 +51,7 @@ class InspectedNetwork:
 
 
 def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
-    """Return the network that is meant.
+    """Return the network without its wrappers.
 
     Raises:
         UsageError: If a module of it is lazy.
@@ -80,7 +80,7 @@ def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
 
 @dataclass(slots=True)
 class BatchQueue:
-    """Batches in their order; `on_error` is called for each input that is left out; None leaves out none."""
+    """Batches in order; `on_error` is called for each input that is left out; with None, none is left out."""
 
     _further: Iterator[Batch]
     on_error: Callable[[UnfitInputError], None] | None

@@ -1,4 +1,4 @@
-"""Find the in-place operation that overwrites what the backward pass needs: autograd's error names neither layer."""
+"""Find the in-place operation that overwrites what the backward pass needs: autograd's error names no layer."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress

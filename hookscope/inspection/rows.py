@@ -1,4 +1,4 @@
-"""From what hooks show to rows: reduce in the hook, merge over batches, flag, keep what is to be drawn."""
+"""From hooks to rows: reduce in the hook, merge over batches, set flags, keep maps to draw."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,15 +39,15 @@ _FLAGS: tuple[Flag, ...] = (
     "shape varies",
 )
 
-# What is counted or compared, and what is summed: sums may be rounded in other ways. Channels depend on an axis that is
-# inferred anew at each module.
+# Fields that are counts or comparisons, and those that are sums, which may be rounded differently. Channels depend on
+# an axis that is inferred anew at each module.
 _COUNTED = ("shape", "dtype", "element_count", "min", "max", "zero_fraction", "nan_count", "inf_count", "unmeasured")
 _SUMMED = ("mean", "std", "mean_abs", "l2")
 
 
 @dataclass(slots=True)
 class Row:
-    """What one (layer, call, slot) has shown so far.
+    """The statistics of one (layer, call, slot) so far.
 
     Attributes:
         repeats: As in `Observation`; None once a batch differs.
@@ -272,7 +272,7 @@ def uncalled(
             continue
         parent = inspected.modules[name.rpartition(".")[0]]
         if broke_off:
-            reason = "the forward pass broke off before it"
+            reason = "the forward pass raised before it"
         elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
             reason = f"a {type(module).__name__} is not called itself, its items are"
         elif isinstance(parent, nn.MultiheadAttention):
@@ -297,7 +297,7 @@ def fast_path_warning(
 
 
 def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[SavedActivation]) -> tuple[FeatureMaps, ...]:
-    """Arrange for drawing what was kept of the rows."""
+    """Arrange the kept maps of the rows for drawing."""
     if not kept:
         return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
@@ -307,7 +307,7 @@ def feature_maps(rows: Iterable[LayerRow | GradientRow], kept: Sequence[SavedAct
 
 
 def arranged(item: SavedActivation, index: int, label: str, kind: str) -> FeatureMaps:
-    """Arrange for drawing what was kept of one row."""
+    """Arrange the kept maps of one row for drawing."""
     values = item.values.dequantize() if item.values.is_quantized else item.values
     values = (values.abs() if values.is_complex() else values).float().cpu()
     arrangement, drawn, extra, remark = arrange(values, item.channel_axis, item.grids)
@@ -348,7 +348,7 @@ def predictions(
 def unnamed_warning(
     output: object, categories: Sequence[str], indices: Sequence[int], output_key: str | None = None
 ) -> str:
-    """Return why predictions have no names though some are known, in a sentence; "" if that is not so."""
+    """Return why predictions have no names though some are known, in a sentence; "" otherwise."""
     scores = _scores(output, len(indices), output_key) if categories else None
     if scores is None or scores.shape[1] == len(categories):
         return ""
@@ -357,7 +357,7 @@ def unnamed_warning(
 
 
 def _scores(output: object, count: int, output_key: str | None) -> Tensor | None:
-    """Return what may be one row of logits per input, (N, K); None if there is no such thing."""
+    """Return the output that may be one row of logits per input, (N, K); None without one."""
     if output_key is not None:
         floating = [Output(path, each) for path, each in tensors_in(output) if each.is_floating_point()]
         output = output_at(floating, output_key).tensor

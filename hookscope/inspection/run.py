@@ -1,4 +1,4 @@
-"""What runs over activations and over gradients have in common: what they begin with, gather and report."""
+"""What runs of `inspect` and `inspect_gradients` share: preparation, gathering and reporting."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -38,7 +38,7 @@ _WITHOUT_KERNEL = (
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """How a batch broke off.
+    """How a batch failed.
 
     Attributes:
         failure: Where; None if no module raised.
@@ -53,10 +53,10 @@ class Break:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One run: what is fixed, and what has been gathered so far.
+    """One run: its options, and what has been gathered so far.
 
     Attributes:
-        state: A place in the run to go back to.
+        state: A point in the run to go back to.
         captured: What the hooks have seen in the latest pass.
         output_key: Which of several outputs holds the class scores; None for the only one.
         verify: Whether the first batch is to be compared to a pass without hooks.
@@ -82,7 +82,7 @@ class Run:
     verification: Verification | None = None
 
     def broken(self, raised: BaseException) -> Break:
-        """Describe what the model raised in its forward pass; an error of ours is raised again."""
+        """Describe what the model raised in its forward pass; hookscope's own errors are raised again."""
         error = reraise_internal(raised)
         failure = locate(self.inspected.modules, error)
         return Break(failure_message(self.inspected.info.name, failure, error), failure, error)
@@ -94,7 +94,7 @@ class Run:
         self.unnamed = self.unnamed or unnamed_warning(output, categories, places, self.output_key)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what is no cause for alarm: what is known of the network, what is not seen of it, what is slower."""
+        """Return notes, which need no action: about the network, what hooks cannot see of it, and what is slower."""
         known = self.inspected.notes
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             known = (*known, _WITHOUT_KERNEL)
@@ -144,7 +144,7 @@ def choose(
         edits: As for `--edit`.
         recorder: Tells which axis counts channels.
         ops: Whether all operations are selected.
-        judged: Whether those that verdicts are about are observed, too, if the network's own code calls any.
+        judged: Whether operations that verdicts are about are also observed, if the network's own code calls any.
 
     Raises:
         LayerNotFoundError: If a pattern or an edit selects nothing.
@@ -198,7 +198,7 @@ def verified(
     forward: Callable[[], Outcome],
     hooks: Callable[[Mapping[str, nn.Module], OperationChoice | None], AbstractContextManager[object]],
 ) -> Verification:
-    """Compare the outcome of the first batch to that without hooks; the run then goes on as if nothing had been.
+    """Compare the outcome of the first batch to that without hooks; the run's state is unchanged by it.
 
     `began` leads back to where the batch began, `forward` runs it, and `hooks` puts hooks on some of the layers and
     operations, to find out whose make a difference.

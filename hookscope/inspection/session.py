@@ -1,4 +1,4 @@
-"""Run a network over files, pictures or tensors: what the commands and the Python functions have in common."""
+"""Run a network over files, pictures or tensors: shared by the commands and the Python functions."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -112,7 +112,7 @@ def open_session(
 
 
 def _sources(images: Images, notes: list[str]) -> tuple[list[Path | Image], Batch | None]:
-    """Return the files and pictures that are meant, or the batch; `notes` gets a sentence about skipped files."""
+    """Return the files and pictures, or the batch; `notes` gets a sentence about skipped files."""
     if isinstance(images, Tensor):
         return [], next(iter(as_batches(images)))
     if isinstance(images, Batch):
@@ -365,7 +365,7 @@ def reporter(session: Session, on_error: OnError | None) -> OnError | None:
 
 
 def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:
-    """Return what a run of the session was made with; `patterns` are those of layers."""
+    """Return the provenance of a run of the session; `patterns` are those of layers."""
     named = {each.name: asdict(each.record) if each.record else each.value for each in session.inputs.named}
     return Provenance(
         tuple(patterns),
@@ -381,7 +381,7 @@ def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[s
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of what results depend on."""
+    """Return the versions of Python and of the packages that results depend on."""
     return dict(_versions())
 
 
@@ -392,7 +392,7 @@ def _versions() -> dict[str, str]:
 
 
 def _one_by_one(error: HookscopeError) -> list[str]:
-    """Return what an error says of each of its inputs."""
+    """Return an error's message for each of its inputs."""
     if isinstance(error, UnfitInputError) and error.names:
         return [f"{name}: {error.reason}" for name in error.names]
     return [str(error)]

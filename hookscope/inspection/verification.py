@@ -20,14 +20,14 @@ from hookscope.text import exception_line
 
 
 class Outcome(NamedTuple):
-    """What a forward pass gave: the tensors of its output by path, without their graph, and its loss if it has one."""
+    """The result of a forward pass: the tensors of its output by path, without their graph, and its loss, if any."""
 
     tensors: dict[str, Tensor]
     loss: float | None = None
 
 
 def outcome_of(output: object, loss: float | None = None) -> Outcome:
-    """Return what a forward pass gave, ready to be compared."""
+    """Return the result of a forward pass, ready to be compared."""
     with torch._C.DisableTorchFunctionSubclass():
         return Outcome({path: tensor.detach() for path, tensor in tensors_in(output)}, loss)
 
@@ -35,7 +35,7 @@ def outcome_of(output: object, loss: float | None = None) -> Outcome:
 def verify_outcome(
     hooked: Outcome, layers: Sequence[str], with_hooks: Callable[[Sequence[str]], Outcome]
 ) -> Verification:
-    """Tell whether a network gives the same as it gave with hooks on all `layers`, in execution order.
+    """Tell whether a network without hooks returns the same as with hooks on all `layers`, in execution order.
 
     `with_hooks` runs it once more from the same state on the same input, with hooks on some layers alone. Where the
     outcomes differ the first layer is named whose hooks make a difference, found by halving.
@@ -60,7 +60,7 @@ def verify_outcome(
 
 
 def verification_warnings(verification: Verification | None, model: str) -> tuple[str, ...]:
-    """Return a sentence for a reader who must not trust the numbers to be those without hooks; none otherwise."""
+    """Return a warning if the numbers may not be those without hooks."""
     if verification is None or verification.status != "differs":
         return ()
     first = f", first because of {verification.layer or '(model)'}" if verification.layer else ""

@@ -13,7 +13,7 @@ from hookscope.models.published_networks import TIMM_SECONDS, known_pattern, tim
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import counted, printable, some_of
 
-# Our choice: with less than half in common, of the names in either, a network is no guess worth making.
+# Our choice: with less than half of the names in common, a network is not worth suggesting.
 _LEAST_ALIKE = Fraction(1, 2)
 
 _PACKED = "_packed_params._packed_params"
@@ -21,7 +21,7 @@ _PACKED = "_packed_params._packed_params"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A network, as MODEL would name it, whose names and shapes are those of a file with these arguments.
+    """A network, as MODEL would name it, that with these arguments has the names and shapes of a file.
 
     `input_channels` is C of the pictures, if it is not the network's own; `remarks` say how sure this is, and what
     differs from the network as published, for people.
@@ -38,7 +38,8 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
 
     All of torchvision and `demo` are compared; timm's, where it is installed, if none of those fits. Of several ways to
     read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing. Raises
-    ModelNotFoundError if none fits, but networks of timm's that no table holds were left when time ran out.
+    ModelNotFoundError if none fits, unless time ran out before all networks of timm that are in no table were compared:
+        then the message says so.
     """
     forms = _readings(shapes)
     found = _fitting(torchvision_patterns(), forms)
@@ -106,7 +107,7 @@ def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str
 
 
 def _bound(pattern: NetworkPattern, given: Shapes, firsts: set[str]) -> Fraction:
-    """Return more than what of a network's and a file's names can be alike, by how their names begin."""
+    """Return an upper bound of the names that a network and a file share, from how their names begin."""
     least = max(len(given), sum(pattern.counts.values()) - pattern.optional_count)
     return Fraction(sum(count for first, count in pattern.counts.items() if first in firsts), max(least, 1))
 

@@ -33,7 +33,7 @@ ARRAY_TYPES = {
 # What float32 holds exactly. Of other whole numbers float64 holds the first sixteen digits.
 _EXACT_IN_FLOAT32 = frozenset({"bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32"})
 
-# What processors call the instructions that the variants of native.c are compiled to.
+# Processor flags of the instruction sets that the variants of native.c are compiled for.
 _INSTRUCTIONS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"},
     "avx2": {"avx2", "fma"},
@@ -144,7 +144,7 @@ def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
 
 
 def _variant() -> str:
-    """Return which variant of native.c this processor runs, as far as Linux says; "default" runs on any."""
+    """Return which variant of native.c this processor runs, as Linux reports it; "default" runs on any."""
     flags: set[str] = set()
     if sys.platform == "linux":
         with suppress(OSError, StopIteration):

@@ -11,7 +11,7 @@ from hookscope.models.weight_sets import is_optimiser, other_sets
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
 
-# What keys of averaged weights are called: exponential and stochastic averages, and the shadows of older scripts.
+# Names of keys of averaged weights: exponential and stochastic averages, and the shadows of older scripts.
 _AVERAGED = ("ema", "averag", "swa", "shadow")
 
 # Our choices: no training script nests an optimiser deeper, and a file can refer to one dict any number of times.
@@ -94,7 +94,7 @@ def _is_averaged(key: str) -> bool:
 
 
 def _paired(tensors: Mapping[str, Tensor], own: set[str]) -> dict[str, str]:
-    """Return the names of a copy with those they stand for, wrapping prefixes of either aside."""
+    """Return the names of a copy with those of the weights, ignoring wrapping prefixes of either."""
     best: dict[str, str] = {}
     for _, mine in stripped_forms(own):
         plain = {short: name for name, short in mine.items()}

@@ -59,7 +59,7 @@ def looks_like_file(text: str) -> bool:
 
 
 def exists(text: str) -> bool:
-    """Say whether something of that name exists, if only a link to nothing; what cannot be a name does not."""
+    """Say whether something of that name exists, including a dangling link; False for what cannot be a name."""
     try:
         return text != "" and (Path(text).exists() or Path(text).is_symlink())
     except (OSError, ValueError):  # too long, or with a null byte
@@ -69,7 +69,7 @@ def exists(text: str) -> bool:
 def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpoint:  # noqa: B008 - frozen
     """Return the weights in a file, or of a sharded one's `index.json`. Its content decides how it is read.
 
-    What could go wrong is tried in a separate process first; this one then maps the file that passed. Of a trusted file
+    The file is first read in a separate process; if that passes, this one maps it. Of a trusted file
     a Module's own state dict is read too. Raises CheckpointError if the file cannot be read, is damaged, or holds no
     state dict; UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and
     `options` names none; NothingMatchedError if there is none where `options` says.

@@ -13,9 +13,9 @@ from hookscope.models.construction import LoadedModel
 from hookscope.text import counted, printable
 
 Classes = str | Path | Sequence[str] | Mapping[int, str]
-"""What names classes: a file, names in their order, or names by index."""
+"""Class names: a file, names in order, or names by index."""
 
-# Where training scripts, torchvision's ImageFolder, Hugging Face and OpenMMLab keep them, the least doubtful first.
+# Keys of training scripts, torchvision's ImageFolder, Hugging Face and OpenMMLab, the most reliable first.
 _KEYS = (
     *("class_to_idx", "idx_to_class", "id2label", "label2id", "class_names", "classnames", "class_labels"),
     *("CLASSES", "classes", "categories"),
@@ -74,9 +74,9 @@ def read_classes(path: Path) -> tuple[str, ...]:
 def packed_classes(path: Path, counts: Container[int]) -> tuple[str, tuple[str, ...]]:
     """Return the extra file of a TorchScript archive that names classes, with the names by index; ("", ()) for none.
 
-    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. Looked at are those that a key of settings or a
-    usual file name calls so, as "labels.txt" and "index_to_name.json", and objects in JSON. Names count if there are as
-    many of them as one of `counts`.
+    `torch.jit.save(…, _extra_files=…)` stores texts beside the network. The texts read are those that a key of settings
+    or a usual file name calls so, as "labels.txt" and "index_to_name.json", and objects in JSON. Names count if there
+    are as many of them as one of `counts`.
     """
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
@@ -116,8 +116,8 @@ def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:
 def stored_classes(content: object) -> tuple[str, tuple[str, ...]]:
     """Return where a checkpoint names its classes, "meta.CLASSES", and their names by index; ("", ()) if nowhere.
 
-    Looked at are the usual keys at the top, and in dicts of settings there. Whatever is not names, of as many classes
-    as there are indices, is passed over.
+    Only the usual keys at the top, and in dicts of settings there, are read. Values that are not one name per index are
+    passed over.
     """
     if not isinstance(content, dict):
         return "", ()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A network, where it came from, and what it wants to be given.
+    """A network, where it came from, and which input it expects.
 
     Attributes:
         module: The network, in the mode (train or eval) its builder left it in.
@@ -34,7 +34,7 @@ class LoadedModel:
         preprocessing: How an image becomes its input.
         warnings: Sentences a reader must see, such as that trained weights could not be had.
         example_shape: Of an input that it is known to take, batch axis first; None if nothing is known.
-        notes: Sentences about how it was loaded that are no cause for alarm, such as which network was recognised.
+        notes: Sentences about how it was loaded that need no action, such as which network was recognised.
         beside: What the weights file holds beside the weights; None without such a file.
     """
 
@@ -48,7 +48,7 @@ class LoadedModel:
 
 
 def loaded_module(module: nn.Module) -> LoadedModel:
-    """Return a module that a caller has built, with what its first layer tells of its input."""
+    """Return a module that a caller has built, with what its first layer says about its input."""
     kind = type(module).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count(module))
     return LoadedModel(module, info, default_preprocessing(module))
@@ -107,7 +107,7 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-# Not copy_: builders load the state dict with it, in the same breath.
+# Not copy_: builders use it to load the state dict.
 _FILLS = frozenset({torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fill_, torch.Tensor.zero_})
 
 
@@ -163,8 +163,8 @@ def replaced(owner: object, name: str, value: object) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-# What torch and torchvision say about their own use of what they give up, or about how a file was made: nothing that a
-# user of a network can act on.
+# Warnings of torch and torchvision about their own deprecations, or about how a file was made, on which a user of a
+# network cannot act.
 _KNOWN_WARNINGS = (
     ("torch.ao.quantization is deprecated", DeprecationWarning),
     ("torch.quantize_per_tensor, torch.quantize_per_channel and other quantized", UserWarning),
@@ -180,7 +180,7 @@ _KNOWN_WARNINGS = (
 
 @contextmanager
 def silenced_known_warnings() -> Iterator[None]:
-    """Silence what torch and torchvision are known to say about themselves, and nothing else."""
+    """Silence the known warnings of torch and torchvision about themselves, and nothing else."""
     with warnings.catch_warnings():
         for message, category in _KNOWN_WARNINGS:
             warnings.filterwarnings("ignore", message=message, category=category)
@@ -212,6 +212,6 @@ def model_info(
     categories: tuple[str, ...] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> ModelInfo:
-    """Return what the record says of a network; see `ModelInfo`."""
+    """Return the record of a network; see `ModelInfo`."""
     kind, count = type(module).__name__, parameter_count(module)
     return ModelInfo(name, kind, weights, random, sha256, count, categories, dict(arguments or {}))

@@ -1,15 +1,14 @@
 """List what a weights file holds, without building a network and without holding its values in memory.
 
-A file is looked at in a separate process, which answers with the rows of the table: whatever a file of unknown origin
-makes of itself, it has limits on memory and time. torch, which takes seconds to import, reads only what needs it.
+A separate process with limits on memory and time reads the file and returns the rows of the table. torch, which takes
+seconds to import, is only used for files that need it.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular
+from hookscope.checkpoints.fileformat import FileKind, version_of
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
@@ -68,9 +67,9 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
 def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
     """Return what `list_plain` does in a process with limits; None also where it fails: torch says what is wrong."""
     try:
-        before = [_version(path) for path in kinds]
+        before = [version_of(path) for path in kinds]
         found = run_forked(lambda: list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))
-        changed = before != [_version(path) for path in kinds]
+        changed = before != [version_of(path) for path in kinds]
     except (CheckpointError, MemoryError):
         return None
     if isinstance(found, WorkerFailure):
@@ -81,15 +80,8 @@ def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[
     return None if changed else listed
 
 
-def _version(path: Path) -> tuple[int, int, int]:
-    """Return what changes with the file's content: where it is, its size, when it was written."""
-    with open_regular(path) as file:
-        status = os.fstat(file.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
 def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]:
-    """Hold what shards hold against their index; return a sentence for each that holds more."""
+    """Compare shards with their index; return a sentence for each that holds more."""
     name, listed = printable(str(index)), read_index(index)
     owners = {tensor: shard for shard, tensors in listed.items() for tensor in tensors}
     surplus = {}
@@ -106,7 +98,7 @@ def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]
 def _architectures(
     shapes: Mapping[tuple[str, bool], Mapping[str, tuple[int, ...]]],
 ) -> tuple[dict[tuple[str, bool], tuple[str, ...]], tuple[str, ...]]:
-    """Return of each part the networks that fit, in words, and why there may be others."""
+    """Return for each part the networks that fit, in words, and why there may be others."""
     known: dict[frozenset[tuple[str, tuple[int, ...]]], tuple[str, ...]] = {frozenset(): ()}
     doubts: dict[str, None] = {}
     for each in shapes.values():

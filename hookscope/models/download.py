@@ -1,4 +1,4 @@
-"""Weights files from the internet, kept in torch.hub's cache: found there, or downloaded, or given up on quickly."""
+"""Weights files from the internet, in torch.hub's cache or downloaded into it; without a network this fails quickly."""
 
 import re
 import socket

@@ -28,7 +28,7 @@ from hookscope.models.weights import IMAGENET_CLASSES
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import counted, exception_line, printable
 
-# What pickle says of a class, or function, that is no longer where it was.
+# Pickle's message about a class or function that is no longer where it was.
 _MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
 
 

@@ -1,4 +1,4 @@
-"""What input a network expects, as far as its first layer tells, and how to make it expect another."""
+"""The input that a network expects, inferred from its first layer, and how to rebuild it for other channels."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ def infer_channels(module: nn.Module) -> int | None:
 
 
 def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
-    """Return an input shape with N = 1 that the first layer takes; None if it does not tell.
+    """Return an input shape with N = 1 that the first layer takes; None if it cannot be inferred.
 
     (1, C, 224, 224) for Conv2d, (1, C, 16, 112, 112) for Conv3d, (1, C, 224) for Conv1d, (1, features) for Linear.
     First is meant in the order of definition, which need not be the order of execution.

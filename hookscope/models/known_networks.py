@@ -17,8 +17,8 @@ from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes
 from hookscope.models.weight_sets import state_shapes
 from hookscope.models.zoo import build_demo, build_torchvision
 
-# To see which sizes follow them a network is built for so many classes and input channels: primes that no published
-# network has, so that a multiple of one is no coincidence.
+# To find the sizes that depend on them, a network is built with these numbers of classes and input channels: primes
+# that no published network has, so that a multiple of one is no coincidence.
 _CLASSES = 1009
 _CHANNELS = 5
 

@@ -1,4 +1,4 @@
-"""What there is to list of a weights file, as a worker process answers with it in JSON. No torch is needed."""
+"""The listing of a weights file, as a worker process returns it in JSON. No torch is needed."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -13,7 +13,7 @@ from hookscope.models.weight_sets import Part, state_shapes
 from hookscope.results.contents import StoredTensor
 from hookscope.text import counted, printable, shape_text
 
-# What training libraries leave at the top of their checkpoints, and what they are called.
+# Keys that training libraries leave at the top of their checkpoints, and the names of the libraries.
 _SIGNATURES = {"pytorch-lightning_version": "Lightning", "transformers_version": "transformers"}
 
 # Our choice: a text that fits a line.
@@ -28,7 +28,7 @@ def file_listing(
     rows: Sequence[dict[str, Any]],
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return what there is to list of a file; `rows` are those of the tensors of all parts, in order."""
+    """Return the listing of a file; `rows` are those of the tensors of all parts, in order."""
     waiting = iter(rows)
     metadata = (safetensors_header(path)[0].get("__metadata__") or {}) if kind == "safetensors" else {}
     return {
@@ -72,7 +72,7 @@ def shared_prefix(is_weights: bool, rows: Sequence[StoredTensor]) -> str:
 
 
 def _entries(content: object) -> list[tuple[str, str, str]]:
-    """Describe what stands at the top of a training checkpoint: key, type, summary."""
+    """Describe the top-level entries of a training checkpoint: key, type, summary."""
     if not isinstance(content, dict):
         return []
     return [

@@ -1,4 +1,4 @@
-"""Modules that stand for the layers of TorchScript and of exported programs: what they pass for, and what to say.
+"""Modules that stand for the layers of TorchScript and of exported programs: their classes, sizes and warnings.
 
 Such a layer knows the name of the class it was written as, but is none of its instances. Layer patterns, channel axes
 and input shapes all go by class, so it is made one, as far as torch's own layers are concerned: only their type and

@@ -1,4 +1,4 @@
-"""Names and shapes of the networks that libraries publish, out of the tables beside this file: no torch is needed.
+"""Names and shapes of published networks, from the tables beside this file: no torch is needed.
 
 `python -m tests.models.network_tables` writes the tables, of what the libraries build.
 """
@@ -36,7 +36,7 @@ class NetworkPattern:
 
     Attributes:
         model: What MODEL calls it.
-        facts: What the properties below say, as JSON holds it.
+        facts: The values of the properties below, from JSON.
         counts: How many tensors there are, by the first part of their names.
         read: Returns names and sizes.
     """
@@ -145,7 +145,7 @@ def table_name(library: Library) -> str:
 
 
 class _Nodes:
-    """The trees of all networks by the parts of names: each different one is there once, behind what it is made of."""
+    """The trees of all networks by the parts of names: each distinct node is stored once, after its parts."""
 
     def __init__(self, parts: Sequence[Sequence[str]], nodes: Sequence[Any]) -> None:
         self._parts = parts

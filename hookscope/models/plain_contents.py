@@ -19,7 +19,7 @@ from hookscope.text import printable
 
 
 def list_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
-    """Return what there is to list of each file, plainly stored tensors and values; None if any holds anything else.
+    """Return the listing of each file of plainly stored tensors and values; None if any holds anything else.
 
     Raises CheckpointError if one holds no tensors, or was cut short meanwhile; NothingMatchedError if there is nothing
     at `key`.

@@ -1,7 +1,7 @@
-"""The networks that a file's names and shapes are held against: those in the tables, of what is installed.
+"""The networks that a file's names and shapes are compared with: those of the installed libraries, from the tables.
 
-Where another version is installed than a table is of, what it has more is built to see its shapes, which needs torch;
-what both have is the same, since published weights must go on fitting.
+Networks that only the installed version of a library has are built to find their shapes, which needs torch; those in
+the table are unchanged, since published weights must go on fitting.
 """
 
 import time
@@ -32,8 +32,8 @@ def torchvision_patterns() -> Iterator[NetworkPattern]:
 def timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPattern]:
     """Yield timm's networks.
 
-    Those that the table does not hold come last, and only those that take the picture with a layer of one of `names`,
-    as `left` gets the ones of these for which no time was left.
+    Those that are not in the table come last, and only if their first layer has one of `names`; `left` collects those
+    for which no time was left.
     """
     table = network_table("timm")
     if installed_version("timm") == table.version:

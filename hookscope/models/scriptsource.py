@@ -1,8 +1,7 @@
 """Where the code of a TorchScript node was written, as far as the archive keeps it.
 
 A scripted node knows its expression, with file and line. A traced one knows the Python frames under which it ran. Calls
-of functions, alone of all nodes, ask for their place at the function's name, where the archive has none; it has one
-behind the name.
+of functions are looked up behind the function's name, because the archive records no place at the name.
 """
 
 import ast

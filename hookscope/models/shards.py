@@ -8,7 +8,7 @@ from hookscope.errors import CheckpointError
 from hookscope.text import printable
 
 REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
-"""What to do about a file that runs code, for messages."""
+"""Advice about a file that runs code, for messages."""
 
 
 def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:

@@ -21,13 +21,13 @@ from hookscope.models.weight_sets import state_shapes
 from hookscope.models.weights import BuildOptions
 from hookscope.text import printable
 
-# Files that no network is kept in: MODEL and IMAGE have changed places.
+# Suffixes of pictures: MODEL and IMAGE were swapped.
 _PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What MODEL says, before anything is loaded.
+    """A parsed MODEL, before anything is loaded.
 
     `source` is the registry name, the path, or the dotted module name; `factory` the name of the callable or Module in
     a "file" or "module". A "weights" file may hold the network too: its content says.
@@ -63,7 +63,7 @@ def parse_model(text: str) -> ModelSpec:
 
 
 def _by_form(text: str) -> ModelSpec | None:
-    """Return what the form of MODEL alone says; None for a name that has to be looked up."""
+    """Parse a MODEL whose form is enough; None for a name that has to be looked up."""
     source, colon, factory = text.rpartition(":")
     if text == "demo":
         return ModelSpec("demo", text)
@@ -100,7 +100,7 @@ def load_model(
         arch: The network a weights file belongs to, in any form of MODEL but a weights file; None to recognise it, or
             to take the network that a trusted file holds.
         model_arguments: "NAME=VALUE" each, for the function that builds the network.
-        seed: Of random weights. The random number generators come out as they went in.
+        seed: Seed of random weights. The state of the random number generators is restored.
         options: How a weights file is read and loaded.
         on_meta: See `build_on_meta`.
 
@@ -139,7 +139,7 @@ device of their state dict's tensors tells.
 
 
 def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedModel:
-    """Load a weights file: into the network that `arch` or its names tell, or the network that it holds."""
+    """Load a weights file: into the network that `arch` names or that is recognised, or the network that it holds."""
     if not exists(source):
         raise CheckpointError(f"{printable(source)} does not exist.")
     network = None if arch is None else parse_model(arch)

@@ -1,8 +1,8 @@
-"""Put a state dict into a network, strictly, whatever the names were wrapped in when it was saved."""
+"""Load a state dict into a network, strictly, without wrapping prefixes of its names."""
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,6 +13,15 @@ from hookscope.models.construction import FileOptions
 from hookscope.models.network_table import COUNTER
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
+
+
+def named_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors by name, detached; those that int8 modules pack into a tuple by their places in it."""
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            yield name, value.detach()
+        elif isinstance(value, tuple | list):
+            yield from ((f"{name}[{at}]", each.detach()) for at, each in enumerate(value) if isinstance(each, Tensor))
 
 
 def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:
@@ -153,7 +162,7 @@ def _versions(state: Mapping[str, Any], removed: str) -> dict[str, Any] | None:
 
 
 def foreign_names(names: Iterable[str]) -> str:
-    """Return a sentence that says whose the names are, if they are another framework's; else an empty text."""
+    """Return a sentence naming the framework if the names are another framework's; else ""."""
     for name in names:
         leaf = name.replace("/", ".").rpartition(".")[2]
         if leaf in ("kernel", "embedding") or leaf.endswith(":0") or "/" in name:

@@ -1,7 +1,6 @@
 """List what a weights file holds with torch, which reads what `plain_contents` does not.
 
-A file is looked at in a separate process, which answers with the rows of the table: whatever a file of unknown origin
-makes of itself, it has limits on memory and time.
+A separate process with limits on memory and time reads the file and returns the rows of the table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,12 +30,12 @@ _THREADS = 2  # our choice: two read as fast as memory gives
 
 
 def list_with_torch(kinds: Mapping[Path, FileKind], name: str, key: str | None) -> list[dict[str, Any]]:
-    """Return what there is to list of each file, called `name` in messages. Raises as `list_contents`."""
+    """Return the listing of each file, called `name` in messages. Raises as `list_contents`."""
     return inspect_isolated(kinds, name, partial(_look, key), remedy=REMEDY)
 
 
 def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[str, Any]:
-    """Return what there is to list of one file, as JSON can hold it."""
+    """Return the listing of one file, as JSON can hold it."""
     parts = parts_of(content, printable(str(path)), key)
     tensors = [_detached(tensor) for part in parts for _, tensor in part.tensors]
     absent = sum(tensor.is_meta for tensor in tensors)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# Our choice: whether two views share an element is looked for so long; then they are said to.
+# Our choice: how long to search whether two views share an element; after that they count as sharing.
 _OVERLAP_WORK = 10_000
 
 _BASE = 4096  # an address for NumPy, which reads nothing there
@@ -28,7 +28,7 @@ class Layout:
 
 
 def tied_to(places: Sequence[tuple[str, str]], layouts: Sequence[Layout | None]) -> list[str]:
-    """Return of each tensor the first other one that it shares an element with, by name; "" for none.
+    """Return for each tensor the name of the first other one that it shares an element with; "" for none.
 
     Args:
         places: Part and name of each.
@@ -50,7 +50,7 @@ def tied_to(places: Sequence[tuple[str, str]], layouts: Sequence[Layout | None])
 
 
 def _owners(layouts: Mapping[int, Layout]) -> dict[int, int]:
-    """Return of each tensor of one storage the first of those before it that it shares an element with."""
+    """Return for each tensor of one storage the first earlier one that it shares an element with."""
     owners: dict[int, int] = {}
     first: dict[Layout, int] = {}
     for at, layout in layouts.items():

@@ -79,7 +79,7 @@ def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int |
 
 
 def _created(name: str, given: Mapping[str, Any], otherwise: HookscopeError, **options: Any) -> nn.Module:
-    """Build a network; what that raises is the fault of the arguments given, or without any the error `otherwise`."""
+    """Build a network; on failure raise a UsageError about the arguments given, or without any `otherwise`."""
     try:
         module: nn.Module = _timm().create_model(name, **options, **given)
     except Exception as error:

@@ -139,7 +139,7 @@ _graphs: WeakKeyDictionary[ScriptLayer, Observable] = WeakKeyDictionary()
 """The graphs of the whole script, with their operations: not in the layers, whose state a run may put back."""
 
 _raised: list[BaseException] = []
-"""What Python code that a running script called has raised; the interpreter of scripts would turn it into text."""
+"""The exception of Python code called by a running script; the interpreter of scripts would turn it into text."""
 
 _operators: dict[tuple[tuple[str, ...], str], str] = {}
 """Our operators by what they return and do."""
@@ -263,13 +263,13 @@ def _operate(handle: Any, index: int, arguments: tuple[object, ...]) -> object:
 
 
 _GIVEN = {"call": ("Any layer, str method", _call), "operate": ("Any layer, int operation", _operate)}
-"""What our operators take before the arguments, and what they do."""
+"""The leading arguments of our operators, and their functions."""
 
 
 def _layer(
     script: Any, known: dict[Any, ScriptLayer], taken: dict[int, tuple[Any, nn.Parameter]], graphs: Observable
 ) -> ScriptLayer:
-    """Return what stands for a script module and those below it: one object, whatever the number of its names."""
+    """Return the layers that stand for a script module and those below it: one object for all of its names."""
     handle = script._c
     if handle not in known:
         made: Any = layer_class(ScriptLayer, _python_name(script))(script, taken)

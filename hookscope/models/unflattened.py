@@ -1,10 +1,10 @@
 # ruff: noqa: SLF001 - what torch lays out is completed through the attributes it is made of
 """Exported programs as a tree of ordinary modules on which hooks fire.
 
-torch can lay the flat graph of an exported program out into modules of the original names. It leaves to do: each
-further call of a layer is another module there (`relu@1`), classes are all called InterpreterModule, and tensors
-that were constants stay behind when the network moves to another device. Here these become calls of one module again,
-each with the graph that was recorded for it.
+torch can lay the flat graph of an exported program out into modules of the original names. But there each further call
+of a layer is another module (`relu@1`), all classes are called InterpreterModule, and constant tensors stay behind when
+the network moves to another device. Here these become calls of one module again, each with the graph that was recorded
+for it.
 """
 
 import copy

@@ -24,7 +24,7 @@ _OPTIMISER = {"state", "param_groups"}  # the keys of every torch optimiser's st
 _DEPTH_LIMIT = 4
 _DICTS_LIMIT = 10_000
 
-# Our choice: with more dicts of tensors than this they are a tree of parameters, one set of weights.
+# Our choice: more dicts of tensors than this are a tree of parameters, one set of weights.
 _SETS_LIMIT = 8
 
 Keys = tuple[object, ...]  # that lead from the whole content to a part of it
@@ -152,7 +152,7 @@ def _by_name(found: object) -> dict[str, Any]:
 
 
 def reach(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
-    """Return what `keys` lead to, of which only what starts with `prefix`, and what is left behind, for a message."""
+    """Return the entries at `keys` that start with `prefix`, and, for a message, what remains."""
     found, ignored = content, []
     if keys and isinstance(content, dict):
         ignored = [shown_key(key) for key in dict.keys(content) if key is not keys[0]]

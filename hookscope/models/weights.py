@@ -1,4 +1,4 @@
-"""What all networks with a name share: how they are built, which weights go in, and what the record says of them."""
+"""Shared by all networks with a name: building, choice of weights, and the record."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -85,7 +85,7 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChosenWeights:
-    """What goes into a network that has a name, and where it comes from, for people and the record.
+    """The weights of a network that has a name, and their origin, for people and the record.
 
     `enum` is torchvision's trained weights, which also decide how their builder configures the network; `checkpoint` is
     None for random weights, and when nothing is loaded; `random` says that the network keeps the values it is built
@@ -102,7 +102,7 @@ class ChosenWeights:
 
 
 Description = tuple[Preprocessing, tuple[str, ...], tuple[str, ...]]
-"""Of a network that is built: how an image becomes its input, class names by index, sentences a reader must see."""
+"""Of a built network: its preprocessing, class names by index, and warnings."""
 
 IMAGENET_CLASSES = 1000
 
@@ -157,5 +157,5 @@ def load_named(
 
 
 def shown(arguments: Mapping[str, Any]) -> str:
-    """Return a builder's arguments as a person would write them."""
+    """Return a builder's arguments as they are written in Python."""
     return printable(", ".join(f"{key}={value!r}" for key, value in arguments.items()))

@@ -1,20 +1,20 @@
-"""The names in a file whose network was inside others when it was saved, without what those put before them."""
+"""Names in a state dict without the prefixes of wrappers that the network was saved inside."""
 
 from collections import Counter
 from collections.abc import Iterable
 
-# What puts a network inside another: DistributedDataParallel and AveragedModel, compile, Lightning, Fabric, FSDP,
-# and the names training code likes for the attribute that holds it.
+# Prefixes of DistributedDataParallel and AveragedModel, compile, Lightning, Fabric and FSDP, and usual names in
+# training code of the attribute that holds the network.
 _WRAPPERS = (
     *("module.", "_orig_mod.", "model.", "_forward_module.", "_fsdp_wrapped_module.", "backbone.", "net.", "network."),
     *("encoder.", "base_model.", "base_encoder.", "encoder_q.", "ema_model.", "ema.", "student.", "teacher."),
     "classifier.",
 )
 
-# What wraps modules inside a network as well.
+# Wrappers that are also used inside a network.
 _INNER_WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
-# Our choice: bounds for a file made to have many readings.
+# Our choice: bounds against files made to have many readings.
 _WRAPPERS_DEEP = 4
 _FORMS_LIMIT = 24
 

@@ -43,12 +43,12 @@ class SavedAttributions:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is to be said of maps that are not drawn over their photograph."""
+        """Notes about maps that are not drawn over their photograph."""
         return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark))
 
     @property
     def last_line(self) -> str:
-        """What the command says of it in the end: the first overview, what else there is, and where."""
+        """The command's last line: the first overview, and the files beside it."""
         others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
         others += [counted(len(self.files), "overlay"), counted(len(self.files), "map")]
         overview = safe_text(str(self.folder / self.pictures[0].overview))
@@ -102,7 +102,7 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
 
 
 def photograph_of(result: Attributions, index: int) -> Photograph:
-    """Return what an input's maps are drawn over; an even grey where the result does not say what it was made of."""
+    """Return the photograph under an input's maps; an even grey where it is not known."""
     provenance = result.provenance
     if provenance is not None and provenance.photographs is not None:
         return provenance.photographs(result.inputs, index)

@@ -36,7 +36,7 @@ def attribution_summary(result: Attributions, *, width: int, full: bool = False)
 
 
 def finding_of(each: AttributionMap, result: Attributions) -> str:
-    """Return in one sentence what a map says: the target, and where half of what speaks for it lies."""
+    """Return a map's finding in one sentence: the target, and where half of the map lies."""
     record = result.inputs[each.input_index]
     name = PurePath(record.name).name or record.name
     certain = "" if each.target.probability is None else f" {probability_text(each.target.probability)}"
@@ -70,7 +70,7 @@ def check_text(check: SanityCheck) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a probability with two digits that say something: "0.41", "0.0127"."""
+    """Return a probability with at least two significant digits: "0.41", "0.0127"."""
     return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.3g}"
 
 

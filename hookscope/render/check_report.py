@@ -1,4 +1,4 @@
-"""Reports on checkpoints: what every rendering says in the same words, and for people as Rich renderables."""
+"""Reports on checkpoints: the words that all formats share, and Rich renderables for the terminal."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.text import counted, printable, safe_text
 
-# Where a name or a message of unknown origin is cut. Our choice: no name or sentence that means well is as long.
+# Where a name or a message of unknown origin is cut. Our choice: no ordinary name or sentence is as long.
 _NAME_LENGTH = 300
 _MESSAGE_LENGTH = 1000
 _SENTENCES = ("error", "message", "reason", "steps", "warnings")
@@ -35,7 +35,7 @@ _LEVELS = {"fail": ("FAIL", "red"), "warn": ("warn", "yellow")}
 
 
 def verdict(report: CheckReport) -> str:
-    """Return what became of a checkpoint, in words: it failed if a rule did, whatever else happened."""
+    """Return the verdict on a checkpoint in words: it failed if a rule did, whatever else happened."""
     if any(finding.level == "fail" for finding in report.findings):
         return "failed"
     return "passed" if report.passed else "could not be checked"
@@ -81,7 +81,7 @@ def total_seconds(report: CheckReport) -> float:
 
 
 def untold_error(report: CheckReport) -> str:
-    """Return why a checkpoint could not be checked, unless a finding says just that: a corrupt file is both."""
+    """Return why a checkpoint could not be checked, unless a finding already says so, as for a corrupt file."""
     told = {finding.message for finding in report.findings}
     return "" if report.error in told else report.error
 
@@ -140,7 +140,7 @@ def finding_text(finding: Finding) -> str:
 
 
 def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float | None = None) -> RenderableType:
-    """Return what became of each checkpoint, the gravest first, and a line on all of them last.
+    """Return the verdict on each checkpoint, the gravest first, and a summary line last.
 
     Lines are broken between words, never within a name: print with `soft_wrap=True`, or Rich folds a name that is
     longer than the terminal.
@@ -154,7 +154,7 @@ def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float |
 
 
 def _head(report: CheckReport, width: int) -> Iterator[Text]:
-    """Yield what a checkpoint is and what became of it."""
+    """Yield the checkpoint's name, facts and verdict."""
     statuses = [outcome.status for outcome in report.outcomes]
     rules = counted(statuses.count("pass"), "rule") if report.passed else ""
     model = report.model
@@ -170,7 +170,7 @@ def _head(report: CheckReport, width: int) -> Iterator[Text]:
 
 
 def _details(report: CheckReport, width: int) -> Iterator[Text]:
-    """Yield all that there is to say about a checkpoint below its first line."""
+    """Yield the lines about a checkpoint below its first one."""
     if error := untold_error(report):
         yield from _lines("ERROR", error, width, "red")
     for level in _LEVELS:

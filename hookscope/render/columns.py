@@ -15,15 +15,15 @@ from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, Distribution,
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text
 
-# A table with more rows than this is folded: the first and last rows stay, and every row somebody must see. Our choice:
-# about what two screens hold.
+# A table with more rows than this is folded: the first and last rows stay, and all notable rows. Our choice: about what
+# two screens hold.
 _FOLD_ABOVE_ROWS = 60
 _FOLD_KEEP_ROWS = 20
 
 # Terminals at least this wide get two blanks between columns instead of one. Our choice.
 _ROOMY_WIDTH = 100
 
-# How wide the name column stays, if its names need it, beside columns that matter and beside the others. Our choice.
+# Least width of the name column, if its names need it, beside important columns and beside the others. Our choice.
 _NAME_WIDTH_AT_LEAST = 16
 _NAME_WIDTH_WANTED = 28
 REMARK_WIDTH = 20
@@ -42,8 +42,8 @@ SPARKLINE_MEANING = (
 class Column:
     """A column before it is drawn, with a cell for each row. Its header is unlike any other column's.
 
-    The lowest rank stays longest when the terminal is narrow. 0 is the name column, which gives way to others; columns
-    below 10 matter so much that names are shortened for them.
+    The lowest rank stays longest when the terminal is narrow. 0 is the name column, which gives way to others; names
+    are shortened to make room for columns below 10.
     """
 
     header: str

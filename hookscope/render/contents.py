@@ -59,7 +59,7 @@ def contents_report(contents: CheckpointContents, *, width: int, full: bool = Fa
 
 
 def _facts(contents: CheckpointContents, weights: Sequence[StoredPart]) -> Table:
-    """Return what is to be known of the file; of its weights, too, if they are one set."""
+    """Return facts about the file, and about its weights if they are one set."""
     facts = [
         ("file", f"{contents.name} · {bytes_text(contents.byte_count)}"),
         ("kind", f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind),
@@ -77,7 +77,7 @@ def _about(part: StoredPart) -> RenderableType:
 
 
 def _grid(facts: Sequence[tuple[str, str]], part: StoredPart | None = None) -> Table:
-    """Return facts with their names, those that there are, and of a part the networks that fit, or the nearest."""
+    """Return the known facts with their names, and for a part the networks that fit, or the nearest."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""Results as the text that the commands print, and as what other tools read: dicts and data frames."""
+"""Results as the text that the commands print, as dicts and as data frames."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -48,7 +48,7 @@ def result_text(result: Result) -> str:
 
 
 def warnings_of(result: Result) -> tuple[str, ...]:
-    """Return the sentences about a result that a reader must see."""
+    """Return the warnings of a result."""
     return tuple(getattr(result, "warnings", ()))
 
 

@@ -18,7 +18,7 @@ from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.serialize import provenance_to_dict
 from hookscope.text import counted, safe_text, strict_json
 
-# What the record says of inputs that only a comparison in lockstep prepares.
+# Fields of the record about inputs that only a comparison in lockstep prepares.
 _OF_INPUTS = ("preprocessing", "named_inputs", "unusable_inputs", "patterns")
 
 
@@ -37,7 +37,7 @@ class SavedDifferences:
 
     @property
     def last_line(self) -> str:
-        """What the command says of it in the end."""
+        """The command's last line."""
         count = len(self.grids)
         of = f" of the {self.differing:,} rows that differ" if self.differing > count else ""
         drawn = [f"{counted(count, 'grid')} of A-B{of}"] if count else []
@@ -81,7 +81,7 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
 
 
 def _draw_grids(folder: Path, result: Differences) -> list[Grid]:
-    """Draw A-B of each row that has maps, all channels on one scale: which of them differ is what one looks for."""
+    """Draw A-B of each row that has maps, all channels on one scale, so that those that differ stand out."""
     drawn = []
     if result.maps:
         (folder / "grids").mkdir()

@@ -1,4 +1,4 @@
-"""Plot how a difference goes on over depth. Imports matplotlib."""
+"""Plot a difference over depth. Imports matplotlib."""
 
 import math
 from collections.abc import Sequence

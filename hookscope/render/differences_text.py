@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
 from hookscope.render.terminal import note_lines
-from hookscope.render.weights_text import gradients_answer, weights_answer, weights_table, without_gradients
+from hookscope.render.weights_text import MATCHES, gradients_answer, weights_answer, weights_table, without_gradients
 from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
 from hookscope.text import counted, printable, shape_text
 
@@ -22,8 +22,6 @@ _MOST_INPUTS = 5
 _FEW_CLASSES = 3
 _FEW_ALONE = 3
 _MOST_OF_A_WAY = 60
-
-_MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
 
 
 def differences_summary(result: Differences, *, width: int, full: bool = False) -> Iterator[RenderableType]:
@@ -58,7 +56,7 @@ def answer(result: Differences) -> list[str]:
 
 
 def sides_text(result: Differences) -> str:
-    """Return what was compared, in a few words: both names, or one name and what is not the same."""
+    """Return what was compared, in a few words: both names, or one name and how the sides differ."""
     a, b = result.a, result.b
     if a.model.name != b.model.name:
         return f"{a.model.name} and {b.model.name}"
@@ -69,7 +67,7 @@ def sides_text(result: Differences) -> str:
 
 
 def _way(side: Side, other: Side) -> str:
-    """Return how a side ran, where the other did not run so."""
+    """Return how a side ran, where the other ran differently."""
     placed = [one for one, two in ((side.dtype, other.dtype), (side.device, other.device)) if one != two]
     return printable(", ".join([*placed, *(each for each in side.ways if each not in other.ways)]), _MOST_OF_A_WAY)
 
@@ -113,7 +111,7 @@ def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
 
 
 def _called_alone(layer: str, result: Differences) -> str:
-    """Return which layers that a module calls have no partner: one of them may be what makes the difference."""
+    """Return the layers called by a module that have no partner: one of them may cause the difference."""
     labels = {
         side: [each.label for each in result.unmatched if each.side == side and _owner(each.label) == layer]
         for side in ("A", "B")
@@ -128,12 +126,12 @@ def _called_alone(layer: str, result: Differences) -> str:
 
 
 def _owner(label: str) -> str:
-    """Return the layer around the one that a label is of."""
+    """Return the layer around the one in a label."""
     return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
 
 
 def birth_mark(result: Differences) -> str:
-    """Return what a row is called, in pictures, where a difference begins."""
+    """Return the mark of a row in pictures where a difference begins."""
     return "born here" if result.way == "lockstep" else "the first to show it"
 
 
@@ -150,7 +148,7 @@ def _small(result: Differences) -> str:
 
 
 def _growth(result: Differences) -> str:
-    """Return how the first difference goes on from where it is born."""
+    """Return how the difference develops after the first birth."""
     rows = [row for row in result.rows if row.measures is not None]
     start = next((at for at, row in enumerate(rows) if row.label == result.births[0].row), 0)
     later = [(row.measures.relative_l2, row.label) for row in rows[start:] if row.measures]
@@ -207,7 +205,7 @@ def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
 
 
 def difference_columns(result: Differences) -> list[Column]:
-    """Return the columns of the rows that say anything, for the terminal and for the page."""
+    """Return the columns that have content, for the terminal and for the page."""
     rows = result.rows
     measures = [row.measures for row in rows]
     columns = [
@@ -260,8 +258,8 @@ def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
     parts: list[str] = [row.origin] if row.origin in ("born", "passed on") else []
     if row.label_b != row.label:
         parts.append(f"B: {row.label_b}")
-    if row.matched in _MATCHES:
-        parts.append(_MATCHES[row.matched])
+    if row.matched in MATCHES:
+        parts.append(MATCHES[row.matched])
     if row.dtype != row.dtype_b and (row.dtype, row.dtype_b) != usual:
         parts.append(f"{row.dtype} / {row.dtype_b}")
     if row.channel is not None:

@@ -21,16 +21,16 @@ from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
 from hookscope.text import counted, printable
 
-# Of one rule and checkpoint, this many findings are said. Our choice: an annotation is read beside a file's lines.
+# Of one rule and checkpoint, this many findings are listed. Our choice: an annotation is read beside a file's lines.
 _FEW_FINDINGS = 10
 
 # The runner cuts what is longer (`_maxIssueMessageLength` in actions/runner, src/Runner.Worker/ExecutionContext.cs).
 _MESSAGE_LENGTH = 4096
 
-# GitHub refuses a step summary above 1 MiB. Our choice below it: something is left for what else the step says.
+# GitHub refuses a step summary above 1 MiB. Our choice below it leaves room for other output of the step.
 _MOST_BYTES = 1_000_000
 
-# A word is plain if nothing in it can be markup, a link, a mention or a reference; what stands around it may be.
+# A word is plain if nothing in it can be markup, a link, a mention or a reference; the characters around it may be.
 _WORD = re.compile(r"""([("']*)(.*?)([)"'.,:;…]*)""")
 _PLAIN = re.compile(
     r"(?!www\.|gh-)[^\W_]+([-+.,/%=×'][^\W_]+)*%?|[-+]?\d+(\.\d+)?(e[-+]?\d+)?%?|[-=≤≥→·]", re.IGNORECASE
@@ -42,10 +42,10 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
 
     GitHub makes annotations of the first 10 errors, warnings and notices of a step and only logs the rest. So a rule's
     findings share an annotation, errors come before warnings, what could not be checked before what failed, and the
-    gravest of every checkpoint before the second of any. What is only worth knowing is a `::notice`. `file` is given
+    gravest of every checkpoint before the second of any. Information alone is a `::notice`. `file` is given
     if the checkpoint is a file below `repository`.
 
-    Print it as it is: a line that somebody wraps is no command any more.
+    Print it unwrapped: a broken line is no command any more.
     """
     said = [
         _commands(readable(report), repository_file(report.checkpoint, repository)) for report in by_gravity(reports)
@@ -91,7 +91,7 @@ def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
 
 
 def _message(findings: Sequence[Finding]) -> str:
-    """Return the first findings, a line each, no more than the runner takes, and how many more there are."""
+    """Return the first findings, a line each, within the runner's limit, and how many more there are."""
     lines: list[str] = []
     room = _MESSAGE_LENGTH - len("… and 1,000,000 more")
     for finding in findings[:_FEW_FINDINGS]:
@@ -105,15 +105,15 @@ def _message(findings: Sequence[Finding]) -> str:
 
 
 def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None, job: str = "") -> str:
-    """Return a table of the checkpoints, the gravest first, then a list for each that has something to say.
+    """Return a table of the checkpoints, the gravest first, then a list for each with findings or remarks.
 
     Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either. The first line is
-    a comment that nobody sees, with `job`: a bot finds the comment of the run before by it, and replaces it.
+    an invisible comment with `job`, by which a bot finds the comment of the previous run and replaces it.
 
     Args:
         reports: Of every checkpoint.
-        seconds: What the command took; default: the sum over the checkpoints.
-        job: What the runs of one job have in common, and no other job has.
+        seconds: Duration of the command; default: the sum over the checkpoints.
+        job: Identifies the job: equal in all its runs, different from other jobs.
     """
     ordered = [readable(report) for report in by_gravity(reports)]
     lines = [
@@ -133,7 +133,7 @@ def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None 
 
 
 def _marker(job: str) -> str:
-    """Return an HTML comment, which only ends where it ends."""
+    """Return an HTML comment that its text cannot close."""
     named = ": ".join(filter(None, ("hookscope check", printable(job).replace("<", r"\x3c").replace(">", r"\x3e"))))
     return f"<!-- {named} -->"
 

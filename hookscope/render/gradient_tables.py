@@ -74,7 +74,7 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
 def loss_lines(loss: LossRecord | None, verification: Verification | None) -> RenderableType:
     """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · of (model)"."""
     if loss is None:
-        return safe_line("No loss: the forward pass broke off.", style="bold red")
+        return safe_line("No loss: the forward pass raised.", style="bold red")
     parts = [f"loss {loss.name} = {number_text(loss.value)}"]
     parts += [f"target: {loss.target}"] if loss.target else []
     parts += [f"of {', '.join(loss.outputs)}"] if loss.outputs else []
@@ -87,7 +87,7 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
     verdicts = inspection.verdicts
     if not verdicts:
         if inspection.loss is None or inspection.failure is not None:
-            return safe_line("Gradients were not judged: the pass broke off.", style="yellow")
+            return safe_line("Gradients were not judged: the pass raised.", style="yellow")
         return safe_line("No issues found.", style="green")
     lines: list[RenderableType] = []
     for each in verdicts:
@@ -143,7 +143,7 @@ def _flagged_table(
     *,
     full: bool,
 ) -> RenderableType:
-    """Return a table whose last column says what became of each gradient.
+    """Return a table whose last column holds the status of each gradient.
 
     Folding keeps every row that a verdict names, and both ends of a run of rows with NaN, Inf or no statistics.
     """
@@ -162,7 +162,7 @@ def _flagged_table(
 
 
 def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], *, full: bool) -> str:
-    """Return what is not plain about a gradient; in full, with the rows that it repeats or stands for."""
+    """Return a gradient's status unless it is ordinary; in full, with the rows that it repeats or stands for."""
     statistics = row.gradient
     counts = f"{integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf"
     words = [
@@ -179,7 +179,7 @@ def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], 
 
 
 def _row_style(row: GradientRow | ParameterRow, verdicts: Sequence[Finding]) -> str:
-    """Return the colour of a row: of what asks for attention, dim for what has no gradient, else nothing."""
+    """Return the colour of a row: a warning colour for problems, dim without a gradient, else none."""
     if row.gradient.nan_count or row.gradient.inf_count:
         return _LEVEL_STYLES["fail"]
     if verdicts:

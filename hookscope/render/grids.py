@@ -33,7 +33,7 @@ _TEXT_SIZE = 13
 _NUMBER_SIZE = 11
 _DIM = 0.75  # contrast of lesser text
 
-# What a canvas can hold; see `grid_layout` for its sides.
+# Values that a canvas can hold; see `grid_layout` for its sides.
 _MAX_TILES = 65_536
 _MAX_CELLS = 1_048_576
 _MAX_FRAMES = 4_096
@@ -43,7 +43,7 @@ _REMARK_LIMIT = 200  # characters
 
 
 class _Extent(NamedTuple):
-    """What the values of each channel span, non-finite ones left out."""
+    """The range of each channel's finite values."""
 
     magnitudes: NDArray[np.float32]  # largest per channel, 0 where no value is finite, (C,)
     all_zero: NDArray[np.bool_]  # whether every value is exactly zero, (C,)
@@ -86,7 +86,7 @@ def draw_grid(maps: FeatureMaps, *, cmap: str = "auto", scale: Scale = "channel"
 def draw_for_run(
     maps: FeatureMaps, path: str, *, cmap: str = "auto", scale: Scale = "channel", input_name: str = ""
 ) -> tuple[Image.Image, Grid]:
-    """Draw a grid as `draw_grid` does, with its errors; return it with what a run says of it."""
+    """Draw a grid as `draw_grid` does, with its errors; return it with its record for run.json."""
     tokens = np.empty((0, 0), np.float32) if maps.extra_tokens is None else maps.extra_tokens
     channels, extra = _channels(maps), tokens[:_MAX_EXTRA_TOKENS, :_MAX_TILES]  # (C, T, H, W), (K, C)
     single = channels[:1].size == 1
@@ -180,7 +180,7 @@ def grid_name(maps: FeatureMaps, total: int, *, input_count: int = 1) -> str:
 
 
 def _channels(maps: FeatureMaps) -> NDArray[np.float32]:
-    """Return what a canvas can hold of the values, as (C, T, H, W); a vector as (F, 1, 1, 1)."""
+    """Return the values that fit a canvas, as (C, T, H, W); a vector as (F, 1, 1, 1)."""
     values = maps.values
     if maps.arrangement == "vector":
         return values[:_MAX_CELLS, None, None, None]
@@ -277,7 +277,7 @@ def _count_remark(maps: FeatureMaps, shape: tuple[int, ...], per_row: str) -> st
 
 
 def _bar_labels(largest: float, *, centred: bool, one_range: bool) -> tuple[str, ...]:
-    """Return what stands under the left end, the middle if that is zero, and the right end of the colour bar."""
+    """Return the labels under the left end, the middle if that is zero, and the right end of the colour bar."""
     if not largest:
         return ()
     low, high = (f"{-largest:.4g}", f"{largest:.4g}") if one_range else ("-max", "+max")
@@ -285,7 +285,7 @@ def _bar_labels(largest: float, *, centred: bool, one_range: bool) -> tuple[str,
 
 
 def _legend(labels: Sequence[str], marks: Sequence[tuple[int, str]], width: int) -> Indices:
-    """Draw the colour bar over its `labels`, none if there are none, and beside it what marked colours mean."""
+    """Draw the colour bar over its `labels`, if there are any, and beside it the meaning of marked colours."""
     blocks = []
     if labels:
         inks = [draw_text(label, _TEXT_SIZE, _DIM) for label in labels]

@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from hookscope.render.check_report import accuracy_line, finding_text, readable, total_seconds
 from hookscope.results.check import CheckReport, RuleOutcome
 
-# The test that says whether a checkpoint could be checked at all. All time is its own: rules are judged afterwards.
+# The test case for whether a checkpoint could be checked at all. It has all of the time: rules are judged afterwards.
 _EXAMINATION = "examination"
 
 

@@ -16,7 +16,7 @@ from hookscope.render.palettes import BACKGROUND, TEXT, Indices
 
 MARGIN = 14  # pixels
 
-# Besides ASCII, what Pillow's own font has and sentences of ours hold.
+# Characters besides ASCII that hookscope's sentences use and Pillow's own font has.
 _IN_OWN_FONT = frozenset("·…±°")
 
 

@@ -26,7 +26,7 @@ from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.text import counted, safe_text, shape_text
 
-# So wide that no column is left out and no name shortened.
+# Wide enough for all columns and full names.
 _EVERYTHING = 1_000_000
 
 # A notebook keeps what it shows, and a grid takes up to a megabyte. Our choice.

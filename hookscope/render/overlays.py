@@ -41,7 +41,7 @@ _OUTSIDE_SHARE = 0.62  # of that grey where the network sees nothing
 
 @dataclass(frozen=True, slots=True)
 class ColourScale:
-    """What colours mean.
+    """The values that a map's colours stand for.
 
     Attributes:
         top: The value with the strongest colour, above 0; 0 for a map that is zero everywhere.
@@ -55,7 +55,7 @@ class ColourScale:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What stands at the ends of the colour bar, and at zero between them if it is signed."""
+        """Labels at the ends of the colour bar, and at zero between them if it is signed."""
         top = f"{self.top:.3g}"
         if self.signed:
             return (f"{'<= ' if self.clipped else ''}-{top}", "0", f"{'>= ' if self.clipped else ''}{top}")

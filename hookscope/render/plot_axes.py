@@ -43,7 +43,8 @@ _STYLE: Mapping[str, object] = {
 }
 _DPI = 120  # at 10 inches, 1200 pixels: sharp on a page, small as a file
 
-# How many names fit well under an axis of ten inches, how many without touching, how long they may be. Our choice.
+# Names that fit well under an axis of ten inches, those that fit without touching, and their greatest length. Our
+# choice.
 _MOST_NAMES = 32
 _NARROWEST = 75
 _LONGEST_NAME = 26
@@ -51,7 +52,7 @@ _LONGEST_NAME = 26
 # Where marks stand, as shares of the height of the axes.
 FOOT, TOP = 0.03, 0.97
 
-# How a gradient that has no place on a logarithmic axis is marked, at its foot.
+# Marks at the foot of a logarithmic axis for gradients that have no place on it.
 _MARKS: Mapping[GradientStatus, tuple[str, str]] = {
     "zero": ("v", VERMILION),
     "no gradient path": ("x", GREY),
@@ -102,7 +103,7 @@ def panels(parts: Sequence[str], count: int, across: int) -> tuple[Figure, list[
 
 
 def name_panel(axes: Axes, row: LayerRow | GradientRow, remarks: Sequence[str]) -> None:
-    """Write above a panel which row it is of, and what to know about it."""
+    """Write the row's name above a panel, with a remark."""
     axes.set_title(f"{plain(row.label, 28)}\n{' · '.join(remarks)}", fontsize=8)
 
 
@@ -217,7 +218,7 @@ def add_marks(axes: Axes, places: Sequence[int], height: float, look: tuple[str,
 
 
 def say(axes: Axes, sentence: str) -> None:
-    """Write a sentence where there is nothing to draw."""
+    """Write a sentence in an empty plot."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, sentence, horizontalalignment="center", verticalalignment="center", transform=axes.transAxes)
 

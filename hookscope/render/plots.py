@@ -83,7 +83,7 @@ def parameter_ratios(inspection: Gradients) -> Figure:
         if not rows:
             say(axes, "The network has no parameters.")
             return figure
-        weights = np.array([_is_weight(row) for row in rows])
+        weights = np.array([row.is_matrix for row in rows])
         ratios = _positive([row.ratio for row in rows])
         places = np.arange(len(rows))
         size = 5 if len(rows) <= 160 else 3
@@ -132,7 +132,7 @@ def _draw_flow(
     names, rows = zip(*named, strict=True)
     points = [row.gradient for row in rows]
     means, greatest = (_positive([getattr(each, name) for each in points]) for name in ("mean_abs", "max_abs"))
-    minor = np.array([isinstance(row, ParameterRow) and not _is_weight(row) for row in rows])
+    minor = np.array([isinstance(row, ParameterRow) and not row.is_matrix for row in rows])
     for label, values, colour, marker in (("max", greatest, ORANGE, "^"), ("mean", means, BLUE, "o")):
         _draw_line(axes, values, minor, f"{label} |gradient|", (marker, colour))
     log_axis(axes, np.concatenate([means, greatest]))
@@ -247,8 +247,3 @@ def _median_magnitude(distribution: Distribution) -> float:
     order = magnitudes.argsort()
     middle = np.searchsorted(np.cumsum(counts[order]), distribution.count / 2)
     return float(magnitudes[order][middle])
-
-
-def _is_weight(row: ParameterRow) -> bool:
-    """Tell weights from biases and scales: at least two axes are longer than 1."""
-    return sum(size > 1 for size in row.gradient.shape) >= 2

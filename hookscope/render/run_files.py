@@ -75,7 +75,7 @@ def save_run(
         command: What `run.json` says the command was; "" for none.
 
     Raises:
-        UsageError: If the run broke off, or for a `histogram` that `check_histograms` refuses.
+        UsageError: If the run did not finish, or for a `histogram` that `check_histograms` refuses.
         OutputError: If something cannot be written.
     """
     provenance = result.provenance

@@ -43,12 +43,12 @@ class RuleText:
     help: str
 
 
-# What is no rule's finding but must stand among the results: without one, a viewer takes old findings for mended.
+# A result that is no rule's finding: without one, a viewer would take old findings for fixed.
 _EXAMINATION = RuleText(
     "examination",
     "fail",
     "A checkpoint could not be checked to the end.",
-    "The message says why. Nothing is known of what was not checked, so this is no pass.",
+    "The message says why. What was not checked may be wrong, so this does not count as a pass.",
 )
 
 
@@ -70,10 +70,10 @@ def checks_to_sarif(
 
     Args:
         reports: Of every checkpoint.
-        rules: All there are, in their order.
+        rules: All rules, in order.
         version: Of hookscope.
         repository: The folder that paths are relative to.
-        instead: A file of the repository, relative to it, for what lies in none; "" for none.
+        instead: A file of the repository, relative to it, for results that lie in no file of it; "" for none.
         error: Why there are no reports, or not all; "" if there are.
         exit_code: Of the command; default: the gravest of the reports.
     """
@@ -133,7 +133,7 @@ class _Told:
             yield _result(finding.rule, _LEVELS[finding.level], message, {**location, **layer}, places, identity)
 
     def _identity(self, *parts: str) -> str:
-        """Return what makes a result the same one in another run; a folder outside may be another one each time."""
+        """Return what identifies a result across runs, without folders outside the repository, which may change."""
         checkpoint = Path(self.report.checkpoint)
         name = checkpoint.name if checkpoint.is_absolute() else str(checkpoint)
         return "\0".join((self.file or name, *parts))
@@ -195,7 +195,7 @@ def _location(file: str) -> dict[str, Any]:
 def _message(text: str) -> str:
     """Return `text` so that a viewer reads just that: no placeholder, no embedded link (SARIF 2.1.0, 3.11.5, 3.11.6).
 
-    A link that is none cannot be written; its "(" is spelled out, as other renderers do with what would be markup.
+    SARIF has no escape for text that looks like a link: its "(" is spelled out, as other renderers do with markup.
     """
     return text.replace("{", "{{").replace("}", "}}").replace("](", r"]\x28")
 

@@ -35,7 +35,7 @@ _PARAMETER_COLUMNS = (
     *("unmeasured", "aliases"),
 )
 
-# What a spreadsheet takes for the start of a formula (OWASP, "CSV Injection"), full-width forms included.
+# Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), full-width forms included.
 _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
 
 
@@ -119,7 +119,7 @@ def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:
 
 
 def _csv(columns: Sequence[str], records: Iterable[Mapping[str, object]]) -> str:
-    """Write the entries of records that have a column. This is where every text becomes harmless."""
+    """Write the entries of records that have a column. Every text is made harmless here."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(_cell, columns))

@@ -36,7 +36,7 @@ from hookscope.text import counted, shape_text
 _MEDIAN = QUANTILE_LEVELS.index(0.5)
 _HIST = "hist"
 
-# The colour of a whole row. The other flags describe a layer; these ask for attention, so folding keeps their rows.
+# Colours of whole rows. Other flags describe a layer; these indicate problems, so folding keeps their rows.
 _ALARMS: dict[Flag, str] = {
     "non-finite": "bold red",
     "all zero": "yellow",
@@ -118,7 +118,7 @@ def note_lines(notes: Sequence[str]) -> RenderableType:
 
 
 def failure_panel(failure: Failure) -> RenderableType:
-    """Return where and how the forward pass broke off, in a frame."""
+    """Return where and how the forward pass raised, in a frame."""
     grid = Table.grid(padding=(0, 1))
     facts = {
         "module": f"{failure.layer or '(model)'} ({failure.kind})",
@@ -172,7 +172,7 @@ def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> Render
 
 
 def title_lines(inspection: Activations | Gradients | Attributions) -> list[Text]:
-    """Return what heads every table: model, weights, inputs, and that the weights are random if they are."""
+    """Return the lines above every table: model, weights, inputs, and a warning about random weights."""
     model = inspection.model
     kind = f" ({model.kind})" if model.kind.lower() != model.name.lower() else ""
     names = [PurePath(record.name).name for record in inspection.inputs]

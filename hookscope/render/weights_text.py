@@ -11,11 +11,12 @@ from hookscope.render.columns import Column, draw_table, number_text, safe_line
 from hookscope.results.differences import Differences, WeightDifference
 from hookscope.text import counted, shape_text
 
-_MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
+MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
+"""How a partner was found, if not by its very name."""
 
 
 def weights_answer(result: Differences) -> Iterator[str]:
-    """Yield in sentences how many tensors differ, which most, and in what else."""
+    """Yield in sentences how many tensors differ, which most, and other differences."""
     rows = result.weights
     changed = [row for row in rows if differs(row)]
     if not changed:
@@ -79,7 +80,7 @@ def _either(one: str, other: str) -> str:
 
 def _remarks(row: WeightDifference) -> str:
     parts = [f"B: {row.name_b}"] if row.name_b != row.name and row.matched != "prefix" else []
-    parts += [_MATCHES[row.matched]] if row.matched in _MATCHES else []
+    parts += [MATCHES[row.matched]] if row.matched in MATCHES else []
     parts += ["cannot be compared"] if row.measures is None else []
     return "; ".join(parts)
 

@@ -51,14 +51,14 @@ class WrongPicture:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What a network says of labelled pictures.
+    """A network's accuracy on labelled pictures.
 
     Attributes:
         source: The folder or CSV file.
         mapping: How labels became classes of the network, in a sentence.
         class_count: Classes of the network.
         classes: One for each label, in natural order.
-        worst: The wrong pictures of which the network is surest, those first.
+        worst: The wrong pictures with the highest confidence, in descending order.
     """
 
     source: str

@@ -147,7 +147,7 @@ class UncalledLayer:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Whether the network gives the same output, and loss, with hooks as without; compared on the first batch.
+    """Whether the network returns the same output and loss with hooks as without; compared on the first batch.
 
     Attributes:
         status: "same"; "differs"; or "not repeatable": it differs between two passes without hooks as well.
@@ -162,12 +162,12 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run(Shown):
-    """What every run of a network tells, with a backward pass or without one.
+    """The results that all runs share, with or without a backward pass.
 
     Attributes:
         rows: One per (layer, call, slot), in execution order.
         predictions: Top classes per input, for classifiers.
-        warnings: Sentences a reader must see; `notes` are no cause for alarm.
+        warnings: Sentences a reader must see; `notes` need no action.
         failure: Set when the model raised; rows then hold what was reached.
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.

@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AttributionMap:
-    """What one input's target owes to each place, as the method gives it: not smoothed, not scaled.
+    """How much each place contributes to one input's target, as the method gives it: not smoothed, not scaled.
 
     Attributes:
         input_index: Of `Attributions.inputs`.
@@ -101,7 +101,7 @@ class SanityCheck:
             blurred; "completeness": how far integrated gradients fall short of the score's difference, as a share.
         value: The number.
         passed: Whether it is within the limit.
-        compared_with: What it is held against: the probability before, and after blurring as much at random; else ().
+        compared_with: For "deletion" the probability before, and after blurring as much at random; else ().
         meaning: A sentence: what the number says, and what to do where the check failed.
     """
 
@@ -117,13 +117,13 @@ class Attributions(Shown):
     """Where a network looks.
 
     Attributes:
-        inputs: What the network was given.
-        method: How maps were made.
+        inputs: The inputs, one record each.
+        method: The method's name: "grad-cam".
         layers: Whose outputs were looked at; () for methods that look at the picture itself.
         maps: By input, then target, then layer, in the order given.
         sanity: Checks over all maps of the run; () if none was asked for.
         unchanged: Activations that a guided rule was asked for and did not change, by label, each with the reason.
-        warnings: Sentences a reader must see; `notes` are no cause for alarm.
+        warnings: Sentences a reader must see; `notes` need no action.
         timings: Seconds by phase.
     """
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
-"""Of every interval, and 1 - p of what counts as no chance. Our choice, the usual one."""
+"""Confidence of every interval; a test rules out chance at p of 1 minus this. Our choice, the usual one."""
 
-# More pictures than anybody has.
+# More pictures than any data set has.
 _MOST_PICTURES = 10**9
 
 
 class Interval(NamedTuple):
-    """Between which shares, 0-1, the true one lies with a confidence."""
+    """The shares, 0-1, between which the true one lies with a confidence."""
 
     low: float
     high: float
@@ -21,9 +21,9 @@ class Interval(NamedTuple):
 def interval(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:
     """Return the interval of Clopper and Pearson for a share of which `right` of `count` were seen.
 
-    Its ends are the shares at which as many or more, and as many or fewer, have a probability of half of what is left
-    of 1. It is exact: the true share lies in it with at least this confidence, whatever it is. Source: Clopper and
-    Pearson, Biometrika 26 (1934), 404-413.
+    At its ends the probability of as many or more, and of as many or fewer, is half of 1 minus the confidence. It is
+    exact: the true share lies in it with at least this confidence, whatever it is. Source: Clopper and Pearson,
+    Biometrika 26 (1934), 404-413.
     """
     if not count:
         return Interval(0.0, 1.0)
@@ -63,9 +63,9 @@ def mcnemar(lost: int, gained: int) -> float:
 
 
 def pictures_needed(share: float, limit: float, confidence: float = CONFIDENCE) -> int | None:
-    """Return of how many pictures the interval would leave a limit out, if this share of them is right; None for none.
+    """Return how many pictures the interval needs to exclude a limit, if this share of them is right; None for none.
 
-    It is an estimate, as the share is taken to stay as it is.
+    It is an estimate, which assumes that the share stays the same.
     """
     if share == limit:
         return None
@@ -74,7 +74,7 @@ def pictures_needed(share: float, limit: float, confidence: float = CONFIDENCE) 
 
 
 def pairs_needed(lost: int, gained: int, count: int) -> int | None:
-    """Return of how many pictures McNemar's exact test would show a loss, if as large a share is lost and gained."""
+    """Return how many pictures McNemar's exact test needs to show a loss at these shares of lost and gained ones."""
     if lost <= gained:
         return None
 

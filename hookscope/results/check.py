@@ -1,4 +1,4 @@
-"""What `hookscope check` measured of a checkpoint, and what its rules said, as frozen dataclasses; no torch.
+"""The measurements and verdicts of `hookscope check`, as frozen dataclasses; no torch.
 
 `checks.measuring` fills in `CheckMeasurements`, `checks.judging` makes a `CheckReport` of them, renderers read that.
 """
@@ -21,7 +21,7 @@ from hookscope.results.showing import Shown
 from hookscope.text import safe_text
 
 Status = Literal["pass", "warn", "fail", "off", "skipped"]
-"""What became of a rule. "skipped": it could not be judged, and why is said; never because nobody wanted it."""
+"""The result of a rule. "skipped": it was wanted but could not be judged; the `reason` says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class ConstantRun:
 
     Attributes:
         length: Values in it.
-        chance: How long the longest would about be, were the value strewn over the weight as often as it is elsewhere
-            in its rows and columns: log(n) / -log(share); Inf where nothing else is there.
+        chance: Expected length of the longest run if the value were spread at random, as often as elsewhere in the
+            weight's rows and columns: log(n) / -log(share); Inf where nothing else is there.
     """
 
     length: int
@@ -41,7 +41,7 @@ class ConstantRun:
 
 @dataclass(frozen=True, slots=True)
 class Float8Values:
-    """What a weight holds that is stored in float8, or was.
+    """The values of a weight that is, or was, stored in float8.
 
     Attributes:
         dtype: torch's name without the prefix: "float8_e4m3fn".
@@ -56,14 +56,14 @@ class Float8Values:
 
 @dataclass(frozen=True, slots=True)
 class StoredValues:
-    """What one parameter or buffer of the loaded network holds. Statistics are over the finite values.
+    """One parameter or buffer of the loaded network. Statistics are over the finite values.
 
     Attributes:
         kind: Class name of the module that owns it.
         dtype: torch's name without the prefix: "float32".
-        min: Smallest finite value; None without one, and for what has no order. `max` and `max_abs` likewise.
+        min: Smallest finite value; None without one, and for what has no order. The same holds for `max` and `max_abs`.
         fp16_zero_count: Elements other than zero that become zero in float16: at most 2**-25 in magnitude.
-        float8_zero_count: Likewise in float8_e4m3fn: at most 2**-10.
+        float8_zero_count: The same for float8_e4m3fn: at most 2**-10 in magnitude.
         float8_overflow_count: Finite elements beyond its greatest, 448, that are not rounded to it: above 464.
         zero_filters: Of a weight with at least two axes, the output channels whose weights are all exactly zero, by
             index; empty for everything else.
@@ -73,8 +73,9 @@ class StoredValues:
         aliases: Other names of the same (tied) tensor.
         means_without_variance: Of a BatchNorm's running variance, the channels where it is exactly zero though the
             running mean is not, by index; empty for everything else.
-        outlier_ratio: Greatest magnitude over the 99.9 % quantile of magnitudes other than zero, or the greatest but
-            one; None where the greatest is at most 1, or there are fewer than 16, and for what is not floating-point.
+        outlier_ratio: Greatest magnitude over the 99.9 % quantile of magnitudes other than zero, or over the second
+            greatest; None where the greatest is at most 1, or there are fewer than 16, and for what is not
+            floating-point.
         repeated_filters: Of a weight with output channels, those that equal one before them, by index.
         constant_run: Of such a weight, the longest run of one value, once filters and columns that are dead (below a
             hundredth of the greatest magnitude) are taken out; None below 32 values.
@@ -114,7 +115,7 @@ class StoredValues:
 
 @dataclass(frozen=True, slots=True)
 class OptimiserValues:
-    """What an optimiser's state beside the weights holds.
+    """An optimiser's state beside the weights.
 
     Attributes:
         key: Where it is in the file.
@@ -141,7 +142,7 @@ class CopyValues:
         non_finite: Those with NaN or Inf, by name.
         reshaped: Those of another shape than the weights that are loaded.
         missing: Parameters that are loaded and not in it; buffers need not be.
-        unknown: Tensors in it that stand for none of the weights; counters aside.
+        unknown: Tensors in it that correspond to none of the weights; counters aside.
     """
 
     key: str
@@ -176,15 +177,15 @@ class NonFiniteOrigin:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormInput:
-    """What one BatchNorm was given over all inputs and calls, and what it stores; arrays are (C,) float64.
+    """Statistics of one BatchNorm's input over all inputs and calls, and those it stores; arrays are (C,) float64.
 
     Attributes:
         layer: Its dotted name.
         value_count: Values in each channel.
         eps: What the layer adds to a variance.
         mean: Of its input, as `variance`, which is that of the values seen (divided by their count).
-        start_share: Of what it stores, the share that is still what it started with, 0-1: (1 - momentum)**batches. 0
-            where it is not known.
+        start_share: Share of the initial values in the stored statistics, 0-1: (1 - momentum)**batches. 0 where it is
+            not known.
     """
 
     layer: str
@@ -199,7 +200,7 @@ class BatchNormInput:
 
 @dataclass(frozen=True, slots=True)
 class OutputSignature:
-    """What tells one output from another whose statistics are the same, over all inputs.
+    """A signature that differs between outputs with equal statistics, over all inputs.
 
     Attributes:
         quantiles: At `QUANTILE_LEVELS`, exact ones of each input's finite values by itself, averaged over the inputs
@@ -230,7 +231,7 @@ class OutputValues:
         repeat_difference: Between two passes over the same batch.
         alone_difference: Between an input in a batch and the same input alone, the greatest over the inputs compared.
         input_difference: Between the first input and another one, the greatest over all inputs: how much the output
-            differs for different inputs. Results that come as a list, one for each input, have it in common.
+            differs for different inputs. Results that come as a list, one for each input, share it.
         input_count: Inputs in the first batch.
     """
 
@@ -258,16 +259,16 @@ class CheckMeasurements:
             up again, as attention masks are, or if an input is not finite itself (see `unmeasured`).
         channel_peaks: For each output of a smooth activation function (GELU, SiLU, Mish…) by label, the greatest
             magnitude of each channel over all inputs, (C,) float32.
-        batch_norms: What each BatchNorm with stored statistics was given, in execution order; empty if no rule wanted
-            it, or nothing can be told by it (see `unmeasured`).
-        labelled: What the network says of labelled pictures; None without any, or if no rule wanted it.
+        batch_norms: The input of each BatchNorm with stored statistics, in execution order; empty if no rule wanted it,
+            or it cannot be judged (see `unmeasured`).
+        labelled: The accuracy on labelled pictures; None without any, or if no rule wanted it.
         gradients: Forward and backward; None if no rule wanted it, or it was not possible (see `unmeasured`).
         origin_searched: Whether `origin` was looked for where NaN or Inf showed; `hookscope grads` does not.
-        unmeasured: By rule, in a sentence, why what it needs could not be measured.
-        no_network: Why a weights file was looked at alone, so that `stored` is all there is; "" otherwise.
+        unmeasured: By rule, why its measurements could not be made, in a sentence.
+        no_network: Why a weights file was measured without a network, so that only `stored` is filled; "" otherwise.
         seconds: Time by phase: "load", "stored", "forward", "again", "data", "gradients".
-        signatures: Of the modules' outputs by label, and of what the network is given by "", for a
-            baseline; empty if there is none, and none is to be written.
+        signatures: Of the modules' outputs by label, and of the network's input under "", for a baseline; empty if none
+            is compared or written.
         weights_precision: The narrowest floating dtype that holds all parameters exactly: "bfloat16"; "" if there are
             no signatures.
     """
@@ -294,7 +295,7 @@ class CheckMeasurements:
 
 @dataclass(frozen=True, slots=True)
 class RuleOutcome:
-    """What became of one rule for one checkpoint.
+    """The result of one rule for one checkpoint.
 
     Attributes:
         status: The gravest level of its findings, or "pass", "off" or "skipped".
@@ -356,7 +357,7 @@ class CheckReport(Shown):
         return EXIT_CHECK_FAILED if any(outcome.status == "fail" for outcome in self.outcomes) else EXIT_DONE
 
     def raise_for_failure(self) -> None:
-        """Raise unless it passed: for tests, of which this is the only line that says what is wrong.
+        """Raise unless it passed: one line for a test, whose message has every failure.
 
         Raises:
             AssertionError: With the error, and every finding of level "fail".

@@ -11,7 +11,7 @@ from hookscope.results.inputs import InputRecord, Region
 # Larger maps are summed in blocks, so many a side: the box is found to a thirtieth of the picture. Our choice.
 _MOST_CELLS = 32
 
-# Above this share of the input, the smallest box says little about a place: half of an even map lies in half of it.
+# Above this share of the input, the smallest box does not locate anything: half of an even map lies in half of it.
 _SPREAD = 0.4
 
 
@@ -29,7 +29,7 @@ class Concentration:
 
     @property
     def words(self) -> str:
-        """Where it lies in the picture, by thirds: "upper left"; "spread out" if it has no place."""
+        """Where it lies in the picture, by thirds: "upper left"; "spread out" for a large box."""
         if self.share > _SPREAD:
             return "spread out"
         box = self.region

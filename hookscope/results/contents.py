@@ -18,10 +18,11 @@ class StoredTensor:
         key: Its name in the part of the file that it is in: "conv1.weight", "state.0.exp_avg".
         dtype: torch's name without the prefix: "float32".
         byte_count: Bytes of its elements; tied tensors each count theirs.
-        nan_count: Elements that are NaN; None where they could not be counted. `inf_count` likewise, of either sign.
+        nan_count: Elements that are NaN; None where they could not be counted. `inf_count` is the same for Inf of
+            either sign.
         tied_to: The first tensor that shares an element with this one, with its part's key before it if that is another
             part; "" for none. Tensors side by side in one storage, as an LSTM's may be, are not tied.
-        min: Smallest element, exactly; an int for integers. `max` likewise.
+        min: Smallest element, exactly; an int for integers. `max` is the largest.
         std: Standard deviation, with the number of elements as the divisor.
     """
 

@@ -60,7 +60,7 @@ class Measures:
 
 @dataclass(frozen=True, slots=True)
 class ChannelShare:
-    """The channel that most of a row's squared difference lies in, if that is one channel."""
+    """The single channel with most of a row's squared difference."""
 
     channel: int
     channel_count: int
@@ -75,12 +75,12 @@ class DifferenceRow:
         index: Position in A's order of execution.
         layer: Dotted name in A; `label` has the call and the slot too.
         kind: Class name of A's module, or name of the operation.
-        label_b: Label of the partner in B; `kind_b`, `shape_b` and `dtype_b` likewise.
+        label_b: Label of the partner in B; `kind_b`, `shape_b` and `dtype_b` are the partner's too.
         matched: How the pair was found.
         shape: Of A's output in the first batch.
         measures: None where the two cannot be compared; `note` says why.
         input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; None if it is not known.
-        added: What B's layer makes of A's input beside A's output: the difference that this layer adds by itself; None
+        added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
             without `--shadow`.
         error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.
         limit: `relative_l2` up to which rounding explains a difference.
@@ -136,15 +136,16 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True)
 class OutputDifference:
-    """What became of one output tensor of the networks.
+    """One output tensor of the networks, compared.
 
     Attributes:
         slot: Path inside a nested output; "" for a plain tensor.
         measures: None where the two cannot be compared.
-        error: As in `DifferenceRow`, likewise `error_b`.
+        error: As in `DifferenceRow`, as is `error_b`.
         top1: Inputs whose best class is the same; None where the output is not one row of class scores for each input.
-        top5: Mean share of A's five best classes that are among B's five best, 0-1; None likewise, or below 5 classes.
-        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; None likewise.
+        top5: Mean share of A's five best classes that are among B's five best, 0-1; None as for `top1`, or below 5
+            classes.
+        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; None as for `top1`.
         predictions: Best classes by A and by B; () where the classes are not known.
     """
 
@@ -166,7 +167,7 @@ class WeightDifference:
 
     Attributes:
         measures: None where the shapes differ.
-        sign_flips: Share of elements whose sign is the opposite; None likewise.
+        sign_flips: Share of elements whose sign is the opposite; None where the shapes differ.
     """
 
     name: str
@@ -216,7 +217,7 @@ class Side:
     """One of the two that were compared.
 
     Attributes:
-        ways: How it was run where that is not as the other: "bfloat16", "train mode", "2 threads".
+        ways: How it ran where the other ran differently: "bfloat16", "train mode", "2 threads".
         run: The run directory it was read from; "" for a network that ran.
     """
 
@@ -233,18 +234,18 @@ class Differences(Shown):
 
     Attributes:
         way: What was compared.
-        inputs: What both were given; () for weights alone.
+        inputs: Of both networks; () for weights alone.
         rows: Pairs, in A's order of execution.
         gradients: Pairs of gradients, labelled "conv1 grad_output" and "conv1.weight grad": with `--grads`, and
             of two runs that have them.
         unmatched: Rows, and for `way` "weights" tensors, of either side that have no partner.
-        outputs: What became of the networks' outputs; () for weights alone.
+        outputs: The networks' outputs, compared; () for weights alone.
         weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
         births: Where differences begin; without `--shadow` the first alone, which is certain.
         maps: A-B of the first input, for the rows where differences begin and the largest, twelve at most.
-        exceeded: What is beyond a condition of `--fail-over`.
-        reference: What errors are held against: "A's weights in float64"; "" without a reference.
-        warnings: Sentences a reader must see; `notes` are no cause for alarm.
+        exceeded: Rows and outputs beyond a condition of `--fail-over`.
+        reference: What errors are measured against: "A's weights in float64"; "" without a reference.
+        warnings: Sentences a reader must see; `notes` need no action.
         timings: Seconds by phase.
     """
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT_LIMIT = 1024
-"""Up to so many values are kept instead of being counted. Our choice: 8 KiB at most, about what the bins take."""
+"""Up to this many values are kept instead of being counted. Our choice: 8 KiB at most, about what the bins take."""
 
 QUANTILE_ERROR = 0.03
 """How far a quantile of more values may be off, in units of its magnitude, if it is not within 0.5 % of its rank."""
@@ -48,7 +48,7 @@ class Distribution:
     Attributes:
         values: The values, ascending, (K,); None if they are counted.
         keys: Bins that hold any value, ascending, (B,), as the head of this module names them; None if values are kept.
-        counts: Values in each bin, (B,); None likewise.
+        counts: Values in each bin, (B,); None if values are kept.
     """
 
     low: float

@@ -11,7 +11,7 @@ from hookscope.results.quick import quick
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
 GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached"]
-"""What became of a tensor in the backward pass.
+"""The status of a tensor in the backward pass.
 
 "gradient": it received one with a value other than zero (NaN and Inf included). "zero": it received one, exactly zero
 everywhere. "no gradient path": autograd does not track it (frozen, integer, computed under `no_grad`). "not reached":
@@ -29,9 +29,9 @@ class GradientRow(MeasuredTensor):
         backward_index: Position in the order in which gradients arrived in the backward pass, from 0; None without one.
         slot: Path inside a nested output or input: "" for a plain tensor output, "[0]" for the first positional input.
         gradient: Statistics; without a gradient, shape and dtype are the tensor's and all else is empty.
-        remark: Why there is no gradient, or what the gradient means where that is not plain; "" otherwise.
+        remark: Why there is no gradient, or what the gradient means in unusual cases; "" otherwise.
         repeats: As `LayerRow.repeats`, if the gradient is the same too: that of a pass-through output counts the uses
-            of that output only, that of the tensor it repeats counts all. The rows of its inputs likewise.
+            of that output only, that of the tensor it repeats counts all. The same holds for the rows of its inputs.
         taken_by: Labels of the outputs that are computed from this one with no other row's output between, "" for the
             loss: where its gradient comes from. Known where some gradient of the run is zero; else, and inside
             reentrant checkpoints, None.
@@ -109,6 +109,11 @@ class ParameterRow(MeasuredTensor):
     def label(self) -> str:
         """Its name."""
         return self.name
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether at least two axes are longer than 1: a weight, not a bias or scale, which (C, 1, 1) is too."""
+        return sum(size > 1 for size in self.gradient.shape) >= 2
 
     @property
     def also(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a network was given, and how a file becomes that."""
+"""The inputs of a network, and how a file becomes one."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,7 +26,7 @@ class Preprocessing:
         mean: Per channel, subtracted after scaling to 0-1, before division by `std`. Empty means no normalisation.
         frames: T, for a clip: the image is repeated.
         multiple: Height and width are cropped down to a multiple of this.
-        max_pixels: A picture of more is refused before it is decoded, and so is a resize to more.
+        max_pixels: A picture with more pixels is refused before it is decoded, and so is a resize to more.
         batch_axis: Which axis of a tensor file counts inputs; "auto": the first of a tensor with an axis more than an
             input of this kind; "none": a tensor is one input as it is.
         source: Where these values come from, for people: "ResNet34_Weights.IMAGENET1K_V1", "defaults", "options".
@@ -55,7 +55,7 @@ class Region:
 
     Attributes:
         height: Of the upright picture.
-        width: Likewise.
+        width: Of the upright picture.
     """
 
     top: float
@@ -68,12 +68,12 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Photograph:
-    """What an input was made of, to draw over.
+    """The photograph an input was made from, to draw over.
 
     Attributes:
         pixels: (H, W, 3) uint8, upright.
         region: The part of it that the input covers.
-        remark: Why it is not the photograph itself, but what the network saw; "" where nothing is to be said.
+        remark: Why it is what the network saw instead of the photograph itself; "" for the photograph.
     """
 
     pixels: NDArray[np.uint8] = field(repr=False)

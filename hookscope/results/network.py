@@ -1,4 +1,4 @@
-"""Which network ran, the modules in it, and where its forward pass broke off."""
+"""Which network ran, the modules in it, and where its forward pass raised."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class ModelInfo:
         sha256: Hex digest of the weights file; None when there is none.
         parameter_count: Elements over all parameters; a tied one counts once.
         categories: Class names by index, as far as they come with the weights or were given.
-        arguments: What the factory was called with (`--model-arg`).
+        arguments: The factory's keyword arguments (`--model-arg`).
     """
 
     name: str
@@ -40,7 +40,7 @@ class ModuleRow:
         parameter_count: Elements in the parameters it owns directly.
         total_parameter_count: Elements in its own and its descendants' parameters; a tied one counts once.
         call_count: Calls in one forward pass.
-        input_shapes: Of the first call, nested inputs flattened; `output_shapes` likewise.
+        input_shapes: Of the first call, nested inputs flattened, as in `output_shapes`.
         note: Why there are no shapes, or aliases; of an operation the line that calls it; "" otherwise.
         owner: As `LayerRow.owner`.
     """
@@ -69,7 +69,7 @@ class ModuleRow:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where a forward pass broke off.
+    """Where a forward pass raised.
 
     Attributes:
         layer: Dotted name of the innermost module that was running.

@@ -1,4 +1,4 @@
-"""What a run was made with, for its record."""
+"""How a run was made, for its record."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ SHOWN_INPUTS = 32
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What a run was made with, besides what the result says itself.
+    """How a run was made, besides the facts in the result itself.
 
     Attributes:
         named_inputs: Inputs by name: the value, or the record of the file it was read from.

@@ -1,4 +1,4 @@
-"""Make frozen dataclasses in a third of the time, for results that come by the thousand."""
+"""Make frozen dataclasses in less than half of the time, for results that come by the thousand."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -10,7 +10,12 @@ def quick(frozen: type[T]) -> type[T]:
     """Give a frozen dataclass with slots a faster constructor; for positional arguments, and no subclasses.
 
     The one from `dataclasses` sets each field through a call of `object.__setattr__`. Here the new object is for a
-    moment one of a class with the same slots that is not frozen, whose constructor assigns.
+    moment one of a class with the same slots that is not frozen, whose constructor assigns. The type checker sees the
+    frozen class alone; `tests/results/test_quick.py` compares both.
+
+    Measured with CPython 3.11: 1.5 µs instead of 3.7 for `TensorStatistics`, 1.5 instead of 3.1 for `LayerRow`. A
+    thousand rows of each take 3 ms instead of 7; a pass of densenet121, with 430 module calls, some 40. A class that is
+    not frozen would take 0.5 µs, and let a caller change a result.
     """
     fields = dataclasses.fields(frozen)  # type: ignore[arg-type]
     settable = dataclasses.make_dataclass(

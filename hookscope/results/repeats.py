@@ -36,8 +36,8 @@ def fold_repeats(run: Run) -> Run:
 def without_rows(run: Run, left_out: Collection[str]) -> Run:
     """Leave out the rows of some operations, by label, that were measured for verdicts alone.
 
-    What came from one of them came from its inputs; a row that repeats one repeats the next that does, if there is one.
-    Rows are numbered anew, and feature maps follow them.
+    Tensors that came from one of them are listed as coming from its inputs; a row that repeats one repeats the next
+    such row, if any. Rows are numbered anew, and feature maps follow them.
     """
     if not left_out:
         return run
@@ -119,7 +119,7 @@ def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
 
 
 def _resolved(labels: Sequence[str] | None, left_out: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:
-    """Put in the place of rows that are left out what takes them in turn."""
+    """Replace rows that are left out by the rows that take their outputs."""
     while labels is not None and any(label in left_out for label in labels):
         labels = [*dict.fromkeys(other for label in labels for other in left_out.get(label, (label,)))]
     return None if labels is None else tuple(labels)

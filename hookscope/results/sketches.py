@@ -1,4 +1,4 @@
-"""What two count sketches tell of the tensors that they were made of: how far these lie from each other.
+"""Estimate the distance of two tensors from their count sketches.
 
 A sketch is `SKETCH_WIDTH` numbers, see `hookscope.statistics.sketch`. It is linear in the tensor, so the difference of
 two sketches is the sketch of the difference, and the length of a sketch estimates that of its tensor.

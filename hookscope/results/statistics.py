@@ -31,8 +31,8 @@ class TensorStatistics:
         unmeasured: Why statistics are missing; None when they are not.
         distribution: For quantiles and histograms; None if it was not asked for.
         histogram: The same as few counts, of statistics that were read from a run directory, which keeps no more.
-        sketch: Tells how far the tensor is from another, see `hookscope.results.sketches`; None without one, and where
-            a value is NaN or Inf.
+        sketch: For estimating the distance to another tensor, see `hookscope.results.sketches`; None without one, and
+            where a value is NaN or Inf.
     """
 
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ def _statistic(name: str) -> Any:
 
 
 class MeasuredTensor:
-    """A row about one tensor: the statistics that are asked for most, by their short names."""
+    """A row about one tensor, with short names for the most used statistics."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""Tell what the axes of an activation mean: which counts channels, and how its values lie in space.
+"""Infer the axes of an activation: which one counts channels, and how its values lie in space.
 
-A tensor does not say whether it is (N, C, H, W) or (N, H, W, C). The module that made it often does; modules that do
-not care about axes (activation functions, containers) pass on what the latest tensor of that shape was.
+A tensor does not say whether it is (N, C, H, W) or (N, H, W, C). The module that made it often does; for modules that
+ignore axes (activation functions, containers) the axis of the latest tensor of that shape counts.
 """
 
 import math
@@ -15,9 +15,9 @@ from torch.nn.modules.conv import _ConvNd
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
 # Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4). Our choice of limit.
-_MAX_EXTRA_TOKENS = 8
+MAX_EXTRA_TOKENS = 8
 # A pyramid halves its grid at most this often below the first one seen. Our choice.
-_MAX_HALVINGS = 5
+MAX_HALVINGS = 5
 
 # Where modules that count their own channels keep the number, and the axis they put it on: the second or the last.
 _CHANNEL_COUNTS: tuple[tuple[tuple[type[nn.Module], ...], str, Literal["second", "last"]], ...] = (
@@ -165,12 +165,12 @@ def arrange(
 
 def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits."""
-    for halvings in range(_MAX_HALVINGS + 1):  # what was seen before what would have to be halved
+    for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
         for *frames, height, width in reversed(grids):
             candidate = (*frames, height >> halvings, width >> halvings)
-            if min(candidate) > 1 and 0 <= token_count - math.prod(candidate) <= _MAX_EXTRA_TOKENS:
+            if min(candidate) > 1 and 0 <= token_count - math.prod(candidate) <= MAX_EXTRA_TOKENS:
                 return candidate
-    for extra in range(_MAX_EXTRA_TOKENS + 1):
+    for extra in range(MAX_EXTRA_TOKENS + 1):
         side = math.isqrt(max(0, token_count - extra))
         if side > 1 and side * side == token_count - extra:
             return (side, side)

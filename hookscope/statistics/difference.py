@@ -16,7 +16,7 @@ class SquaredSums(NamedTuple):
     """Sums over the elements of tensors A and B, in float64; what is not finite on either side is not in them.
 
     Attributes:
-        a: Of A squared; `b` and `difference` likewise, of B and of A-B, and `product` of A times B.
+        a: Of A squared, as `b` is of B and `difference` of A-B; `product` is of A times B.
         max_abs: Largest magnitude of A-B, at `max_at`; None there if A equals B.
         unequal: Finite elements that differ.
         mismatched: Elements that are not finite on one side and not the same on the other.

@@ -1,4 +1,4 @@
-"""What Python and the compiled reduction of native.c tell each other. No torch."""
+"""The interface between Python and the compiled reduction of native.c. No torch."""
 
 import ctypes
 from pathlib import Path

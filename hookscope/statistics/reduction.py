@@ -1,4 +1,4 @@
-"""What is kept of a tensor: numbers that its statistics follow from, and that merge with those of the next batch."""
+"""A tensor reduced to numbers from which its statistics follow, and which merge with those of the next batch."""
 
 import math
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Reduction(NamedTuple):
         nonzero_count: Elements that are not zero.
         channel_nonzero: The same per channel, (C,); None without channels.
         distribution: Of the finite values; None without one, or if it is not asked for.
-        unmeasured: Why there is nothing else here.
+        unmeasured: Why the other fields are empty.
         sketch: Of all values in their logical order, (256,), see `hookscope.statistics.sketch`; None without one.
     """
 

@@ -37,7 +37,7 @@ _SEED = 0x686F6F6B73636F70
 _MASK = 2**64 - 1
 _INCREMENT, _FACTORS, _SHIFTS = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (30, 27, 31)
 _WORDS, _SIGNS_IN_WORD = 8, 64
-# So many elements are taken at a time where torch sketches them, in about 16 MB; the same on an accelerator, where
+# This many elements are taken at a time where torch sketches them, in about 16 MB; the same on an accelerator, where
 # starting an operation costs as much as reading megabytes. Our choice.
 _CHUNK, _CHUNK_THERE = 2**19, 2**21
 

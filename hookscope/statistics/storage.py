@@ -40,6 +40,11 @@ def as_real_floats(flat: Tensor) -> Tensor:
     return flat.float() if flat.itemsize < 4 else flat  # half-precision accumulators overflow, float8 has none
 
 
+def without_float8(values: Tensor) -> Tensor:
+    """Return floating values of 8 bits as float32, because torch promotes them to no dtype; others unchanged."""
+    return values.float() if values.is_floating_point() and values.itemsize == 1 else values
+
+
 def in_memory_order(values: Tensor, channel_axis: int | None) -> tuple[Tensor, tuple[int, int, int]]:
     """Order the axes as they lie in memory, and say where the channels come.
 

@@ -231,7 +231,7 @@ def count_in_bins(rows: Tensor) -> Tensor:
 
 
 def distribution_of_counts(counted: NDArray[Any], dtype: torch.dtype, low: float, high: float) -> Distribution | None:
-    """Return the distribution that a row of `count_in_bins` tells of finite values; None without any."""
+    """Return the distribution of finite values from a row of `count_in_bins`; None without any."""
     if counted.dtype.kind == "f":
         return distribution_on_cpu(counted, math.nan, math.nan)
     (found,) = np.nonzero(counted)

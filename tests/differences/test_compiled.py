@@ -165,7 +165,7 @@ def test_what_is_kept_from_being_compiled_is_said(monkeypatch: pytest.MonkeyPatc
             return self.other(self.one(x) + x)
 
     result = hookscope.diff(Both().eval(), "same", torch.randn(2, 3), compile_b=True)
-    assert "torch.compile compiles nothing of other: what is there runs as written." in result.warnings[0]
+    assert "torch.compile compiles nothing of other: these blocks run uncompiled." in result.warnings[0]
     with pytest.raises(UsageError, match=r"torch\.compile compiles nothing of it"):
         hookscope.diff(nn.Sequential(Apart(3, 3), nn.Identity()), "same", torch.randn(2, 3), compile_b=True)
 

@@ -152,7 +152,7 @@ def test_parameters_fold_alike() -> None:
 
 def test_a_loss_may_have_no_target_and_a_pass_no_loss() -> None:
     assert printed(loss_lines(LossRecord("sum", "", float("nan")), None), 80) == "loss sum = nan\n"
-    assert "broke off" in printed(loss_lines(None, None), 80)
+    assert "forward pass raised" in printed(loss_lines(None, None), 80)
 
 
 def test_no_verdict_is_said_in_words() -> None:

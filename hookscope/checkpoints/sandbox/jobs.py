@@ -117,7 +117,7 @@ class _Team:
     def start(self) -> "_Host":
         with self.lock:  # so that none is started after the others have been killed
             if self.dismissed:
-                raise RuntimeError("the work was broken off")
+                raise RuntimeError("the work was cancelled")
             arguments = sys.path, self.preload, astuple(self.limits), CAN_FORK
             process = subprocess.Popen(  # noqa: S603 - this Python, and our own program
                 [sys.executable, "-P", "-c", _HOST_PROGRAM, *map(json.dumps, arguments)],
@@ -186,7 +186,7 @@ class _Host:
             result = self._result()
         finally:
             clock.cancel()
-            clock.join()  # or it could kill the host in the midst of the next item
+            clock.join()  # or it could kill the host during the next item
         if not CAN_FORK:  # the host has done what it can
             self.process.wait()
         return result

@@ -65,7 +65,7 @@ def _set_limit(kind: int, limit: int) -> None:
 def limit_memory(memory_bytes: int | None) -> None:
     """Let this process, and what it forks, take so much memory on top of what it has; only on Linux.
 
-    None is for as much as the system allows. The system counts what is mapped, not what is used: as address space, and
+    None means as much as the system allows. The system counts what is mapped, not what is used: as address space, and
     as memory to write to, which leaves out what libraries have only reserved. What was freed before but is still mapped
     would come on top of the limit: in a process that has worked for long, gigabytes. So all of it is allocated first,
     and never used. Only pieces below 16 KiB and Python's own pools, of objects up to 512 bytes, are left.
@@ -121,7 +121,7 @@ def usable_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """How a worker ended that has no result.
+    """How a worker without a result ended.
 
     Attributes:
         cause: "raised": the work raised an unexpected error; "killed": a signal, or an exit in the midst of it;

@@ -1,4 +1,4 @@
-"""Read what `hookscope check` is told in a file: TOML to `CheckSettings`, every mistake with file and line."""
+"""Read the configuration of `hookscope check`: TOML to `CheckSettings`, every mistake with file and line."""
 
 from hookscope.checks.configuration.default_file import default_text
 from hookscope.checks.configuration.schema import read_settings

@@ -70,7 +70,7 @@ def find(config: Path | None, folder: Path) -> Entry | None:
             raise UsageError(f"{printable(str(config))} has no table [tool.hookscope]. Add it, or give another file.")
         return entry
     for name in ("hookscope.toml", "pyproject.toml"):
-        # A link to nowhere counts: to pass over it would be to check by other rules than were meant.
+        # A dangling link counts as a file: passing over it would check by other rules than those meant.
         if os.path.lexists(folder / name) and (entry := _read(folder / name, name)) is not None:
             return entry
     return None

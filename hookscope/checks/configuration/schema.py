@@ -1,4 +1,4 @@
-"""What may stand in a configuration file, which setting each key comes to, and how values are read."""
+"""The keys of a configuration file, the setting that each becomes, and how values are read."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from hookscope.hooks.patterns import parse_pattern
 from hookscope.text import printable
 
 Reader = Callable[[Entry], Any]
-"""Raises UsageError, as built by the entry, if the value cannot be right."""
+"""Reads the value of an entry; raises the entry's UsageError if it is wrong."""
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 _PIXELS = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})?|none")
@@ -38,7 +38,7 @@ def _one_of(*names: str) -> Reader:
 
 
 def _whole(lowest: int, wanted: str = "") -> Reader:
-    """Return the reader of a whole number that fits into 64 bits; `wanted` says what it is for."""
+    """Return the reader of a whole number that fits into 64 bits; `wanted` is how messages call it."""
 
     def read(entry: Entry) -> int:
         if not _is_whole(entry.value) or not lowest <= entry.value < 2**63:
@@ -155,7 +155,7 @@ def _mean(entry: Entry) -> str:
 
 
 def _std(entry: Entry) -> str:
-    """Read what `--std` takes, likewise."""
+    """Read one number above 0, one for each channel, or "none" into what `--std` takes."""
     values = _mean(entry)
     if values != "none" and min(map(float, values.split(","))) <= 0:
         raise entry.wrong("std in [input] must be above 0: it is the standard deviation of each channel.")
@@ -163,7 +163,7 @@ def _std(entry: Entry) -> str:
 
 
 def _pattern(entry: Entry) -> str:
-    """Read a pattern that says of each layer by itself whether it is meant: one without a position."""
+    """Read a pattern that selects each layer by itself: one without a position."""
     written = _text(entry)
     try:
         parsed = parse_pattern(written)
@@ -189,7 +189,7 @@ def _is_literal(value: object) -> bool:
 
 
 Keys = Mapping[str, tuple[str, Reader]]
-"""Of a table: for each key the name of its setting and the reader of its value."""
+"""By key of a table: the name of the setting, and the function that reads its value."""
 
 _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "bool"),
@@ -308,7 +308,7 @@ def _hint(key: str, known: Iterable[str]) -> str:
 
 
 def _rules(entry: Entry) -> dict[str, RuleSettings]:
-    """Read [rules]; what only repeats the defaults is no change, and is left out."""
+    """Read [rules]; what only repeats the defaults is left out."""
     changed = {}
     for name, settings in _rule_table(entry).items():
         rule = RULES[name]
@@ -318,7 +318,7 @@ def _rules(entry: Entry) -> dict[str, RuleSettings]:
 
 
 def _rule_table(entry: Entry, *also: str) -> dict[str, RuleSettings]:
-    """Read the rules in a table that may hold keys `also` that are none."""
+    """Read the rules in a table, which may also hold the keys `also`."""
     keys: Keys = {name: (name, partial(_rule, rule=rule)) for name, rule in RULES.items()}
     others: Keys = {name: (name, lambda _: None) for name in also}
     found = _table(entry, {**keys, **others}, hint=" `hookscope check --rules` lists the rules.")

@@ -1,4 +1,4 @@
-"""What the inputs of BatchNorm are like over the pictures, beside what the layers store of their training data."""
+"""Statistics of the inputs of BatchNorm over the pictures, beside those the layers stored in training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from hookscope.results.check import BatchNormInput
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """Of the values seen so far: how many in each channel, their mean and their sum of squared deviations, (C,)."""
+    """Count of the values seen so far in each channel, their means and sums of squared deviations, (C,)."""
 
     value_count: int
     mean: Tensor
@@ -24,18 +24,18 @@ class _Moments:
 
 @dataclass(slots=True)
 class BatchNormInputs:
-    """Adds up mean and variance of what each BatchNorm is given; `add` is called with every call of every module.
+    """Accumulates mean and variance of each BatchNorm's input; `add` is called with every call of every module.
 
     Attributes:
         norms: Those with stored statistics, by name.
-        seen: In the order in which they ran first.
+        seen: By name, in the order in which they first ran.
     """
 
     norms: Mapping[str, nn.Module]
     seen: dict[str, _Moments] = field(default_factory=dict)
 
     def add(self, call: ModuleCall) -> None:
-        """Count what a call of a BatchNorm was given; other calls, and inputs that are no (N, C, …) of its channels."""
+        """Add the input of a BatchNorm's call; ignore other calls, and inputs that are not (N, C, …)."""
         if call.operation is not None or call.layer not in self.norms or not call.inputs:
             return
         values = call.inputs[0][1].detach()
@@ -63,7 +63,7 @@ class BatchNormInputs:
         return BatchNormInput(layer, moments.value_count, float(norm.eps), *known)  # type: ignore[arg-type]
 
     def reason_to_skip(self, input_count: int, *, is_noise: bool) -> str:
-        """Return why nothing can be judged, in a sentence; "" if something can."""
+        """Return why no BatchNorm can be judged, in a sentence; "" if one can."""
         few = f"{input_count} {_were(input_count)} given"
         reasons = {
             "No BatchNorm stores statistics.": not self.norms,
@@ -103,7 +103,7 @@ def _stores_statistics(module: nn.Module) -> bool:
 
 
 def _start_share(norm: nn.Module) -> float:
-    """Return which share of the statistics is what they started with; each batch leaves 1 - momentum of it.
+    """Return the share of the initial values in the statistics; each batch leaves 1 - momentum of it.
 
     0 for statistics that were set without counting batches, and for those that are a mean over all (no momentum).
     """

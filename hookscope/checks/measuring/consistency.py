@@ -1,4 +1,4 @@
-"""Run the first batch again, and its inputs alone, to see whether the network gives the same."""
+"""Run the first batch again, and its inputs alone, to see whether the outputs stay the same."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,7 @@ from hookscope.text import exception_line
 # Inputs of the first batch that are run alone. Our choice: one might be the one that a fault leaves alone.
 _ALONE = 2
 
-# From this share of the difference between batch and alone on, the difference between two equal passes explains it. Our
-# choice.
+# If two equal passes differ by this share of the difference between batch and alone, that explains it. Our choice.
 _EXPLAINED = 0.1
 
 Differences = dict[str, float | None]
@@ -41,7 +40,7 @@ Differences = dict[str, float | None]
 
 @dataclass(slots=True)
 class FirstPass:
-    """What the network returned in the first pass over all inputs, and what further passes show of it.
+    """What the network returned in the first pass over all inputs, and how further passes differ from it.
 
     Attributes:
         batch, returned: The first batch, in separate memory, None before it ran, and what the network returned for it.
@@ -86,10 +85,10 @@ class FirstPass:
     def compare(self) -> tuple[OutputValues, ...]:
         """Make the passes that the wanted rules need beyond the first; return a row for each tensor returned in that.
 
-        `repeatability` takes one over the first batch with other random numbers, which shows what draws any in eval
-        mode; where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes one
-        over each of two inputs of the first batch alone. Of a single input it takes one over that input together with
-        a mirrored negative of it, and so does `constant-output` where no input differs from the first.
+        `repeatability` takes one over the first batch with other random numbers, which shows whether any are drawn in
+        eval mode; where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes
+        one over each of two inputs of the first batch alone. Of a single input it takes one over that input together
+        with a mirrored negative of it, and so does `constant-output` where no input differs from the first.
 
         Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.
         """
@@ -179,7 +178,7 @@ class FirstPass:
                 self.spread[path] = difference(parts[0][path], parts[1][path])
 
     def _compare_parts(self, index: int, other: Mapping[str, Tensor]) -> None:
-        """Compare what belongs to one input of the first batch with what does in another pass."""
+        """Compare the results for one input of the first batch with those of another pass."""
         one = self.parts[index]
         item = f"[{index}]" if self.batch is not None and is_listed(self.returned, self.batch) else ""
         chosen_otherwise = bool(item) and any(
@@ -199,7 +198,7 @@ class FirstPass:
             self.alone[item + path] = greatest(self.alone.get(item + path), found)
 
     def _explain(self) -> None:
-        """Say why a wanted rule has nothing to go by."""
+        """Say why a wanted rule cannot be measured."""
         measured = {"repeatability": self.repeat, "batch-consistency": self.alone, "constant-output": self.spread}
         for rule, values in measured.items():
             if rule in self.wanted and all(value is None for value in values.values()):
@@ -226,7 +225,7 @@ def _differs_in_kind(one: Tensor, other: Tensor) -> bool:
 
 
 def _common_scores(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the highest scores of both, as many as both have; None for what is no list of scores."""
+    """Return the highest scores of both, as many as both have; None for other tensors."""
     if one.dim() != 1 or other.dim() != 1 or not one.is_floating_point():
         return None
     count = min(len(one), len(other))

@@ -1,4 +1,4 @@
-"""Measure what a weights file stores where there is no network to put it into."""
+"""Measure what a weights file stores, without a network."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +16,7 @@ from hookscope.checks.settings import CheckSettings
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models import FileOptions, parse_model
 from hookscope.models.checkpoint import exists, read_checkpoint
+from hookscope.models.statedict import named_tensors
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.network import ModelInfo
 from hookscope.text import printable
@@ -70,12 +71,12 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
 def as_named(state: Mapping[str, Any]) -> nn.Module:
     """Return modules that hold the tensors of a state dict as its names and shapes say, enough for `stored_tensors`.
 
-    Beside a running mean and variance stands a BatchNorm; a "weight" with three axes or more is a kernel, one with two
-    a matrix, if a bias for each row stands beside it; all else is nothing in particular, as an embedding without a bias
-    is. What is not floating-point, and all that is named as BatchNorm's statistics or a mask, counts as a buffer.
+    A running mean and variance belong to a BatchNorm; a "weight" with three axes or more is a kernel, and one with two
+    axes and a bias for each row a matrix; all else is of no known kind, such as an embedding without a bias. What is
+    not floating-point, and all that is named as BatchNorm's statistics or a mask, counts as a buffer.
     """
     owners: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in _distinct(_tensors(state)):
+    for name, tensor in _distinct(named_tensors(state)):
         prefix, _, leaf = name.rpartition(".")
         owners.setdefault(prefix, {})[leaf if prefix else name] = tensor
     root = nn.Module()
@@ -90,17 +91,8 @@ def as_named(state: Mapping[str, Any]) -> nn.Module:
     return root
 
 
-def _tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors by name; those that int8 modules pack into a tuple by their places in it."""
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            yield name, value
-        elif isinstance(value, tuple | list):
-            yield from ((f"{name}[{at}]", each) for at, each in enumerate(value) if isinstance(each, Tensor))
-
-
 def _distinct(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor, the same object under all names of the same elements in memory: they are tied."""
+    """Yield each tensor; names of the same elements in memory get the same object: they are tied."""
     seen: dict[object, Tensor] = {}
     for name, tensor in tensors:
         stored = tensor.layout is torch.strided and not tensor.is_quantized and tensor.numel() > 0
@@ -109,7 +101,7 @@ def _distinct(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tens
 
 
 def _module(held: Mapping[str, Tensor]) -> nn.Module:
-    """Return an empty module of the class that `stored_tensors` should take these tensors to belong to."""
+    """Return an empty module of the class to which these tensors seem to belong, for `stored_tensors`."""
     weight, bias = held.get("weight"), held.get("bias")
     kind: type[nn.Module] = nn.Module
     if {"running_mean", "running_var"} <= held.keys():

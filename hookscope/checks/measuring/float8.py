@@ -1,4 +1,4 @@
-"""What of a weight says that it is, or once was, of eight bits: how coarsely they hold it, and what they cut off."""
+"""Whether a weight is, or once was, float8: how coarsely eight bits hold it, and what they cut off."""
 
 import torch
 from torch import Tensor
@@ -8,20 +8,20 @@ from hookscope.results.check import Float8Values
 # What weights are stored in, the usual one first. float8_e8m0fnu holds powers of two: it is for scales.
 _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
-# Those that every value of a wider weight is looked up in: the other two are for single accelerators.
+# Those that the values of a wider weight are compared with: the other two are used by single accelerators.
 _LOOKED_UP = _DTYPES[:2]
 
 # Our choice: weights of fewer magnitudes are binary, ternary or blurs, whose values float8 also holds by accident.
 _FEWEST_MAGNITUDES = 6
 
-# So many values, evenly spaced, nearly always tell that a weight was not rounded.
+# This many values, evenly spaced, nearly always show that a weight was not rounded.
 _SAMPLE_ELEMENTS = 256
 
 
 def float8_values(values: Tensor) -> Float8Values | None:
-    """Return what a weight of float8 holds, or one whose every value float8 holds exactly; None for all others.
+    """Measure a weight stored in float8, or one whose every value float8 holds exactly; None for all others.
 
-    The second is what becomes of float8 in a network of float32.
+    The second is float8 after loading into a float32 network.
     """
     if values.dtype in _DTYPES:
         return _counted(values.float(), values.dtype)

@@ -22,7 +22,7 @@ from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, 
 from hookscope.results.inputs import InputRecord
 from hookscope.text import printable
 
-# Wrong pictures that are kept with all that is known of them. Our choice: what a reader looks through.
+# Wrong pictures that are kept with their details. Our choice: as many as a reader looks through.
 _WORST = 8
 
 # Of a SHA-256, enough that among a million pictures two are alike once in ten million times.
@@ -41,7 +41,7 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
     Raises:
         ImageError: If a picture cannot be read.
         ModelError: If the network raises on one.
-        UsageError: If the network returns no class scores, or a label is none of its classes.
+        UsageError: If the network returns no class scores, or a label is not one of its classes.
     """
     data = prepared.data
     if data is None:
@@ -105,7 +105,7 @@ def classes_of(
         first = f"'{printable(in_order[0], 80)}' is class 0" + (f", '{categories[0]}'" if categories else "")
         return {label: (index,) for index, label in enumerate(in_order)}, f"folders in sorted order: {first}"
     wrong = next(label for label in labels if label not in known)
-    names = "its names of classes are not known (--classes FILE)" if not categories else "none is called so"
+    names = "its names of classes are not known (--classes FILE)" if not categories else "none has that name"
     hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
     raise UsageError(
         f"The label '{printable(wrong, 80)}' is no class of the network, which has"
@@ -119,7 +119,7 @@ def _folded(name: str) -> str:
 
 
 class _Wrong(NamedTuple):
-    """A wrong picture and how sure the network is; of equally sure ones the first is the greater."""
+    """A wrong picture and the network's confidence; of equal confidences the first picture is the greater."""
 
     surety: float
     order: int
@@ -128,7 +128,7 @@ class _Wrong(NamedTuple):
 
 @dataclass(slots=True)
 class _Counting:
-    """What has been counted so far, by label."""
+    """Counts so far, by label."""
 
     data: LabelledFiles
     categories: Sequence[str]

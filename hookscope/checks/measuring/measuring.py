@@ -1,4 +1,4 @@
-"""One hooked pass over all inputs, and as few more as the wanted rules need."""
+"""One hooked pass over all inputs, and only those further passes that the wanted rules need."""
 
 import glob
 import re
@@ -43,7 +43,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.labels import row_label
 from hookscope.text import printable
 
-# What cannot be had without a forward pass; of gradients, `inspect_gradients` makes its own.
+# What needs a forward pass; gradients have one in `inspect_gradients`.
 _NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "labels", "baseline"})
 
 _FEWEST_CLASSES = 5
@@ -93,7 +93,7 @@ def measure(
 
     Raises:
         ImageError: If an input cannot be read.
-        UsageError: If the settings name an output, a loss or a target that there is not.
+        UsageError: If the settings name an output, a loss or a target that does not exist.
     """
     found, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
     subject = inspected_network(loaded)
@@ -196,7 +196,7 @@ def _layer_of(label: str, layers: Iterable[str]) -> str:
 
 @dataclass(slots=True)
 class _Measuring:
-    """What is measured for which rules, and what has been so far, by the names of `CheckMeasurements`."""
+    """The rules to measure for, and the measurements so far, by the names of `CheckMeasurements`."""
 
     prepared: Prepared
     settings: CheckSettings
@@ -218,7 +218,7 @@ class _Measuring:
         return {rule for rule in self.wanted if RULES[rule].needs in needs}
 
     def leave_out(self, rules: AbstractSet[str], reason: str) -> None:
-        """Say of rules why they could not be measured, where nothing says so yet."""
+        """Record why rules could not be measured, unless a reason is known already."""
         self.unmeasured = dict.fromkeys(sorted(rules), reason) | self.unmeasured
 
     def run_forward(
@@ -259,7 +259,7 @@ class _Measuring:
         return replace(seen, predictions=tuple(predictions)) if predictions else seen, outputs
 
     def run_again(self, subject: InspectedNetwork, forward: Activations, outputs: FirstPass) -> None:
-        """Run the network again, as far as the first pass and the wanted rules ask for it."""
+        """Make the further passes that the first pass and the wanted rules call for."""
         is_broken = any(row.activation.nan_count or row.activation.inf_count for row in of_modules(forward.rows))
         if "non-finite-activation" in self.wanted and is_broken:
             self.origin, broken = locate_origin(subject, self.prepared.batches(), self.settings.seed)

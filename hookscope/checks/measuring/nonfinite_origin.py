@@ -25,7 +25,7 @@ from hookscope.statistics.storage import as_real_floats, stored_values
 def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> tuple[NonFiniteOrigin | None, str]:
     """Find the first module in execution order that makes NaN or Inf out of finite inputs.
 
-    Returned is that, None for none, and the name of an input that is not finite itself, "" for none.
+    Returns that origin, or None, and the name of an input that is not finite itself, or "".
 
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
     the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
@@ -94,7 +94,7 @@ def _counts(tensor: Tensor) -> _Counts:
         infinite = values[torch.isinf(values)]
         below = int((infinite < 0).sum())
         return _Counts(int(torch.isnan(values).sum()), infinite.numel() - below, below, count)
-    except (RuntimeError, NotImplementedError, TypeError):  # of a kind that torch cannot look at
+    except (RuntimeError, NotImplementedError, TypeError):  # of a kind whose values torch cannot read
         return _FINITE
 
 
@@ -172,8 +172,7 @@ class _Search:
     def _around(self, layer: str) -> str:
         """Return the innermost module that is running around one that has just begun.
 
-        Of those that were given no floating-point tensor, such as an embedding, and are not on the stack, the name
-        tells.
+        Modules without a floating-point input, such as an embedding, are not on the stack: they are found by name.
         """
         known = self._stack[-2][0] if len(self._stack) > 1 else ""
         around = layer

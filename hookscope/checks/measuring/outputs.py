@@ -89,7 +89,7 @@ def by_input(returned: Returned, batch: Batch) -> list[dict[str, Tensor]]:
 
 
 def varying(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    """Return the paths that two inputs have in common and that can vary: nothing can be said of empty tensors."""
+    """Return the paths that two inputs have in common, without empty tensors, which cannot vary."""
     return [path for path, tensor in one.items() if path in other and tensor.numel() + other[path].numel()]
 
 
@@ -109,8 +109,9 @@ def _item(path: str) -> int | None:
 def with_a_mirrored_copy(batch: Batch) -> Batch | None:
     """Return the first input of a batch with a mirrored negative of it; None if that equals the input.
 
-    Mirroring alone would not do, for a network whose first layers look at one pixel at a time gives the same for both;
-    nor would scaling, for one that normalises its input. Whole numbers are only mirrored: they may be indices.
+    Mirroring alone would not do, because a network whose first layers look at one pixel at a time returns the same for
+    both; nor would scaling, for a network that normalises its input. Whole numbers are only mirrored: they may be
+    indices.
     """
     alone = part_of(batch, 0)
     joined = tuple(_with_its_mirror(each) for each in alone.args)

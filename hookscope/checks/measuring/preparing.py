@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hookscope.checks.settings import CheckSettings
-from hookscope.errors import ModelError, UsageError
+from hookscope.errors import UsageError
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import (
     Batch,
@@ -30,14 +30,14 @@ from hookscope.inputs import (
     with_named,
     without_named_frame,
 )
+from hookscope.inspection.device import move_to
 from hookscope.inspection.network import inspected_network
 from hookscope.models import FileOptions, LoadedModel, example_shape, load_model, with_classes
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import one_line
 
-# Of the labelled pictures, those that every layer is looked at with where no others are given. Our choice: a few
-# batches, enough for the rules about BatchNorm and dead channels.
+# How many of the labelled pictures every layer is measured with where no others are given. Our choice: a few batches,
+# enough for the rules about BatchNorm and dead channels.
 _MOST_OF_DATA = 32
 
 # Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,
@@ -49,7 +49,7 @@ _AS_OPTIONS = ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A network on its device, and what it will be given.
+    """A network on its device, and its inputs.
 
     `batches` reads the inputs anew, in the same order, as often as it is called. Pictures of settings come first, then
     those of expectations, each path once: the input of an expectation has `str(expectation.image)` as its name.
@@ -83,11 +83,8 @@ def prepare(
     """
     began = time.perf_counter()
     loaded = with_classes(_load(model, settings, trust=trust), settings.classes)
-    try:
-        if device is not None:
-            loaded.module.to(device)
-    except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
-        raise ModelError(f"{loaded.info.name} cannot be moved to {device}: {one_line(error)}") from error
+    if device is not None:
+        move_to(loaded, device)
     options = {name: getattr(settings, name) for name in _AS_OPTIONS}
     preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
     named = read_named(settings.named, preprocessing)

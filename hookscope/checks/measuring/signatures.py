@@ -1,7 +1,7 @@
 """Tell outputs with equal statistics apart: exact quantiles, and a sketch that depends on the order of values.
 
-Moments of each channel tell where they differ. Sketch and quantiles are of each input by itself and then put together,
-so that they do not depend on how inputs come in batches.
+Moments of each channel show where they differ. Sketch and quantiles are taken of each input by itself and then
+combined, so that they do not depend on how inputs are batched.
 """
 
 import weakref
@@ -22,13 +22,13 @@ from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.sketch import finished, sketch_slices
 from hookscope.statistics.storage import as_real_floats
 
-# Where the true quantile lies among more values than this is first looked up in so many of them. Our choice: twice as
-# fast as a partition of all from about here on.
+# A quantile of more values than this is first bracketed in a sample of this size. Our choice: twice as fast as a
+# partition of all from about here on.
 _SAMPLE_SIZE = 4096
 _MANY = 8 * _SAMPLE_SIZE
 
-# How far beside its place in the sample a quantile is looked for, in standard errors of that place. Our choice; where
-# it is not there, all values are sorted.
+# Width of the bracket around a quantile's place in the sample, in standard errors of that place. Our choice; where the
+# quantile lies outside, all values are sorted.
 _STANDARD_ERRORS = 4
 
 
@@ -53,7 +53,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class OutputSignatures:
-    """Signs every output that `add` is called with; what comes twice in a row is read once.
+    """Signs every output that `add` is called with; the same tensor twice in a row is read once.
 
     Attributes:
         inputs: Numbers of the inputs that are in the network.
@@ -77,7 +77,7 @@ class OutputSignatures:
             yield batch
 
     def after(self, on_call: OnCall | None, on_tensor: OnTensor) -> tuple[OnCall, OnTensor]:
-        """Return the same observers, after which this one has its turn."""
+        """Return these observers with this one called after them."""
 
         def calls(call: ModuleCall) -> None:
             self.is_operation = call.operation is not None
@@ -170,8 +170,7 @@ def _moments(sums: _Sums) -> NDArray[np.float64] | None:
 def exact_quantiles(values: NDArray[np.floating], levels: Sequence[float]) -> NDArray[np.float64]:
     """Return quantiles of finite values, (n,), as `numpy.quantile` defines them by default; float64.
 
-    Of many values each is looked for between two values of a sample that it should lie between, and is exact whatever
-    the sample.
+    Of many values each quantile is first bracketed by two values of a sample; the result is exact whatever the sample.
     """
     positions = np.multiply(levels, values.size - 1)
     below = positions.astype(np.int64)

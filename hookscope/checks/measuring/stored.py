@@ -23,8 +23,8 @@ from hookscope.statistics.storage import stored_values
 # Half of float16's smallest magnitude: halves are rounded to even, which is zero here (IEEE 754).
 _FP16_VANISHES = 2.0**-25
 
-# Likewise of float8_e4m3fn; and halfway from its greatest, 448, to what would be next, which is rounded to 448, being
-# even (OCP 8-bit Floating Point Specification, 2023).
+# Half of float8_e4m3fn's smallest magnitude; and halfway from its greatest, 448, to what would be next, which is
+# rounded to 448, being even (OCP 8-bit Floating Point Specification, 2023).
 _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0
 
@@ -90,7 +90,7 @@ def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         yield "parameter", name, parameter
     for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-        if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - torch tells nobody which are saved
+        if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - there is no public way to ask
             yield "buffer", name, buffer
     if hasattr(module, "_packed_params"):  # eager int8 modules: weight and bias are methods that unpack
         for name in ("weight", "bias"):
@@ -242,7 +242,7 @@ def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
 
 
 def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor: Tensor) -> StoredValues:
-    """Add what of a weight's filters stands out."""
+    """Add which of a weight's filters and values stand out."""
     rounded = tensor.is_quantized or filters.itemsize < 2
     plain, values = (each.float() if each.itemsize < 2 else each for each in (filters, values))
     return replace(

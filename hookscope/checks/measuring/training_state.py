@@ -12,10 +12,10 @@ from hookscope.results.check import CopyValues, OptimiserValues
 from hookscope.statistics.storage import stored_values
 from hookscope.text import printable
 
-# Means of squares, under the names that torch's optimisers give them, and their like elsewhere.
+# Means of squares, under the names that torch's optimisers and others give them.
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum", "acc_delta")
 
-# What the averaging itself leaves, and BatchNorm's counter, which nobody averages.
+# The counter of the averaging itself, and BatchNorm's, which is not averaged.
 _COUNTERS = ("num_batches_tracked", "n_averaged", "decay", "num_updates", "initted", "step")
 
 _RUNNING = ("running_mean", "running_var")
@@ -49,7 +49,7 @@ def _optimiser(key: str, content: dict[Any, Any]) -> OptimiserValues:
 
 
 def copy_values(beside: Beside | None) -> tuple[CopyValues, ...]:
-    """Measure the averaged copies beside the weights, and hold their names and shapes against the weights'."""
+    """Measure the averaged copies beside the weights, and compare their names and shapes with the weights'."""
     return tuple(_copies(beside)) if beside else ()
 
 

@@ -1,4 +1,4 @@
-"""What of a weight's values stands out: outliers, filters that are there twice, runs of one value, and pure chance."""
+"""What stands out in a weight's values: outliers, repeated filters, runs of one value, and pure chance."""
 
 import math
 
@@ -11,10 +11,10 @@ from hookscope.results.check import ConstantRun
 # As in `stored`: what stays in a processor's cache.
 _PIECE_ELEMENTS = 2**14
 
-# So many values, evenly spaced, say about where the greatest thousandth begins.
+# This many values, evenly spaced, show about where the greatest thousandth begins.
 _SAMPLE_ELEMENTS = 4096
 
-# Our choice: of fewer values the greatest but one says nothing.
+# Our choice: among fewer values the second greatest says nothing.
 _FEWEST_FOR_OUTLIERS = 16
 
 # Our choice: filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
@@ -48,7 +48,7 @@ _HEAVIEST_TAILS = 100.0
 def outlier_ratio(values: Tensor) -> float | None:
     """Return the greatest magnitude over the 99.9 % quantile of magnitudes, of values that are finite and not zero.
 
-    That quantile is the value with a thousandth of all at or above it, but at least the greatest but one. None for
+    That quantile is the value with a thousandth of all at or above it, but at least the second greatest. None for
     fewer than 16 values.
     """
     flat = values.reshape(-1)
@@ -77,8 +77,8 @@ def _magnitudes(piece: Tensor) -> Tensor:
 def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
     """Return the filters, rows of (filters, values), that equal one before them; `rounded` to eight bits or fewer.
 
-    Filters of few values other than zero are left out, and those of a weight with a single filter over and over: that
-    is one on purpose, as a blur is.
+    Filters of few values other than zero are left out, and those of a weight that repeats a single filter, which is
+    done on purpose, for a blur say.
     """
     if filters.shape[1] < _FEWEST_IN_FILTER or len(filters) < 2:
         return ()
@@ -101,7 +101,7 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
 
 
 def _occurring_again(rows: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the indices of the rows of which there are several."""
+    """Return the indices of rows that occur more than once."""
     keys = _bytes_of(rows)
     whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
     _, inverse, counts = np.unique(whole, return_inverse=True, return_counts=True)
@@ -115,8 +115,8 @@ def _bytes_of(rows: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 def longest_run(weight: Tensor) -> ConstantRun | None:
     """Return the longest run of one value in the memory of a weight; None below 32 values.
 
-    Channels and places that are dead, zero or nearly so, are taken out before: training and structured pruning leave
-    such. A run may go on from one channel to the next. What is below float32's least normal number counts as zero.
+    Dead channels and places, zero or nearly so, are removed first: training and structured pruning leave them. A run
+    may go on from one channel to the next. What is below float32's least normal number counts as zero.
     """
     laid_out = weight.permute(sorted(range(weight.dim()), key=weight.stride, reverse=True))
     first = next((size for size in laid_out.shape if size > 1), 1)

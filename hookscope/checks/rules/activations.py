@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, named, of_modules, output_of, rule, stored_in
+from hookscope.checks.rules.rule import Objection, RuleTerms, limit, named, of_modules, output_of, rule, stored_in
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_untrained, is_weight
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from hookscope.results.gradients import GradientRow
     from hookscope.results.statistics import TensorStatistics
 
-# From these outputs outwards the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
-# function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds. Of the bounds for which this
-# holds, these are where bins of a distribution meet, so that the outputs beyond are counted exactly.
+# Beyond these outputs the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
+# function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds. Among such bounds these lie
+# where bins of a distribution meet, so that the outputs beyond are counted exactly.
 SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Sigmoid": (1 / 64, 63 / 64),
     "Tanh": (-31 / 32, 31 / 32),
@@ -29,7 +29,7 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Hardsigmoid": (0.0, 1.0),
 }
 
-# The module that a function stands for. What `clamp` cuts off is not known; at 0 it is what a ReLU cuts off.
+# The module that does what a function does. The bound of `clamp` is not known; at 0 it acts as a ReLU.
 _MODULE_OF = {
     "relu": "ReLU",
     "relu6": "ReLU6",
@@ -54,8 +54,8 @@ RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 # A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU. Our choice.
 _VALUES_PER_CHANNEL = 32
 
-# Of what the limit on dead channels leaves, this share may be dead on noise, too. Our choice: of three trained networks
-# at five sizes and one to eight noise images the nearest has 0.847, where the limit comes to 0.88.
+# On noise, this share of the channels above the limit may be dead as well, so that 0.8 becomes 0.88. Our choice: of
+# three trained networks at five sizes and one to eight noise images the nearest has 0.847.
 _ALLOWANCE_ON_NOISE = 0.4
 
 _OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
@@ -79,10 +79,10 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """Channels behind a ReLU are zero over all inputs.
 
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information. Too
-    large a learning rate or too negative a bias does it. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or
-    as functions, with at least 32 values a channel; a convolution before a ReLU may be negative everywhere. Channels of
-    a trained network that are zero for noise wake up for a picture: so on noise two fifths of what the limit leaves may
-    be dead as well, 88 % for 80 %. Give pictures.
+    large a learning rate or too negative a bias does it. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
+    modules or as functions, with at least 32 values a channel; a convolution before a ReLU may be negative everywhere.
+    Channels of a trained network that are zero for noise wake up for a picture: so on noise the limit is higher, 88 %
+    instead of 80 %. Give pictures.
     """
     forward = _forward(measured)
     is_noise = bool(forward.inputs) and all(each.is_noise for each in forward.inputs)
@@ -98,7 +98,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 @limit(
     "min_values",
     1024,
-    "outputs of a layer over all inputs, from which it is no accident that all are zero",
+    "outputs of a layer over all inputs, below which all may be zero by chance",
     "our choice",
 )
 def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -106,8 +106,8 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
 
     Where all channels are dead, nothing passes and nothing is learnt. Biases that were shifted, a weight with the wrong
     sign or of another layer, or a diverged step do it; sound networks have none, except where a residual branch was
-    switched off on purpose. Judged are ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While weights
-    are random or BatchNorm is untrained, it is a warning.
+    switched off on purpose. The rule judges ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While
+    weights are random or BatchNorm is untrained, it is a warning.
     """
     forward = _forward(measured)
     for row in forward.rows:
@@ -126,7 +126,7 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
 @limit(
     "below",
     3e-3,
-    "magnitude that a quiet channel stays below; of the layer's greatest, where that is below 1",
+    "magnitude that a quiet channel stays below; times the layer's greatest, where that is below 1",
     "our choice; |GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
 )
 @limit(
@@ -138,10 +138,10 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
 def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a smooth activation (GELU, SiLU) are nearly zero over all inputs.
 
-    GELU, SiLU and their like are never exactly zero, but far below zero they are nearly so, and so is their slope. A
-    channel is quiet if it stays that near to zero at every position of every input, while others of the layer do not; a
-    layer that is small as a whole works in the linear part around zero, where nothing is closed, unless all of it is
-    negative, and what feeds it is below -1. At least 32 values a channel, 64 of noise.
+    GELU, SiLU and similar functions are never exactly zero, but far below zero they are nearly so, and so is their
+    slope. A channel is quiet if it stays that near to zero at every position of every input, while others of the layer
+    do not. A layer that is small as a whole works in the linear part around zero, where no channel is closed, unless
+    all of it is negative and its input is below -1. Judged with at least 32 values a channel, 64 of noise.
     """
     forward = _forward(measured)
     inputs = {row.label: row.activation.max for row in forward.rows}
@@ -210,7 +210,7 @@ def _share_beyond(statistics: TensorStatistics, low: float, high: float) -> floa
 
 
 def _has_enough_values(statistics: TensorStatistics) -> bool:
-    """Tell whether there are channels, each of so many values that zero is no accident."""
+    """Tell whether there are channels, each of so many values that zero is not chance."""
     return statistics.element_count >= _VALUES_PER_CHANNEL * (statistics.channel_count or math.inf)
 
 
@@ -231,7 +231,7 @@ def _forward(measured: CheckMeasurements) -> Activations:
 _FP16_MAX = 65504.0
 _BF16_MAX = (2 - 2**-7) * 2.0**127
 
-# What has float32's range of exponents, and its greatest number, with which attention is masked.
+# Dtypes with float32's range of exponents, and their greatest numbers, which mask attention.
 _MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
 
 
@@ -245,14 +245,14 @@ _MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
 @limit(
     "max_vanishing_fraction",
     0.1,
-    "share of a weight's non-zero values that may become zero in float16, at most 2**-25 as they are, 0-1",
+    "share of a weight's non-zero values that may become zero in float16, being at most 2**-25, 0-1",
     "IEEE 754 binary16; the tenth is our choice: seeded networks of torchvision stay below 0.001",
 )
 def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Values come near float16's largest, or become zero in it.
 
-    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. Judged are all activations and
-    weights as they are, on the inputs given: mixed precision, where sums are kept in float32, may do better. Irrelevant
+    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
+    judged as they are, on the inputs given; mixed precision, where sums are kept in float32, may do better. Irrelevant
     if float16 is never used.
     """
     yield from _headroom(measured, terms, "float16", _FP16_MAX)

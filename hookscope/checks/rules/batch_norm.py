@@ -1,4 +1,4 @@
-"""The rule that holds what BatchNorm stores of its training data against what pictures give it."""
+"""The rule that compares the statistics BatchNorm stored in training with its input over pictures."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FEWEST_VALUES = 100
 """In each channel, over all pictures: four maps of 7x7 have 196, four of 4x4 only 64. Our choice."""
 
 # A layer with fewer values in each channel, as the last ones have for a few pictures, is allowed three times the factor
-# and the distance: what one picture holds counts for more there. Our choice, for networks whose statistics are of other
-# pictures: of 12 small ones with random weights, three go up to 11.9 and 1.1 there.
+# and the distance: what one picture holds counts for more there. Our choice, for networks whose statistics come from
+# other pictures: of 12 small ones with random weights, three reach 11.9 and 1.1 there.
 _FEW_VALUES = 500
 _ALLOWANCE_OF_FEW = 3
 
-# Means are only correlated where there are so many, and they differ by so much: half of them by at least this from
-# their median, in stored standard deviations. Our choice: between fewer or more alike ones, chance decides.
+# Means are only correlated where there are at least this many, half of which differ from their median by at least this
+# many stored standard deviations. Our choice: between fewer or more alike ones, chance decides.
 _FEWEST_MEANS = 32
 _LEAST_SPREAD = 0.2
 
-# With more of what a layer started with in its statistics than this, they are not yet those of its input: with torch's
-# momentum of 0.1 after 21 batches and fewer. Our choice.
+# With a greater share of the initial values in its statistics, a layer does not yet describe its input: with torch's
+# momentum of 0.1 that is so up to 21 batches. Our choice.
 _MOST_OF_START = 0.1
 
 # A network with this share of zeros in its weights was pruned, and its statistics may be older than that; so was one
@@ -54,8 +54,8 @@ class _Distance:
         mean_distance: Between the means, in stored standard deviations, median over channels.
         mean_correlation: Of the means with those stored, over channels; None where chance would decide.
         channel_ratio: The greatest of those ratios, of a single channel.
-        alike: Whether all channels vary more, or all less, by much the same.
-        channel_count: Channels that vary, in the input or in what is stored.
+        alike: Whether all channels vary more, or all less, by much the same factor.
+        channel_count: Channels that vary, in the input or in the stored statistics.
     """
 
     variance_factor: float
@@ -145,22 +145,22 @@ _MEASURED = "our choice; of 61 healthy networks (8 trained) over the sample imag
 def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The statistics stored in BatchNorm are not those of its input.
 
-    In training, BatchNorm stores mean and variance of what it is given. Pictures like those of the training give it
-    much the same; where they do not, the layer, or weights before it, were initialised anew, scaled, swapped or taken
-    from elsewhere since, or the pictures are prepared in another way. The first such layer in execution order is named,
-    and the later ones are counted. At the first BatchNorm of the network look at the preprocessing first: mean,
-    standard deviation, range. There too much variance is a warning early on, as pictures may be much flatter than
+    In training, BatchNorm stores mean and variance of its input. Pictures like those of the training lead to much the
+    same; where they do not, the layer, or weights before it, were since initialised anew, scaled, swapped or taken from
+    another network, or the pictures are prepared differently. The first such layer in execution order is named, and the
+    later ones are counted. At the first BatchNorm of the network look at the preprocessing first: mean, standard
+    deviation, range. There a variance that is too large is a warning early on: pictures may be much flatter than
     photos, but hardly more varied.
 
     Judged with at least four pictures, and layers with at least 100 values in each channel; with fewer than 500, three
-    times the factor and the distance are allowed. Noise says nothing here, nor do statistics as they start. It is a
-    warning where weights are pruned, and after so few batches that a layer still stores much of what it started with:
-    running statistics forget it by their momentum, mostly a tenth at each. A single channel that varies thousands of
-    times as much as stored is a warning, too: a few filters before it, or its own statistics, are of something else.
-    Pictures of another kind than those of the training (drawings, scans, microscopy) differ, too: give pictures of that
-    kind. A square kernel before a BatchNorm whose input and output channels were exchanged is found (all 12 of 6
-    networks trained for seconds). The order of the colours, kernels whose height and width were exchanged, and what is
-    swapped among channels that are alike, cannot be told.
+    times the factor and the distance are allowed. It is not judged on noise, nor for statistics at their initial
+    values. It is a warning where weights are pruned, and after so few batches that much of the initial values remains:
+    running statistics replace a share, mostly a tenth, at each batch. A single channel that varies thousands of times
+    as much as stored is a warning, too: a few filters before it, or its own statistics, are wrong. Pictures of another
+    kind than those of the training (drawings, scans, microscopy) differ, too: give pictures like those of the training.
+    A square kernel before a BatchNorm whose input and output channels were exchanged is found (all 12 of 6 networks
+    trained for seconds). Swapped colours, kernels with height and width exchanged, and swaps between similar channels
+    are not found.
     """
     rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
     known = [

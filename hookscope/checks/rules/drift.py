@@ -1,4 +1,4 @@
-"""The rule that compares with a baseline: which layer is the first to put out other values than it did."""
+"""The rule that compares with a baseline: which layer is the first whose values changed."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _STEP_OF_FLOAT16 = 2.0**-24
 # Channels that a finding names. Our choice.
 _NAMED_CHANNELS = 3
 
-# Values that are this far from what they were, in units of their spread, have little to do with it: sqrt(2) is the
-# distance of independent ones. No growth of rounding errors excuses that. Our choice.
+# Values that moved this far, in units of their spread, hardly resemble the earlier ones: sqrt(2) is the distance of
+# independent values. No growth of rounding errors explains that. Our choice.
 _UNRELATED = 1.0
 
 
@@ -57,7 +57,7 @@ _UNRELATED = 1.0
 @limit(
     "max_difference_float16",
     0.05,
-    "the same where outputs are float16, or the weights of one of both were rounded to it",
+    "the same where outputs are float16, or the weights of either network were rounded to it",
     "our choice; on 18 networks float16 moves it by up to 0.12 in the end, of trained ones by 0.011",
 )
 @limit(
@@ -139,7 +139,7 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
 
 
 class _Pair(NamedTuple):
-    """What a layer put out when the baseline was written and now, how many values, and what they were rounded to."""
+    """A layer's output in the baseline and now, its number of values, and the dtypes they were rounded to."""
 
     before: BaselineRow
     now: BaselineRow
@@ -273,7 +273,7 @@ def _gone(row: BaselineRow) -> FindingTarget:
 
 
 def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
-    """Return what changed that is no matter of how far, and the share of dead channels, in words; "" for nothing."""
+    """Return changes of facts, and of the share of dead channels, in words; "" for none."""
     before, now = pair.before, pair.now
     other_dtype = before.dtype != now.dtype and not (may_round and {before.dtype, now.dtype} <= _LIMITS.keys())
     for what, was, given in (
@@ -339,7 +339,7 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
 
 
 def _distance(sketch: str, other: str | None) -> float:
-    """Estimate the distance of what two sketches were made of, or with None the norm of the one."""
+    """Estimate the distance between the values behind two sketches, or with None the norm of one."""
     import numpy as np
 
     from hookscope.checks.kept_sketches import sketch_from_text

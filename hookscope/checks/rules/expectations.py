@@ -1,4 +1,4 @@
-"""The rule that compares with what is known of pictures: what a network must predict for them."""
+"""The rule that compares predictions for named pictures with what the configuration expects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A named picture is not classified as expected.
 
-    A picture whose content is known must be classified so: top1, the classes that the first k must contain,
+    A picture whose content is known must be classified accordingly: top1, the classes that the first k must contain,
     min_probability. Nothing else reveals shuffled classes, wrong preprocessing or a half-trained network. It is off
     until the configuration names expectations.
     """

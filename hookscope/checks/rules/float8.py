@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, are, limit, rule, stored_in
+from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
 from hookscope.checks.rules.stored import is_weight
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -52,12 +52,12 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """A weight in float8 lacks its scale, or was rounded or cut off too far.
 
     Eight bits hold a weight well only if it is scaled first: so that it reaches the greatest number (448 in
-    float8_e4m3fn, 57344 in float8_e5m2), with the scale stored beside it. Three slips: a weight that reaches this
-    number though nothing called "scale" is stored in the same module is used hundreds of times too large. Where half of
-    the values are that number, the scale was applied twice, or was that of another weight. A weight that was stored
-    without any scale, and is about as small as the steps of float8 (2**-9 in float8_e4m3fn), has lost most of what it
-    was. Judged are weights of float8, and wider ones of which float8 holds every value, as it is where a file in float8
-    is loaded into a network of float32. NaN, which an overflow becomes, is for non-finite-parameter. Convert the
+    float8_e4m3fn, 57344 in float8_e5m2), with the scale stored beside it. Three mistakes are found. A weight that
+    reaches this number, with nothing called "scale" stored in the same module, is used hundreds of times too large.
+    Where half of the values are that number, the scale was applied twice, or was that of another weight. A weight that
+    was stored without any scale, and is about as small as the steps of float8 (2**-9 in float8_e4m3fn), has lost most
+    of its precision. Weights in float8 are judged, and wider ones whose every value float8 holds, as after loading a
+    float8 file into a float32 network. NaN, which an overflow becomes, is reported by non-finite-parameter. Convert the
     network again, from the file with the full weights.
     """
     scaled = {_owner(each.name) for each in measured.stored if "scale" in each.name.rpartition(".")[2].lower()}
@@ -90,17 +90,17 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 @limit(
     "max_vanishing_fraction",
     0.2,
-    "share of a weight's non-zero values that may become zero in float8_e4m3fn, at most 2**-10 as they are, 0-1",
+    "share of a weight's non-zero values that may become zero in float8_e4m3fn, being at most 2**-10, 0-1",
     "the same; the fifth is our choice: the weights of EfficientNet-Lite0 to 2 have up to 0.0996",
 )
 def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight does not fit into float8_e4m3fn as it is.
 
     Beyond 448 this type has no numbers: greater values are cut off, or become NaN; at most 2**-10 they become zero. The
-    worst weight of either kind is named, with its share. Judged are weights with at least two axes longer than 1, as
-    they are, without a scale: one that breaks it needs a scale (for a tensor, a row or a block), or another type.
-    float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant for gradients. It is off until
-    --select or the configuration turns it on, for few networks are meant for float8.
+    worst weight of either kind is named, with its share. The rule judges weights with at least two axes longer than 1,
+    as they are, without a scale: a weight that breaks the rule needs a scale (for a tensor, a row or a block), or
+    another type. float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant for gradients. It is off
+    until --select or the configuration turns it on, for few networks are meant for float8.
     """
     weights = [each for each in measured.stored if is_weight(each) and "float" in each.dtype]
     nonzero = [(each, each.element_count - each.zero_count) for each in weights]

@@ -1,4 +1,4 @@
-"""Rules about the forward pass: that it ends, that its values are finite, and what the network returns."""
+"""Rules about the forward pass: whether it ends, whether its values are finite, and what the network returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hookscope.checks.rules.rule import (
     FindingTarget,
     Objection,
     RuleTerms,
-    are,
     limit,
     listed,
     non_finite_count,
@@ -24,7 +23,7 @@ from hookscope.checks.rules.rule import (
 )
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, is_zero, weights_are_random
 from hookscope.errors import UsageError
-from hookscope.text import counted, printable, safe_text
+from hookscope.text import are, counted, printable, safe_text
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
@@ -48,7 +47,7 @@ def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
 
 
 def raised(phase: str, failure: Failure) -> str:
-    """Return where and why a pass broke off, in a sentence."""
+    """Return where and why a pass raised, in a sentence."""
     given = ", ".join(failure.input_shapes) or "no tensor"
     where = f"'{failure.layer or '(model)'}' ({failure.kind})"
     return safe_text(f"The {phase} pass raised in {where}, given {given}: {failure.error}")
@@ -99,7 +98,7 @@ def _first_in_forward_order(gradients: Gradients) -> Iterator[Objection]:
     broken = [row for row in gradients.rows if non_finite_count(row.activation)]
     loss_is_finite = gradients.loss is not None and math.isfinite(gradients.loss.value)
     in_modules = of_modules(broken)
-    if not in_modules and loss_is_finite:  # what operations make of a mask, or choose among, comes to nothing
+    if not in_modules and loss_is_finite:  # NaN and Inf in masks, or in what operations choose among, have no effect
         return
     spread = {label for row in broken for label in row.inputs}
     broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread]
@@ -157,7 +156,7 @@ _ROUNDINGS = 16
 
 @rule("output-shape", "fail", "outputs")
 def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """The output has another shape or dtype than expected.
+    """The output does not have the expected shape or dtype.
 
     The shape or dtype of the output is not what shape or dtype below [output] ask for, or the output has another number
     of classes than there are names. With neither asked for nor names known, any output passes.
@@ -215,9 +214,9 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     " float16 and bfloat16 at least 16 roundings",
 )
 def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """The same input gives another output the second time.
+    """The same input gives a different output the second time.
 
-    Something draws random numbers in eval mode, or keeps state from one pass to the next: functional dropout without
+    The network draws random numbers in eval mode, or keeps state from one pass to the next: functional dropout without
     `training=self.training`, noise, a cache.
     """
     for output in measured.outputs:
@@ -233,7 +232,7 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     " least 16 roundings",
 )
 def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """An input gives another output in a batch than alone.
+    """An input gives a different output in a batch than alone.
 
     Inputs of one batch influence each other: BatchNorm with batch statistics in eval mode (track_running_stats=False),
     normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on what else is in the batch.

@@ -16,10 +16,8 @@ from hookscope.checks.rules.rule import (
     WHOLE,
     Objection,
     RuleTerms,
-    are,
     arrived_outputs,
     in_forward_order,
-    is_matrix,
     is_within,
     key,
     limit,
@@ -35,7 +33,7 @@ from hookscope.checks.rules.rule import (
     rule,
     taken_gradients,
 )
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -67,8 +65,8 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
 def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The backward of a layer makes NaN or Inf out of a finite gradient.
 
-    A backward that divides by zero, as of a root at 0 or a norm of zeros, makes NaN out of a finite gradient. The layer
-    that makes it is named, those that pass it on are not. Needs a finite loss.
+    A backward that divides by zero, such as that of a root at 0 or a norm of zeros, makes NaN out of a finite gradient.
+    The layer that makes it is named, those that pass it on are not. Needs a finite loss.
     """
     # The gradient of an output is made by what takes that output. So the layer named is the next one in forward order,
     # if its own gradient was the last to arrive finite; where gradients of inputs were measured, it is certain.
@@ -117,8 +115,8 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
 def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Every gradient is zero, or no more than rounding.
 
-    Nothing can learn: the loss does not depend on any parameter, or is constant by construction, as the sum of a
-    softmax or of what LayerNorm gives out is. Choose another loss, then look at the layers.
+    Nothing can learn: the loss does not depend on any parameter, or is constant by construction, such as the sum of a
+    softmax or of LayerNorm's output. Choose another loss, then look at the layers.
     """
     # To first order, changing a tensor by its own size changes the loss by at most ‖g‖·‖x‖, its effect. Where that is
     # rounding beside the loss for every parameter, or for every output before a normalising layer beside its own, what
@@ -198,13 +196,13 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
 
     A layer between the loss and the input gets a gradient of exactly zero: a dead ReLU, a detached branch, an
     underflow. It is a warning where a weight that starts at zero blocks the path until its first update, where
-    stochastic depth has left out a branch for all inputs, by chance, or where the loss gives an output none, but others
-    some. A module that gets a gradient at another call or output passes, and so does one whose parallel branch gets
-    one: levels of a detector without an object, experts without a token.
+    stochastic depth has left out a branch for all inputs by chance, or where the loss depends on some outputs of the
+    network and not on others. A module that gets a gradient at another call or output passes, and so does one whose
+    parallel branch gets one: levels of a detector without an object, experts without a token.
     """
-    # Layers whose gradient stops at one place are one objection. A weight that is zero itself, and gets a gradient, is
-    # about to open: residual branches and heads are often started so. Excused are also outputs that lead to excused
-    # ones alone, if it is the loss that gives those none, unless it is known what is wrong with them.
+    # Layers whose gradient stops at one place are one objection. A zero weight that gets a gradient is about to open:
+    # residual branches and heads often start so. Outputs that lead only to excused ones are excused as well, if the
+    # loss does not depend on those, unless a fault of their own is known.
     gradients = taken_gradients(measured)
     activations = {key(row): row.activation for row in gradients.rows}
     zero_weights = _gates(gradients)
@@ -261,7 +259,7 @@ def _stops(outputs: Sequence[GradientRow], takers: Takers) -> Iterable[_Stop]:
 
 
 def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> str:
-    """Return what is seen to be wrong at the place where a gradient stops; "" for nothing."""
+    """Return the visible cause at the place where a gradient stops; "" for none."""
     for row in stop.takers.values():
         activation = activations.get(key(row))
         if acts_as(row) in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
@@ -300,20 +298,20 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
         each
         for each in gradients.parameters
         if each.status == "zero"
-        and is_matrix(each)
+        and each.is_matrix
         and owner(each) in alive
         and not _gates_near(zero_weights, owner(each))
     ]
     if dead:
         message = (
             f"{listed([each.name for each in dead])} {'gets' if len(dead) == 1 else 'get'} a gradient of exactly 0"
-            " (limit: above 0), though the output does not: what the layer takes in is zero everywhere."
+            " (limit: above 0), though the output does not: the layer's input is zero everywhere."
         )
         yield Objection(parameter_of(dead[0]), message)
 
 
 def takers_of(outputs: Sequence[GradientRow]) -> Takers:
-    """Return what is computed from each output; inside reentrant checkpoints and before them, what runs next."""
+    """Return the outputs computed from each output; inside and before reentrant checkpoints, those that run next."""
     labelled = {row.label: row for row in outputs}
     takers: dict[Key, Sequence[GradientRow | None]] = {}
     for row, after in zip(outputs, [*outputs, None][1:], strict=True):
@@ -323,7 +321,7 @@ def takers_of(outputs: Sequence[GradientRow]) -> Takers:
 
 
 def idle_modules(outputs: Sequence[GradientRow]) -> set[Key]:
-    """Return the outputs with a zero gradient whose module gets one at another call or output, as a detector's head."""
+    """Return outputs with a zero gradient whose module gets one at another call or output, as detectors' heads do."""
     alive = {(row.layer, row.source) for row in outputs if row.status == "gradient"}
     return {key(row) for row in outputs if row.status == "zero" and (row.layer, row.source) in alive}
 
@@ -352,7 +350,7 @@ def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
 
 
 def _patterns(row: GradientRow) -> list[tuple[str, str]]:
-    """Return what a row has in common with those of parallel modules: its type, and its name but for one number."""
+    """Return what rows of parallel modules share: the type, and the name except for one number."""
     parts = row.layer.split(".")
     return [
         (row.kind, ".".join((*parts[:at], "*", *parts[at + 1 :]))) for at, part in enumerate(parts) if part.isdecimal()

@@ -1,4 +1,4 @@
-"""Rules about labelled pictures: how many a network classifies right, of each class, and of those it once did."""
+"""Rules about labelled pictures: the share classified right, of all and of each class, and beside a baseline."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, are, limit, rule
+from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, limit, rule
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
-from hookscope.text import counted, printable, some_of
+from hookscope.text import are, counted, printable, some_of
 
 if TYPE_CHECKING:
     from hookscope.checks.labelled import BaselineClass
@@ -30,9 +30,10 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
 
     The greatest score of a picture must be that of its label. The rule fails if even the upper end of the 95% interval
     (Clopper and Pearson's, which is exact) lies below the limit, and passes if its lower end does not. In between there
-    are too few pictures to tell: that is a warning, which says about how many would do. Without a limit the accuracy is
-    reported, and there is a warning if it is indistinguishable from guessing: then labels, classes or preprocessing do
-    not belong together, or the network is not trained. It is off until `--data` or `data` below [input] names pictures.
+    are too few pictures to tell: that is a warning, which says about how many would be enough. Without a limit the
+    accuracy is reported, and there is a warning if it is indistinguishable from guessing: then labels, classes or
+    preprocessing do not belong together, or the network is not trained. It is off until `--data` or `data` below
+    [input] names pictures.
     """
     found = _labelled(measured).accuracy
     least = terms.limit("min_fraction")
@@ -86,7 +87,7 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 @limit(
     "max_fraction",
     0.01,
-    "share of the labelled pictures that more may be wrong than in the baseline, 0-1",
+    "how much the share of wrong labelled pictures may grow from that in the baseline, 0-1",
     "our choice; of 400 crops of photographs the demo network, with its weights rounded, takes some for another class,"
     " right or wrong: 1 in float16, 9 in bfloat16, 28 in int8; 12 networks trained for seconds lose up to 0.005 of"
     " 1,000 new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and none with another thread count,"
@@ -96,10 +97,10 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """More labelled pictures are classified wrong than in the baseline.
 
     The same pictures, known by the digest of their content, are compared one by one: those that were right and are
-    wrong now are lost, the others gained. The rule fails if the loss is above the limit and McNemar's exact test says
-    that it is no chance (p at most 0.05, two-sided). A loss above the limit that may be chance is a warning, which says
-    of about how many pictures the test would show it; so are pictures of the baseline that are not in the data. Write
-    the baseline with `--data --update-baseline`; without labelled pictures in both it is off.
+    wrong now are lost, the others gained. The rule fails if the loss is above the limit and McNemar's exact test rules
+    out chance (p at most 0.05, two-sided). A loss above the limit that may be chance is a warning, which says of about
+    how many pictures the test would show it; so are pictures of the baseline that are not in the data. Write the
+    baseline with `--data --update-baseline`; without labelled pictures in both it is off.
     """
     assert terms.baseline is not None  # noqa: S101 - judging leaves this rule out without one
     pairs = _paired(terms.baseline.labelled, _labelled(measured))
@@ -166,7 +167,7 @@ def _labelled(measured: CheckMeasurements) -> LabelledResult:
 
 
 def _needed(count: int | None, which: str = "") -> str:
-    return "" if count is None else f" About {counted(count, 'picture')}{which} would do, at this share."
+    return "" if count is None else f" About {counted(count, 'picture')}{which} would be enough, at this share."
 
 
 def _exact(share: float) -> str:

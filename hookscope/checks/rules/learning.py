@@ -1,4 +1,4 @@
-"""Rules about what each parameter learns: how gradients change over depth and between parameters, and who gets none."""
+"""Rules about what each parameter learns: how gradients change over depth and between them, and which get none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from hookscope.checks.rules.rule import (
     RuleTerms,
     arrived_outputs,
     in_forward_order,
-    is_matrix,
     key,
     limit,
     listed,
@@ -132,9 +131,9 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     is not reported twice.
     """
     # Biases and scales start at 0 or 1 whatever their layer does, and a bias before BatchNorm gets rounding. Untrained
-    # BatchNorm in eval mode is not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3, nothing of
-    # it in train mode). Nor are weights that serve idle heads, and get a part of the gradient only: those of a
-    # detector's level without an object.
+    # BatchNorm in eval mode is not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3, but not in
+    # train mode). Nor are weights that serve idle heads, and get a part of the gradient only: those of a detector's
+    # level without an object.
     gradients, limit = taken_gradients(measured), terms.limit("max_ratio")
     partly_fed = _serving_idle(gradients)
     known = [] if _batch_norm_is_idle(gradients) else _weights(gradients)
@@ -154,7 +153,7 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class _Trend:
-    """Positive values in forward order, what they measure, of which things, in the plural, and a target for each."""
+    """Positive values in forward order: what they measure, of which things (a plural noun), and a target for each."""
 
     measure: str
     things: str
@@ -204,7 +203,7 @@ def _beyond(
 
 
 def _serving_idle(gradients: Gradients) -> set[str]:
-    """Return the layers one of whose outputs is taken by a module that is idle at that call, or leads to such alone."""
+    """Return the layers with an output that is taken only by modules idle at that call, or that leads only to them."""
     outputs = arrived_outputs(gradients)
     places = idle_modules(outputs)
     idle = {row.label for row in outputs if key(row) in places}
@@ -263,7 +262,7 @@ def _weights(gradients: Gradients) -> list[ParameterRow]:
     return [
         each
         for each in in_forward_order(gradients)
-        if is_matrix(each) and _is_positive(each.ratio) and not non_finite_count(each.gradient)
+        if each.is_matrix and _is_positive(each.ratio) and not non_finite_count(each.gradient)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a rule is: a function that looks at measurements and yields what it objects to, under levels and limits.
+"""What a rule is: a function from measurements to objections, with a level and limits.
 
 Below it, how rules read results: gradients that arrived, weights in forward order, counts in words.
 """
@@ -22,16 +22,16 @@ if TYPE_CHECKING:  # these load NumPy, and `hookscope grads --help` names rules
     from hookscope.results.statistics import TensorStatistics
 
 Needs = Literal["file", "network", "stored", "forward", "outputs", "gradients", "expectations", "labels", "baseline"]
-"""What of the `CheckMeasurements` a rule looks at."""
+"""Which part of the `CheckMeasurements` a rule looks at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where a rule begins to object.
+    """The value beyond which a rule objects.
 
     Attributes:
         meaning: What is compared with it, and in which unit, for people.
-        source: Where the number comes from; "our choice" and why, if it is ours.
+        source: The source of the number; "our choice" with the reason, if it is ours.
         grads_name: Its name in `hookscope grads --limit`; "" if the rule is not judged there.
     """
 
@@ -91,11 +91,11 @@ class Rule:
     Attributes:
         identifier: Stable: "dead-channels".
         level: For `hookscope check`, unless the user says otherwise.
-        needs: What it looks at; it is skipped where that cannot be had.
+        needs: Which measurements it needs; it is skipped without them.
         evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
         silenced_by: Rules whose objections are the cause of what this one would object to.
-        followers: What the objections of one level are about, if all but the first are taken for consequences of it, or
-            of the same cause: "layer". They make one finding then; "" if each is one.
+        followers: What the objections are about ("layer"), if all but the first of a level count as its consequences
+            and make one finding with it; "" if each objection is a finding.
     """
 
     identifier: str
@@ -143,7 +143,7 @@ def rule(
 
 @dataclass(frozen=True, slots=True)
 class RuleTerms:
-    """The level and the limits that one rule is held to, and for some layers others; a baseline if it compares."""
+    """The level and limits of one rule, those that differ for some layers, and the baseline if it compares with one."""
 
     rule: Rule
     level: Level
@@ -240,7 +240,7 @@ def taken_gradients(measured: CheckMeasurements) -> Gradients:
 
 
 def arrived_outputs(gradients: Gradients, *, of_operations: bool = False) -> list[GradientRow]:
-    """Return the gradients of outputs that received one, zero or not, in forward order; of modules, unless told so."""
+    """Return the gradients of outputs that received one, zero or not, in forward order; by default of modules."""
     arrived = [row for row in gradients.gradients if row.role == "output" and row.status in ("gradient", "zero")]
     return [row for row in arrived if of_operations or row.owner is None]
 
@@ -278,11 +278,6 @@ def in_forward_order(gradients: Gradients) -> list[ParameterRow]:
     return [each for _, each in sorted(keyed, key=lambda pair: pair[0])]
 
 
-def is_matrix(parameter: ParameterRow) -> bool:
-    """Tell weights from biases and scales: at least two axes are longer than 1, so (C, 1, 1) is a scale."""
-    return sum(size > 1 for size in parameter.gradient.shape) >= 2
-
-
 def owner(parameter: ParameterRow) -> str:
     """Return the dotted name of the module that a parameter belongs to."""
     from hookscope.results.gradients import parameter_owner
@@ -301,7 +296,7 @@ def is_within(layer: str, ancestor: str) -> bool:
 
 
 def key(row: LayerRow | GradientRow) -> tuple[str, int, str]:
-    """Return what an output's activation and its gradient have in common: layer, call, slot."""
+    """Return the key that an output's activation and gradient share: layer, call, slot."""
     return row.layer, row.call, row.slot
 
 
@@ -319,8 +314,3 @@ def non_finite_words(statistics: TensorStatistics) -> str:
 def listed(names: Sequence[str], shown: int = 3) -> str:
     """Return the first few names in quotes and how many more there are."""
     return some_of([f"'{name}'" for name in names], shown)
-
-
-def are(count: int) -> str:
-    """Return the verb for a number of things."""
-    return "is" if count == 1 else "are"

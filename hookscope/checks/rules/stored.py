@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
 
 
-# A network of at least so many weights has random ones if this share of them is spread by less than so many standard
-# errors beyond chance. Our choice: of 112 random networks the nearest has 0.90, of trained ones 0.67 of three weights.
+# A network with at least this many weights counts as random if this share of them spreads by less than this many
+# standard errors beyond chance. Our choice: of 112 random networks the nearest has 0.90, of trained ones 0.67 of three
+# weights.
 _FEWEST_SPREADS = 3
 _RANDOM_SPREAD = 3.0
 _RANDOM_FRACTION = 0.8
@@ -48,8 +49,8 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
 
     One NaN in a weight makes every output NaN. It comes from a step with too large a learning rate, an overflow in half
     precision, or a damaged file. A buffer that holds nothing but zeros and infinities is a mask, and passes; so does a
-    minimum or maximum, by its name, that is infinite everywhere: it has seen nothing yet, as quantisation's observers
-    start. Go back to an earlier checkpoint.
+    minimum or maximum, by its name, that is infinite everywhere: it has seen no values yet, which is how quantisation's
+    observers start. Go back to an earlier checkpoint.
     """
     for values in measured.stored:
         if (values.nan_count or values.inf_count) and not (_is_mask(values) or _is_empty_range(values)):
@@ -62,8 +63,8 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
     """A weight matrix or kernel is zero everywhere.
 
     A weight with at least two axes longer than 1 that is zero passes nothing on. It was never loaded, was pruned, or
-    starts so by design: untrained heads and the last layer of residual branches do. Biases, also tables of them as
-    attention has, and scales are left alone.
+    starts so by design: untrained heads and the last layer of residual branches do. Biases, including attention's
+    tables of them, and scales are not judged.
     """
     for values in measured.stored:
         if is_weight(values) and is_zero(values) and "bias" not in values.name.rpartition(".")[2]:
@@ -75,8 +76,8 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     """A weight matrix or kernel has one value everywhere, other than zero.
 
     A weight with at least two axes longer than 1 and a single value makes all its outputs the same. It was allocated,
-    but never initialised or loaded. Biases and scales are left alone: also a table of scales, which is neither the
-    weight of a known layer nor named so, may start with one value.
+    but never initialised or loaded. Biases and scales are not judged, nor are tables of scales, which may start with
+    one value: they are neither the weight of a known layer nor named "weight".
     """
     for values in measured.stored:
         finite = not (values.nan_count or values.inf_count)
@@ -108,10 +109,10 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A running variance of BatchNorm is negative or zero.
 
-    A running variance is a mean of squares: negative, it is damaged, and the root of it NaN. Zero in a few channels is
-    what dead ones come to; in many, the buffer was zeroed instead of loaded, and eval mode divides by the root of eps,
-    which multiplies every deviation. A single one is enough where the channel is not dead, for its running mean is not
-    zero, and while all running means are zero, for no training has brought a variance to zero then.
+    A running variance is a mean of squares: negative, it is damaged, and the root of it NaN. In a few channels zero
+    means that they are dead; in many, that the buffer was zeroed instead of loaded: eval mode then divides by the root
+    of eps, which magnifies every deviation. One channel is enough where its running mean is not zero, so that it is not
+    dead, and where all running means are zero, so that no training explains the variance.
     """
     # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
@@ -144,7 +145,7 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
 
     A row or kernel of zeros gives an output channel that is constant. Structured pruning does it on purpose; so does
     weight decay on a channel that gets no gradient. A weight that is zero as a whole is left to zero-parameter, and
-    rows of embeddings are no filters: that of the padding is zero by design.
+    rows of embeddings do not count as filters: that of the padding is zero by design.
     """
     for values in measured.stored:
         if not values.zero_filters or not values.filter_count or is_zero(values) or "Embedding" in values.kind:
@@ -187,7 +188,7 @@ def is_untrained(measured: CheckMeasurements) -> bool:
 def weights_are_random(measured: CheckMeasurements) -> bool:
     """Tell whether hookscope itself drew the weights at random, or nearly all of them look so.
 
-    How they look counts where no BatchNorm has statistics that could say more, as in a network that was quantised.
+    Their look counts only where no BatchNorm's statistics say more, as in a quantised network.
     """
     if any(values.name.rpartition(".")[2] == "running_var" for values in measured.stored):
         return measured.model.random

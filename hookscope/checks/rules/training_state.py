@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, are, listed, rule
-from hookscope.text import counted
+from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, listed, rule
+from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -43,8 +43,8 @@ def averaged_weights(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
 
     A copy with NaN or Inf never recovers, because averaging keeps it; one with a tensor of another shape belongs to
     another network. Names that are on one side only are a warning: a network that was changed in the middle of training
-    has them. Buffers need no copy. Looked at are sets of weights in the same file whose key says that they are
-    averages: ema, average, swa or shadow.
+    has them. Buffers need no copy. The sets of weights in the same file whose key says that they are averages are
+    judged: ema, average, swa or shadow.
     """
     for copy in measured.copies:
         if copy.non_finite:

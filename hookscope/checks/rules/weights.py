@@ -21,11 +21,11 @@ _GREATEST: Mapping[str, float] = {
     "float64": (2 - 2**-52) * 2.0**1023,
 }
 
-# Our choice: a running variance may well be 10^4 times the others of its layer, where those are of dead channels; and
-# a single weight below this does not carry a layer away.
+# Our choice: a running variance may well be 10^4 times the others of its layer, where those belong to dead channels;
+# and a single weight below this does not dominate a layer.
 _LEAST_THAT_FAILS = 1000.0
 
-# From so many standard errors on a weight is taken to be trained. Our choice: of the weights of EfficientNet-Lite0 to 2
+# From this many standard errors on, a weight counts as trained. Our choice: of the weights of EfficientNet-Lite0 to 2
 # with 2,048 values and more, nine in ten are beyond, by up to 10^3.
 _TRAINED_SPREAD = 10.0
 
@@ -52,8 +52,9 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
     (a flipped bit of an exponent multiplies by up to 2**128) or from a diverging step; the greatest number of the type
     itself is what an overflow is cut to. Such a value drowns everything beside it, and fails. Values that are hundreds
-    of times the others also occur in sound networks, and warn. Judged are parameters and BatchNorm's statistics; of
-    fewer than 2,000 values the greatest is compared with the next. Go back to an earlier checkpoint, or download again.
+    of times the others also occur in sound networks, and warn. The rule judges parameters and BatchNorm's statistics;
+    of fewer than 2,000 values the greatest is compared with the next. Go back to an earlier checkpoint, or download
+    again.
     """
     for values in measured.stored:
         if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
@@ -102,11 +103,11 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     "our choice; of 30 copies of trained networks pruned value by value, 50 % to 98 %, the nearest has 6.5",
 )
 def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """A block of a weight has one value, mostly zero, while the rest has not.
+    """A block of a weight has a single value, mostly zero, unlike the rest.
 
     A page of a file that was never written reads as zeros, and a fault in a conversion leaves a block as it was
-    allocated. The longest run of one value in a weight's memory is compared with what chance explains, from the share
-    of that value around it: so a network that was pruned value by value passes. Filters and inputs that are zero as a
+    allocated. The longest run of one value in a weight's memory is compared with the longest expected by chance, given
+    the share of that value around it, so a network pruned value by value passes. Filters and inputs that are zero as a
     whole are left out, as structured pruning and dead channels leave them; dead-filter reports such filters.
     """
     for values in measured.stored:
@@ -130,7 +131,7 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 @limit(
     "min_trained_fraction",
     0.75,
-    "share of the weights that must be trained, so that one that is not stands out, 0-1",
+    "share of the weights that must be trained before an untrained one is reported, 0-1",
     "our choice: of two networks trained for seconds 57 % and 11 % are, of EfficientNet-Lite0 to 2 at least 91 %",
 )
 def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -138,14 +139,14 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
 
     Whatever the distribution, initialisation draws the values of a weight independently; training makes rows, columns
     and the places of a kernel differ from one another by far more than chance does. A weight without any such structure
-    among trained ones was never loaded, was initialised again, or is not used. Judged are kernels and matrices of 2,048
-    values and more. What comes after the last trained weight passes, for a new head on a trained body is on purpose;
-    so does a network with fewer trained weights than the limit.
+    among trained ones was never loaded, was initialised again, or is not used. The rule judges kernels and matrices of
+    2,048 values and more. What comes after the last trained weight passes, for a new head on a trained body is on
+    purpose; so does a network with fewer trained weights than the limit.
 
-    A square weight that was transposed looks as trained as before, and nothing in it tells: the norms of its columns
-    follow the magnitudes of its inputs in some layers (rank correlation up to 0.91), but in half of the 119 layers of
-    EfficientNet-Lite0 to 2 hardly (below 0.3, down to -0.18). Where a BatchNorm follows, pictures show it
-    (batchnorm-statistics); elsewhere a baseline (drift) or labelled pictures do.
+    A transposed square weight is not found: it looks as trained as before. The norms of its columns follow the
+    magnitudes of its inputs in some layers (rank correlation up to 0.91), but hardly in half of the 119 layers of
+    EfficientNet-Lite0 to 2 (below 0.3, down to -0.18). Where a BatchNorm follows, batchnorm-statistics finds it with
+    pictures; elsewhere a baseline (drift) or labelled pictures do.
     """
     last = _last_trained(measured.stored, terms.limit("min_trained_fraction"))
     for values in measured.stored[:last]:
@@ -159,17 +160,17 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
 @limit(
     "min_trained_fraction",
     0.75,
-    "share of the normalisation layers that must have moved, so that one that has not stands out, 0-1",
+    "share of the normalisation layers that must have moved before an unmoved one is reported, 0-1",
     "our choice, as for untrained-weight; none of 21 trained networks has such a layer",
 )
 def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """A normalisation layer is as it starts, while nearly all others have moved.
+    """A normalisation layer has its initial values, while nearly all others have moved.
 
     Statistics of exactly 0 and 1, or a weight of exactly 1 with a bias of exactly 0, are what a layer starts with, and
     no training leaves them so: it was reset, never loaded, or is not used. A BatchNorm that counts batches and has not
-    moved for them is impossible, and fails; all else warns. So it does where no statistics at all have moved, though
-    the weights are trained: a momentum of 0 explains it, too. What comes after everything that was trained passes, for
-    a new head on a trained body is on purpose.
+    moved for them is impossible, and fails; all else warns. It also warns where no statistics at all have moved though
+    the weights are trained, which a momentum of 0 explains as well. What comes after everything that was trained
+    passes, for a new head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]

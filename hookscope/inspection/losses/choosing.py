@@ -1,4 +1,4 @@
-"""From the name of a loss to its value: hides nested outputs, which of them counts, and users' own functions."""
+"""From the name of a loss to its value: nested outputs, which of them counts, and users' own functions."""
 
 import inspect
 import traceback
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hookscope.errors import ModelError, UsageError, nearest
+from hookscope.errors import ModelError, UsageError, is_out_of_memory, nearest
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.inputs import Batch
 from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
@@ -179,7 +179,7 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
 
 
 def main_output(outputs: Sequence[Output]) -> Output:
-    """Return the output that is meant where one is: that called "logits", "out" or "output", or else the first."""
+    """Return the output that losses of one output take: that called "logits", "out" or "output", or else the first."""
     named = {each.path: each for each in outputs}
     paths = [path for name in _MAIN_NAMES for path in (f".{name}", f"['{name}']") if path in named]
     return named[paths[0]] if paths else next((each for each in outputs if each.tensor.dim()), outputs[0])
@@ -218,9 +218,9 @@ def _own(function: Callable[..., object], given: object, outputs: Sequence[Outpu
         arguments.append(target)
     try:
         value = function(*arguments)
-    except torch.OutOfMemoryError:
-        raise
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(f"{task.loss} raised at {_place(function, error)}") from error
     what = "a loss has to be a single floating-point number computed from the output, as a 0-d tensor"
     if not isinstance(value, Tensor):
@@ -236,7 +236,7 @@ def _own(function: Callable[..., object], given: object, outputs: Sequence[Outpu
 
 
 def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
-    """Return the target that a user's own loss is given; what shape fits is for the function to say."""
+    """Return the target for a user's own loss, whose shape only that function can check."""
     wanted = task.target
     device = outputs[0].tensor.device if outputs else torch.device("cpu")
     if wanted.kind == "class":

@@ -1,4 +1,4 @@
-"""The losses themselves, in float32 or float64; hides where classes lie and what is normalised already.
+"""The losses themselves, in float32 or float64, with the axis of classes and outputs that are normalised already.
 
 A network may end in a softmax or a normalisation; a loss that would be wrong or without gradient there says so.
 """
@@ -107,7 +107,7 @@ def _rows(values: Tensor, axis: int) -> Tensor:
 
 
 def _log_probabilities(rows: Tensor, output: Output, task: Task) -> tuple[Tensor, bool, tuple[str, ...]]:
-    """Return log p of each class, whether these are normalised, and what has to be said about it."""
+    """Return log p of each class, whether these are normalised, and a warning about that."""
     if is_softmax(rows, output):
         return _log(rows), True, (_softmax_warning(output, task),)
     if task.loss == "ce":

@@ -1,4 +1,4 @@
-"""What an output is compared with: hides class names, files for many inputs, random numbers and the shapes of all."""
+"""What an output is compared with: class names, files for many inputs, random numbers, and their shapes."""
 
 import re
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Task:
 def read_target(
     loss: str, kinds: Sequence[TargetKind], given: str | int | Tensor | None, name: str, categories: Sequence[str]
 ) -> Target:
-    """Read what the user gave as a target, as far as that goes without an output.
+    """Read the target that the user gave, as far as possible without an output.
 
     Raises:
         UsageError: If the loss, which takes `kinds`, does not take it, or there is no such class.

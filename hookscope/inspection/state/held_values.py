@@ -1,4 +1,4 @@
-"""What tensors hold, kept so that it can be put back to the last bit: values, memory, sizes and strides."""
+"""The values, memory, sizes and strides of tensors, kept so that they can be restored to the last bit."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence

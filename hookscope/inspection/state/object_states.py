@@ -1,4 +1,4 @@
-"""What objects other than tensors hold, kept so that it can be put back: the contents of containers, and states.
+"""The contents and states of objects other than tensors, kept so that they can be restored.
 
 Of containers the very objects are kept, in their order. Classes, slots, arrays, random generators and scripted modules
 have a state that is read and written as a whole.
@@ -24,7 +24,7 @@ Problem = tuple[object, str]
 
 
 def attempt(holder: object, call: Callable[[], object]) -> list[Problem]:
-    """Call a method of an object or a function of Python or torch, none of ours: a bug of ours is not the object's."""
+    """Call a function of the object, Python or torch, not of hookscope, whose bugs are not the object's."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - the model's own objects may raise anything

@@ -35,7 +35,7 @@ _WRITES = frozenset({"data", "out", "max_norm", "load_state_dict", "vector_to_pa
 _EVERY_PARAMETER = frozenset(
     {"parameters", "named_parameters", "state_dict", "load_state_dict", "vector_to_parameters"}
 )
-# What runs of a module, and of another object, without being named.
+# Methods of a module, and of other objects, that run without being named.
 _OF_A_MODULE = ("forward", "train", "eval", "__call__", "__setattr__", "__getattr__", "__getattribute__")
 _OF_AN_OBJECT = ("__call__", "__enter__", "__exit__", "forward", "backward")
 
@@ -49,7 +49,7 @@ _AUGMENTED = 13  # the first argument of BINARY_OP that stands for +=, -= and so
 
 
 class Overwritten(NamedTuple):
-    """What a network may overwrite while it runs."""
+    """The tensors that a network may overwrite while it runs."""
 
     tensors: AbstractSet[int]  # identities of parameters, and of tensors in plain attributes
     gradients: bool  # whether its code may write to `.grad`
@@ -116,7 +116,7 @@ def _is_pythons(package: str) -> bool:
 
 
 class _Statement(NamedTuple):
-    """What a function says: about modules of which class, which names it uses, and whether it may write to a tensor."""
+    """A function's code: for modules of which class, which names it uses, and whether it may write to a tensor."""
 
     owner: type
     names: frozenset[str]  # globals, attributes and keywords

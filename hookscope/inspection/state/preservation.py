@@ -22,10 +22,10 @@ Mode = Literal["eval", "train"]
 
 @dataclass(slots=True)
 class Preserved:
-    """A place in a run to go back to: at first, its beginning.
+    """A point in a run to go back to: at first, its beginning.
 
     Attributes:
-        kept_nodes: Where the graphs end of tensors that the network came with: its owner may differentiate them yet.
+        kept_nodes: Last nodes of graphs whose tensors the network came with: its owner may still differentiate them.
     """
 
     kept_nodes: frozenset[object]

@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from hookscope.inspection.state.object_states import CLASS, SLOTS, VIEW, State, contents, kind_of, state_as_a_whole
 from hookscope.inspection.state.parameter_writes import is_read
 
-# Of a container with more entries than this it is not searched what these hold in turn. Our choice.
+# The entries of containers with more than this many are not searched further. Our choice.
 _SEARCHED_ENTRIES = 10_000
 
-# Nothing to look into.
+# Types that hold nothing to search.
 _LEAVES: frozenset[type] = frozenset(
     {
         *(type(None), bool, int, float, complex, str, bytes, type, range, slice),

@@ -17,8 +17,9 @@ from hookscope.inspection.state.object_states import Contents, Problem, attempt,
 from hookscope.inspection.state.parameter_writes import has_own_code, overwritten
 from hookscope.inspection.state.reachable import reachable
 
-# Parameters of networks with code of their own, and tensors in plain attributes, are copied up to so many bytes in all;
-# beyond, those that code is seen to write to. Our choice: to copy and compare as much takes some two milliseconds.
+# Parameters of networks with their own code, and tensors in plain attributes, are copied up to this many bytes in all;
+# beyond that only those that code is seen to write to. Our choice: copying and comparing this much takes some two
+# milliseconds.
 _COPIED_BYTES = 2**23
 
 
@@ -190,7 +191,7 @@ def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]
 
 
 def _affordable(tensors: Sequence[Tensor]) -> set[int]:
-    """Return the identities of those to copy though no code is seen to write to them.
+    """Return the identities of those to copy although no code is seen to write to them.
 
     All, or if these are too large as many as fit that are no parameters, the smallest first.
     """

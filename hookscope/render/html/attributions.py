@@ -15,7 +15,7 @@ from hookscope.results.attributions import AttributionMap
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Region
 from hookscope.results.runs.attributions import StoredAttributions
-from hookscope.text import counted, shape_text, some_of
+from hookscope.text import are, counted, shape_text, some_of
 
 # Pixels a side, our choice: maps are smooth, and a browser draws them smoothly larger.
 _PHOTOGRAPH_SIDE = 1200
@@ -35,7 +35,7 @@ def attributions_html(run: StoredAttributions) -> str:
             break
         inputs.append(shown)
     left_out = len(result.inputs) - len(inputs)
-    remarks = [f"{counted(left_out, 'input')} did not fit and {'is' if left_out == 1 else 'are'} in the run's folder."]
+    remarks = [f"{counted(left_out, 'input')} did not fit and {are(left_out)} in the run's folder."]
     overview = thumbnail_uri(run.read_picture(run.pictures[0].overview), run.pictures[0].overview, _OVERVIEW_SIDE)
     return render_page(
         "attributions.html",

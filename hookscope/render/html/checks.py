@@ -1,7 +1,7 @@
-"""Reports on checkpoints as one HTML page that holds everything it shows, the pictures of what failed too.
+"""Reports on checkpoints as one self-contained HTML page, with the pictures of what failed.
 
-Those are read from where `hookscope check --evidence` left them. The folder may be gone, or no longer what it was: what
-cannot be shown is counted, and is no error. No file outside the folder is read, and no link is followed.
+Those are read from where `hookscope check --evidence` left them. The folder may be gone or changed: what cannot be
+shown is counted, and is no error. No file outside the folder is read, and no link is followed.
 """
 
 import base64
@@ -67,7 +67,7 @@ class Evidence(NamedTuple):
 
 
 def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
-    """Return the page of what became of each checkpoint, the gravest first.
+    """Return the page of the verdicts on all checkpoints, the gravest first.
 
     A rule, a finding and a picture can be linked as `#rule=dead-channels`, `#rule=dead-channels&finding=2` and
     `#picture=1`, among several checkpoints behind `checkpoint=model.pt&`. A picture that cannot be read leaves a
@@ -221,7 +221,7 @@ def read_evidence(folder: Path, room: int) -> Evidence:
 
 
 def _contents(folder: Path) -> RunRecord:
-    """Return what `run.json` says; an InputError if it is missing, or not as hookscope writes it."""
+    """Return the contents of `run.json`; an InputError if it is missing, or not as hookscope writes it."""
     try:
         if folder.is_symlink():
             raise InputError("The folder of the evidence has become a link.")
@@ -234,7 +234,7 @@ def _contents(folder: Path) -> RunRecord:
 
 
 def _picture(png: bytes, layer: str, alternative: str) -> EvidencePicture | None:
-    """Return a picture with what there is to say about it; None if it is damaged."""
+    """Return a picture with its caption; None if it is damaged."""
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
             size = file.size

@@ -17,7 +17,7 @@ from hookscope.render.weights_text import (
 from hookscope.results.differences import Differences, Side
 from hookscope.results.grids import Grid
 from hookscope.results.runs.differences import PLOT, StoredDifferences
-from hookscope.text import counted
+from hookscope.text import are, counted
 
 # Pixels a side, our choice; rows, above which a browser takes long to lay a table out.
 _PLOT_SIDE = 1600
@@ -79,8 +79,7 @@ def _tables(result: Differences) -> list[dict[str, Any]]:
     if result.weights:
         changed = [row for row in result.weights if differs(row)]
         equal = len(result.weights) - len(changed)
-        are = "is" if equal == 1 else "are"
-        remark = f"{counted(equal, 'tensor')} that {are} equal {are} left out." if equal else ""
+        remark = f"{counted(equal, 'tensor')} that {are(equal)} equal {are(equal)} left out." if equal else ""
         if changed:
             tables.append(_table("Tensors", remark, weight_columns(changed), [False] * len(changed)))
     return tables
@@ -99,7 +98,7 @@ def _table(title: str, remark: str, columns: Sequence[Column], notable: Sequence
 
 
 def _making(run: StoredDifferences) -> list[tuple[str, str]]:
-    """Return what somebody needs who wants to have it again: term and words, set as code."""
+    """Return what is needed to reproduce the comparison: term and words, set as code."""
     record, result = run.record, run.result
     made = [("Command", record.command)] if record.command else []
     for letter, side in (("A", result.a), ("B", result.b)):

@@ -233,7 +233,7 @@ def _line(across: Callable[[float], float], values: Sequence[float | None], heig
     parts = []
     for start, stretch in _runs(values):
         points = _points(across, start, [*map(height, stretch)])
-        # A point alone is a plus sign: biases that begin at zero have no ratio, and leave weights alone.
+        # A point alone is a plus sign: biases that start at zero have no ratio, which leaves weights as single points.
         parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}m-3 0h6m-3 -3v6")
     return "".join(parts)
 

@@ -1,4 +1,4 @@
-"""A run's layers as a page shows them: one entry a row of the table, with all that belongs beside it."""
+"""A run's layers as a page shows them: one entry for each row of the table, with its details."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _MOST_CALLS = 32
 # Flags that call for a look; the others say how a layer works.
 _NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "unmeasured"})
 
-# Nothing nests so deep but a name made to break a page. Our choice.
+# Only a name made to break a page nests deeper. Our choice.
 MOST_LEVELS = 24
 
 
@@ -43,7 +43,7 @@ COLUMNS = (
     LayerColumn("gabs", "mean |g|", "mean absolute gradient of the output", gradient=True),
     LayerColumn("gl2", "L2 of g", "root of the sum of squares of the gradient", gradient=True),
     LayerColumn("gzeros", "zeros of g", "share of exact zeros in the gradient", shown=False, gradient=True),
-    LayerColumn("gstate", "gradient", "what became of it", gradient=True, words=True),
+    LayerColumn("gstate", "gradient", "status of the gradient", gradient=True, words=True),
     LayerColumn("mean", "mean", "of the values"),
     LayerColumn("std", "std", "standard deviation"),
     LayerColumn("min", "min", "smallest value"),
@@ -53,7 +53,7 @@ COLUMNS = (
     LayerColumn("zeros", "zeros", "share of exact zeros"),
     LayerColumn("dead", "dead", "channels that are zero everywhere"),
     LayerColumn("bad", "NaN, Inf", "values that are not finite"),
-    LayerColumn("flags", "flags", "what a reader should know", words=True),
+    LayerColumn("flags", "flags", "remarks", words=True),
 )
 
 
@@ -112,7 +112,7 @@ class Layer:
 
     @property
     def cells(self) -> dict[str, tuple[str, float | str | None]]:
-        """What each cell says and what its column is sorted by, by the column's key."""
+        """The text of each cell and its sort value, by the column's key."""
         row, values = self.row, self.row.activation
         gradient = self.gradient.gradient if self.gradient else TensorStatistics((), "", 0)
         state = self.gradient.status if self.gradient else "-"
@@ -171,7 +171,7 @@ def row_numbers(rows: Sequence[LayerRow]) -> dict[str, int]:
 
 
 def layers_of(run: StoredRun) -> list[Layer]:
-    """Put together what belongs to each row."""
+    """Assemble the details of each row."""
     outputs = {gradient.label: gradient for gradient in run.gradients if gradient.role == "output"}
     inputs: dict[tuple[str, int], list[GradientRow]] = defaultdict(list)
     for gradient in run.gradients:

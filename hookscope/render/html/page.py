@@ -1,4 +1,4 @@
-"""What all pages have in common: one file that loads nothing else, as its content security policy demands.
+"""Shared by all pages: one file that loads nothing else, as its content security policy demands.
 
 Every text is escaped where it enters the page, and none enters the style or the script.
 """
@@ -59,7 +59,7 @@ def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
 def making_facts(
     record: RunRecord, result: Activations | Gradients | Attributions, asked: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Return what somebody needs who wants to have it again: term and words, set as code; `asked` after the command."""
+    """Return what is needed to reproduce a run: term and words, set as code; `asked` after the command."""
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
     made = [("Command", record.command), *asked]
     made += [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []

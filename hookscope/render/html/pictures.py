@@ -28,7 +28,7 @@ _THUMBNAIL_SIDE = 448
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """What is given up to make pictures smaller."""
+    """How pictures are made smaller."""
 
     step: int = 1  # every so many colours are kept; zero, in the middle or at the end, is always one of them
     side: int = 1 << 30  # pixels; longer maps keep every second, third … pixel of each axis
@@ -36,7 +36,7 @@ class Fidelity:
 
     @property
     def sentence(self) -> str:
-        """What a reader should know; "" if nothing was given up."""
+        """A remark for the reader; "" if nothing was given up."""
         parts = []
         if self.step > 1:
             parts.append(f"{(LEVEL_COUNT - 1) // self.step + 1} of {LEVEL_COUNT} colours")
@@ -49,7 +49,7 @@ class Fidelity:
         return f"To keep this file small, feature maps have {', '.join(parts)}; the run's own grids have all."
 
 
-# Tried in this order until all pictures fit. Our choice: colours nobody tells apart go first, channels last.
+# Tried in this order until all pictures fit. Our choice: indistinguishable colours go first, channels last.
 LADDER = (
     Fidelity(),
     Fidelity(4),
@@ -146,7 +146,7 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
 
 
 def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:
-    """Yield what this picture lacks beside the grid."""
+    """Yield what the grid shows and this picture leaves out."""
     if grid.extra_token_count:
         apart = counted(grid.extra_token_count, "token")
         yield f"not here but in the run's own grid: {apart} apart, such as a class token"

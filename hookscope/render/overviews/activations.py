@@ -70,7 +70,7 @@ def draw_activations(result: Activations) -> Image.Image:
 
 
 def model_line(model: ModelInfo, *more: str) -> Line:
-    """Return what an overview says of the weights, and more, in one line."""
+    """Return an overview's line about the weights."""
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
     return "   ·   ".join((weights, *more)), TEXT, DIM
 

@@ -52,7 +52,7 @@ def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
 
 
 def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
-    """Choose more positions, each time that whose value is farthest from those chosen, as many as stages are shown."""
+    """Choose more positions, each time the one whose value is farthest from those chosen, up to the number shown."""
     result = set(chosen)
     while 0 < len(result) < min(MOST_STAGES, len(values)):
         away = [min(abs(value - values[other]) for other in result) for value in values]

@@ -23,13 +23,13 @@ Line = tuple[str, int, Colour]
 
 _LONGEST_TEXT = 400  # characters
 
-# Signs that sentences of ours hold and the font lacks.
+# Characters in hookscope's sentences that the font lacks.
 _SPELLED = str.maketrans({"‖": "||", "×": "x", "≥": ">=", "≤": "<=", "Δ": "A-B"})
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Something that lies across the sheet, so many pixels high; `draw` gets the sheet and its own top edge."""
+    """A part of the sheet, `height` pixels high; `draw` gets the sheet and the part's top edge."""
 
     height: int
     draw: Callable[[Image.Image, int], None]

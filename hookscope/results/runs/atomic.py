@@ -14,7 +14,7 @@ from hookscope.text import safe_text
 
 
 def new_token() -> str:
-    """Return what makes the name of something unfinished unique: "4711-0a1b2c3d"."""
+    """Return a unique token for the name of an unfinished file or folder: "4711-0a1b2c3d"."""
     return f"{os.getpid()}-{secrets.token_hex(4)}"
 
 

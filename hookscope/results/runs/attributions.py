@@ -1,4 +1,4 @@
-"""Attributions as dicts, and read back from a run directory, of which nothing is believed before it is checked."""
+"""Attributions as dicts, and read back from a run directory, checked before anything in it is used."""
 
 import io
 import math
@@ -30,7 +30,7 @@ class StoredMap:
     Attributes:
         shape: (h, w).
         values: Path of the map inside the run, (h, w) float32 as NumPy writes it.
-        pixels: Likewise, (C, H, W), of a method that looks at the picture; else None.
+        pixels: Path of the map's values for each channel, (C, H, W), of a method that looks at the picture; else None.
         overlay: Path of the map drawn over the photograph.
     """
 
@@ -117,7 +117,7 @@ def read_attributions(folder: Path) -> StoredAttributions:
     """Read what `hookscope attribute` wrote.
 
     Raises:
-        InputError: If it is no run of it, was cut short, is of another version, or does not hold what it says.
+        InputError: If it is no such run, was cut short, is of another version, or its files do not match its record.
     """
     record = read_record(folder)
     document = read_document(folder, "attribution.json", SCHEMA_VERSION)

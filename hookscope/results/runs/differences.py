@@ -1,4 +1,4 @@
-"""Differences as dicts, and read back from a run directory, of which nothing is believed before it is checked."""
+"""Differences as dicts, and read back from a run directory, checked before anything in it is used."""
 
 import math
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def read_differences(folder: Path) -> StoredDifferences:
     """Read what `hookscope diff` wrote.
 
     Raises:
-        InputError: If it is no run, was cut short, is of another version, or does not hold what it says.
+        InputError: If it is no run, was cut short, is of another version, or its files do not match its record.
     """
     document = read_record(folder)
     if document.get("verb") != "diff":

@@ -36,16 +36,16 @@ OVERVIEW = "overview.png"
 _RECORD = "run.json"
 _MARK = {"schema_version": SCHEMA_VERSION, "tool": "hookscope"}
 
-# A larger run.json is none of ours. Our choice, far above what a run of a thousand inputs needs.
+# A larger run.json was not written by hookscope. Our choice, far above what a run of a thousand inputs needs.
 _MAX_RECORD_BYTES = 64 * 2**20
 
-# What desktops drop into any folder that somebody looks at.
+# Files that desktops drop into folders they show.
 _LITTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 
-# Failures to write that say so without naming a file.
+# Errors that mean a failed write even without a file name.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
-# How long to wait for another process to finish looking at a target; one that was suspended would hold us up for ever.
+# How long to wait for another process to finish looking at a target; a suspended one would block for ever.
 # Going on costs no data: at worst the write fails. Our choice.
 _LOCK_SECONDS = 10.0
 
@@ -211,7 +211,7 @@ def _files(folder: Path) -> set[str]:
 
 @contextmanager
 def _claimed(run: Run) -> Iterator[None]:
-    """Put right what dead processes left beside the target, make the hidden folder and hold its lock."""
+    """Clean up after dead processes beside the target, make the hidden folder and hold its lock."""
     with ExitStack() as stack:
         with _reported(run.target, run.option):
             run.target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Read a run directory back. It may come from a stranger: nothing in it is believed before it is checked.
+"""Read a run directory back. It may come from a stranger: everything in it is checked before use.
 
 No file outside the folder is read, whatever `run.json` names; links are not followed.
 """
@@ -17,7 +17,8 @@ from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.runs import directory, serialize
 from hookscope.text import safe_text
 
-# Larger files are none of ours. Our choice: JSON of a hundred thousand rows, and a grid of 64 million pixels.
+# Larger files were not written by hookscope. Our choice: JSON of a hundred thousand rows, and a grid of 64 million
+# pixels.
 _MAX_JSON_BYTES = 256 * 2**20
 MAX_PICTURE_BYTES = 128 * 2**20
 
@@ -36,7 +37,7 @@ _FILES = {
 class StoredRun:
     """A run as it lies on the disk.
 
-    The `record` is what `run.json` says besides the `result`, which has no feature maps, and histograms in place of
+    The `record` holds the other entries of `run.json`; the `result` has no feature maps, and histograms in place of
     distributions.
     """
 
@@ -51,12 +52,12 @@ class StoredRun:
 
     @property
     def parameters(self) -> tuple[ParameterRow, ...]:
-        """Likewise."""
+        """Gradients of parameters; empty for a run without a backward pass."""
         return self.result.parameters if isinstance(self.result, Gradients) else ()
 
     @property
     def verdicts(self) -> tuple[Finding, ...]:
-        """Likewise."""
+        """What the rules object to; empty for a run without a backward pass."""
         return self.result.verdicts if isinstance(self.result, Gradients) else ()
 
     def read_picture(self, path: str) -> bytes:
@@ -105,7 +106,7 @@ def read_run(folder: Path) -> StoredRun:
     """Read what `hookscope activations` or `hookscope grads` wrote.
 
     Raises:
-        InputError: If it is no run, was cut short, is of another version, or does not hold what it says.
+        InputError: If it is no run, was cut short, is of another version, or its files do not match its record.
     """
     document = read_record(folder)
     backward = document.get("verb") == "grads"

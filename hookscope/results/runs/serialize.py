@@ -55,7 +55,7 @@ _MOST_DIGITS = 300
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What `run.json` says besides the result.
+    """The entries of `run.json` besides the result.
 
     Of its fields, `threads` are torch's, `patterns` as given with `--layer`, `unusable_inputs` one sentence each,
     `overview` a path inside the run, "" in runs of earlier versions, `thumbnails` for the first inputs a picture of
@@ -148,7 +148,7 @@ def comparison_to_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def provenance_to_dict(provenance: Provenance) -> dict[str, Any]:
-    """Return what `run.json` says of how a run was made, pictures and further options apart."""
+    """Return the provenance in `run.json`, without pictures and further options."""
     return {
         "versions": dict(provenance.versions),
         "platform": platform.platform(),
@@ -203,7 +203,7 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
 
 
 def record_from_dict(document: Mapping[str, Any]) -> RunRecord:
-    """Return what `run.json` says besides the result; raises as `inspection_from_dict`."""
+    """Return the entries of `run.json` besides the result; raises as `inspection_from_dict`."""
     record: RunRecord = checked(RunRecord, document)
     return record
 

@@ -244,7 +244,7 @@ def test_as_many_folders_as_classes_are_sorted() -> None:
     assert known == {"n01440764": (0,), "n02124075": (1,), "n04266014": (2,)}
     assert how == "folders in sorted order: 'n01440764' is class 0, 'tench'"
     for labels, in_folders in ((wordnet[:2], True), (wordnet, False)):
-        with pytest.raises(UsageError, match=r"'n02124075' is no class of the network, which has 3 classes: none is"):
+        with pytest.raises(UsageError, match=r"'n02124075' is no class of the network, which has 3 classes: none has"):
             classes_of(labels, ("tench", "Egyptian cat", "space shuttle"), 3, in_folders=in_folders)
 
 

@@ -301,7 +301,7 @@ def test_a_weight_whose_layer_takes_in_zeros_is_dead() -> None:
     judged = replace(judged, parameters=(*judged.parameters[:2], starved, judged.parameters[3]))
     (verdict,) = found("dead-gradient", judged)
     assert (verdict.level, verdict.where) == ("fail", "layer2.weight")
-    assert "what the layer takes in is zero everywhere" in verdict.message
+    assert "the layer's input is zero everywhere" in verdict.message
 
 
 # Unused parameters

@@ -66,7 +66,7 @@ def test_thin_evidence_says_how_many_pictures_would_do() -> None:
     assert finding.level == "warn"
     assert finding.message == (
         "10 of 10 labelled pictures are classified right, 100.0% (95% interval 69.2% to 100.0%); too few pictures to"
-        " tell whether it is at least 90%. About 36 pictures would do, at this share."
+        " tell whether it is at least 90%. About 36 pictures would be enough, at this share."
     )
     (even,) = report_of(of(9, 10), accuracy=0.9).findings
     assert "About" not in even.message  # no number of pictures tells 90% from 90%
@@ -138,7 +138,7 @@ def test_a_loss_that_is_no_chance_fails(tmp_path: Path) -> None:
 def test_a_loss_that_may_be_chance_warns_and_says_how_many_would_show_it(tmp_path: Path) -> None:
     (finding,) = compared(of(50, 50), of(45, 50), tmp_path).findings
     assert finding.level == "warn"
-    assert "which may be chance. About 54 pictures would do, at this share." in finding.message
+    assert "which may be chance. About 54 pictures would be enough, at this share." in finding.message
 
 
 @pytest.mark.parametrize(("before", "now"), [(50, 50), (45, 50), (100, 99)])

@@ -787,12 +787,21 @@ def test_a_function_that_raises_is_named_with_its_place(function: Callable[[Tens
     assert "\n" not in str(caught.value)
 
 
-def test_running_out_of_memory_stays_what_it_is() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99999999999999 bytes."),
+    ],
+)
+def test_running_out_of_memory_stays_what_it_is(error: Exception) -> None:
     def hungry(_output: Tensor) -> Tensor:
-        raise torch.OutOfMemoryError
+        raise error
 
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(error)) as caught:
         loss_of(normal(1, 2), hungry)
+    assert caught.value is error
 
 
 def test_a_function_that_takes_something_else_is_refused_before_anything_runs() -> None:
