@@ -254,7 +254,10 @@ def _inputs(measured: CheckMeasurements) -> tuple[InputRecord, ...]:
 
 def _pruned(measured: CheckMeasurements) -> float:
     """Return the share of zeros in the weights, where it is that of a pruned network; else 0."""
-    weights = [values for values in measured.stored if is_weight(values) and not is_zero(values)]
+    # torch.nn.utils.prune keeps the whole weight as "weight_orig", and beside it a mask of what is used.
+    masks = {values.name: values for values in measured.stored if values.name.endswith("_mask")}
+    known = [values for values in measured.stored if is_weight(values) and not is_zero(values)]
+    weights = [masks.get(f"{values.name.removesuffix('_orig')}_mask", values) for values in known]
     if not weights:
         return 0.0
     share = sum(values.zero_count for values in weights) / sum(values.element_count for values in weights)

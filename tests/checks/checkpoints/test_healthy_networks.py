@@ -4,7 +4,7 @@ They stand for a sweep over all 80 networks of torchvision for classification an
 family, 100 of them also with statistics of BatchNorm taken over crops of the sample images; 12 quantised ones of
 torchvision, as built and after calibration; 40 copies of EfficientNet-Lite0 to 2; and small ones trained for seconds,
 with a dozen copies of each. Of these the ones without half of their filters warn, those whose BatchNorm has seen a few
-batches, and two that were pruned value by value (`untrained-weight`: what it names has hardly moved since it was drawn).
+batches, and two that were pruned value by value (`untrained-weight`: what it names has hardly moved since the start).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.prune import l1_unstructured
 from torchvision import models
 
 from hookscope.checks.checkpoint import check_checkpoint
@@ -92,6 +93,21 @@ def test_auxiliary_heads_that_were_never_trained_are_named_as_such() -> None:
     assert found(report) == {"(untrained-weight)"}
     assert {"aux1.fc1.weight", "aux2.fc2.weight"} <= {each.where for each in report.findings}
     assert all(each.where.startswith("aux") for each in report.findings)
+
+
+def test_statistics_older_than_pruning_only_warn_while_the_masks_are_beside_the_weights(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32, momentum=None))
+        pictures = torch.randn(4, 3, 16, 16)
+    network(pictures)
+    l1_unstructured(network[0], "weight", 0.9)
+    for index, picture in enumerate(pictures):
+        torch.save(picture, tmp_path / f"{index}.pt")
+    report = check_checkpoint(network.eval(), CheckSettings(images=(tmp_path,)), {"batchnorm-statistics"})
+    (finding,) = report.findings
+    assert (finding.rule, finding.level) == ("batchnorm-statistics", "warn")
+    assert "90% of the weights are 0, as pruning leaves them" in finding.message
 
 
 @pytest.fixture(scope="module")
