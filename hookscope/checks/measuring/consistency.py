@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -209,6 +210,20 @@ class FirstPass:
             self.unmeasured["batch-consistency"] = (
                 "The output differs between two identical passes, so a difference alone would prove nothing."
             )
+        elif alone and (scaled := next(filter(self._is_scaled_by_batch, self.subject.modules), None)) is not None:
+            self.unmeasured["batch-consistency"] = (
+                f"'{scaled or '(model)'}' is quantised dynamically: it rounds by the range of its whole batch, so an"
+                " input alone may differ by design."
+            )
+
+    def _is_scaled_by_batch(self, name: str) -> bool:
+        """Tell whether a module rounds what it is given to 8 bits, with a scale for the whole batch."""
+        module: Any = self.subject.modules[name]
+        weights = getattr(module, "_packed_params", module)  # float16 needs no scale
+        is_script = isinstance(module, torch.jit.ScriptModule)
+        # TorchScript keeps the dotted name of the Python class, with its own prefix.
+        home = module._c._type().qualified_name() if is_script else type(module).__module__  # noqa: SLF001
+        return "torch.ao.nn.quantized.dynamic" in home and getattr(weights, "dtype", None) is not torch.float16
 
 
 def _max_abs(values: Tensor) -> float | None:

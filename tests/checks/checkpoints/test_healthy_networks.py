@@ -1,7 +1,10 @@
 """Sound networks pass with pictures and without: random ones of many kinds, and what people do to trained weights.
 
-They stand for a sweep over 163 networks for classification, 77 of torchvision and 86 of timm, and for a later one over
-53 of torchvision and 65 of timm, 66 of them also with statistics of BatchNorm taken over crops of the sample images.
+They stand for a sweep over all 80 networks of torchvision for classification and 125 of timm, one or two of each
+family, 100 of them also with statistics of BatchNorm taken over crops of the sample images; 12 quantised ones of
+torchvision, as built and after calibration; 40 copies of EfficientNet-Lite0 to 2; and small ones trained for seconds,
+with a dozen copies of each. Of these the ones without half of their filters warn, those whose BatchNorm has seen a few
+batches, and two that were pruned value by value (`untrained-weight`: what it names has hardly moved since the start).
 """
 
 from collections.abc import Callable
@@ -10,7 +13,9 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.prune import random_unstructured
+from torchvision import models
 
 from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import wanted_rules
@@ -20,20 +25,35 @@ from tests.checks.checkpoints.corruptions import Corruption, State, kernels, pru
 
 SAMPLES = Path(__file__).parents[3] / "sample_images"
 
+# BatchNorm that is untrained passes on what it is given, and networks rely on it for their scale. What they compute may
+# then shrink until the biases drown it (ConvMixer, GoogLeNet and Inception v4 as well, and quantised networks, whose
+# BatchNorm was folded away), or grow beyond half precision (Inception v3, ResNet-101 and Wide ResNet-101 as well).
+FADES = {"(constant-output)"}
+GROWS = {"(fp16-headroom)"}
+
+# The head starts at zero, so that all classes are equally likely: so do those of Hiera, MLP-Mixer, Sequencer, and of
+# torchvision's vision transformers.
+ZERO_HEAD = {"(zero-parameter)", "(constant-output)"}
+
 RANDOM: dict[str, set[str]] = {
     "convit_tiny": {"(duplicate-parameter)"},  # all of its attention starts with an identity
     "convnext_atto": set(),
     "cs3darknet_focus_s": set(),  # residual branches start switched off: their SiLUs are given zeros
+    "cspnext_tiny": FADES,
     "efficientvit_m0": set(),  # tables of biases start at zero
     "ghostnet_050": set(),
+    "gmlp_ti16_224": ZERO_HEAD,
     "lcnet_035": set(),
     "levit_128s": set(),  # likewise
+    "mobileone_s0": GROWS,  # each of its blocks sums up to six branches, none of which is normalised yet
     "mobilevitv2_050": set(),
     "poolformer_s12": set(),
-    "repvgg_a0": {"(constant-output)"},  # BatchNorm does not normalise yet, being untrained
+    "repvgg_a0": FADES,
     "resnet10t": set(),
     "vit_tiny_patch16_224": set(),
 }
+
+OF_ONE_SIZE = ("convit_tiny", "gmlp_ti16_224", "levit_128s", "vit_tiny_patch16_224")
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -41,12 +61,56 @@ def test_a_random_network_passes_with_the_warnings_that_one_expects(name: str) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = timm.create_model(name).eval()
-    side = 224 if name in ("convit_tiny", "levit_128s", "vit_tiny_patch16_224") else 96
+    side = 224 if name in OF_ONE_SIZE else 96
     noise = CheckSettings(shape=(2, 3, side, side))
     for settings in (noise, CheckSettings(images=(SAMPLES,), resize=str(side), crop=str(side))):
         report = check_checkpoint(network, settings, wanted_rules(settings))
         assert (report.error, found(report)) == ("", RANDOM[name])
         assert len(report.findings) == len(RANDOM[name])
+
+
+def test_gates_of_an_untrained_network_may_be_closed_by_noise() -> None:
+    """What hardcorenas_b gives its gates has grown on the way, and lies beyond ±3, where a hard sigmoid is flat."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = timm.create_model("hardcorenas_b").eval()
+    settings = CheckSettings(shape=(2, 3, 96, 96))
+    (finding,) = check_checkpoint(network, settings, wanted_rules(settings)).findings
+    assert (finding.rule, finding.level) == ("saturated-activation", "warn")
+    assert "(Hardsigmoid): 80." in finding.message
+
+
+def test_auxiliary_heads_that_were_never_trained_are_named_as_such() -> None:
+    """The published GoogLeNet has random ones: torchvision dropped them, and warns who asks for them."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        network = models.googlenet(init_weights=True).eval()
+        for name, weight in network.named_parameters():
+            if weight.dim() > 1 and not name.startswith("aux"):  # filters of unequal norm, as trained ones are
+                weight.mul_(torch.rand(len(weight), *[1] * (weight.dim() - 1)) + 0.1)
+    settings = CheckSettings(shape=(1, 3, 64, 64))
+    report = check_checkpoint(network, settings, {"untrained-weight"})
+    assert found(report) == {"(untrained-weight)"}
+    assert {"aux1.fc1.weight", "aux2.fc2.weight"} <= {each.where for each in report.findings}
+    assert all(each.where.startswith("aux") for each in report.findings)
+
+
+def test_statistics_older_than_pruning_only_warn_while_the_masks_are_beside_the_weights(tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32, momentum=None))
+        pictures = torch.randn(4, 3, 16, 16)
+    network(pictures)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        random_unstructured(network[0], "weight", 0.9)
+    for index, picture in enumerate(pictures):
+        torch.save(picture, tmp_path / f"{index}.pt")
+    settings = CheckSettings(images=(tmp_path,))
+    report = check_checkpoint(network.eval(), settings, wanted_rules(settings))
+    (finding,) = (each for each in report.findings if each.rule == "batchnorm-statistics")
+    assert (report.error, finding.level) == ("", "warn")
+    assert "90% of the weights are 0, as pruning leaves them" in finding.message
 
 
 @pytest.fixture(scope="module")

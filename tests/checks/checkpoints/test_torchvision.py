@@ -26,6 +26,8 @@ CAT = Path(__file__).parents[3] / "sample_images" / "cat.jpg"
 # BatchNorm in eval mode passes on what it is given until it is trained, and networks rely on it for their scale.
 GROWS = {("fp16-headroom", "BatchNorm does not normalise yet, being untrained.")}
 FADES = {("constant-output", "BatchNorm does not normalise yet, being untrained.")}
+# Quantised before anything was trained: the scales are those of no data, and the steps too coarse for what remains.
+FADES_INTO_STEPS = {("constant-output", "Its weights are random.")}
 ZERO_HEAD = {
     ("zero-parameter", "'heads.head.weight' (Linear) is 0 in all of its 768,000 values."),
     ("constant-output", "'heads.head.weight' is all 0, as an untrained head may be."),
@@ -73,6 +75,7 @@ SEEDED = [
     Seeded("raft_small", (2, 3, 128, 128)),
     Seeded("quantized_resnet18", options={"quantize": True}),
     Seeded("quantized_shufflenet_v2_x0_5", options={"quantize": True}),
+    Seeded("quantized_mobilenet_v2", warnings=frozenset(FADES_INTO_STEPS), options={"quantize": True}),
 ]
 
 # Of a file, its network's name tells what inputs it takes: detectors lists, optical flow two frames.

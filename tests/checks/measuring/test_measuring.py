@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.ao.quantization import quantize_dynamic
 
 from hookscope.checks.measuring import measure, measure_layers
 from hookscope.checks.rules import RULES
@@ -219,6 +220,25 @@ def test_what_raises_for_an_input_alone_is_not_compared() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))
     measured = measure_network(network, pictures(2, 4), wanted={"batch-consistency"})
     assert "alone: ValueError: Expected more than 1 value" in measured.unmeasured["batch-consistency"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:.*reduce_range will be deprecated")
+@pytest.mark.parametrize("scripted", [False, True])
+def test_layers_that_round_by_the_range_of_the_batch_are_not_compared_with_an_input_alone(scripted: bool) -> None:
+    # The first input is 100 times the second, so in one batch with it the second is 0 or one step.
+    inputs = torch.tensor([[100.0, -100.0], [0.2, 0.3]])
+    quantised = quantize_dynamic(nn.Sequential(nn.ReLU(), nn.Linear(2, 3)).eval(), dtype=torch.qint8)
+    network = torch.jit.script(quantised) if scripted else quantised
+    measured = measure_network(network, inputs, wanted={"batch-consistency"})
+    assert measured.unmeasured["batch-consistency"].startswith("'1' is quantised dynamically: it rounds by the range")
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+def test_layers_that_round_to_half_precision_are_compared_with_an_input_alone() -> None:
+    quantised = quantize_dynamic(nn.Sequential(nn.Linear(2, 3)).eval(), dtype=torch.float16)
+    measured = measure_network(quantised, pictures(2, 2), wanted={"batch-consistency"})
+    assert measured.unmeasured == {}
 
 
 @pytest.mark.parametrize(

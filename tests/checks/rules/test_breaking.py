@@ -46,12 +46,14 @@ from tests.checks.measurements import (
 ZERO: dict[str, Any] = {"min": 0.0, "max": 0.0, "max_abs": 0.0}
 SATURATED = distribution_of(np.r_[np.full(9, 0.999), 0.5])
 RAISED = Failure("conv", "Conv2d", ("2x3x4x4",), "RuntimeError: expected 4 channels")
+POSITIONS = stored("rel_pos_h", shape=(27, 64), zero_count=27 * 64, **ZERO)
 
 BREAKING: list[tuple[str, str, str, CheckMeasurements]] = [
     ("non-finite-parameter", "fail", "conv.bias", with_stored("conv.bias", nan_count=1)),
     ("non-finite-parameter", "fail", "mask", with_stored("mask", nan_count=1)),
     ("non-finite-parameter", "fail", "bn.running_var", with_stored("bn.running_var", inf_count=4)),
     ("zero-parameter", "warn", "conv.weight", with_stored("conv.weight", zero_count=48, **ZERO)),
+    ("zero-parameter", "warn", "rel_pos_h", replace(HEALTHY, stored=(POSITIONS,))),
     ("constant-parameter", "warn", "head.weight", with_stored("head.weight", min=0.1, max=0.1)),
     ("duplicate-parameter", "warn", "head.weight", with_stored("head.weight", twin_of="other.weight")),
     ("batchnorm-variance", "fail", "bn.running_var", with_stored("bn.running_var", min=-1e-9)),
@@ -85,6 +87,7 @@ NEAR_MISSES: list[tuple[str, CheckMeasurements]] = [
     ("zero-parameter", with_stored("conv.weight", zero_count=47)),
     ("zero-parameter", with_stored("conv.bias", zero_count=4, **ZERO)),
     ("zero-parameter", replace(HEALTHY, stored=(stored("attention_biases", shape=(4, 9), zero_count=36, **ZERO),))),
+    ("zero-parameter", replace(HEALTHY, stored=(POSITIONS,), model=replace(HEALTHY.model, random=True))),
     ("zero-parameter", replace(HEALTHY, stored=(stored("scale", shape=(4, 1, 1), zero_count=4, **ZERO),))),
     ("constant-parameter", with_stored("conv.bias", min=0.1, max=0.1)),
     ("constant-parameter", with_stored("head.weight", min=0.1, max=0.1000001)),
