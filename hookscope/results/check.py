@@ -71,8 +71,8 @@ class StoredValues:
         twin_of: The first parameter before it of equal dtype, shape and values, if this one does not share its memory
             (it is not tied), and is a weight with at least two axes longer than 1 that is not constant; "" for none.
         aliases: Other names of the same (tied) tensor.
-        means_without_variance: Of a BatchNorm's running variance, the channels where it is exactly zero though the
-            running mean is not, by index; empty for everything else.
+        means_without_variance: Of a BatchNorm's running variance, the channels where it is zero or subnormal
+            though the running mean is not, by index; empty for everything else.
         outlier_ratio: Greatest magnitude over the 99.9 % quantile of magnitudes other than zero, or the greatest but
             one; None where the greatest is at most 1, or there are fewer than 16, and for what is not floating-point.
         repeated_filters: Of a weight with output channels, those that equal one before them, by index.

@@ -110,8 +110,9 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
     A running variance is a mean of squares: negative, it is damaged, and the root of it NaN. Zero in a few channels is
     what dead ones come to; in many, the buffer was zeroed instead of loaded, and eval mode divides by the root of eps,
-    which multiplies every deviation. A single one is enough where the channel is not dead, for its running mean is not
-    zero, and while all running means are zero, for no training has brought a variance to zero then.
+    which multiplies every deviation. A single one, zero or below float32's least normal number, 1.18e-38, is enough
+    where the channel is not dead, for its running mean is not zero. So is a single zero while all running means are
+    zero, for no training has brought a variance to zero then.
     """
     # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
@@ -126,7 +127,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
             yield _about(values, f" goes down to {values.min:.3g} (limit 0)")
         elif stuck := values.means_without_variance:
             channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {numbers(stuck)}"
-            yield _about(values, f" is 0 (limit: above 0) in {channels}")
+            yield _about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
         elif share > limit:
             channels = f"{values.zero_count:,} of {counted(values.element_count, 'channel')}"
             yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
