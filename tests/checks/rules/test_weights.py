@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hookscope.results.check import CheckMeasurements, CopyValues, OptimiserValues, StoredValues
+from hookscope.results.check import CheckMeasurements, StoredValues
+from hookscope.results.training_state import CopyValues, OptimiserValues
 from tests.checks.measurements import FORWARD, HEALTHY, judged, objections, stored, with_row, with_stored
 
 
