@@ -1,4 +1,4 @@
-"""What a training checkpoint holds beside the weights that are loaded: optimisers' states and averaged copies."""
+"""What a training checkpoint holds beside the weights: states of optimisers, scalers, schedules; averaged copies."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +13,10 @@ from hookscope.text import printable
 
 # Names of keys of averaged weights: exponential and stochastic averages, and the shadows of older scripts.
 _AVERAGED = ("ema", "averag", "swa", "shadow")
+
+# The keys of what the `state_dict` of torch's GradScaler returns, and of its learning-rate schedulers.
+_SCALER = frozenset({"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"})
+_SCHEDULE = frozenset({"last_epoch", "_last_lr"})
 
 # Our choices: no training script nests an optimiser deeper, and a file can refer to one dict any number of times.
 _DEPTH_LIMIT = 3
@@ -35,21 +39,31 @@ class AveragedCopy:
 class Beside:
     """What stands beside the weights in their file.
 
-    `optimisers` are states as `torch.optim.Optimizer.state_dict` returns them, unchecked, each with its place in the
-    file; `state` is what is loaded.
+    `optimisers`, `scalers` and `schedules` are states as `torch.optim.Optimizer`, `torch.amp.GradScaler` and torch's
+    learning-rate schedulers return them, unchecked, each with its place in the file; `state` is what is loaded.
     """
 
     optimisers: tuple[tuple[str, dict[Any, Any]], ...] = ()
+    scalers: tuple[tuple[str, dict[Any, Any]], ...] = ()
+    schedules: tuple[tuple[str, dict[Any, Any]], ...] = ()
     copies: tuple[AveragedCopy, ...] = ()
     state: Mapping[str, Any] | None = None
 
 
 def beside_weights(content: object, state: Mapping[str, Any], key: str | None) -> Beside:
     """Return what a file holds beside the weights at `key`, which are `state`; all tensors detached, nothing copied."""
-    return Beside(tuple(_optimisers(content)), tuple(_copies(content, state, key)), state)
+    parts = [*_parts(content)]
+    return Beside(
+        tuple(each for each in parts if is_optimiser(each[1])),
+        tuple(each for each in parts if dict.keys(each[1]) >= _SCALER),
+        tuple(each for each in parts if dict.keys(each[1]) >= _SCHEDULE),
+        tuple(_copies(content, state, key)),
+        state,
+    )
 
 
-def _optimisers(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
+def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yield the states of optimisers, scalers and schedules, each with its place; what is inside one is left out."""
     level, seen = [("", content)], 0
     for _ in range(_DEPTH_LIMIT):
         deeper: list[tuple[str, object]] = []
@@ -64,9 +78,11 @@ def _optimisers(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
                 where = f"{path}.{step}" if path else step
                 if seen > _MEMBERS_LIMIT or not isinstance(each, dict | list | tuple):
                     continue
-                if is_optimiser(each) and isinstance(each, dict):
+                if isinstance(each, dict) and is_optimiser(each):
                     if isinstance(dict.get(each, "state"), dict):
                         yield printable(where, 80), each
+                elif isinstance(each, dict) and (dict.keys(each) >= _SCALER or dict.keys(each) >= _SCHEDULE):
+                    yield printable(where, 80), each
                 else:
                     deeper.append((where, each))
         level = deeper

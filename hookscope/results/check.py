@@ -18,6 +18,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.showing import Shown
+from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.text import safe_text
 
 Status = Literal["pass", "warn", "fail", "off", "skipped"]
@@ -71,7 +72,7 @@ class StoredValues:
         twin_of: The first parameter before it of equal dtype, shape and values, if this one does not share its memory
             (it is not tied), and is a weight with at least two axes longer than 1 that is not constant; "" for none.
         aliases: Other names of the same (tied) tensor.
-        means_without_variance: Of a BatchNorm's running variance, the channels where it is exactly zero though the
+        means_without_variance: Of a BatchNorm's running variance, the channels where it is zero or subnormal though the
             running mean is not, by index; empty for everything else.
         outlier_ratio: Greatest magnitude over the 99.9 % quantile of magnitudes other than zero, or over the second
             greatest; None where the greatest is at most 1, or there are fewer than 16, and for what is not
@@ -111,46 +112,6 @@ class StoredValues:
     constant_run: ConstantRun | None = None
     spread_beyond_chance: float | None = None
     float8: Float8Values | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OptimiserValues:
-    """An optimiser's state beside the weights.
-
-    Attributes:
-        key: Where it is in the file.
-        tensor_count: Tensors in it.
-        non_finite: Those with NaN or Inf, as "state.0.exp_avg".
-        negative: Second moments (`exp_avg_sq` and its like) with negative values.
-        steps: How many parameters have been stepped how often.
-    """
-
-    key: str
-    tensor_count: int
-    non_finite: tuple[str, ...] = ()
-    negative: tuple[str, ...] = ()
-    steps: Mapping[float, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class CopyValues:
-    """An averaged copy of the weights (EMA) in the same file.
-
-    Attributes:
-        key: Where it is in the file.
-        tensor_count: Tensors in it.
-        non_finite: Those with NaN or Inf, by name.
-        reshaped: Those of another shape than the weights that are loaded.
-        missing: Parameters that are loaded and not in it; buffers need not be.
-        unknown: Tensors in it that correspond to none of the weights; counters aside.
-    """
-
-    key: str
-    tensor_count: int
-    non_finite: tuple[str, ...] = ()
-    reshaped: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +214,7 @@ class CheckMeasurements:
     Attributes:
         stored: Parameters and buffers of the state dict, in its order; a tied one once.
         forward: The forward passes over all inputs, every module hooked; `failure` is set where one raised.
-        optimisers: States of optimisers that the weights file holds beside the weights.
+        optimisers, scalers: States of optimisers and of GradScalers that the file holds beside the weights.
         copies: Averaged copies of the weights in the same file.
         origin: Where NaN or Inf begins in the forward pass; None if all is finite but for -Inf that the network takes
             up again, as attention masks are, or if an input is not finite itself (see `unmeasured`).
@@ -286,6 +247,7 @@ class CheckMeasurements:
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     no_network: str = ""
     optimisers: tuple[OptimiserValues, ...] = ()
+    scalers: tuple[ScalerValues, ...] = ()
     copies: tuple[CopyValues, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from hookscope.checks.measuring.stored import stored_tensors
-from hookscope.checks.measuring.training_state import copy_values, optimiser_values
+from hookscope.checks.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models import FileOptions, parse_model
@@ -62,6 +62,7 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
         unmeasured={"non-finite-parameter": " ".join(unread)} if unread and not broken else {},
         no_network=reason,
         optimisers=optimiser_values(read.beside),
+        scalers=scaler_values(read.beside),
         copies=copy_values(read.beside),
         warnings=(*read.notes, *read.warnings, *unread),
         seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},

@@ -22,7 +22,7 @@ from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.measuring.signatures import OnCall, OnTensor, OutputSignatures, weights_precision
 from hookscope.checks.measuring.stored import stored_tensors
-from hookscope.checks.measuring.training_state import copy_values, optimiser_values
+from hookscope.checks.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs, of_modules
 from hookscope.checks.settings import CheckSettings
@@ -101,6 +101,7 @@ def measure(
     with found.timed("stored"):
         stored, unread = stored_tensors(subject.network)
         optimisers = optimiser_values(loaded.beside) if "optimizer-state" in wanted else ()
+        scalers = scaler_values(loaded.beside) if "scaler-state" in wanted else ()
         copies = copy_values(loaded.beside) if "averaged-weights" in wanted else ()
     found.warnings += unread
     if unread and not any(each.nan_count or each.inf_count for each in stored):
@@ -150,6 +151,7 @@ def measure(
         found.gradients,
         unmeasured=found.unmeasured,
         optimisers=optimisers,
+        scalers=scalers,
         copies=copies,
         warnings=tuple(dict.fromkeys(sentences)),
         seconds={"load": prepared.load_seconds, **found.seconds},

@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from hookscope.checks.measuring.float8 import float8_values
 from hookscope.checks.measuring.weight_structure import (
+    SUBNORMAL_BELOW,
     longest_run,
     outlier_ratio,
     repeated_filters,
@@ -123,7 +124,7 @@ def _measure(found: _Found) -> StoredValues:
         filter_count=filter_count,
         aliases=tuple(found.aliases),
         outlier_ratio=outlier_ratio(values) if is_real and (totals.max_abs or 0) > 1 else None,
-        means_without_variance=_means_without_variance(found) if totals.zero_count else (),
+        means_without_variance=_means_without_variance(found, totals),
     )
     if is_weight(measured) and totals.min != totals.max:
         measured = replace(measured, float8=float8_values(values))
@@ -131,15 +132,17 @@ def _measure(found: _Found) -> StoredValues:
     return measured if is_plain or filters is None else _structured(measured, filters, values, tensor)
 
 
-def _means_without_variance(found: _Found) -> tuple[int, ...]:
+def _means_without_variance(found: _Found, totals: "_Totals") -> tuple[int, ...]:
     """Return the channels of a BatchNorm that never vary, though they are not simply dead: their mean is not zero.
 
     A mean whose square is below a hundredth of eps makes no difference to the output. Our choice.
     """
+    if totals.min is None or totals.min >= SUBNORMAL_BELOW:
+        return ()
     mean, eps = getattr(found.module, "running_mean", None), getattr(found.module, "eps", _EPS)
     if not found.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != found.tensor.shape:
         return ()
-    stuck = (found.tensor == 0) & (mean.square() > eps / 100)
+    stuck = (found.tensor.abs() < SUBNORMAL_BELOW) & (mean.square() > eps / 100)
     return tuple(stuck.nonzero().flatten().tolist())
 
 

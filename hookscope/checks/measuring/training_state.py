@@ -1,14 +1,16 @@
-"""Measure what a training checkpoint holds beside the weights: optimisers' states, and averaged copies."""
+"""Measure what a training checkpoint holds beside the weights: optimisers' and scalers' states, averaged copies."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookscope.models.beside import Beside
-from hookscope.results.check import CopyValues, OptimiserValues
+from hookscope.checks.measuring.weight_structure import SUBNORMAL_BELOW, spread_beyond_chance
+from hookscope.models.beside import AveragedCopy, Beside
+from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.statistics.storage import stored_values
 from hookscope.text import printable
 
@@ -20,16 +22,45 @@ _COUNTERS = ("num_batches_tracked", "n_averaged", "decay", "num_updates", "initt
 
 _RUNNING = ("running_mean", "running_var")
 
+# What torch's optimisers refuse: the first if they are infinite, the second if they are negative. Others may be
+# infinite on purpose, as a greatest growth of the learning rate is.
+_FINITE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "betas", "eps", "momentum", "weight_decay", "alpha"})
+_NOT_NEGATIVE = _FINITE - {"min_lr"}
+
+# Learning rates that differ by less are the same: a schedule may compute one in another order. Our choice.
+_RATE_TOLERANCE = 1e-6
+
+# Cosines and spreads of fewer values say little; the same as for `spread_beyond_chance`.
+_FEWEST_FOR_COSINE = 2048
+
+# A copy's tensor looks random, and the weights trained; the same as in `checks.rules.weights`, with its limit.
+_RANDOM_SPREAD = 3.0
+_TRAINED_SPREAD = 10.0
+
 _PIECE_ELEMENTS = 2**18  # our choice: few enough to need little memory
 
 
 def optimiser_values(beside: Beside | None) -> tuple[OptimiserValues, ...]:
     """Measure the states of the optimisers beside the weights; each value is read once."""
-    return tuple(_optimiser(key, state) for key, state in (beside.optimisers if beside else ()))
+    if beside is None:
+        return ()
+    rates = _rates(beside.schedules[0][1]) if len(beside.schedules) == len(beside.optimisers) == 1 else []
+    return tuple(_optimiser(key, state, rates) for key, state in beside.optimisers)
 
 
-def _optimiser(key: str, content: dict[Any, Any]) -> OptimiserValues:
+def scaler_values(beside: Beside | None) -> tuple[ScalerValues, ...]:
+    """Read the states of the GradScalers beside the weights."""
+    names = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
+    return tuple(
+        ScalerValues(key, *((_plain(dict.get(state, name)) or [math.nan])[0] for name in names))
+        for key, state in (beside.scalers if beside else ())
+    )
+
+
+def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> OptimiserValues:
     count, broken, negative, steps = 0, list[str](), list[str](), Counter[float]()
+    groups, excess = _groups(content), dict[str, float]()
+    decays = {parameter: decay for group in groups for parameter, decay in _second_decays(group)}
     for parameter, entries in dict.items(dict.__getitem__(content, "state")):
         if not isinstance(entries, dict):
             continue
@@ -45,7 +76,94 @@ def _optimiser(key: str, content: dict[Any, Any]) -> OptimiserValues:
                 broken.append(where)
             elif name in _SECOND_MOMENTS and bounds[0] < 0:
                 negative.append(where)
-    return OptimiserValues(key, count, tuple(broken), tuple(negative), dict(steps))
+        if (decay := decays.get(parameter) if isinstance(parameter, int | str) else None) is not None:
+            ratio = _excess(dict.get(entries, "exp_avg"), dict.get(entries, "exp_avg_sq"), decay)
+            if ratio > 1:
+                excess[f"state.{_shown(parameter)}.exp_avg"] = ratio
+    return OptimiserValues(
+        *(key, count, tuple(broken), tuple(negative), dict(steps)),
+        wrong_settings=tuple(each for at, group in enumerate(groups) for each in _wrong_settings(at, group)),
+        excess_moments=excess,
+        other_rates=tuple(_other_rates(groups, rates)),
+    )
+
+
+def _groups(content: dict[Any, Any]) -> list[dict[Any, Any]]:
+    groups = dict.get(content, "param_groups")
+    return [each for each in groups if isinstance(each, dict)] if isinstance(groups, list | tuple) else []
+
+
+def _second_decays(group: dict[Any, Any]) -> Iterator[tuple[int | str, float]]:
+    """Yield the parameters of torch's Adam with the decay of their second moments; others may average otherwise.
+
+    Only Adam and AdamW have `amsgrad`.
+    """
+    betas, parameters = _plain(dict.get(group, "betas")), dict.get(group, "params")
+    if not dict.__contains__(group, "amsgrad") or len(betas) != 2 or not isinstance(parameters, list | tuple):
+        return
+    first, second = betas
+    if 0 <= first < 1 and 0 < second < 1 and first**2 <= second:
+        yield from ((each, second) for each in parameters if isinstance(each, int | str))
+
+
+def _excess(first: object, second: object, decay: float) -> float:
+    """Return how many times as great as it can be the first moment of Adam is, at most; 0 if that cannot be said.
+
+    m = (1 - a) sum a^k g_k and v = (1 - b) sum b^k g_k^2, with a^2 <= b: so by the inequality of Cauchy and Schwarz
+    m^2 <= v / (1 - b), whatever the gradients g are, times (1 - a)^2 / (1 - a^2 / b), which is at most 1.
+    """
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape):
+        return 0.0
+    known = (torch.float32, torch.float64, torch.bfloat16)  # where squares do not vanish
+    if first.dtype not in known or second.dtype not in known or first.is_meta or second.is_meta or first.is_sparse:
+        return 0.0
+    one, other, greatest = first.detach().reshape(-1), second.detach().reshape(-1), 0.0
+    for begin in range(0, one.numel(), _PIECE_ELEMENTS):
+        piece = slice(begin, begin + _PIECE_ELEMENTS)
+        bound = (other[piece].double().clamp(min=SUBNORMAL_BELOW) / (1 - decay)).sqrt()
+        greatest = max(greatest, float((one[piece].double().abs() / bound).nan_to_num(0.0, 0.0).max()))
+    return greatest
+
+
+def _wrong_settings(at: int, group: dict[Any, Any]) -> Iterator[str]:
+    for name, value in dict.items(group):
+        for number in _plain(value) if isinstance(name, str) and name != "params" else ():
+            is_wrong = math.isnan(number) or (name in _FINITE and math.isinf(number))
+            is_wrong = is_wrong or (name in _NOT_NEGATIVE and number < 0) or (name == "betas" and number >= 1)
+            if is_wrong:
+                yield f"param_groups.{at}.{_shown(name)} is {number:g}"
+
+
+def _rates(schedule: dict[Any, Any]) -> list[float]:
+    return _plain(dict.get(schedule, "_last_lr"))
+
+
+def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[str]:
+    """Yield where learning rates are not those that a schedule has set for each group."""
+    own = [_plain(dict.get(group, "lr")) for group in groups]
+    if len(own) != len(rates) or any(len(each) != 1 for each in own):
+        return
+    for at, ((rate,), scheduled) in enumerate(zip(own, rates, strict=True)):
+        if abs(rate - scheduled) > _RATE_TOLERANCE * max(abs(rate), abs(scheduled)):
+            yield f"param_groups.{at}.lr is {rate:g}, and {scheduled:g} by the schedule"
+
+
+def _plain(value: object) -> list[float]:
+    """Return a number, or the numbers of a list or tuple that holds nothing else, with NaN and Inf; else none."""
+    several = value if isinstance(value, list | tuple) else (value,)
+    numbers = []
+    for each in several:
+        if isinstance(each, Tensor) and each.numel() == 1 and not each.is_meta and not each.is_complex():
+            numbers.append(float(each.detach()))
+        elif (
+            isinstance(each, int | float)
+            and not isinstance(each, bool)
+            and (isinstance(each, float) or abs(each) < 2**64)
+        ):
+            numbers.append(float(each))
+        else:
+            return []
+    return numbers
 
 
 def copy_values(beside: Beside | None) -> tuple[CopyValues, ...]:
@@ -57,14 +175,79 @@ def _copies(beside: Beside) -> Iterator[CopyValues]:
     own = {name: value for name, value in (beside.state or {}).items() if isinstance(value, Tensor)}
     for copy in beside.copies:
         paired = set(copy.names.values())
+        reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != own[mine].shape)
+        alike = {name: (copy.tensors[name], own[mine]) for name, mine in copy.names.items() if name not in reshaped}
         yield CopyValues(
             copy.key,
             len(copy.tensors),
             tuple(name for name, value in copy.tensors.items() if _bounds(value) is None),
-            tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != own[mine].shape),
+            reshaped,
             tuple(name for name, value in own.items() if name not in paired and _is_learnt(name, value)),
             tuple(name for name in copy.tensors if name not in copy.names and _leaf(name) not in _COUNTERS),
+            cosines={name: near for name, pair in alike.items() if (near := _cosine(*pair)) is not None},
+            untrained=tuple(name for name, (average, mine) in alike.items() if _is_stale(average, mine)),
+            reset=tuple(_reset(copy, own)),
+            newer={name: counts for name, pair in alike.items() if (counts := _newer(name, *pair)) is not None},
         )
+
+
+def _cosine(average: Tensor, own: Tensor) -> float | None:
+    """Return the cosine of two tensors of one shape; None for small ones, vectors, zeros, and what is not finite."""
+    if not (_is_matrix(average) and _is_matrix(own)):
+        return None
+    products = torch.zeros(3, dtype=torch.float64)
+    one, other = average.detach().reshape(-1), own.detach().reshape(-1)
+    for begin in range(0, one.numel(), _PIECE_ELEMENTS):
+        a, b = (each[begin : begin + _PIECE_ELEMENTS].to("cpu", torch.float64) for each in (one, other))
+        products += torch.stack([a @ b, a @ a, b @ b])
+    product, *squares = products.tolist()
+    size = math.sqrt(math.prod(squares))
+    return product / size if 0 < size < math.inf and math.isfinite(product) else None
+
+
+def _is_stale(average: Tensor, own: Tensor) -> bool:
+    """Tell whether an average looks as initialised, though the weights look trained."""
+    if not (_is_matrix(average) and _is_matrix(own)):
+        return False
+    random = _spread(average)
+    return random is not None and random < _RANDOM_SPREAD and (_spread(own) or 0.0) >= _TRAINED_SPREAD
+
+
+def _spread(weight: Tensor) -> float | None:
+    filters = weight.detach().reshape(*weight.shape[:2], -1)
+    return spread_beyond_chance(filters) if torch.isfinite(filters).all() else None
+
+
+def _is_matrix(tensor: Tensor) -> bool:
+    is_plain = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    is_dense = tensor.layout == torch.strided and not tensor.is_meta
+    return is_plain and is_dense and tensor.dim() > 1 and tensor.numel() >= _FEWEST_FOR_COSINE
+
+
+def _reset(copy: AveragedCopy, own: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the BatchNorms of a copy whose statistics are as they start, though those of the weights have moved."""
+    for name, mine in copy.names.items():
+        layer, _, leaf = name.rpartition(".")
+        mean = f"{layer}.running_mean" if layer else "running_mean"
+        if leaf == "running_var" and _is(copy.tensors[name], 1) and mean in copy.tensors and _is(copy.tensors[mean], 0):
+            own_mean = own.get(copy.names.get(mean, ""))
+            if own_mean is not None and not (_is(own[mine], 1) and _is(own_mean, 0)):
+                yield layer
+
+
+def _is(tensor: Tensor, value: float) -> bool:
+    if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
+        return False
+    return bool((tensor == value).all())
+
+
+def _newer(name: str, average: Tensor, own: Tensor) -> tuple[int, int] | None:
+    """Return the counts of batches of a copy and of the weights, where the copy's is greater."""
+    if _leaf(name) != "num_batches_tracked":
+        return None
+    counts = [_number(average), _number(own)]
+    theirs, mine = (-1 if each is None or not math.isfinite(each) else int(each) for each in counts)
+    return (theirs, mine) if theirs > mine >= 0 else None
 
 
 def _is_learnt(name: str, value: Tensor) -> bool:

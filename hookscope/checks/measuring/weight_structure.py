@@ -31,7 +31,7 @@ _SHORTEST_RUN = 32  # shorter ones are not looked for; our choice
 
 # Smaller magnitudes count as zero in a run: float32 holds them with fewer digits (IEEE 754), integers that were read as
 # float32 are so small, and no training makes many beside each other.
-_SUBNORMAL_BELOW = 2.0**-126
+SUBNORMAL_BELOW = 2.0**-126
 
 # Our choice: a filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
 _DEAD_BELOW = 0.01
@@ -126,10 +126,10 @@ def longest_run(weight: Tensor) -> ConstantRun | None:
     pairs = torch.stack(
         (flat[_SHORTEST_RUN // 2 :: _SHORTEST_RUN // 2], flat[_SHORTEST_RUN // 2 - 1 : -1 : _SHORTEST_RUN // 2])
     )
-    if not torch.any((pairs[0] == pairs[1]) | (pairs.abs() < _SUBNORMAL_BELOW).all(0)):
+    if not torch.any((pairs[0] == pairs[1]) | (pairs.abs() < SUBNORMAL_BELOW).all(0)):
         return None
     magnitudes = matrix.abs()
-    matrix = matrix.where(magnitudes >= _SUBNORMAL_BELOW, 0)
+    matrix = matrix.where(magnitudes >= SUBNORMAL_BELOW, 0)
     live = magnitudes > _DEAD_BELOW * magnitudes.max()
     rows, columns = live.any(1).nonzero().flatten(), live.any(0).nonzero().flatten()
     kept = matrix[rows][:, columns]

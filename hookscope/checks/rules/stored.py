@@ -114,8 +114,9 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 
     A running variance is a mean of squares: negative, it is damaged, and the root of it NaN. In a few channels zero
     means that they are dead; in many, that the buffer was zeroed instead of loaded: eval mode then divides by the root
-    of eps, which magnifies every deviation. One channel is enough where its running mean is not zero, so that it is not
-    dead, and where all running means are zero, so that no training explains the variance.
+    of eps, which magnifies every deviation. One channel, zero or below float32's least normal number, 1.18e-38, is
+    enough where its running mean is not zero, so that it is not dead. So is one zero where all running means are zero,
+    as no training explains that variance.
     """
     # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
@@ -130,7 +131,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
             yield _about(values, f" goes down to {values.min:.3g} (limit 0)")
         elif stuck := values.means_without_variance:
             channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {numbers(stuck)}"
-            yield _about(values, f" is 0 (limit: above 0) in {channels}")
+            yield _about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
         elif share > limit:
             channels = f"{values.zero_count:,} of {counted(values.element_count, 'channel')}"
             yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")

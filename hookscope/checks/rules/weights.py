@@ -167,11 +167,12 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
 def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A normalisation layer has its initial values, while nearly all others have moved.
 
-    Statistics of exactly 0 and 1, or a weight of exactly 1 with a bias of exactly 0, are what a layer starts with, and
-    no training leaves them so: it was reset, never loaded, or is not used. A BatchNorm that counts batches and has not
-    moved for them is impossible, and fails; all else warns. It also warns where no statistics at all have moved though
-    the weights are trained, which a momentum of 0 explains as well. What comes after everything that was trained
-    passes, for a new head on a trained body is on purpose.
+    Statistics of exactly 0 and 1, one of the two while the other differs from channel to channel, or a weight of
+    exactly 1 with a bias of exactly 0, are what a layer starts with, and no training leaves them so: it was reset,
+    never loaded, or is not used. A BatchNorm that counts batches and has not moved for them is impossible, and fails;
+    all else warns. It also warns where no statistics at all have moved though the weights are trained or batches are
+    counted, which a momentum of 0 explains as well. What comes after everything that was trained passes, for a new
+    head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
@@ -179,24 +180,28 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     weights_are_trained = _last_trained(measured.stored, terms.limit("min_trained_fraction")) > 0
     seen: set[int] = set()
     for what, starts in _STARTS.items():
-        states = [(at, norm, _is_at_start(norm, starts)) for at, norm in norms]
+        states = [
+            (at, norm, _is_at_start(norm, starts)) for at, norm in norms if _differs(norm, _COUNTERPART.get(what))
+        ]
         moved = sum(each is False for _, _, each in states)
         unmoved = [(at, norm) for at, norm, each in states if each and at not in seen]
-        none_moved = what == "statistics" and not moved and weights_are_trained
+        in_vain = any(_batches(norm) for _, norm in unmoved)
+        none_moved = what == "statistics" and not moved and (weights_are_trained or in_vain)
         if not none_moved and moved < max(
             _FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))
         ):
             continue
         for at, norm in unmoved:
-            batches = norm["num_batches_tracked"].max if "num_batches_tracked" in norm else None
-            counted_in_vain = what == "statistics" and bool(batches)
+            batches = 0.0 if what == "affine" else _batches(norm)
+            counted_in_vain = batches > 0
             if not (at < last or counted_in_vain):
                 continue
             seen.add(at)
             first = norm[next(iter(starts))]
             start = " and ".join(f"'{norm[leaf].name}' is {value:g}" for leaf, value in starts.items())
-            after = f", after {batches:,.0f} batches" if counted_in_vain and batches else ""
-            others = f"{moved} other layers have moved" if moved else "the weights are trained"
+            after = f", after {batches:,.0f} batches" if counted_in_vain else ""
+            unmoved_too = "the weights are trained" if weights_are_trained else "so are those of all layers"
+            others = f"{moved} other layers have moved" if moved else unmoved_too
             message = f"{start} everywhere{after}, as a new layer's; {others}."
             yield Objection(stored_in(first), message, "fail" if counted_in_vain and moved else "warn")
 
@@ -204,8 +209,14 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 # What the parts of a normalisation layer start with.
 _STARTS: Mapping[str, Mapping[str, float]] = {
     "statistics": {"running_mean": 0.0, "running_var": 1.0},
+    "means": {"running_mean": 0.0},
+    "variances": {"running_var": 1.0},
     "affine": {"weight": 1.0, "bias": 0.0},
 }
+
+# What has to differ from channel to channel where only the other is as it starts: a layer that is given zeros in all of
+# training keeps its means of 0, and its variances decay alike.
+_COUNTERPART = {"means": "running_var", "variances": "running_mean"}
 
 
 def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, StoredValues]]]:
@@ -219,6 +230,16 @@ def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, Store
     return [
         (positions[name], held) for name, held in layers.items() if all(len(each.shape) < 2 for each in held.values())
     ]
+
+
+def _batches(norm: Mapping[str, StoredValues]) -> float:
+    """Return how many batches a layer has counted; 0 where it counts none."""
+    return (norm["num_batches_tracked"].max or 0.0) if "num_batches_tracked" in norm else 0.0
+
+
+def _differs(norm: Mapping[str, StoredValues], leaf: str | None) -> bool:
+    """Tell whether a part of a layer differs from channel to channel; True for None."""
+    return leaf is None or (leaf in norm and norm[leaf].min != norm[leaf].max)
 
 
 def _is_at_start(norm: Mapping[str, StoredValues], starts: Mapping[str, float]) -> bool | None:

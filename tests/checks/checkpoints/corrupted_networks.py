@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -88,6 +89,24 @@ def residual() -> Sound:
                 net.train()(*batch.args)
     noise = CheckSettings(shape=(2, 3, 96, 96))
     return _sound(net.eval(), noise, CheckSettings(images=(SAMPLES,), resize="96", crop="96"))
+
+
+def transformer() -> Sound:
+    """Return a small ViT of random weights whose rows and columns differ in size, as those of trained ones do."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        net = timm.create_model("test_vit", num_classes=10, img_size=64)
+        for name, each in net.named_parameters():
+            if each.dim() < 2 and "norm" in name:
+                each.add_(torch.randn_like(each) * 0.3)
+            elif each.dim() < 2 or name in ("pos_embed", "cls_token"):
+                each.normal_(0, 0.1 if each.dim() < 2 else 0.5)
+            else:
+                nn.init.kaiming_uniform_(each, a=5**0.5)
+                sizes = [torch.randn(size).mul(0.4).exp() for size in each.shape[:2]]
+                each.mul_(torch.outer(*sizes).view(*each.shape[:2], *[1] * (each.dim() - 2)))
+    noise = CheckSettings(shape=(2, 3, 64, 64))
+    return _sound(net.eval(), noise, CheckSettings(images=(SAMPLES,), resize="64", crop="64"))
 
 
 def trained(folder: Path) -> Sound:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from tests.checks.checkpoints.corrupted_networks import (
@@ -61,6 +62,11 @@ def renamed(held: Content) -> None:
 
 def head_transposed(held: Content) -> None:
     held["model"]["17.weight"] = held["model"]["17.weight"].T.clone()
+
+
+def scaler(scale: float) -> Content:
+    """Return what a GradScaler of that scale saves."""
+    return {**torch.amp.GradScaler("cpu").state_dict(), "scale": scale}
 
 
 def moment(held: Content, name: str) -> Tensor:
@@ -207,6 +213,48 @@ OF_TRAINED = [
     Row("a moment that is NaN", content=lambda held: moment(held, "exp_avg").fill_(math.nan), alone="optimizer-state"),
     Row("a negative mean of squares", content=lambda held: moment(held, "exp_avg_sq").sub_(1), alone="optimizer-state"),
     Row("steps that disagree", content=lambda held: moment(held, "step").fill_(7), alone="(optimizer-state)"),
+    # 10 is more than the root of v / (1 - 0.999) for gradients of 1.
+    Row(
+        "the moment of another run",
+        content=lambda held: moment(held, "exp_avg").fill_(10),
+        alone="optimizer-state",
+    ),
+    Row(
+        "no mean of squares",
+        content=lambda held: moment(held, "exp_avg_sq").zero_(),
+        alone="optimizer-state",
+    ),
+    Row(
+        "a learning rate of NaN",
+        content=lambda held: held["optimizer"]["param_groups"][0].update(lr=math.nan),
+        alone="optimizer-state",
+    ),
+    Row(
+        "a beta of 1",
+        content=lambda held: held["optimizer"]["param_groups"][0].update(betas=(0.9, 1.0)),
+        alone="optimizer-state",
+    ),
+    Row("a scaler of 0", content=lambda held: held.update(scaler=scaler(0.0)), alone="scaler-state"),
+    Row("a scaler that overflowed", content=lambda held: held.update(scaler=scaler(math.inf)), alone="scaler-state"),
+    Row("a scaler halved all along", content=lambda held: held.update(scaler=scaler(2**-20)), alone="(scaler-state)"),
+    Row(
+        "an average of another run",
+        content=lambda held: held["ema"]["module.6.weight"].normal_(),
+        alone="(averaged-weights)",
+    ),
+    Row(
+        "an average with BatchNorm as it starts",
+        content=lambda held: (
+            held["ema"]["module.4.running_mean"].zero_(),
+            held["ema"]["module.4.running_var"].fill_(1),
+        ),
+        alone="(averaged-weights)",
+    ),
+    Row(
+        "weights older than their average",
+        content=lambda held: held["model"]["4.num_batches_tracked"].sub_(1),
+        alone="(averaged-weights)",
+    ),
     Row(
         "no moments of one parameter",
         content=lambda held: held["optimizer"]["state"].pop(0),

@@ -154,13 +154,27 @@ def saved_with(**others: Any) -> Change:
     return change
 
 
-def adam(steps: Any, *moments: float) -> dict[str, Any]:
-    """Return the state of Adam for as many parameters as there are first moments."""
+def adam(steps: Any, *moments: float, **settings: Any) -> dict[str, Any]:
+    """Return the state of Adam for as many parameters as there are first moments; the second are 0 and 1."""
     state = {
-        at: {"step": steps, "exp_avg": torch.tensor([0.0, each]), "exp_avg_sq": torch.zeros(2)}
+        at: {"step": steps, "exp_avg": torch.tensor([0.0, each]), "exp_avg_sq": torch.tensor([0.0, 1.0])}
         for at, each in enumerate(moments)
     }
-    return {"state": state, "param_groups": [{"lr": 0.1, "params": list(state)}]}
+    return {"state": state, "param_groups": [{"lr": 0.1, "params": list(state), **settings}]}
+
+
+BETAS = {"betas": (0.0, 0.75), "amsgrad": False}
+
+
+def schedule(rate: float) -> dict[str, Any]:
+    """Return what a learning-rate scheduler saves of the rate that it has set."""
+    optimiser = torch.optim.SGD([torch.zeros(1)], rate)
+    return dict(torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0).state_dict())
+
+
+def scaler(scale: float, tracker: int = 0) -> dict[str, Any]:
+    """Return what a GradScaler saves; on a machine without an accelerator it can be given nothing to do."""
+    return {**torch.amp.GradScaler("cpu").state_dict(), "scale": scale, "_growth_tracker": tracker}
 
 
 def averaged(**replaced: Tensor) -> Callable[[State], State]:
@@ -170,6 +184,40 @@ def averaged(**replaced: Tensor) -> Callable[[State], State]:
     }
 
 
+def replaced_in_copy(name: str, change: Callable[[Tensor], object]) -> Callable[[State], State]:
+    """Return an averaged copy of which one tensor is changed."""
+
+    def copied(weights: State) -> State:
+        copy = {f"module.{each}": tensor.clone() for each, tensor in weights.items()}
+        change(copy[f"module.{name}"])
+        return copy
+
+    return copied
+
+
+def with_other_signs(share: float) -> Callable[[State], State]:
+    """Average a weight of equal magnitudes, a share of which has changed its sign."""
+
+    def copied(weights: State) -> State:
+        weights["middle.1.weight"].sign_().mul_(0.1)
+        return replaced_in_copy("middle.1.weight", lambda each: each.view(-1)[: int(share * each.numel())].neg_())(
+            weights
+        )
+
+    return copied
+
+
+def with_batches(count: int) -> Callable[[State], State]:
+    return replaced_in_copy("middle.2.num_batches_tracked", lambda each: each.fill_(count))
+
+
+def as_new(weights: State) -> State:
+    copy = replaced_in_copy("middle.2.running_mean", Tensor.zero_)(weights)
+    copy["module.middle.2.running_var"].fill_(1)
+    return copy
+
+
+ALL_MOVED = moved(*(f"middle.{at}" for at in range(5)))
 NINE_OF_TEN, EIGHT_OF_TEN, SEVEN_OF_TEN = slice(9), slice(8), slice(7)
 ALL = slice(None)
 BIAS, VARIANCE, MEAN = "first.bias", "middle.running_var", "middle.running_mean"
@@ -277,6 +325,57 @@ PAIRS = [
         "optimizer-state of plain at optimizer",
         (saved_with(optimizer=adam(3, 0.1, math.nan)), saved_with(optimizer=adam(0, 0.1, 0.2))),
         "1 of 4 tensors: 'state.1.exp_avg'",
+    ),
+    # The root of v / (1 - 0.75) is 2, and the limit twice that.
+    Pair(
+        "optimizer-state of plain at optimizer",
+        tuple(saved_with(optimizer=adam(3, 4 * gradient, **BETAS)) for gradient in (1.01, 0.99)),
+        "up to 2.02 times as great as their means of squares allow (limit 2): 'state.0.exp_avg'",
+    ),
+    # Another setting may be infinite: Prodigy's growth_rate is.
+    Pair(
+        "optimizer-state of plain at optimizer",
+        tuple(saved_with(optimizer=adam(3, 0.1, **{name: math.inf})) for name in ("lr", "growth_rate")),
+        "param_groups.0.lr is inf",
+    ),
+    Pair(
+        "optimizer-state of plain at optimizer",
+        tuple(saved_with(optimizer=adam(3, 0.1), scheduler=schedule(rate)) for rate in (0.2, 0.1)),
+        "param_groups.0.lr is 0.1, and 0.2 by the schedule",
+    ),
+    Pair(
+        "scaler-state of plain at scaler",
+        (saved_with(scaler=scaler(0.0)), saved_with(scaler=scaler(1.0))),
+        "a scale of 0 (limit: above 0, and finite)",
+    ),
+    Pair(
+        "scaler-state of plain at scaler",
+        (saved_with(scaler=scaler(0.5)), saved_with(scaler=scaler(1.0))),
+        "a scale of 0.5 (limit 1): steps were skipped",
+    ),
+    Pair(
+        "scaler-state of plain at scaler",
+        tuple(saved_with(scaler=scaler(2.0**16, tracker=steps)) for steps in (2000, 1999)),
+        "counts 2000 steps since its last change (limit 2000)",
+    ),
+    # 16 * 16 * 9 values, of which the first share is of the other sign: the cosine is 1 - 2 * share.
+    Pair(
+        "averaged-weights of deep at ema",
+        (saved_with(ema=with_other_signs(0.46)), saved_with(ema=with_other_signs(0.44))),
+        "in 1 of 4 tensors (cosine 0.08, limit 0.1): 'module.middle.1.weight'",
+        {"key": "model"},
+    ),
+    Pair(
+        "averaged-weights of often_normalised at ema",
+        after(ALL_MOVED, (saved_with(ema=with_batches(1)), saved_with(ema=averaged()))),
+        "is newer than the weights: it counts 1 batches, they 0: 'module.middle.2.num_batches_tracked'",
+        {"key": "model"},
+    ),
+    Pair(
+        "averaged-weights of often_normalised at ema",
+        after(ALL_MOVED, (saved_with(ema=as_new), saved_with(ema=averaged()))),
+        "is stale: statistics of 1 BatchNorm as they start, while those of the weights are not: 'module.middle.2'",
+        {"key": "model"},
     ),
     # The near miss has another number, but its own counter.
     Pair(

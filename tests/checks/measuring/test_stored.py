@@ -243,10 +243,10 @@ def test_what_is_found_is_the_state_dict_as_torch_counts_it(name: str) -> None:
 
 
 def test_a_variance_of_zero_beside_a_mean_that_is_not_is_told_from_a_dead_channel() -> None:
-    norm = nn.BatchNorm2d(4)
+    norm = nn.BatchNorm2d(6)
     running_mean, running_var = norm.running_mean, norm.running_var
-    running_mean.copy_(torch.tensor([0.0, 0.5, 0.5, 1e-5]))  # eps is 1e-5: means below 3.2e-4 make no difference
-    running_var.copy_(torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    running_mean.copy_(torch.tensor([0.0, 0.5, 0.5, 1e-5, 0.5, 0.5]))  # eps 1e-5: means below 3.2e-4 make no difference
+    running_var.copy_(torch.tensor([0.0, 0.0, 1.0, 0.0, 1.17e-38, 1.18e-38]))  # 2**-126 lies between the last two
     measured = {each.name: each.means_without_variance for each in stored_tensors(norm)[0]}
-    assert measured["running_var"] == (1,)
+    assert measured["running_var"] == (1, 4)
     assert measured["running_mean"] == ()

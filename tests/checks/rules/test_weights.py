@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hookscope.results.check import CheckMeasurements, CopyValues, OptimiserValues, StoredValues
+from hookscope.results.check import CheckMeasurements, StoredValues
+from hookscope.results.training_state import CopyValues, OptimiserValues
 from tests.checks.measurements import FORWARD, HEALTHY, judged, objections, stored, with_row, with_stored
 
 
@@ -31,8 +32,8 @@ def test_an_untrained_weight_stands_out_among_trained_ones_only() -> None:
         assert judged(spreads(*each)).findings == ()
 
 
-def norm(name: str, *, statistics: bool, affine: bool, batches: int | None) -> list[StoredValues]:
-    """Return what a BatchNorm stores, by whether its statistics, and weight and bias, have moved."""
+def norm(name: str, *, statistics: bool | str, affine: bool, batches: int | None) -> list[StoredValues]:
+    """Return what a BatchNorm stores, by whether its statistics (or one of them), and weight and bias, have moved."""
 
     def values(leaf: str, start: float, *, moved: bool, role: str) -> StoredValues:
         bounds = {"min": 0.2, "max": 0.9} if moved else {"min": start, "max": start}
@@ -43,13 +44,13 @@ def norm(name: str, *, statistics: bool, affine: bool, batches: int | None) -> l
     return [
         values("weight", 1.0, moved=affine, role="parameter"),
         values("bias", 0.0, moved=affine, role="parameter"),
-        values("running_mean", 0.0, moved=statistics, role="buffer"),
-        values("running_var", 1.0, moved=statistics, role="buffer"),
+        values("running_mean", 0.0, moved=statistics in (True, "mean"), role="buffer"),
+        values("running_var", 1.0, moved=statistics in (True, "variance"), role="buffer"),
         *([] if batches is None else [stored(f"{name}.num_batches_tracked", shape=(), role="buffer", **counter)]),
     ]
 
 
-def norms(*each: tuple[bool, bool, int | None]) -> CheckMeasurements:
+def norms(*each: tuple[bool | str, bool, int | None]) -> CheckMeasurements:
     made = [norm(str(at), statistics=a, affine=b, batches=c) for at, (a, b, c) in enumerate(each)]
     return replace(HEALTHY, stored=tuple(values for one in made for values in one))
 
@@ -66,10 +67,12 @@ MOVED = (True, True, 9)
         ([MOVED, (False, False, 0), MOVED, MOVED], "warn", "1.running_mean"),
         ([MOVED, (False, False, None), MOVED, MOVED], "warn", "1.running_mean"),
         ([MOVED, (True, False, 9), MOVED, MOVED], "warn", "1.weight"),
+        ([MOVED, ("mean", True, 9), MOVED, MOVED], "fail", "1.running_var"),
+        ([MOVED, ("variance", True, None), MOVED, MOVED], "warn", "1.running_mean"),
     ],
 )
 def test_an_untrained_norm_stands_out_among_those_that_moved(
-    layers: list[tuple[bool, bool, int | None]], level: str, where: str
+    layers: list[tuple[bool | str, bool, int | None]], level: str, where: str
 ) -> None:
     assert objections(judged(norms(*layers))) == [("untrained-norm", level, where)]
 
@@ -78,13 +81,14 @@ def test_an_untrained_norm_stands_out_among_those_that_moved(
     "layers",
     [
         [MOVED, MOVED, MOVED, (False, False, 0)],  # a new head
-        [(False, False, 9)] * 4,  # momentum 0
+        [(False, False, 0)] * 4,  # never trained
+        [("variance", True, 9)] * 4,  # means that a conversion put into the biases
         [(True, False, 9)] * 4,  # run, and not trained
         [MOVED, MOVED, (False, False, 9)],  # too few to stand out
         [MOVED, MOVED, MOVED, (False, False, 9), (False, False, 9), MOVED],  # a third
     ],
 )
-def test_norms_pass_where_as_many_are_new(layers: list[tuple[bool, bool, int | None]]) -> None:
+def test_norms_pass_where_as_many_are_new(layers: list[tuple[bool | str, bool, int | None]]) -> None:
     assert judged(norms(*layers)).findings == ()
 
 
@@ -95,6 +99,19 @@ def test_where_no_statistics_moved_though_weights_are_trained_it_is_a_warning() 
         (finding,) = judged(replace(HEALTHY, stored=(*reset, *trained))).findings
         assert (finding.rule, finding.level, finding.where) == ("untrained-norm", "warn", "bn0.running_mean")
         assert "as a new layer's; the weights are trained. 2 more layers follow" in finding.message
+
+
+def test_where_no_statistics_moved_for_any_batch_it_is_a_warning() -> None:
+    (finding,) = judged(norms(*[(False, False, 9)] * 4)).findings
+    assert (finding.rule, finding.level, finding.where) == ("untrained-norm", "warn", "0.running_mean")
+    assert "after 9 batches, as a new layer's; so are those of all layers. 3 more layers follow" in finding.message
+
+
+def test_a_layer_that_is_given_zeros_all_along_keeps_its_means_and_passes() -> None:
+    """Its variances decay alike, from 1 on."""
+    layers = norms(MOVED, ("variance", True, 9), MOVED, MOVED).stored
+    decayed = tuple(replace(each, min=1e-4, max=1e-4) if each.name == "1.running_var" else each for each in layers)
+    assert judged(replace(HEALTHY, stored=decayed)).findings == ()
 
 
 def test_a_weight_whose_square_overflows_and_one_that_was_cut_off_fail() -> None:
