@@ -119,6 +119,21 @@ def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None
     assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 169))
 
 
+def test_a_channel_that_is_shown_for_its_nan_or_inf_is_not_called_the_strongest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = torch.ones(1, 3, 4, 4)
+    for held, name in ((torch.nan, "NaN"), (torch.inf, "Inf")):
+        values[0, 1, 2, 3] = held
+        with writing(monkeypatch) as written:
+            draw_activations(inspect(nn.Identity(), values, summaries=True))
+        assert f"channel 1, holds {name}" in [each.text for each in written]
+    values[0, 1, 2, 3] = 9
+    with writing(monkeypatch) as written:
+        draw_activations(inspect(nn.Identity(), values, summaries=True))
+    assert "channel 1, strongest" in [each.text for each in written]
+
+
 def test_the_input_stands_beside_its_maps_as_the_network_saw_it() -> None:
     run = hookscope.activations("demo", CAT, layer="name:_conv_stem", verify=False)
     assert run.provenance is not None
@@ -269,6 +284,8 @@ def test_maps_of_a_difference_are_the_mean_magnitude_and_the_channel_with_the_mo
     shown = summarised(maps, "Conv2d")
     assert shown.mean.tolist() == [[2.0, 2.0], [0.0, 1.0]]
     assert (shown.channel, shown.strongest.tolist()) == (1, values[1].tolist())
+    holed = np.array([[[1.0, np.nan]], [[9.0, np.inf]]], np.float32)
+    assert summarised(replace(maps, values=holed), "Conv2d").channel == 0
     large = replace(maps, values=np.arange(320 * 321, dtype=np.float32).reshape(1, 320, 321), channel_count=1)
     shown = summarised(large, "Conv2d")
     assert (shown.size, shown.mean.shape) == ((320, 321), (107, 107))
