@@ -2,14 +2,14 @@
 
 A forward pass cannot be left and entered again; a thread that waits inside a hook can. What torch keeps by thread
 (whether gradients are recorded, autocast, modes, the count of threads) each function sets for itself. All threads share
-the random generators: threads that run one at a time have their states swapped; for others see `resume_together`.
+the random generators: threads that run one at a time have their states swapped; for others see `next_stopped`.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from numpy.random import mtrand
 
 Stop = TypeVar("Stop")
+T = TypeVar("T")
 
 # How often a caller that waits looks whether the thread is still there. Our choice.
 _LOOKS_AFTER_SECONDS = 1.0
@@ -27,7 +28,7 @@ class AbandonedError(BaseException):
 
 
 class Strand(Generic[Stop]):
-    """A function in a thread that runs from one pause to its next while the caller waits.
+    """A function in a thread that runs from one pause to its next.
 
     Attributes:
         done: Whether the function has returned or raised.
@@ -35,20 +36,24 @@ class Strand(Generic[Stop]):
         result: What it returned.
         error: What it raised.
         random: The states that random generators have for it, where it runs while no other one does.
+        arrive: Called in the thread at every breakable pause, with what it pauses with, in place of telling the caller;
+            the function waits until it is started, unless this returns True.
     """
 
-    def __init__(self, function: Callable[["Strand[Stop]"], object]) -> None:
-        """Be ready to run a function, which is given this strand to pause at."""
+    def __init__(
+        self, function: Callable[["Strand[Stop]"], object], stopped: "SimpleQueue[Strand[Stop]] | None" = None
+    ) -> None:
+        """Be ready to run a function, which is given this strand to pause at; `stopped` is told of each pause."""
         self.done = False
         self.result: object = None
         self.error: BaseException | None = None
+        self.arrive: Callable[[Stop], bool] | None = None
         self._function = function
         self._stop: Stop | None = None
-        self._task: Callable[[], object] | None = None
-        self._outcome: tuple[object, BaseException | None] = (None, None)
         self._abandoned = self.breaks_off = False
-        self._go: SimpleQueue[None] = SimpleQueue()
-        self._stopped: SimpleQueue[None] = SimpleQueue()
+        self._go: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._stopped: SimpleQueue[Strand[Stop]] = SimpleQueue() if stopped is None else stopped
+        self._outcomes: SimpleQueue[tuple[object, BaseException | None]] = SimpleQueue()
         self.random = RandomStates()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -69,14 +74,7 @@ class Strand(Generic[Stop]):
 
     def wait(self) -> Stop | None:
         """Wait for its next pause, once it has been started; return as `resume` does."""
-        while True:
-            try:
-                self._stopped.get(timeout=_LOOKS_AFTER_SECONDS)
-            except Empty:
-                if not self._thread.is_alive() and self._stopped.empty():
-                    raise RuntimeError("a strand has ended without saying so") from None
-            else:
-                return self._stop
+        return next_stopped([self])[1]
 
     def finish(self) -> None:
         """Let it run to its end, past every pause.
@@ -91,35 +89,35 @@ class Strand(Generic[Stop]):
 
     def call(self, task: Callable[[], Any]) -> Any:
         """Call a function in the thread, at the pause that it is at, and return what it returns or raise its error."""
-        self._task = task
-        self.resume()
-        result, error = self._outcome
-        self._outcome = (None, None)
+        if current_thread() is self._thread:
+            return task()
+        self._go.put(task)
+        result, error = _get(self._outcomes, [self])
         if error is not None:
             raise error
         return result
 
     def pause(self, stop: Stop, *, breakable: bool = True) -> None:
-        """Wait, inside the function, until the strand is resumed.
+        """Wait, inside the function, until the strand is started again.
 
         Raises:
             AbandonedError: If it never will be, or `breaks_off` and the pause is `breakable`.
         """
-        if self._abandoned or (breakable and self.breaks_off):
-            raise AbandonedError
-        self._stop = stop
-        self._stopped.put(None)
-        self._go.get()
-        while self._task is not None:
-            task, self._task = self._task, None
+        self._go_on(breakable=breakable)
+        if breakable and self.arrive is not None:
+            waits = not self.arrive(stop)
+        else:
+            self._stop = stop
+            self._stopped.put(self)
+            waits = True
+        while waits and (task := self._go.get()) is not None:
             try:
-                self._outcome = (task(), None)
+                outcome: tuple[object, BaseException | None] = (task(), None)
             except BaseException as error:  # noqa: BLE001 - it is raised where the task came from
-                self._outcome = (None, error)
-            self._stopped.put(None)
-            self._go.get()
-        if self._abandoned or (breakable and self.breaks_off):
-            raise AbandonedError
+                outcome = (None, error)
+            self._outcomes.put(outcome)
+            del task, outcome  # which may hold tensors
+        self._go_on(breakable=breakable)
 
     def abandon(self) -> None:
         """End the function where it waits, by an error, and wait until it has ended."""
@@ -127,6 +125,10 @@ class Strand(Generic[Stop]):
         if self._thread.is_alive():
             self._go.put(None)
             self._thread.join()
+
+    def _go_on(self, *, breakable: bool) -> None:
+        if self._abandoned or (breakable and self.breaks_off):
+            raise AbandonedError
 
     def _run(self) -> None:
         self._go.get()
@@ -137,7 +139,7 @@ class Strand(Generic[Stop]):
             self.error = error
         finally:
             self.done = True
-            self._stopped.put(None)
+            self._stopped.put(self)
 
 
 @contextmanager
@@ -148,10 +150,11 @@ def strands(functions: Sequence[Callable[[Strand[Stop]], object]]) -> Iterator[l
     have again after the block.
     """
     started: list[Strand[Stop]] = []
+    stopped: SimpleQueue[Strand[Stop]] = SimpleQueue()
     states = RandomStates()
     numpys = mtrand.get_bit_generator()
     try:
-        started += map(Strand, functions)
+        started += [Strand(function, stopped) for function in functions]
         yield started
     finally:
         for strand in started:
@@ -160,14 +163,24 @@ def strands(functions: Sequence[Callable[[Strand[Stop]], object]]) -> Iterator[l
         mtrand.set_bit_generator(numpys)
 
 
-def resume_together(strands: Sequence[Strand[Stop]]) -> list[Stop | None]:
-    """Let all of them run at the same time, each to its next pause; return what each of them pauses with.
+def next_stopped(strands: Sequence[Strand[Stop]]) -> tuple[Strand[Stop], Stop | None]:
+    """Wait until one of the strands that run, which were made together, pauses or ends; return it, and its stop.
 
-    Which of them draws which random number is left to chance: the caller sees by `RandomStates` whether any has.
+    Of strands that run at the same time it is left to chance which draws which random number: the caller sees by
+    `RandomStates` whether any has.
     """
-    for strand in strands:
-        strand.start()
-    return [strand.wait() for strand in strands]
+    strand = _get(strands[0]._stopped, strands)
+    return strand, strand._stop
+
+
+def _get(queue: "SimpleQueue[T]", strands: Sequence[Strand[Stop]]) -> T:
+    """Wait for what the threads of strands put into a queue."""
+    while True:
+        try:
+            return queue.get(timeout=_LOOKS_AFTER_SECONDS)
+        except Empty:
+            if not all(strand._thread.is_alive() for strand in strands) and queue.empty():
+                raise RuntimeError("a strand has ended without saying so") from None
 
 
 class RandomStates:

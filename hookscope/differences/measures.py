@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from hookscope.results.differences import ChannelShare, Measures
-from hookscope.statistics import difference
 from hookscope.statistics.difference import SquaredSums, squared_sums
 
 # Elements that are compared at a time. On the CPU as many as torch does not spread over threads, which would have to be
@@ -17,6 +16,8 @@ _DEVICE_CHUNK = 2**24
 
 # A channel with more than this share of the squared difference is the culprit. Our choice.
 _CULPRIT_FRACTION = 0.5
+# Above this share of A's norm the channels of a difference are looked at. Our choice: below, it is mostly rounding.
+_LOOKS_AT_CHANNELS = 1e-6
 # With fewer channels one of them easily has the larger part.
 _FEWEST_CHANNELS = 4
 
@@ -31,6 +32,7 @@ class Sums:
         unequal: Elements that differ.
         count: Elements.
         mismatched: Elements that are not finite on one side and not the same on the other; not in the sums.
+        squares: Of A-B by channel, (C,), if an axis counts channels.
     """
 
     a: float = 0.0
@@ -43,10 +45,18 @@ class Sums:
     unequal: int = 0
     count: int = 0
     mismatched: int = 0
+    squares: Tensor | None = None
 
-    def add(self, a: Tensor, b: Tensor, first_input: int = 0) -> None:
-        """Add the elements of two `comparable` tensors; `first_input` is the position of the first one on axis 0."""
-        sums = squared_sums(a, b)
+    def add(self, a: Tensor, b: Tensor, first_input: int = 0, channel_axis: int | None = None) -> None:
+        """Add the elements of two `comparable` tensors.
+
+        Args:
+            a: Of any shape.
+            b: Likewise.
+            first_input: Position of the first one on axis 0.
+            channel_axis: The axis that counts channels; None if none does.
+        """
+        sums = squared_sums(a, b, channel_axis)
         if sums is not None:
             self._add_found(sums, a, first_input)
             return
@@ -73,6 +83,8 @@ class Sums:
             self.max_abs, at, self.max_value = largest
             place = _unravelled(at, shape)
             self.max_at = (place[0] + first_input, *place[1:]) if place else ()
+        if channel_axis is not None and (self.unequal or self.mismatched):
+            self._add_squares(squares_by_channel(a, b, channel_axis))
 
     def _add_found(self, found: SquaredSums, a: Tensor, first_input: int) -> None:
         """Add what compiled code has found."""
@@ -81,7 +93,11 @@ class Sums:
         at = (place[0] + first_input, *place[1:]) if place else place
         value = float(a[place]) if largest and place is not None else 0.0
         sums = (found.a, found.b, found.product, found.difference, largest, at, value)
-        self.merge(Sums(*sums, found.unequal, a.numel(), found.mismatched))
+        self.merge(Sums(*sums, found.unequal, a.numel(), found.mismatched, found.squares))
+
+    def _add_squares(self, squares: Tensor | None) -> None:
+        if squares is not None and (self.squares is None or len(self.squares) == len(squares)):
+            self.squares = squares if self.squares is None else self.squares + squares
 
     def _add_part(self, a: Tensor, b: Tensor, start: int, at_least: float) -> tuple[float, int, float]:
         """Add some elements, in float64.
@@ -120,6 +136,7 @@ class Sums:
         self.unequal += other.unequal
         self.count += other.count
         self.mismatched += other.mismatched
+        self._add_squares(other.squares)
 
     @property
     def relative_l2(self) -> float:
@@ -182,14 +199,13 @@ def coarser(a: Tensor, b: Tensor) -> torch.dtype:
     return max((a.dtype, b.dtype), key=lambda each: torch.finfo(each).eps)
 
 
-def culprit(squares: Tensor) -> ChannelShare | None:
-    """Return the channel that has most of the squared difference; None if none has.
-
-    Args:
-        squares: Sum of squared differences by channel, (C,).
-    """
+def culprit(sums: Sums) -> ChannelShare | None:
+    """Return the channel that has most of the squared difference; None if none has, or it is mostly rounding."""
+    squares = sums.squares
+    if squares is None or len(squares) < _FEWEST_CHANNELS or sums.relative_l2 < _LOOKS_AT_CHANNELS:
+        return None
     total = float(squares.sum())
-    if len(squares) < _FEWEST_CHANNELS or not total or not math.isfinite(total):
+    if not total or not math.isfinite(total):
         return None
     channel = int(squares.argmax())
     fraction = float(squares[channel]) / total
@@ -198,9 +214,6 @@ def culprit(squares: Tensor) -> ChannelShare | None:
 
 def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor:
     """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
-    found = difference.squares_by_channel(a, b, axis)
-    if found is not None:
-        return found
     device = _meeting_place(a, b)
     a, b = plain(a, device), plain(b, device)
     total = torch.zeros(a.shape[axis], dtype=torch.float64)

@@ -2,22 +2,21 @@
 
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
+from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookscope.differences.lockstep import RandomStates, Strand, resume_together
+from hookscope.differences.lockstep import RandomStates, Strand, next_stopped
 from hookscope.differences.maps import KeptMaps
-from hookscope.differences.measures import Sums, coarser, comparable, squares_by_channel
+from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.party import Finished, Key, Party, Ready, Seen, Stop
 from hookscope.text import exception_line
-
-# Above this share of A's norm the channels of a difference are looked at. Our choice: below, it is mostly rounding.
-_LOOKS_AT_CHANNELS = 1e-6
 
 
 @dataclass(slots=True)
@@ -28,7 +27,6 @@ class Row:
         sums: By pair of parties: (0, 1) is A and B; 2 is the reference.
         inputs: Of A and B, of each tensor that the layer is given; () if they cannot be compared.
         added: Of B's layer on A's input, beside A's output.
-        squares: Of the difference by channel, if it has channels.
         coarser: The floating dtype of A and B with the longer steps.
         note: Why there are no sums of A and B, or no `added`.
     """
@@ -36,7 +34,6 @@ class Row:
     sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
     inputs: tuple[Sums, ...] = ()
     added: Sums | None = None
-    squares: Tensor | None = None
     coarser: torch.dtype = torch.float32
     note: str = ""
 
@@ -59,8 +56,6 @@ class Row:
         if other.added is not None:
             self.added = self.added or Sums()
             self.added.merge(other.added)
-        if other.squares is not None and (self.squares is None or len(self.squares) == len(other.squares)):
-            self.squares = other.squares if self.squares is None else self.squares + other.squares
         self.coarser = other.coarser
         self.note = self.note or other.note
 
@@ -97,6 +92,7 @@ class Meeting:
         maps: Of A-B, of the first input.
         shared_threads: Of the CPU, for all parties, which run at the same time; None if they take turns.
         rows: By key, of the batches that were kept.
+        needs_turns: Whether the batch that ran last is to be run again by parties that take turns.
     """
 
     parties: Sequence[Party]
@@ -105,10 +101,16 @@ class Meeting:
     shadows: bool = False
     shared_threads: int | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
+    needs_turns: bool = False
     _batch: dict[Key, Row] = field(default_factory=dict)
     _known: dict[tuple[int, int], _Known] = field(default_factory=dict)
-    _overwritten: dict[tuple[str, int], Sums | None] = field(default_factory=dict)
+    _compared: dict[Key, Sums | None] = field(default_factory=dict)
+    _missed: bool = False
     _shadowed: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
+    _waiting: dict[int, Seen] = field(default_factory=dict)
+    _held: list[dict[Key, Seen]] = field(default_factory=list)
+    _finished: dict[int, Finished] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
     _first_input: int = 0
     _count: int = 0
 
@@ -120,70 +122,111 @@ class Meeting:
             count: Of its inputs.
 
         Returns:
-            How each of them ended; None if the batch is to be run again, by parties that take turns: one of those that
-            ran at the same time drew a random number, or raised.
+            How each of them ended; None if the batch is to be run again: parties that ran at the same time drew a
+            random number or raised, or one has overwritten what was to be compared.
         """
         self._first_input, self._count = first_input, count
         if not first_input:
             self.maps.clear()
         self._known = {pair: _Known() for pair in combinations(range(len(self.parties)), 2)}
         self._batch.clear()
-        self._overwritten.clear()
+        self._compared.clear()
+        self._missed = self.needs_turns = False
         self._shadowed.clear()
+        self._waiting, self._finished = {}, {}
+        self._held = [{} for _ in self.parties]
         for strand in self.strands:
             self._prepare(strand)
         if self.shared_threads is None:
-            return self._run()
-        before = self.strands[0].random
-        if all(strand.random == before for strand in self.strands):
-            before.enter()
-            finished = self._run()
-            if RandomStates() == before and not any(each.error for each in finished):
-                return finished
+            self._run_in_turns()
         else:
-            self._break_off({})
-        return None
+            self._run_together()
+        if self._missed:
+            for party in self.parties:
+                party.looks_before = party.rewinds = True
+        if self._missed or self.needs_turns:
+            return None
+        return [self._finished[each] for each in range(len(self.parties))]
 
-    def _run(self) -> list[Finished]:
-        held: list[dict[Key, Seen]] = [{} for _ in self.parties]
-        waiting: dict[int, Seen] = {}
-        finished: dict[int, Finished] = {}
+    def _run_in_turns(self) -> None:
         places = range(len(self.parties))
-        while True:
-            for place, stop in self._go_on([at for at in places if at not in waiting and at not in finished]):
-                if isinstance(stop, Seen):
-                    waiting[place] = stop
-                else:
-                    finished[place] = stop
-                del stop  # which holds tensors
-            if any(each.error is not None for each in finished.values()):
-                self._break_off(finished)
-            if not waiting or len(finished) == len(places):
-                return [finished[each] for each in places]
-            self._meet(waiting, held, finished)
-
-    def _go_on(self, places: Sequence[int]) -> Iterator[tuple[int, Seen | Finished]]:
-        """Let some parties run to their next pause."""
-        if self.shared_threads is not None:
-            stops = resume_together([self.strands[place] for place in places])
-            for place, stop in zip(places, stops, strict=True):
-                yield place, _stopped(self.strands[place], stop)
-        else:
+        while len(self._finished) < len(places):
             for place in places:
-                yield place, _stopped(self.strands[place], self.strands[place].resume())
+                if place not in self._waiting and place not in self._finished:
+                    self._note(place, self.strands[place].resume())
+            if any(each.error is not None for each in self._finished.values()):
+                for place in places:
+                    self._break_off(place)
+            elif self._waiting:
+                self._meet()
+
+    def _run_together(self) -> None:
+        """Let all run at the same time: the last to come to a meeting compares, in its thread, and goes on at once."""
+        before = self.strands[0].random
+        if not all(strand.random == before for strand in self.strands):
+            self.needs_turns = True
+            for place in range(len(self.strands)):
+                self._break_off(place)
+            return
+        before.enter()
+        for place, strand in enumerate(self.strands):
+            strand.arrive = partial(self._arrive, place)
+            strand.start()
+        while len(self._finished) < len(self.strands):
+            strand, stop = next_stopped(self.strands)
+            place = self.strands.index(strand)
+            with self._lock:
+                self._note(place, stop)
+                self._meet_once_all_are_there(place)
+        for strand in self.strands:
+            strand.arrive, strand.breaks_off = None, False
+        self.needs_turns = RandomStates() != before or any(each.error for each in self._finished.values())
+
+    def _arrive(self, place: int, stop: Stop) -> bool:
+        """Wait for the others to reach what a party has, or meet them; tell whether it goes on at once."""
+        with self._lock:
+            if not self.strands[place].breaks_off:
+                self._note(place, stop)
+                self._meet_once_all_are_there(place)
+            return place not in self._waiting
+
+    def _meet_once_all_are_there(self, place: int) -> None:
+        """Meet if all others wait or have finished, and let those go on but for the one at `place`."""
+        waited = [at for at in self._waiting if at != place]
+        if any(each.error is not None for each in self._finished.values()):
+            for strand in self.strands:
+                strand.breaks_off = True
+            self._waiting.clear()
+        elif len(self._waiting) + len(self._finished) == len(self.parties) and self._waiting:
+            self._meet()
+        for at in waited:
+            if at not in self._waiting:
+                self.strands[at].start()
+
+    def _note(self, place: int, stop: Stop | None) -> None:
+        """Note what a party pauses with, in the middle of a batch or after it.
+
+        Raises:
+            BaseException: What it raised.
+        """
+        error = self.strands[place].error
+        if error is not None:
+            raise error
+        if isinstance(stop, Seen):
+            self._waiting[place] = stop
+        else:
+            self._finished[place] = stop if isinstance(stop, Finished) else Finished()
 
     def keep(self) -> None:
         """Count the batch that ran last."""
         for key, row in self._batch.items():
             self.rows.setdefault(key, Row()).merge(row)
 
-    def _break_off(self, finished: dict[int, Finished]) -> None:
-        """Let the parties that are in the middle of a batch end it where they wait."""
-        for place, strand in enumerate(self.strands):
-            if place not in finished:
-                strand.breaks_off = True
-                stop = _stopped(strand, strand.resume())
-                finished[place] = stop if isinstance(stop, Finished) else Finished()
+    def _break_off(self, place: int) -> None:
+        """Let a party that is in the middle of a batch end it where it waits."""
+        if place not in self._finished:
+            self.strands[place].breaks_off = True
+            self._note(place, self.strands[place].resume())
 
     def _prepare(self, strand: Strand[Stop]) -> None:
         """Let a party do what comes before the forward pass."""
@@ -193,8 +236,9 @@ class Meeting:
         if strand.error is not None:
             raise strand.error
 
-    def _meet(self, waiting: dict[int, Seen], held: list[dict[Key, Seen]], finished: Mapping[int, Finished]) -> None:
+    def _meet(self) -> None:
         """Compare what all parties have reached; what some have not is held until they have."""
+        waiting, held, finished = self._waiting, self._held, self._finished
         met = False
         for key in {each.key: None for each in waiting.values()}:
             there = {at: each for at, each in waiting.items() if each.key == key}
@@ -211,24 +255,25 @@ class Meeting:
         if not met:
             for at, seen in waiting.items():
                 copies = tuple(each.clone() for each in seen.inputs)
-                held[at][seen.key] = Seen(seen.key, seen.layer, seen.tensor.clone(), copies, seen.channel_axis)
+                held[at][seen.key] = replace(seen, tensor=seen.tensor.clone(), inputs=copies)
             waiting.clear()
 
     def _compare(self, key: Key, seen: Sequence[Seen]) -> None:
         """Compare what all parties have reached."""
         call, (a, b) = key[:2], seen[:2]
         if key[3] == "input":
-            self._overwritten[call] = self._sums((0, 1), a.tensor, b.tensor)
+            self._compared[key] = self._sums((0, 1), a.tensor, b.tensor)
             return
         row = self._batch.setdefault(key, Row())
         row.note = row.note or comparable(a.tensor, b.tensor)
         row.coarser = coarser(a.tensor, b.tensor)
+        axis = a.channel_axis if a.channel_axis is not None and a.tensor.shape[0] == self._count else None
         for pair in combinations(range(len(seen)), 2):
-            sums = self._sums(pair, seen[pair[0]].tensor, seen[pair[1]].tensor)
+            sums = self._sums(pair, seen[pair[0]].tensor, seen[pair[1]].tensor, axis if pair == (0, 1) else None)
             if sums is not None:
                 row.sums.setdefault(pair, Sums()).merge(sums)
-                if pair == (0, 1) and not sums.relative_l2 < _LOOKS_AT_CHANNELS:
-                    self._add_channels(row, a, b)
+            if pair == (0, 1):
+                self._compared[key] = sums
         self._compare_inputs(row, call, a, b)
         if self.shadows:
             self._shadow(row, key, a, b)
@@ -237,36 +282,32 @@ class Meeting:
             with torch.no_grad():
                 self.maps.offer(a, b, row.sums[0, 1].relative_l2, added, self.parties[0].recorder)
 
-    def _sums(self, pair: tuple[int, int], a: Tensor, b: Tensor) -> Sums | None:
+    def _sums(self, pair: tuple[int, int], a: Tensor, b: Tensor, channel_axis: int | None = None) -> Sums | None:
         """Return the sums of two tensors, which may be known already; None if they cannot be compared."""
         if comparable(a, b):
             return None
-        with torch.no_grad():
-            known = self._known[pair].find(a, b)
-            if known is None:
-                has_inputs = a.dim() > 0 and a.shape[0] == self._count
-                known = Sums()
-                known.add(a, b, self._first_input if has_inputs else 0)
-                self._known[pair].add(a, b, known)
-            return known
+        known = self._known[pair].find(a, b)
+        if known is None or (channel_axis is not None and known.squares is None):
+            has_inputs = a.dim() > 0 and a.shape[0] == self._count
+            known = Sums()
+            with torch.no_grad():
+                known.add(a, b, self._first_input if has_inputs else 0, channel_axis)
+            self._known[pair].add(a, b, known)
+        return known
 
     def _compare_inputs(self, row: Row, call: tuple[str, int], a: Seen, b: Seen) -> None:
-        if call in self._overwritten:
-            found = [self._overwritten[call]]
+        overwritten = a.overwrote or (*call, 0, "input")
+        if a.overwrote != b.overwrote:  # one of them is gone
+            self._missed = True
+            return
+        if overwritten in self._compared:
+            found = [self._compared[overwritten]]
         elif len(a.inputs) == len(b.inputs):
             found = [self._sums((0, 1), one, other) for one, other in zip(a.inputs, b.inputs, strict=True)]
         else:
             return
         known = tuple(each for each in found if each is not None)
         row.inputs = known if len(known) == len(found) else ()
-
-    def _add_channels(self, row: Row, a: Seen, b: Seen) -> None:
-        if a.channel_axis is None or a.tensor.shape[0] != self._count:
-            return
-        with torch.no_grad():
-            squares = squares_by_channel(a.tensor, b.tensor, a.channel_axis)
-        if row.squares is None or len(row.squares) == len(squares):
-            row.squares = squares if row.squares is None else row.squares + squares
 
     def _shadow(self, row: Row, key: Key, a: Seen, b: Seen) -> None:
         """Run B's layer on A's input."""
@@ -286,17 +327,6 @@ class Meeting:
             row.added = row.added or Sums()
             with torch.no_grad():
                 row.added.add(a.tensor, other)
-
-
-def _stopped(strand: Strand[Stop], stop: Stop | None) -> Seen | Finished:
-    """Return what a strand pauses with in the middle of a batch or after it.
-
-    Raises:
-        BaseException: What it raised.
-    """
-    if strand.error is not None:
-        raise strand.error
-    return Finished() if stop is None or isinstance(stop, Ready) else stop
 
 
 def _run_alone(party: Party, seen: Seen, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """One of the networks that run in lockstep: its hooks, and where it pauses."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -13,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookscope.differences.alignment import Call, CallKey
 from hookscope.differences.lockstep import AbandonedError, Strand
+from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import ModuleCall
@@ -37,6 +39,7 @@ class Seen:
 
     Attributes:
         inputs: Tensors that the call was given, as in `ModuleCall`.
+        overwrote: The output that the call was given and wrote to, if it had been seen; None if not, or nothing was.
         channel_axis: The axis of the tensor that counts channels; None if none does.
     """
 
@@ -44,6 +47,7 @@ class Seen:
     layer: str
     tensor: Tensor
     inputs: tuple[Tensor, ...] = ()
+    overwrote: Key | None = None
     channel_axis: int | None = None
 
 
@@ -90,6 +94,8 @@ class Party:
         threads: Of the CPU; None for as many as torch takes.
         keeps: What is kept of each call until it returns: a copy of its inputs, as they were before any hook, or
             whether autocast was on.
+        looks_before: Whether it pauses before every layer that overwrites its input, not only where that was not seen
+            as an output.
         batch: What it runs over next; None ends it.
         shown: What it has shown in all batches, in order, by (layer, call, which).
         passed_through: Those that were an input unchanged in every batch.
@@ -108,6 +114,7 @@ class Party:
     threads: int | None = None
     keeps: Literal["inputs", "autocast", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
+    looks_before: bool = False
     batch: Batch | None = None
     rewinds: bool = False
     shown: dict[tuple[str, int, int], Shown] = field(default_factory=dict)
@@ -115,6 +122,8 @@ class Party:
     captured: Capture[int] | None = None
     _given: dict[str, list[Any]] = field(default_factory=dict)
     _counts: Counter[object] = field(default_factory=Counter)
+    _seen: dict[int, tuple[weakref.ref[Tensor], int, Key]] = field(default_factory=dict)
+    _overwrote: dict[CallKey, Key] = field(default_factory=dict)
     _is_paused: bool = False
 
     def run(self, strand: Strand[Stop]) -> None:
@@ -154,8 +163,8 @@ class Party:
             self.rewinds = False
         elif not is_first:
             state.mark()
-        self._counts.clear()
-        self._given.clear()
+        for kept in (self._counts, self._given, self._seen, self._overwrote):
+            kept.clear()
         self.recorder.start(batch.indices)
         strand.pause(Ready(has_batch=True), breakable=False)
         if strand.breaks_off:  # before it has begun
@@ -218,7 +227,10 @@ class Party:
         partner = self.partner(place)
         if partner is not None:
             inputs = tuple([given for _, given in call.inputs])
-            strand.pause(Seen((*partner, which, "output"), call.layer, tensor, inputs, axis))
+            key: Key = (*partner, which, "output")
+            if not self.looks_before and not tensor.is_inference():
+                self._seen[id(tensor)] = weakref.ref(tensor), tensor._version, key
+            strand.pause(Seen(key, call.layer, tensor, inputs, self._overwrote.pop(place, None), axis))
         return which
 
     @contextmanager
@@ -281,8 +293,15 @@ class Party:
         self._counts[layer] += 1
         partner = self.partner(place)
         given = tensors_given(args, kwargs)
-        if partner is not None and given:
-            strand.pause(Seen((*partner, 0, "input"), layer, given[0][1]))
+        if partner is None or not given:
+            return
+        tensor = given[0][1]
+        known = self._seen.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            self._overwrote[place] = known[2]
+            return
+        with torch._C.DisableTorchFunction(), plain_arithmetic():
+            strand.pause(Seen((*partner, 0, "input"), layer, tensor))
 
 
 def looked_at(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

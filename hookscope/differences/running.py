@@ -365,7 +365,7 @@ def _run_batch(
         for party in meeting.parties:
             party.batch = _for(party, batch)
         finished = meeting.run(len(ran.records), len(batch.indices))
-        if finished is None:
+        if meeting.needs_turns:
             take_turns(meeting)
     if compiled is not None:
         finished = compiled.ended(finished, _for(meeting.parties[1], batch))

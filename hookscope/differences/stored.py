@@ -70,7 +70,7 @@ class _Drawing:
         grid = shape[2:] if axis == 1 else shape[1:-1]
         if axis is not None and len(shape) > 3 and grid not in self.axes.grids:
             self.axes.grids.append(grid)
-        seen = [Seen((found.label, 0, 0, "output"), found.call[0], each, (), axis) for each in (a, b)]
+        seen = [Seen((found.label, 0, 0, "output"), found.call[0], each, channel_axis=axis) for each in (a, b)]
         recorder = Recorder(0, None, None, axes=self.axes, indices=tuple(range(self.inputs)))
         self.kept.offer(seen[0], seen[1], relative_l2, None, recorder)
 

@@ -48,7 +48,7 @@ def _row(index: int, shown: Shown, other: Shown, matched: Match, row: Row) -> Di
         added=None if row.added is None else row.added.measured(row.coarser),
         error=errors[0],
         error_b=errors[1],
-        channel=None if row.squares is None else culprit(row.squares),
+        channel=None if measured is None else culprit(measured),
         note=row.note,
     )
 

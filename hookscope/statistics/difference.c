@@ -12,9 +12,10 @@ typedef float narrow __attribute__((vector_size(4 * WIDTH)));
 
 typedef struct {
     const float *a, *b;
-    i64 count;
-    double *sums; /* SUMS values: A squared, B squared, A times B, A-B squared, the largest magnitude of A-B; written */
-    i64 *counts;  /* COUNTS values: unequal elements, mismatched ones, the place of the largest A-B, -1 for none; written */
+    i64 before, channels, after; /* as they lie in memory, outermost first */
+    double *squares; /* A-B squared by channel, (channels,); added to; NULL if nobody wants it */
+    double *sums;    /* SUMS values: A squared, B squared, A times B, A-B squared, the largest magnitude of A-B; written */
+    i64 *counts; /* COUNTS values: unequal elements, mismatched ones, the place of the largest A-B, -1 for none; written */
 } Pair;
 
 INLINE wide widened(const float *values) {
@@ -90,81 +91,58 @@ INLINE i64 place_of(const Pair *pair, i64 begin, double largest) {
     return begin;
 }
 
-INLINE void compare(const Pair *pair) {
-    Found all = {0, 0, 0, 0, 0, 0, 0};
-    i64 place = -1;
-    for (i64 begin = 0; begin < pair->count; begin += CHUNK) {
-        i64 count = pair->count - begin < CHUNK ? pair->count - begin : CHUNK;
-        Found found = of_finite(pair->a + begin, pair->b + begin, count);
-        if (!is_finite(found.difference)) found = of_any(pair->a + begin, pair->b + begin, count);
-        all.a += found.a;
-        all.b += found.b;
-        all.product += found.product;
-        all.difference += found.difference;
-        all.unequal += found.unequal;
-        all.mismatched += found.mismatched;
-        if (found.largest > all.largest) {
-            all.largest = found.largest;
-            place = place_of(pair, begin, found.largest);
+/* Squares by channel where the elements of all channels alternate. */
+INLINE void add_alternating(const Pair *pair) {
+    const float *a = pair->a, *b = pair->b;
+    for (i64 before = 0; before < pair->before; before++, a += pair->channels, b += pair->channels) {
+        i64 channel = 0;
+        for (; channel + WIDTH <= pair->channels; channel += WIDTH) {
+            wide difference = widened(a + channel) - widened(b + channel), sum;
+            __builtin_memcpy(&sum, pair->squares + channel, sizeof sum);
+            sum += difference * difference;
+            __builtin_memcpy(pair->squares + channel, &sum, sizeof sum);
+        }
+        for (; channel < pair->channels; channel++) {
+            double difference = (double)a[channel] - b[channel];
+            pair->squares[channel] += difference * difference;
         }
     }
+}
+
+INLINE void compare(const Pair *pair) {
+    const i64 count = pair->before * pair->channels * pair->after;
+    const i32 by_channel = pair->squares && pair->after > 1;
+    const i64 run = by_channel ? pair->after : count; /* elements of one channel, or all */
+    Found all = {0, 0, 0, 0, 0, 0, 0};
+    i64 place = -1, channel = 0;
+    for (i64 start = 0; start < count; start += run) {
+        for (i64 begin = start; begin < start + run; begin += CHUNK) {
+            i64 length = start + run - begin < CHUNK ? start + run - begin : CHUNK;
+            Found found = of_finite(pair->a + begin, pair->b + begin, length);
+            if (by_channel) pair->squares[channel] += found.difference;
+            if (!is_finite(found.difference)) found = of_any(pair->a + begin, pair->b + begin, length);
+            all.a += found.a;
+            all.b += found.b;
+            all.product += found.product;
+            all.difference += found.difference;
+            all.unequal += found.unequal;
+            all.mismatched += found.mismatched;
+            if (found.largest > all.largest) {
+                all.largest = found.largest;
+                place = place_of(pair, begin, found.largest);
+            }
+        }
+        channel = channel + 1 < pair->channels ? channel + 1 : 0;
+    }
+    if (pair->squares && !by_channel) add_alternating(pair);
     const double sums[] = {all.a, all.b, all.product, all.difference, all.largest};
     const i64 counts[] = {all.unequal, all.mismatched, place};
     __builtin_memcpy(pair->sums, sums, sizeof sums);
     __builtin_memcpy(pair->counts, counts, sizeof counts);
 }
 
-/* How tensors of several channels lie in memory: as (before, channels, after). */
-typedef struct {
-    const float *a, *b;
-    i64 before, channels, after;
-    double *squares; /* A-B squared by channel, (channels,); added to */
-} Channels;
-
-INLINE double squares_of(const float *a, const float *b, i64 count) {
-    wide sum = {0};
-    i64 at = 0;
-    for (; at + WIDTH <= count; at += WIDTH) {
-        wide difference = widened(a + at) - widened(b + at);
-        sum += difference * difference;
-    }
-    double squares = 0;
-    for (i64 lane = 0; lane < WIDTH; lane++) squares += sum[lane];
-    for (; at < count; at++) {
-        double difference = (double)a[at] - b[at];
-        squares += difference * difference;
-    }
-    return squares;
-}
-
-INLINE void compare_channels(const Channels *given) {
-    const float *a = given->a, *b = given->b;
-    for (i64 before = 0; before < given->before; before++) {
-        if (given->after == 1) { /* one element of each channel after the other */
-            i64 channel = 0;
-            for (; channel + WIDTH <= given->channels; channel += WIDTH) {
-                wide difference = widened(a + channel) - widened(b + channel), sum;
-                __builtin_memcpy(&sum, given->squares + channel, sizeof sum);
-                sum += difference * difference;
-                __builtin_memcpy(given->squares + channel, &sum, sizeof sum);
-            }
-            for (; channel < given->channels; channel++)
-                given->squares[channel] += squares_of(a + channel, b + channel, 1);
-            a += given->channels;
-            b += given->channels;
-            continue;
-        }
-        for (i64 channel = 0; channel < given->channels; channel++) {
-            given->squares[channel] += squares_of(a, b, given->after);
-            a += given->after;
-            b += given->after;
-        }
-    }
-}
-
-#define VARIANT(name, target)                                                                                          \
-    target EXPORT void compare_tensors_##name(const Pair *given) { compare(given); }                                   \
-    target EXPORT void compare_channels_##name(const Channels *given) { compare_channels(given); }
+#define VARIANT(name, target) \
+    target EXPORT void compare_tensors_##name(const Pair *given) { compare(given); }
 
 VARIANT(default, )
 #if defined(__x86_64__)

@@ -20,6 +20,7 @@ class SquaredSums(NamedTuple):
         max_abs: Largest magnitude of A-B, at `max_at`; None there if A equals B.
         unequal: Finite elements that differ.
         mismatched: Elements that are not finite on one side and not the same on the other.
+        squares: Of A-B, by channel, (C,), NaN where one is not finite; None if no axis counts channels.
     """
 
     a: float
@@ -30,6 +31,7 @@ class SquaredSums(NamedTuple):
     unequal: int
     mismatched: int
     max_at: tuple[int, ...] | None
+    squares: Tensor | None
 
 
 _Sums, _Counts = ctypes.c_double * 5, ctypes.c_longlong * 3
@@ -41,54 +43,34 @@ class _Pair(ctypes.Structure):
     _fields_ = (
         ("a", ctypes.c_void_p),
         ("b", ctypes.c_void_p),
-        ("count", ctypes.c_longlong),
+        *((name, ctypes.c_longlong) for name in ("before", "channels", "after")),
+        ("squares", ctypes.c_void_p),
         ("sums", ctypes.POINTER(_Sums)),
         ("counts", ctypes.POINTER(_Counts)),
     )
 
 
-class _Channels(ctypes.Structure):
-    """`Channels` of difference.c."""
-
-    _fields_ = (
-        ("a", ctypes.c_void_p),
-        ("b", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("before", "channels", "after")),
-        ("squares", ctypes.c_void_p),
-    )
-
-
-def squared_sums(a: Tensor, b: Tensor) -> SquaredSums | None:
+def squared_sums(a: Tensor, b: Tensor, channel_axis: int | None = None) -> SquaredSums | None:
     """Return the sums of two tensors of one shape; None if compiled code cannot read them, or there is none."""
     kernel = load_kernel()
     if kernel is None or not (addresses := _addresses(a, b)):
         return None
     strides = a.stride()
-    if layout_of(a.shape, strides, None, 1) is None:
+    layout = layout_of(a.shape, strides, channel_axis, 1)
+    if layout is None:
         return None
+    squares = None if channel_axis is None else torch.zeros(layout.channels, dtype=torch.float64)
     sums, counts = _Sums(), _Counts()
-    pair = _Pair(*addresses, a.numel(), ctypes.pointer(sums), ctypes.pointer(counts))
+    sizes = layout.before, layout.channels, layout.after
+    into = None if squares is None else squares.data_ptr()
+    pair = _Pair(*addresses, *sizes, into, ctypes.pointer(sums), ctypes.pointer(counts))
     kernel.compare(ctypes.byref(pair))
     unequal, mismatched, at = counts
     # A dense tensor has the element at an offset where these quotients say, in whatever order its axes lie.
     axes = zip(a.shape, strides, strict=True)
     place = None if at < 0 else tuple([at // step % size if size > 1 else 0 for size, step in axes])
     of_a, of_b, product, difference, largest = sums
-    return SquaredSums(of_a, of_b, product, difference, largest, unequal, mismatched, place)
-
-
-def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor | None:
-    """Return the sum of (A-B)² by channel in float64, (C,); None as for `squared_sums`."""
-    kernel = load_kernel()
-    if kernel is None or not (addresses := _addresses(a, b)):
-        return None
-    layout = layout_of(a.shape, a.stride(), axis, 1)
-    if layout is None:
-        return None
-    squares = torch.zeros(layout.channels, dtype=torch.float64)
-    task = _Channels(*addresses, layout.before, layout.channels, layout.after, squares.data_ptr())
-    kernel.compare_channels(ctypes.byref(task))
-    return squares
+    return SquaredSums(of_a, of_b, product, difference, largest, unequal, mismatched, place, squares)
 
 
 def _addresses(a: Tensor, b: Tensor) -> tuple[int, int] | None:

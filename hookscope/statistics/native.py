@@ -56,8 +56,7 @@ class Kernel(NamedTuple):
 
     reduce: Callable[[int, int, int], int]  # as declared in native.c
     sketch: Callable[[Any], int]  # as declared in sketch.c
-    compare: Callable[[Any], None]  # as declared in difference.c, like the next
-    compare_channels: Callable[[Any], None]
+    compare: Callable[[Any], None]  # as declared in difference.c
     runtime: Runtime | None  # passed to these; None if torch's threads cannot be used
 
 
@@ -74,22 +73,22 @@ def kernel_of(variant: str) -> Kernel | None:
     except OSError:
         return None
     try:
-        names = ("reduce_tensor", "sketch_tensor", "compare_tensors", "compare_channels")
+        names = ("reduce_tensor", "sketch_tensor", "compare_tensors")
         reduce, *others = (getattr(library, f"{name}_{variant}") for name in names)
     except AttributeError:  # the library is that of an earlier version
         return None
     reduce.argtypes = [ctypes.c_void_p] * 3
     for function in others:
         function.argtypes, function.restype = [ctypes.c_void_p], None
-    sketch, compare, compare_channels = others
+    sketch, compare = others
     sketch.restype = ctypes.c_int
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         entries = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in entries))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, sketch, compare, compare_channels, None)
-    return Kernel(reduce, sketch, compare, compare_channels, runtime)
+        return Kernel(reduce, sketch, compare, None)
+    return Kernel(reduce, sketch, compare, runtime)
 
 
 class FusedReducer:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookscope.differences.lockstep import AbandonedError, RandomStates, Strand, resume_together, strands
+from hookscope.differences.lockstep import AbandonedError, RandomStates, Strand, next_stopped, strands
 
 
 def counting(*stops: int) -> object:
@@ -73,8 +73,52 @@ def test_functions_run_at_the_same_time_each_to_its_next_pause() -> None:
             strand.pause(stop)
 
     with strands([function, function]) as both:
-        assert [resume_together(both) for _ in range(4)] == [[0, 0], [1, 1], [2, 2], [None, None]]
+        for expected in (0, 1, 2, None):
+            for strand in both:
+                strand.start()
+            stopped = [next_stopped(both) for _ in both]
+            assert {strand for strand, _ in stopped} == {*both}
+            assert [stop for _, stop in stopped] == [expected] * 2
         assert all(strand.done for strand in both)
+
+
+def test_one_that_is_received_goes_on_without_its_caller() -> None:
+    received: list[int] = []
+
+    def function(strand: Strand[int]) -> None:
+        strand.pause(1)
+        strand.pause(2)
+        strand.pause(3, breakable=False)
+
+    def receive(stop: int) -> bool:
+        received.append(stop)
+        return True
+
+    with strands([function]) as (strand,):
+        strand.arrive = receive
+        assert strand.resume() == 3
+        assert received == [1, 2]
+
+
+def test_one_that_is_received_may_wait_until_another_thread_starts_it() -> None:
+    def function(strand: Strand[int]) -> None:
+        strand.pause(1)
+
+    arrived = threading.Event()
+
+    def receive(_stop: int) -> bool:
+        arrived.set()
+        return False
+
+    with strands([function]) as (strand,):
+        strand.arrive = receive
+        strand.start()
+        assert arrived.wait(timeout=60)
+        assert not strand.done
+        assert strand.call(threading.get_ident) != threading.get_ident()
+        strand.start()
+        assert next_stopped([strand]) == (strand, None)
+        assert strand.done
 
 
 @pytest.mark.parametrize("draw", [torch.rand, lambda _: random.random(), np.random.rand])

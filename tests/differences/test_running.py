@@ -235,6 +235,39 @@ def test_what_cannot_run_at_the_same_time_takes_turns() -> None:
     assert len(result.inputs) == 2
 
 
+class Overwriting(nn.Module):
+    """A convolution, a sum in place or none, and a ReLU in place."""
+
+    def __init__(self, *, adds: bool, factor: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.relu = nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(inplace=True)
+        self.adds, self.factor = adds, factor
+
+    def before_relu(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x * self.factor)
+        return out.add_(x) if self.adds else out
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.before_relu(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("adds", [(False, False), (True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_what_a_layer_overwrites_is_compared_as_it_was(adds: tuple[bool, bool], batch_size: int) -> None:
+    a, b = Overwriting(adds=adds[0]), Overwriting(adds=adds[1], factor=1.5)
+    x = pictures(3)
+    rows = {row.layer: row for row in hookscope.diff(a, b, x, batch_size=batch_size).rows}
+    with torch.no_grad():
+        inputs, outputs = (a.before_relu(x), b.before_relu(x)), (a(x), b(x))
+        convolved = a.conv(x), b.conv(x * 1.5)
+    assert rows["relu"].input_relative_l2 == pytest.approx(numpys(*inputs), rel=1e-6)
+    for layer, expected in (("relu", outputs), ("conv", convolved)):
+        measures = rows[layer].measures
+        assert measures is not None
+        assert measures.relative_l2 == pytest.approx(numpys(*expected), rel=1e-6)
+
+
 def test_layers_that_run_in_another_order_are_compared_all_the_same() -> None:
     class Two(nn.Module):
         def __init__(self, *, turned: bool) -> None:

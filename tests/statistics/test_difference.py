@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hookscope.statistics import difference
-from hookscope.statistics.difference import SquaredSums, squared_sums, squares_by_channel
+from hookscope.statistics.difference import SquaredSums, squared_sums
 from hookscope.statistics.native import kernel_of, load_kernel
 from tests.statistics.test_native import variants
 
@@ -24,15 +24,15 @@ def _variant(request: pytest.FixtureRequest) -> object:
         yield
 
 
-def found(a: Tensor, b: Tensor) -> SquaredSums:
-    sums = squared_sums(a, b)
+def found(a: Tensor, b: Tensor, channel_axis: int | None = None) -> SquaredSums:
+    sums = squared_sums(a, b, channel_axis)
     assert sums is not None
     return sums
 
 
-def check(a: Tensor, b: Tensor) -> None:
-    """Compare what is found with NumPy's sums over the elements that are finite on both sides."""
-    result = found(a, b)
+def check(a: Tensor, b: Tensor, channel_axis: int | None = None) -> Tensor | None:
+    """Compare what is found with NumPy's sums over the elements that are finite on both sides; return the squares."""
+    result = found(a, b, channel_axis)
     one, other = a.numpy().astype(np.float64), b.numpy().astype(np.float64)
     counted = np.isfinite(one) & np.isfinite(other)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
@@ -49,6 +49,7 @@ def check(a: Tensor, b: Tensor) -> None:
         assert abs(apart[result.max_at]) == result.max_abs
     else:
         assert result.max_at is None
+    return result.squares
 
 
 @given(st.integers(1, 10_000), st.integers(0, 2**16), st.sampled_from([0.0, 1e-6, 1.0]))
@@ -75,9 +76,9 @@ def test_axes_may_lie_in_any_order(order: tuple[int, ...], shape: tuple[int, ...
     torch.manual_seed(0)
     a, b = (torch.randn([shape[axis] for axis in order]).permute(*np.argsort(order).tolist()) for _ in range(2))
     assert tuple(a.shape) == shape
-    check(a, b)
+    assert check(a, b) is None
     for axis in range(4):
-        squares = squares_by_channel(a, b, axis)
+        squares = check(a, b, axis)
         assert squares is not None
         others = tuple(each for each in range(4) if each != axis)
         expected = ((a.double() - b.double()) ** 2).numpy().sum(axis=others)
@@ -98,8 +99,18 @@ def test_axes_may_lie_in_any_order(order: tuple[int, ...], shape: tuple[int, ...
 )
 def test_what_is_not_dense_float32_laid_out_alike_is_left(a: Tensor, b: Tensor) -> None:
     assert squared_sums(a, b) is None
-    assert squares_by_channel(a, b, 0) is None
+    assert squared_sums(a, b, 0) is None
 
 
 def test_a_single_value_has_its_place() -> None:
-    assert found(torch.tensor(2.0), torch.tensor(0.5)) == (4.0, 0.25, 1.0, 2.25, 1.5, 1, 0, ())
+    assert found(torch.tensor(2.0), torch.tensor(0.5)) == (4.0, 0.25, 1.0, 2.25, 1.5, 1, 0, (), None)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3, 3), (4, 5)])
+def test_a_channel_with_what_is_not_finite_has_no_squares(shape: tuple[int, ...]) -> None:
+    a, b = torch.ones(shape), torch.zeros(shape)
+    a[0, 3], b[1, 3] = math.inf, math.nan
+    squares = check(a, b, 1)
+    assert squares is not None
+    each = float(a.numel() / 5)
+    assert squares.nan_to_num(-1, -1, -1).tolist() == [each, each, each, -1, each]
