@@ -244,7 +244,9 @@ _SPECIAL: Mapping[Any, Callable[[], dict[str, Schema]]] = {
 
 def _checks() -> dict[str, Schema]:
     outcome = _properties(RuleOutcome) | {"findings": _array(_object(_properties(Finding, "rule")))}
-    report = {name: value for name, value in _properties(CheckReport).items() if name != "outcomes"} | {
+    report = {
+        name: value for name, value in _properties(CheckReport, "overview_parts").items() if name != "outcomes"
+    } | {
         "passed": _of(bool),
         "exit_code": _of(int),
         "rules": _array(_object(outcome)),

@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
@@ -30,8 +32,8 @@ from hookscope.inputs import load_input
 from hookscope.inputs.thumbnails import thumbnails
 from hookscope.models import LoadedModel
 from hookscope.results.accuracy import Accuracy
-from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.check import CheckMeasurements, CheckReport
+from hookscope.results.activations import Activations, LayerRow, MapSummary
+from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts
 from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.serialize import checks_to_json
@@ -92,8 +94,12 @@ def check_checkpoint(
             with suppress(HookscopeError):  # what is wrong with the file as well, the error comes before
                 alone = _judged_alone(model, name, settings, wanted, "none fits the weights", trust=trust)
         report = refused(name, _lack_of_memory(name) if lacks_memory else error, wanted, alone)
-    if measured is not None and on_measured is not None:
-        on_measured(measured)
+    if measured is not None:
+        forward = measured.forward
+        rows = () if forward is None else forward.rows
+        report = replace(report, overview_parts=OverviewParts(rows, failing_rows(report, forward)))
+        if on_measured is not None:
+            on_measured(measured)
     if evidence is not None and not report.passed:
         report = _with_evidence(report, evidence, prepared, settings, measured)
     return replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
@@ -137,31 +143,38 @@ def _with_evidence(
 ) -> CheckReport:
     """Write an overview, `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; all or nothing.
 
+    The report that is returned has what the overview shows.
+
     Where labelled pictures are wrong, those of `Accuracy.worst` are in `pictures/`, as the network got them.
 
     Where that fails, the checkpoint could not be checked to the end. `folder` does not exist, is empty, or holds
     earlier evidence, which is replaced. Grids are of the first input, drawn from another forward pass; without
     `prepared` and `measured`, as for a checkpoint that could not be loaded, there is the report alone.
     """
-    from hookscope.render.tables import rows_to_csv  # noqa: PLC0415 (matplotlib; most checkpoints pass)
+    from hookscope.render.overviews.checks import draw_check  # noqa: PLC0415 (most checkpoints pass)
+    from hookscope.render.tables import rows_to_csv  # noqa: PLC0415 (likewise, and matplotlib)
 
     told = replace(report, evidence=str(folder))
     forward = measured.forward if measured is not None else None
-    rows = failing_rows(told, forward)
+    parts = told.overview_parts or OverviewParts()
+    rows = parts.failing
     grids: Sequence[Grid] = ()
     try:
         with new_run(folder, "--evidence") as run:
             seen = None
             if rows and prepared is not None and forward is not None:
                 seen = measure_layers(prepared, settings, sorted({row.label for row in rows[:_MOST_DRAWN]}))
-            _draw_overview(run.path, told, forward, rows, seen)
+            if prepared is not None and told.accuracy is not None:
+                parts = replace(parts, pictures=_wrong_pictures(prepared, told.accuracy))
+            told = replace(told, overview_parts=replace(parts, summaries=_first_maps(rows, seen)))
+            draw_check(told).save(run.path / OVERVIEW, compress_level=6)
             (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
             if seen is not None and forward is not None:
                 forward = replace(forward, rows=rows, uncalled=())
                 (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
                 grids = _draw(run.path, seen, forward)
-            if prepared is not None and told.accuracy is not None and told.accuracy.worst:
-                _draw_wrong(run.path / "pictures", prepared, told.accuracy)
+            if parts.pictures:
+                _write_pictures(run.path / "pictures", parts.pictures)
             entries = {
                 "overview": OVERVIEW,
                 "layers": [row.label for row in rows],
@@ -174,16 +187,26 @@ def _with_evidence(
     return told
 
 
-def _draw_wrong(folder: Path, prepared: Prepared, accuracy: Accuracy) -> None:
-    """Write each wrong picture, from `0.png` on; tensor files, and what cannot be shown, are left out."""
+def _wrong_pictures(prepared: Prepared, accuracy: Accuracy) -> tuple[NDArray[np.uint8] | None, ...]:
+    """Return the wrong pictures as the network got them; None for a tensor file, and for what cannot be read again."""
+    pictures: list[NDArray[np.uint8] | None] = []
+    for wrong in accuracy.worst:
+        shown: list[NDArray[np.uint8]] = []
+        with suppress(HookscopeError):  # it has been read before, but files may go
+            tensor, _ = load_input(Path(wrong.name), prepared.preprocessing)
+            shown = thumbnails(tensor[None].numpy(), prepared.preprocessing)
+        pictures.append(shown[0] if shown else None)
+    return tuple(pictures)
+
+
+def _write_pictures(folder: Path, pictures: Sequence[NDArray[np.uint8] | None]) -> None:
+    """Write each picture that there is, by its position: `0.png` and on."""
     from hookscope.render.grids import encode_png  # noqa: PLC0415 (likewise)
 
     folder.mkdir()
-    for index, wrong in enumerate(accuracy.worst):
-        with suppress(HookscopeError):  # it has been read before, but files may go
-            tensor, _ = load_input(Path(wrong.name), prepared.preprocessing)
-            for picture in thumbnails(tensor[None].numpy(), prepared.preprocessing)[:1]:
-                (folder / f"{index}.png").write_bytes(encode_png(Image.fromarray(picture)))
+    for index, pixels in enumerate(pictures):
+        if pixels is not None:
+            (folder / f"{index}.png").write_bytes(encode_png(Image.fromarray(pixels)))
 
 
 def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[LayerRow, ...]:
@@ -197,15 +220,11 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
     return tuple(row for row in rows if row.label in about or (row.layer or "(model)") in about)
 
 
-def _draw_overview(
-    folder: Path, report: CheckReport, forward: Activations | None, rows: Sequence[LayerRow], seen: Activations | None
-) -> None:
-    from hookscope.render.overviews.checks import draw_check  # noqa: PLC0415 (most checkpoints pass)
-
+def _first_maps(rows: Sequence[LayerRow], seen: Activations | None) -> tuple[MapSummary, ...]:
+    """Return the maps of these rows for the first input."""
     labels = {row.label for row in rows}
-    maps = [each for each in (() if seen is None else seen.map_summaries) if each.label in labels]
-    first = [each for each in maps if each.input_index == 0]
-    draw_check(report, () if forward is None else forward.rows, rows, first).save(folder / OVERVIEW, compress_level=6)
+    maps = () if seen is None else seen.map_summaries
+    return tuple(each for each in maps if each.label in labels and each.input_index == 0)
 
 
 def _draw(folder: Path, seen: Activations, forward: Activations) -> list[Grid]:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +58,19 @@ def check_workers(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Gen
 
 def _read(job: CheckJob, answer: object) -> Checked:
     """Read a worker's result; one that was taken over by a file may have answered anything."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+    adapter = TypeAdapter(tuple[Checked], config=ConfigDict(arbitrary_types_allowed=True))
     try:
-        return TypeAdapter(Checked).validate_python(answer)
+        return adapter.validate_python((answer,))[0]
     except ValidationError:
         return _unfinished(job, WorkerFailure("killed", "its answer is damaged"))
 
 
 def _check(job: CheckJob) -> dict[str, Any]:
     """Check one checkpoint, in the worker; return a `Checked` as JSON can hold it."""
-    return asdict(_checked(job))
+    done = _checked(job)
+    return asdict(replace(done, report=replace(done.report, overview_parts=None)))  # the overview is drawn
 
 
 def _checked(job: CheckJob) -> Checked:

@@ -1,4 +1,4 @@
-"""Two small maps of each activation, taken in the hook: the mean over channels, and the strongest channel."""
+"""Two small maps of each activation, taken in the hook: the mean over channels, and one channel, the strongest."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -59,7 +59,7 @@ def summarise_maps(
     # A norm of 1 takes ten times as long as that of 2.
     wide = torch.promote_types(maps.dtype, torch.float32)
     strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
-    channels = strength.nan_to_num(-1.0, math.inf).argmax(1)
+    channels = strength.nan_to_num(nan=math.inf).argmax(1)  # NaN before Inf, which becomes the greatest finite number
     strongest = torch.cat([each.index_select(0, channels[place : place + 1]) for place, each in enumerate(maps)])
     means, strongest = maps.mean(1, dtype=wide).float(), strongest.float()
     step = -(-max(size) // _LONGEST_SIDE)

@@ -18,7 +18,7 @@ _MOST_ROWS = 40  # our choice: a screen
 
 
 def attribution_summary(result: Attributions, *, width: int, full: bool = False) -> Iterator[RenderableType]:
-    """Yield what the command prints: title, finding, table, sanity line."""
+    """Yield what the command prints: title, finding, table, sanity lines."""
     yield note_lines(result.notes)
     yield from title_lines(result)
     if result.maps:
@@ -31,8 +31,7 @@ def attribution_summary(result: Attributions, *, width: int, full: bool = False)
         labels = [label for label, each in result.unchanged.items() if each == reason]
         shown = some_of(labels, len(labels) if full else _MOST_LABELS)
         yield safe_line(f"left as it is: {shown}, {reason}", style="dim", overflow="fold")
-    if result.sanity:
-        yield sanity_line(result)
+    yield from sanity_lines(result)
 
 
 def finding_of(each: AttributionMap, result: Attributions) -> str:
@@ -48,22 +47,43 @@ def finding_of(each: AttributionMap, result: Attributions) -> str:
     return f"{subject}{share}, " + ("so it is spread out." if box.words == "spread out" else f"{_at(box.words)}.")
 
 
-def sanity_line(result: Attributions) -> Text:
-    """Return the checks in one line, each with its number and whether it passed."""
-    line = safe_line("sanity: ")
-    for place, check in enumerate(result.sanity):
-        line.append(" · " if place else "")
-        line.append(check_text(check))
-        line.append(" ok" if check.passed else " failed", style="green" if check.passed else "bold red")
-    return line
+def sanity_lines(result: Attributions) -> Iterator[Text]:
+    """Yield the checks, each with its number and whether it passed: deletion in a sentence, the others in one line."""
+    short = [each for each in result.sanity if each.name != "deletion"]
+    if short:
+        line = safe_line("sanity: ")
+        for place, check in enumerate(short):
+            line.append(" · " if place else "")
+            line.append(check_text(check))
+            line.append(*_verdict(check))
+        yield line
+    for check in result.sanity:
+        if check.name == "deletion":
+            line = safe_line(f"deletion: {_deletion_text(check)}", overflow="fold")
+            line.append(*_verdict(check))
+            yield line
+
+
+def _verdict(check: SanityCheck) -> tuple[str, str]:
+    return (" ok", "green") if check.passed else (" failed", "bold red")
+
+
+def _deletion_text(check: SanityCheck) -> str:
+    before, *others = map(_digits, check.compared_with)
+    random = f", blurring a random 10 % to {others[0]}" if others else ""
+    more = "matters more" if check.passed else "does not clearly matter more"
+    return (
+        f"blurring the 10 % of the picture that the map ranks highest takes the probability from {before} to "
+        f"{_digits(check.value)}{random}; what the map marks {more}:"
+    )
 
 
 def check_text(check: SanityCheck) -> str:
-    """Return what a check measured: "deleting the top 10 % 0.41 → 0.06 (random 0.38)"."""
+    """Return what a check measured: "deletion: probability 0.41 → 0.06, random places → 0.38"."""
     if check.name == "deletion":
         before, *others = map(_digits, check.compared_with)
-        random = f" (random {others[0]})" if others else ""
-        return f"deleting the top 10 % {before} → {_digits(check.value)}{random}"
+        random = f", random places → {others[0]}" if others else ""
+        return f"deletion: probability {before} → {_digits(check.value)}{random}"
     if check.name == "completeness":
         return f"completeness gap {check.value * 100:.1f} %"
     return f"{check.name} {_RHO} {check.value:.2f}"

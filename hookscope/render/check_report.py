@@ -116,7 +116,8 @@ def readable(value: Any, limit: int = _NAME_LENGTH) -> Any:
         return {readable(key): readable(each) for key, each in texts.items()}
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    limits = {each.name: _MESSAGE_LENGTH if each.name in _SENTENCES else _NAME_LENGTH for each in fields(value)}
+    names = [each.name for each in fields(value) if each.name != "overview_parts"]
+    limits = {name: _MESSAGE_LENGTH if name in _SENTENCES else _NAME_LENGTH for name in names}
     return replace(value, **{name: readable(getattr(value, name), room) for name, room in limits.items()})
 
 

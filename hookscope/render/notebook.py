@@ -18,10 +18,12 @@ from hookscope.render.attribution_files import photograph_of
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.attributions import draw_overview
+from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attributions import Attributions
+from hookscope.results.check import CheckReport
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.text import counted, safe_text, shape_text
@@ -62,6 +64,10 @@ def _overviews(result: conversion.Result) -> Iterator[str]:
     elif isinstance(result, Differences):
         text = f"Overview of the difference between {result.a.model.name} and {result.b.model.name}"
         yield _picture(encode_png(draw_differences(result)), f"{text}. The table has the numbers.")
+    elif isinstance(result, CheckReport) and result.overview_parts is not None:
+        yield _picture(
+            encode_png(draw_check(result)), f"Overview of the check of {result.checkpoint}. The text has it in words."
+        )
     elif isinstance(result, Activations | Gradients) and result.failure is None and result.inputs:
         if isinstance(result, Gradients):
             drawn, about = draw_gradients(result), "the gradients"

@@ -119,8 +119,9 @@ class MapSummary:
     Attributes:
         row: `LayerRow.index` of the activation it belongs to.
         mean: Mean over channels, (h, w) float32.
-        strongest: The channel whose root mean square is the greatest, of those without NaN, (h, w) float32.
-        channel: Which one that is, from 0; 0 where all hold NaN.
+        strongest: The first channel with NaN, else the first with Inf, else the one whose root mean square is the
+            greatest, (h, w) float32.
+        channel: Which one that is, from 0.
         size: (H, W) before averaging.
     """
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
 from hookscope.results.accuracy import Accuracy, LabelledResult
-from hookscope.results.activations import Activations
+from hookscope.results.activations import Activations, LayerRow, MapSummary
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
@@ -271,6 +271,24 @@ class RuleOutcome:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class OverviewParts:
+    """What the overview of a check shows besides its report.
+
+    Attributes:
+        rows: Of the forward pass, as far as it came.
+        failing: Those that findings of level "fail" are about.
+        summaries: Of those rows for one input, as far as they have maps; empty if no evidence was kept.
+        pictures: Of `Accuracy.worst`, as the network got them, (H, W, 3) or (H, W) uint8; None for one that cannot be
+            shown. Empty if no evidence was kept.
+    """
+
+    rows: tuple[LayerRow, ...] = ()
+    failing: tuple[LayerRow, ...] = ()
+    summaries: tuple[MapSummary, ...] = ()
+    pictures: tuple[NDArray[np.uint8] | None, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckReport(Shown):
     """The verdict on one checkpoint.
@@ -284,6 +302,7 @@ class CheckReport(Shown):
         seconds: Time by phase, and "total".
         evidence: Folder with the evidence of what failed; "" for none.
         accuracy: On labelled pictures; None without any, or if no rule wanted it.
+        overview_parts: What the overview shows of the run; None if the checkpoint could not be measured.
     """
 
     checkpoint: str
@@ -296,6 +315,7 @@ class CheckReport(Shown):
     seconds: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
     accuracy: Accuracy | None = None
+    overview_parts: OverviewParts | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"<CheckReport of {self.checkpoint}: {'passed' if self.passed else 'failed'}>"

@@ -180,6 +180,25 @@ def test_completion_completes_commands_networks_and_layers(
     assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, offered, "")
 
 
+def test_an_installed_completion_completes_in_a_real_bash(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "hookscope"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m hookscope "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    path = f"{command.parent}{os.pathsep}{environment.get('PATH', os.environ['PATH'])}"
+    root = str(Path(__file__).parents[2])
+    given = environment | {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": root}
+    script = """
+hookscope --install-completion bash >/dev/null && . ~/.bashrc
+COMP_WORDS=(hookscope activations vit_l) COMP_CWORD=2
+_hookscope_completion hookscope
+echo "${COMPREPLY[@]}"
+"""
+    given["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"  # it depends on who runs the tests
+    ended = subprocess.run(["bash", "-c", script], env=given, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.split(), ended.stderr) == (0, ["vit_l_16", "vit_l_32"], "")
+
+
 # --- Streams ---------------------------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,11 @@ def test_the_worst_pictures_are_evidence(reports: dict[str, dict[str, Any]], fol
         kept = folder / "evidence" / "swapped.pt" / "pictures" / f"{index}.png"
         with Image.open(kept) as shown, Image.open(folder / each["name"]) as original:
             assert shown.tobytes() == original.tobytes()  # nothing was resized or cropped
+    with Image.open(folder / "evidence" / "swapped.pt" / "overview.png") as overview:
+        colours = {colour for _, colour in overview.getcolors(2**20)}
+    for index in range(8):
+        with Image.open(folder / "evidence" / "swapped.pt" / "pictures" / f"{index}.png") as shown:
+            assert {colour for _, colour in shown.getcolors()} <= colours
     page = Page((folder / "page.html").read_text(encoding="utf-8"))
     page.assert_self_contained()
     text = (folder / "page.html").read_text(encoding="utf-8")

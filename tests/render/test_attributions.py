@@ -11,7 +11,7 @@ import pytest
 
 import hookscope
 from hookscope.errors import InputError, OutputError, UsageError
-from hookscope.render.attribution_text import finding_of, sanity_line
+from hookscope.render.attribution_text import finding_of, sanity_lines
 from hookscope.render.overviews.attributions import draw_overview
 from hookscope.results.attributions import AttributionMap, Target
 from hookscope.results.inputs import Photograph, Region
@@ -32,10 +32,19 @@ def test_the_finding_says_where_half_of_the_map_lies() -> None:
     assert finding_of(even, RESULT).endswith("lies in 50% of what the network sees, so it is spread out.")
 
 
-def test_the_sanity_line_has_every_check_with_its_verdict() -> None:
-    assert sanity_line(RESULT).plain == (
-        f"sanity: weights {RHO} 0.07 ok · class {RHO} 0.91 failed · deleting the top 10 % 0.41 → 0.06 (random 0.38) ok"
+def test_the_sanity_lines_have_every_check_with_its_verdict() -> None:
+    numbers, sentence = (line.plain for line in sanity_lines(RESULT))
+    assert numbers == f"sanity: weights {RHO} 0.07 ok · class {RHO} 0.91 failed"
+    assert sentence == (
+        "deletion: blurring the 10 % of the picture that the map ranks highest takes the probability from 0.41 to"
+        " 0.06, blurring a random 10 % to 0.38; what the map marks matters more: ok"
     )
+    failed = replace(SANITY[2], value=0.4, passed=False)
+    [line] = sanity_lines(replace(RESULT, sanity=(failed,)))
+    assert line.plain.endswith(
+        "to 0.40, blurring a random 10 % to 0.38; what the map marks does not clearly matter more: failed"
+    )
+    assert [*sanity_lines(replace(RESULT, sanity=()))] == []
 
 
 def test_it_prints_as_a_finding_and_a_table() -> None:

@@ -16,6 +16,7 @@ import hookscope
 from hookscope.render.columns import sparkline
 from hookscope.render.grids import draw_grid
 from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.check import CheckReport
 from hookscope.results.differences import Differences
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
@@ -25,7 +26,7 @@ from tests.render.html_page import Page
 MAPS = INSPECTION.feature_maps[0]
 
 
-def shown(result: Activations | Gradients | Differences | FeatureMaps) -> Page:
+def shown(result: Activations | Gradients | Differences | CheckReport | FeatureMaps) -> Page:
     """Return what IPython would show of a result."""
     data, _ = DisplayFormatter().format(result, include={"text/html"})
     return Page(data["text/html"])
@@ -101,6 +102,20 @@ def test_results_of_runs_show_the_overview_first_as_their_run_directory_has_it(t
             assert np.array_equal(np.asarray(decoded(overview.attributes["src"])), np.asarray(written)), name
         html = result._repr_html_()
         assert html.index("<img") < html.index("<table"), name
+
+
+def test_a_check_shows_its_overview_with_the_pictures_of_its_evidence(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+    passed = hookscope.check(network, select="non-finite-*", input_shape=(1, 3, 8, 8))
+    assert (shown(passed).all("img")[0].attributes["alt"] or "").startswith("Overview of the check of Sequential")
+    with torch.no_grad():
+        network[0].bias[2] = torch.nan
+    failed = hookscope.check(network, select="non-finite-*", input_shape=(1, 3, 8, 8), evidence=tmp_path / "kept")
+    [overview] = shown(failed).all("img")
+    with Image.open(tmp_path / "kept" / "overview.png") as written:
+        assert np.array_equal(np.asarray(decoded(overview.attributes["src"])), np.asarray(written))
+    assert shown(hookscope.check("missing.pt")).all("img") == []  # nothing was measured
 
 
 def test_showing_a_result_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,8 @@ from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
 from hookscope.render.overviews.sheet import MARGIN, WIDTH, draw_sheet
 from hookscope.results.activations import FeatureMaps, MapSummary
-from tests.render.checked import CORRUPT, FAILED
+from hookscope.results.check import OverviewParts
+from tests.render.checked import CORRUPT, FAILED, HOSTILE, LABELLED
 from tests.render.conftest import GRADIENTS, INSPECTION, ROWS
 
 SIGNED = np.array([[-1.0, 0.0], [0.5, 2.0]], np.float32)
@@ -119,12 +120,36 @@ def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None
     assert not holds(sheet, enlarged(run.feature_maps[1].values[strengths.argmin()], "viridis", 0, 1, 169))
 
 
+def test_a_channel_that_is_shown_for_its_nan_or_inf_is_not_called_the_strongest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = torch.ones(1, 3, 4, 4)
+    for held, name in ((torch.nan, "NaN"), (torch.inf, "Inf")):
+        values[0, 1, 2, 3] = held
+        with writing(monkeypatch) as written:
+            draw_activations(inspect(nn.Identity(), values, summaries=True))
+        assert f"channel 1, holds {name}" in [each.text for each in written]
+    values[0, 1, 2, 3] = 9
+    with writing(monkeypatch) as written:
+        draw_activations(inspect(nn.Identity(), values, summaries=True))
+    assert "channel 1, strongest" in [each.text for each in written]
+
+
 def test_the_input_stands_beside_its_maps_as_the_network_saw_it() -> None:
     run = hookscope.activations("demo", CAT, layer="name:_conv_stem", verify=False)
     assert run.provenance is not None
     seen = run.provenance.pictures[run.inputs[0]]
     small = np.asarray(Image.fromarray(seen).resize((218, 218), Image.Resampling.LANCZOS, reducing_gap=3.0))
     assert holds(draw_activations(run), np.ascontiguousarray(small[1:-1, 1:-1]))
+
+
+def test_wrong_pictures_are_drawn_enlarged_pixel_for_pixel() -> None:
+    wrong = WRONG[0]
+    assert wrong is not None
+    whole = wrong.repeat(38, axis=0).repeat(38, axis=1)
+    sheet = draw_check(replace(LABELLED, overview_parts=OverviewParts(pictures=WRONG)))
+    assert holds(sheet, np.ascontiguousarray(whole[1:-1, 1:-1]))
+    assert draw_check(LABELLED).height < sheet.height - 190  # without evidence there are words alone
 
 
 # Which layers
@@ -202,11 +227,15 @@ def test_a_mark_and_a_ground_stand_at_their_layer() -> None:
 # Words, and that they can be read
 
 
+CHECKED = OverviewParts(ROWS, ROWS[4:6], (summary(4, (56, 56)), summary(5, (5, 200))))
+WRONG = (np.arange(75, dtype=np.uint8).reshape(5, 5, 3) * 3, None)  # of `LABELLED`
+
 DRAWN: dict[str, Callable[[], Image.Image]] = {
     "activations": lambda: draw_activations(INSPECTION),
     "grads": lambda: draw_gradients(GRADIENTS),
-    "check": lambda: draw_check(FAILED, ROWS, ROWS[4:6], [summary(4, (56, 56)), summary(5, (5, 200))]),
-    "check without a network": lambda: draw_check(CORRUPT, (), (), ()),
+    "check": lambda: draw_check(replace(FAILED, overview_parts=CHECKED)),
+    "check without a network": lambda: draw_check(CORRUPT),
+    "check of labelled pictures": lambda: draw_check(replace(LABELLED, overview_parts=OverviewParts(pictures=WRONG))),
 }
 
 
@@ -238,6 +267,7 @@ def networks() -> Iterator[Image.Image]:
     yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), torch.nan), summaries=True))
     yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), 1e38), summaries=True))
     yield from (draw() for draw in DRAWN.values())
+    yield from map(draw_check, HOSTILE)
     yield draw_gradients(hookscope.grads(nn.Sequential(nn.Linear(4, 1)), torch.randn(2, 4)))
     yield draw_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 9))
     edited = hookscope.diff(long_names, "same", torch.randn(2, 3, 20, 90), edit_b="*number_2:output:scale(2)")
@@ -258,7 +288,7 @@ def test_nothing_lies_over_anything_else_and_nothing_leaves_the_sheet(monkeypatc
                 assert each.bottom <= sheet.height - MARGIN + 6, each
             for place, each in enumerate(written):
                 for other in written[:place]:
-                    apart = each.left >= other.right or other.left >= each.right
+                    apart = each.left >= other.right - 1 or other.left >= each.right - 1  # boxes are of whole pixels
                     assert apart or each.top >= other.bottom or other.top >= each.bottom, (each, other)
             written.clear()
 
@@ -269,6 +299,8 @@ def test_maps_of_a_difference_are_the_mean_magnitude_and_the_channel_with_the_mo
     shown = summarised(maps, "Conv2d")
     assert shown.mean.tolist() == [[2.0, 2.0], [0.0, 1.0]]
     assert (shown.channel, shown.strongest.tolist()) == (1, values[1].tolist())
+    holed = np.array([[[1.0, np.nan]], [[9.0, np.inf]]], np.float32)
+    assert summarised(replace(maps, values=holed), "Conv2d").channel == 0
     large = replace(maps, values=np.arange(320 * 321, dtype=np.float32).reshape(1, 320, 321), channel_count=1)
     shown = summarised(large, "Conv2d")
     assert (shown.size, shown.mean.shape) == ((320, 321), (107, 107))

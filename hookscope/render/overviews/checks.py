@@ -1,42 +1,121 @@
-"""Why a checkpoint fails, in one picture: the findings in words, the layers they name, and all layers over depth."""
+"""What a check found, in one picture: findings in words, wrong pictures, layers that fail, all layers over depth."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import PurePath
 
-from PIL import Image
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
 
-from hookscope.render.check_report import level_counts, readable, untold_error, verdict
+from hookscope.render.check_report import accuracy_line, level_counts, readable, untold_error, verdict
+from hookscope.render.columns import probability_text
+from hookscope.render.lettering import line_height
 from hookscope.render.overviews.activations import depth_blocks, model_line
 from hookscope.render.overviews.gradients import finding_lines
 from hookscope.render.overviews.maps import MAP_KEY, MOST_STAGES, MapColumns
-from hookscope.render.overviews.sheet import DIM, MARGIN, RED, SMALL, TEXT, TITLE, Block, draw_sheet, text_block
-from hookscope.results.activations import LayerRow, MapSummary
-from hookscope.results.check import CheckReport
+from hookscope.render.overviews.sheet import (
+    DIM,
+    GAP,
+    GREEN,
+    INK,
+    INNER,
+    LINE,
+    MARGIN,
+    NAME,
+    RED,
+    SMALL,
+    TEXT,
+    TITLE,
+    Block,
+    Line,
+    draw_sheet,
+    fitting,
+    text_block,
+    write,
+)
+from hookscope.results.accuracy import WrongPicture
+from hookscope.results.activations import MapSummary
+from hookscope.results.check import CheckReport, OverviewParts
 from hookscope.text import counted
 
+# Wrong pictures in a row, and how high one is drawn at most, in pixels. Our choice.
+_ACROSS = 4
+_TALLEST = 190
 
-def draw_check(
-    report: CheckReport, rows: Sequence[LayerRow], failing: Sequence[LayerRow], summaries: Sequence[MapSummary]
-) -> Image.Image:
-    """Draw the overview of the evidence, 1,200 pixels wide.
 
-    Args:
-        report: On a checkpoint that fails.
-        rows: Of the forward pass, as far as it came.
-        failing: Those that findings of level "fail" are about.
-        summaries: Of those rows for one input, as far as they have maps.
-    """
-    report = readable(report)
-    labels = {row.label for row in failing}
-    ground = [place for place, row in enumerate(rows) if row.label in labels]
-    error = untold_error(report)
-    told = [(error, TEXT, RED)] if error else []
-    findings = sorted(report.findings, key=lambda each: each.level != "fail")
-    lines = [*told, *(finding_lines(findings, "") if findings else ())]
-    verdict_words = ": ".join(filter(None, (verdict(report), level_counts(report.findings))))
-    heading = [(f"{report.checkpoint} {verdict_words}", TITLE, RED)]
-    if report.model is not None:
-        heading.append(model_line(report.model))
-    return draw_sheet([text_block(heading), text_block(lines), *_maps(summaries), *depth_blocks(rows, ground=ground)])
+def draw_check(report: CheckReport) -> Image.Image:
+    """Draw the overview of a check, 1,200 pixels wide."""
+    report, parts = readable(report), report.overview_parts or OverviewParts()
+    labels = {row.label for row in parts.failing}
+    ground = [place for place, row in enumerate(parts.rows) if row.label in labels]
+    wrong = report.accuracy.worst if report.accuracy is not None else ()
+    blocks = [text_block(_heading(report)), text_block(_words(report)), *_wrong_pictures(wrong, parts.pictures)]
+    return draw_sheet([*blocks, *_maps(parts.summaries), *depth_blocks(parts.rows, ground=ground)])
+
+
+def _heading(report: CheckReport) -> list[Line]:
+    words = ": ".join(filter(None, (verdict(report), level_counts(report.findings))))
+    heading = [(f"{report.checkpoint} {words}", TITLE, GREEN if report.passed else RED)]
+    return heading if report.model is None else [*heading, model_line(report.model)]
+
+
+def _words(report: CheckReport) -> list[Line]:
+    error, accuracy = untold_error(report), accuracy_line(report)
+    lines = [(error, TEXT, RED)] if error else []
+    if report.findings or not error:
+        lines += finding_lines(report.findings, "No issues found.")
+    return [*lines, (accuracy, TEXT, INK)] if accuracy else lines
+
+
+def _wrong_pictures(worst: Sequence[WrongPicture], pictures: Sequence[NDArray[np.uint8] | None]) -> list[Block]:
+    """Return the wrong pictures in rows, each with its label and what it is taken for."""
+    if not worst:
+        return []
+    width = (INNER - (_ACROSS - 1) * GAP) // _ACROSS
+    cells = [(_fitted(pixels, width), each) for each, pixels in zip_longest(worst, pictures)]
+    rows = [_picture_row(cells[start : start + _ACROSS], width) for start in range(0, len(cells), _ACROSS)]
+    heading = [
+        ("Wrong pictures, the surest first", NAME, INK),
+        ("As the network got them; in brackets, the probability that it gives to the class.", SMALL, DIM),
+    ]
+    return [text_block(heading), *rows]
+
+
+def _fitted(pixels: NDArray[np.uint8] | None, width: int) -> Image.Image | None:
+    """Return a picture as large as its place; of a small one each pixel is a square."""
+    if pixels is None:
+        return None
+    picture = Image.fromarray(pixels).convert("RGB")
+    ratio = min(width / picture.width, _TALLEST / picture.height)
+    size = (max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio)))
+    return picture.resize(size, Image.Resampling.NEAREST if ratio > 1 else Image.Resampling.LANCZOS)
+
+
+def _picture_row(cells: Sequence[tuple[Image.Image | None, WrongPicture]], width: int) -> Block:
+    above = max((picture.height + 6 for picture, _ in cells if picture), default=0)
+
+    def draw(image: Image.Image, top: int) -> None:
+        pen = ImageDraw.Draw(image)
+        for place, (picture, wrong) in enumerate(cells):
+            left = MARGIN + place * (width + GAP)
+            if picture:
+                image.paste(picture, (left, top))
+                pen.rectangle([left, top, left + picture.width - 1, top + picture.height - 1], outline=LINE)
+            lines = [(fitting(text, size, width), size, colour) for text, size, colour in _wrong_lines(wrong)]
+            write(pen, lines, top + above, left, width)
+
+    return Block(above + 2 * line_height(TEXT) + line_height(SMALL), draw)
+
+
+def _wrong_lines(wrong: WrongPicture) -> list[Line]:
+    if wrong.probability is None or wrong.label_probability is None:
+        taken, label = "scores with NaN", wrong.label
+    else:
+        taken = f"taken for {wrong.taken_for} ({probability_text(wrong.probability)})"
+        label = f"{wrong.label} ({probability_text(wrong.label_probability)})"
+    name = PurePath(wrong.name).name or wrong.name
+    return [(f"labelled {label}", TEXT, INK), (taken, TEXT, RED), (name, SMALL, DIM)]
 
 
 def _maps(summaries: Sequence[MapSummary]) -> list[Block]:

@@ -72,7 +72,7 @@ def summarised(maps: FeatureMaps, kind: str) -> MapSummary:
     with np.errstate(invalid="ignore", over="ignore"):
         strength = np.square(values, dtype=np.float64).sum(axis=(1, 2))
         mean = np.abs(values).mean(axis=0, dtype=np.float64)
-    channel = int(np.nan_to_num(strength, nan=-1.0, posinf=math.inf).argmax())
+    channel = int(np.nan_to_num(strength, nan=math.inf).argmax())
     step = -(-max(mean.shape) // _LONGEST_SIDE)
     height, width = mean.shape
     return MapSummary(

@@ -112,14 +112,14 @@ class MapColumns:
         left: Where the first column begins, in pixels of the sheet; they fill the rest.
         letters: By `MapSummary.row`, what stands before the name.
         with_strongest: Whether the strongest channels are shown.
-        names: What stands above the two maps; "{}" is the channel.
+        names: What stands above the two maps; the first "{}" is the channel, a second one why it is shown.
     """
 
     summaries: Sequence[MapSummary]
     left: int
     letters: Mapping[int, str] = field(default_factory=dict)
     with_strongest: bool = True
-    names: tuple[str, str] = ("mean over channels", "channel {}, strongest")
+    names: tuple[str, str] = ("mean over channels", "channel {}, {}")
 
     @property
     def height(self) -> int:
@@ -145,12 +145,18 @@ class MapColumns:
             named = [(label or "(model)", INK), (each.kind, DIM), (size, DIM)]
             lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
             write(pen, lines, top, left, self._width)
-            drawings = [(each.mean, self.names[0]), (each.strongest, self.names[1].format(each.channel))]
+            drawings = [(each.mean, self.names[0]), (each.strongest, self.names[1].format(each.channel, _why(each)))]
             for place, (values, name) in enumerate(drawings[: 1 + self.with_strongest]):
                 here = top + _HEAD + place * self._pitch
                 write(pen, [(name, SMALL, INK)], here, left, self._width)
                 size_drawn = (self._width, _height(each.size, self._width))
                 _paste(image, values, here + _UNDER_NAME, left, *size_drawn)
+
+
+def _why(each: MapSummary) -> str:
+    """Return why a channel is shown: for what it holds, or because none is stronger."""
+    held = "NaN" if np.isnan(each.strongest).any() else "Inf"
+    return "strongest" if np.isfinite(each.strongest).all() else f"holds {held}"
 
 
 def _height(size: tuple[int, int], width: int) -> int:
