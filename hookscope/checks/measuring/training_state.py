@@ -64,6 +64,7 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
     for parameter, entries in dict.items(dict.__getitem__(content, "state")):
         if not isinstance(entries, dict):
             continue
+        found = len(broken) + len(negative)
         for name, value in dict.items(entries):
             where = f"state.{_shown(parameter)}.{_shown(name)}"
             if name == "step" and (step := _number(value)) is not None:
@@ -76,7 +77,8 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
                 broken.append(where)
             elif name in _SECOND_MOMENTS and bounds[0] < 0:
                 negative.append(where)
-        if (decay := decays.get(parameter) if isinstance(parameter, int | str) else None) is not None:
+        decay = decays.get(parameter) if isinstance(parameter, int | str) else None
+        if decay is not None and len(broken) + len(negative) == found:
             ratio = _excess(dict.get(entries, "exp_avg"), dict.get(entries, "exp_avg_sq"), decay)
             if ratio > 1:
                 excess[f"state.{_shown(parameter)}.exp_avg"] = ratio
