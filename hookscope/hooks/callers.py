@@ -65,8 +65,11 @@ def label_of(name: str) -> str:
 
 def caller_of(frame: FrameType | None) -> FrameType | None:
     """Return the frame of the network's code that has called a torch function; None if torch's own code has."""
+    known_codes = _known_codes
     while frame is not None:
-        kind = whose_code(frame.f_code)
+        code = frame.f_code
+        known = known_codes.get(id(code))  # by hand what `whose_code` does: this runs at every torch function
+        kind = whose_code(code) if known is None else known[1]
         if kind == "network":
             return frame
         if kind == "torch":

@@ -141,10 +141,10 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a torch function, and observe it if a module's own code has called it."""
-        frame = sys._getframe(1)
-        if whose_code(frame.f_code) == "torch":  # nearly always
+        caller = caller_of(sys._getframe(1))
+        if caller is None:  # nearly always
             return _run(func, args, kwargs or {})
-        return self.run(operation_name(func), func, args, kwargs or {}, frame)
+        return self.run(operation_name(func), func, args, kwargs or {}, caller)
 
     def run(
         self,
@@ -152,7 +152,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         func: Callable[..., Any],
         args: Any,
         kwargs: dict[str, Any],
-        frame: FrameType | None,
+        caller: FrameType,
         source: str | None = None,
         owner: nn.Module | None = None,
     ) -> Any:
@@ -163,14 +163,14 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             func: Runs it.
             args: What it is given.
             kwargs: Likewise, by name.
-            frame: Of the code that calls it.
+            caller: The frame of the network's code that calls it, see `caller_of`.
             source: The line that calls it, "net.py:14"; None if that is the frame's.
             owner: The module that calls it; None if that is the one whose forward runs.
         """
-        called = self._called(name, frame, owner) if name else None
+        called = self._called(name, caller, owner) if name else None
         if called is None:
             return _run(func, args, kwargs)
-        kind, module, caller = called
+        kind, module = called
         inputs = tensors_given(args, kwargs)
         begun = self.hooks.operation_begins(inputs)
         for edit in kind.edits:
@@ -188,15 +188,13 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
         return separate_operation(kind.edits, name, output) if kind.edits else output
 
-    def _called(
-        self, name: str, frame: FrameType | None, inside: nn.Module | None = None
-    ) -> tuple[_Kind, nn.Module, FrameType] | None:
-        """Return what is known of an operation, whose module calls it, and from where; None if it is not looked at.
+    def _called(self, name: str, caller: FrameType, inside: nn.Module | None = None) -> tuple[_Kind, nn.Module] | None:
+        """Return what is known of an operation, and whose module calls it; None if it is not looked at.
 
         `inside` is the module that calls it if that is not run by Python.
         """
-        caller = caller_of(frame)
-        frame, below = caller, None
+        frame: FrameType | None = caller
+        below: CodeType | None = None
         while frame is not None and id(frame) not in self.running:
             code = frame.f_code
             whose = whose_code(code)
@@ -209,7 +207,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
                 below = code
             frame = frame.f_back
         found = None if frame is None else self.running[id(frame)]
-        if caller is None or found is None or found.code not in (None, below):  # but a hook of it
+        if found is None or found.code not in (None, below):  # but a hook of it
             return None
         owner, module, _ = found
         if inside is not None and inside is not module:
@@ -219,7 +217,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             choice, label = self._choice, f"{owner or _ROOT}:{name}"
             kind = _Kind(label, owner, choice.observes(owner, name), choice.edits_of(owner, name))
             self._kinds[owner, name] = kind
-        return (kind, module, caller) if kind.is_observed or kind.edits else None
+        return (kind, module) if kind.is_observed or kind.edits else None
 
     def take_off(self, *_called_with: object) -> None:
         """Take the mode off in this thread, from below those that the network has turned on; also as a hook."""

@@ -39,6 +39,8 @@ _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 _PARALLEL_ELEMENTS = 32768
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
 _BINS, _COUNTERS, MAX_THREADS = 17856, 4, 16
+# Room for counts of so many channels is made at once. Our choice: few networks have more.
+_FEWEST_CHANNELS = 4096
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
@@ -152,7 +154,7 @@ class FusedReducer:
 
     def _describe_room(self, channel_count: int) -> None:
         """Tell compiled code where to write, with room for so many channels."""
-        self._nonzero = np.empty(channel_count)
+        self._nonzero = np.empty(max(channel_count, _FEWEST_CHANNELS))
         runtime = self._kernel.runtime if self._kernel else None
         self._results = Results(
             self._found.ctypes.data,
