@@ -74,7 +74,7 @@ class AxisReader:
         if axis == known:
             return axis
         self._axis_by_shape[beyond_batch] = axis
-        if len(shape) > 3:
+        if 4 <= len(shape) <= 5:  # with more axes it is cut into windows or heads
             grid = shape[2:] if axis == 1 else shape[1:-1]
             if grid not in self.grids:
                 self.grids.append(grid)

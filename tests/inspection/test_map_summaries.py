@@ -38,6 +38,20 @@ class ChannelsLast(nn.Module):
         return self.norm(self.stem(x).movedim(1, -1))
 
 
+class Windows(nn.Module):
+    """Cuts its maps into windows, as Swin does, and flattens them to tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.stem(x).movedim(1, -1)
+        count, height, width, channels = maps.shape
+        windows = maps.view(count, height // 4, 4, width // 4, 4, channels)
+        return windows.view(count, height * width, channels) * 2
+
+
 def convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(inplace=True), nn.Conv2d(5, 7, 3, stride=2), nn.BatchNorm2d(7))
 
@@ -160,3 +174,16 @@ def test_a_layer_in_place_does_not_reach_the_summary_of_the_layer_before_it() ->
     run = summaries_of(convolutions(), torch.randn(1, 3, 12, 12))
     assert one(run.map_summaries, "0").strongest.min() < 0
     assert one(run.map_summaries, "1").strongest.min() == 0
+
+
+def test_windows_are_no_grid_that_tokens_lie_on() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    network = Windows()
+    run = inspect(network, x, ["*"], ops=True, summaries=True, grids_for=2)
+    [tokens] = [each for each in run.map_summaries if each.label == "(model):mul" and each.input_index == 1]
+    assert tokens.size == (16, 16)
+    with torch.no_grad():
+        expected = network(x)[1].mean(1).view(16, 16)
+    np.testing.assert_allclose(tokens.mean, expected.numpy(), rtol=1e-5, atol=1e-6)
+    [drawn] = [each for each in run.feature_maps if each.label == "(model):mul" and each.input_index == 1]
+    assert drawn.values.shape == (6, 16, 16)
