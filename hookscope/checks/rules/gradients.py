@@ -170,6 +170,9 @@ Key = tuple[str, int, str]
 Takers = Mapping[Key, "Sequence[GradientRow | None]"]
 """By output, what is computed from it directly; None for the loss."""
 
+# Their hidden state before the first step is zero.
+_RECURRENT = frozenset({"RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"})
+
 # They leave out residual branches by chance: torchvision's, timm's.
 _STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})
 
@@ -199,6 +202,9 @@ def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     stochastic depth has left out a branch for all inputs by chance, or where the loss depends on some outputs of the
     network and not on others. A module that gets a gradient at another call or output passes, and so does one whose
     parallel branch gets one: levels of a detector without an object, experts without a token.
+
+    Recurrent weights without a gradient are a warning, too: the loss depends on the first step alone, before which the
+    hidden state is zero. Of the backward direction of a bidirectional layer that is the last one, `output[:, -1]`.
     """
     # Layers whose gradient stops at one place are one objection. A zero weight that gets a gradient is about to open:
     # residual branches and heads often start so. Outputs that lead only to excused ones are excused as well, if the
@@ -302,12 +308,21 @@ def _dead_weights(gradients: Gradients, zero_weights: Sequence[ParameterRow]) ->
         and owner(each) in alive
         and not _gates_near(zero_weights, owner(each))
     ]
-    if dead:
-        message = (
-            f"{listed([each.name for each in dead])} {'gets' if len(dead) == 1 else 'get'} a gradient of exactly 0"
-            " (limit: above 0), though the output does not: the layer's input is zero everywhere."
+    unused = [each for each in dead if each.kind in _RECURRENT and "weight_hh" in each.name]
+    if starved := [each for each in dead if each not in unused]:
+        yield _without_gradient(starved, "the layer's input is zero everywhere", "fail")
+    if unused:
+        cause = (
+            "the hidden state that it multiplies is zero, as the loss depends on the first step alone; of the backward"
+            " direction of a bidirectional layer that is output[:, -1]"
         )
-        yield Objection(parameter_of(dead[0]), message)
+        yield _without_gradient(unused, cause, "warn")
+
+
+def _without_gradient(weights: Sequence[ParameterRow], cause: str, at_most: Literal["fail", "warn"]) -> Objection:
+    what = f"{listed([each.name for each in weights])} {'gets' if len(weights) == 1 else 'get'} a gradient of exactly 0"
+    message = f"{what} (limit: above 0), though the output does not: {cause}."
+    return Objection(parameter_of(weights[0]), message, at_most)
 
 
 def takers_of(outputs: Sequence[GradientRow]) -> Takers:

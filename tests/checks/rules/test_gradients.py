@@ -4,7 +4,10 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import hookscope
 from hookscope.results.gradients import Gradients
 from tests.checks.measurements import chain, found, inspection, layer_row, output_row, parameter, rules, tensor
 
@@ -302,6 +305,31 @@ def test_a_weight_whose_layer_takes_in_zeros_is_dead() -> None:
     (verdict,) = found("dead-gradient", judged)
     assert (verdict.level, verdict.where) == ("fail", "layer2.weight")
     assert "the layer's input is zero everywhere" in verdict.message
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize(
+    ("step", "unlearnt"),
+    [(-1, "recurrent.weight_hh_l0_reverse"), (0, "recurrent.weight_hh_l0"), (slice(None), None)],
+    ids=["the last step", "the first step", "all steps"],
+)
+def test_recurrent_weights_that_only_the_first_step_uses_are_a_warning(
+    kind: type[nn.RNNBase], step: int | slice, unlearnt: str | None
+) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = kind(8, 6, batch_first=True, bidirectional=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output, _ = self.recurrent(x)
+            return output[:, step]
+
+    torch.manual_seed(0)
+    run = hookscope.grads(Reader(), torch.randn(2, 5, 8), loss="sum")
+    verdicts = [each for each in run.verdicts if each.rule == "dead-gradient"]
+    assert [(each.level, each.where) for each in verdicts] == ([("warn", unlearnt)] if unlearnt else [])
+    assert all("hidden state that it multiplies is zero" in each.message for each in verdicts)
 
 
 # Unused parameters
