@@ -605,7 +605,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     allow_unexpected: Texts = (),
     output_key: str | None = None,
     classes: Classes | None = None,
-    images: str | Path | Sequence[str | Path] = (),
+    images: Images = (),
     data: str | Path | None = None,
     input_shape: str | Sequence[int] | None = None,
     resize: Sizes | None = None,
@@ -635,7 +635,7 @@ def check(  # noqa: D417 - those of `activations` are described there
         config: The configuration; None for that of the working directory, else the defaults.
         arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
             the configuration's, or to recognise it.
-        images: Pictures, tensor files, folders and globs to run it over, instead of the configuration's or of noise.
+        images: As for `activations`, instead of the configuration's or of noise.
         data: Labelled pictures to measure the accuracy on: a folder of class folders, or a CSV file with a path and a
             label on each line.
         input_shape: Shape of the noise, batch axis first, instead of the configuration's.
@@ -660,10 +660,12 @@ def check(  # noqa: D417 - those of `activations` are described there
     from hookscope.checks.judging import wanted_rules
     from hookscope.checks.settings import loads_as_told, with_options
     from hookscope.inspection.device import choose_device
+    from hookscope.inspection.session import as_sources
 
     given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
     given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
-    given |= {"images": _texts(images), "data": data, "input": _arguments(input), "classes": classes}
+    inputs = as_sources(images)
+    given |= {"images": inputs, "data": data, "input": _arguments(input), "classes": classes}
     given |= {
         "baseline": baseline,
         "input_shape": input_shape,
@@ -679,6 +681,7 @@ def check(  # noqa: D417 - those of `activations` are described there
         wanted_rules(settings, _texts(select), _texts(ignore)),
         trust=trust,
         device=choose_device(device) if isinstance(checkpoint, str | Path) and device != "cpu" else None,
+        given=None if isinstance(inputs, list) else inputs,
         baseline=None if path is None else read_baseline(path),
         evidence=None if evidence is None else Path(evidence),
     )

@@ -7,12 +7,13 @@ import sys
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 import hookscope
 from tests.fork_server import ForkServer
@@ -283,6 +284,45 @@ def test_layers_checkpoints_and_checks_are_looked_up_and_converted(tmp_path: Pat
     assert report.to_dict()["checkpoints"][0]["passed"] is False
     with pytest.raises(AssertionError, match=r"0.weight"):
         report.raise_for_failure()
+
+
+def test_a_check_takes_tensors_and_pictures_as_it_takes_files(tmp_path: Path) -> None:
+    class Overwriting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.head(x.mul_(2).flatten(1))
+            return scores / 0
+
+    x = torch.rand(20, 3, 2, 2)
+    given, network = x.clone(), Overwriting()
+    reports = [hookscope.check(network, images=each) for each in (x, _saved(x, tmp_path / "x.npy"))]
+    assert torch.equal(x, given)
+    found = [[(each.rule, each.level, each.where, each.message) for each in report.findings] for report in reports]
+    assert found[0] == found[1]
+    assert "non-finite-activation" in [rule for rule, *_ in found[0]]
+    reports = [hookscope.check("demo", images=each, select="repeatability") for each in (CAT, Image.open(CAT))]
+    assert [report.passed for report in reports] == [True, True]
+
+
+def _saved(x: Tensor, path: Path) -> Path:
+    np.save(path, x.numpy())
+    return path
+
+
+@pytest.mark.parametrize("wrong", [5, [torch.zeros(1, 3, 8, 8)], object()])
+def test_a_check_says_what_is_no_input(wrong: Any) -> None:
+    with pytest.raises(hookscope.UsageError, match="is not an input: give paths and pictures, or one tensor"):
+        hookscope.check(small(), images=wrong)
+
+
+def test_a_check_that_expects_something_of_pictures_takes_no_tensor(tmp_path: Path) -> None:
+    config = tmp_path / "smoke.toml"
+    config.write_text(f'[[expect]]\nimage = "{CAT}"\ntop1 = "Egyptian cat"\n', encoding="utf-8")
+    with pytest.raises(hookscope.UsageError, match=r"smoke.toml says what pictures show: give these, not a tensor"):
+        hookscope.check("demo", config=config, images=torch.zeros(1, 3, 224, 224))
 
 
 def test_a_page_is_made_of_a_run_and_of_a_result(run: hookscope.Activations, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from hookscope.errors import (
     UsageError,
     is_out_of_memory,
 )
-from hookscope.inputs import load_input
+from hookscope.inputs import Batch, load_input
 from hookscope.inputs.thumbnails import thumbnails
 from hookscope.models import LoadedModel
 from hookscope.results.accuracy import Accuracy
@@ -43,13 +43,14 @@ from hookscope.results.runs.serialize import checks_to_json
 _MOST_DRAWN = 12
 
 
-def check_checkpoint(
+def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and compared with
     model: str | nn.Module | LoadedModel,
     settings: CheckSettings,
     wanted: AbstractSet[str],
     *,
     trust: bool = False,
     device: torch.device | None = None,
+    given: Batch | None = None,
     baseline: Baseline | None = None,
     evidence: Path | None = None,
     on_measured: Callable[[CheckMeasurements], None] | None = None,
@@ -66,6 +67,7 @@ def check_checkpoint(
         wanted: Identifiers of rules, as `wanted_rules` returns them.
         trust: Whether a weights file may run code while it is read.
         device: Where to run; None for the CPU, or where a given network is.
+        given: Inputs in place of those of the settings.
         baseline: What to compare its statistics with.
         evidence: Folder to write on failure: nothing yet, or that of an earlier failure, which is replaced.
         on_measured: Called with the measurements, if they could be made.
@@ -78,7 +80,7 @@ def check_checkpoint(
         if settings.arch == NO_NETWORK:
             report = _judged_alone(model, name, settings, wanted, "--arch none asks for none", trust=trust)
         else:
-            prepared = prepare(model, settings, trust=trust, device=device)
+            prepared = prepare(model, settings, trust=trust, device=device, given=given)
             # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
             keeps_rows = on_measured is not None or evidence is not None
             kept = {"drift", "accuracy"} if on_measured is not None else {"drift"}

@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
 from hookscope.results.findings import Level
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class CheckSettings:
         model_arguments: "NAME=VALUE" each, for the function that builds it.
         key: Where in the file the weights are; None to find them.
         allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
-        images: Pictures, tensor files and folders to run it on; none means noise.
+        images: Pictures, tensor files and folders to run it on; none means noise, where no batch is given beside.
         data: Labelled pictures: a folder of class folders, or a CSV file of paths and labels; None for none.
         shape: Shape of the noise, batch axis first; None for two inputs of the network's known input shape.
         named: "NAME=VALUE" each, as `--input`.
@@ -75,7 +78,7 @@ class CheckSettings:
     key: str | None = None
     allow_missing: tuple[str, ...] = ()
     allow_unexpected: tuple[str, ...] = ()
-    images: tuple[Path, ...] = ()
+    images: "tuple[Path | Image, ...]" = ()
     data: Path | None = None
     shape: tuple[int, ...] | str | None = None
     resize: str | None = None
@@ -144,10 +147,13 @@ _RUN_SETTINGS = {
 def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSettings:
     """Return settings with options put over them, by the names of the command line; None and an empty list are none.
 
-    Pictures take the place of those in the configuration and of noise, and the shape of noise that of pictures. Raises
-    UsageError if both are given, noise where the configuration says what a picture shows, or an option that needs a
-    network where there is to be none. Settings of the configuration that need one are ignored where the options ask for
-    none.
+    Pictures take the place of those in the configuration and of noise, and so does a batch of tensors, which settings
+    do not hold; the shape of noise takes that of pictures. Settings of the configuration that need a network are
+    ignored where the options ask for none.
+
+    Raises:
+        UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration says what a
+            picture shows, or an option that needs a network where there is to be none.
     """
     _refuse_without_network(settings, given)
     told = {name: given[name] for name in _SETTINGS if given.get(name) is not None and given[name] not in ([], ())}
@@ -157,8 +163,13 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
         raise UsageError(f"--input-shape is the shape of noise, but {settings.source} says what pictures show.")
     changes: dict[str, Any] = {"shape": None} if "images" in told else {"images": ()} if "input_shape" in told else {}
     for name, value in told.items():
-        paths = map(Path, value) if name == "images" else value
-        changes[_SETTINGS[name]] = tuple(paths) if isinstance(value, list | tuple) else value
+        changes[_SETTINGS[name]] = tuple(value) if isinstance(value, list | tuple) else value
+    if "images" in told:
+        are_files = isinstance(told["images"], list | tuple)
+        if settings.expectations and not are_files:
+            raise UsageError(f"{settings.source} says what pictures show: give these, not a tensor.")
+        files = told["images"] if are_files else ()
+        changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in files)
     if "data" in told:
         changes["data"] = Path(told["data"])
     return replace(settings, **changes)

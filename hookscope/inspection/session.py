@@ -113,19 +113,30 @@ def open_session(
 
 def _sources(images: Images, notes: list[str]) -> tuple[list[Path | Image], Batch | None]:
     """Return the files and pictures, or the batch; `notes` gets a sentence about skipped files."""
-    if isinstance(images, Tensor):
-        return [], next(iter(as_batches(images)))
-    if isinstance(images, Batch):
-        return [], images
+    given = as_sources(images)
+    if isinstance(given, Batch):
+        return [], given
     files: list[Path | Image] = []
-    for each in images if isinstance(images, list | tuple) else [images]:
-        if isinstance(each, Image):
-            files.append(each)
-        elif isinstance(each, str | Path):
-            files += find_inputs([str(each)], notes.append)
-        else:
-            raise UsageError(f"{type(each).__name__} is not an input: give paths and pictures, or one tensor for all.")
+    for each in given:
+        files += [each] if isinstance(each, Image) else find_inputs([str(each)], notes.append)
     return files, None
+
+
+def as_sources(images: Images) -> list[str | Path | Image] | Batch:
+    """Return what stands for inputs as a list of paths and pictures, or as one batch.
+
+    Raises:
+        UsageError: If it is something else.
+    """
+    if isinstance(images, Tensor):
+        return next(iter(as_batches(images)))
+    if isinstance(images, Batch):
+        return images
+    sources: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
+    for each in sources:
+        if not isinstance(each, str | Path | Image):
+            raise UsageError(f"{type(each).__name__} is not an input: give paths and pictures, or one tensor for all.")
+    return sources
 
 
 def _named(named: Mapping[str, Any] | Sequence[str], preprocessing: Preprocessing) -> tuple[NamedInput, ...]:

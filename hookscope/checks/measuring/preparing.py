@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from PIL.Image import Image
 from torch import nn
 
 from hookscope.checks.settings import CheckSettings
@@ -16,6 +17,7 @@ from hookscope.inputs import (
     Batch,
     LabelledFiles,
     NamedInput,
+    copy_of,
     count_inputs,
     find_inputs,
     find_labelled,
@@ -72,8 +74,11 @@ def prepare(
     *,
     trust: bool = False,
     device: torch.device | None = None,
+    given: Batch | None = None,
 ) -> Prepared:
     """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
+
+    `given` are inputs in place of those of the settings.
 
     A network that is given stays on its device unless another is named; a weights file may run code only with `trust`.
 
@@ -96,20 +101,22 @@ def prepare(
         batch_size = min(batch_size, loaded.example_shape[0])
     expected = [expectation.image for expectation in settings.expectations]
     notes: list[str] = []
-    found = find_inputs([str(path) for path in settings.images], notes.append)
+    found = _found(settings.images, notes.append)
     data = None if settings.data is None else find_labelled(settings.data)
-    paths = list(dict.fromkeys([*found, *expected]))
+    paths = [*found, *(each for each in dict.fromkeys(expected) if each not in found)]
     if data is not None:
         notes += data.notes
-        if not paths and settings.shape is None:
-            paths = data.spread(_MOST_OF_DATA)
+        if not paths and given is None and settings.shape is None:
+            paths = [*data.spread(_MOST_OF_DATA)]
             share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
             notes.append(f"All other rules look at {share} labelled pictures, as no others are given.")
     loaded = replace(loaded, notes=(*notes, *loaded.notes))
     beside = named
     is_noise = False
     read: Callable[[], Iterator[Batch]]
-    if paths:
+    if given is not None:
+        read, count = lambda: in_batches(copy_of(given), batch_size), len(given.indices)
+    elif paths:
         read, count = partial(load_batches, paths, preprocessing, batch_size), count_inputs(paths, preprocessing)
     elif settings.shape is None and any(each.record is not None for each in named):
         read, count = lambda: in_batches(named_batch(named), batch_size), len(named_batch(named).indices)
@@ -123,6 +130,17 @@ def prepare(
     data_batches = partial(_placed, labelled, named, len(data.labels) if data else 0, loaded.module)
     seconds = time.perf_counter() - began
     return Prepared(loaded, placed, count, is_noise, seconds, preprocessing, data, data_batches)
+
+
+def _found(images: Sequence[Path | Image], on_skip: Callable[[str], None]) -> list[Path | Image]:
+    """Return pictures and the files that paths stand for, in order, each path once."""
+    found: list[Path | Image] = []
+    for each in images:
+        if isinstance(each, Image):
+            found.append(each)
+        else:
+            found += [path for path in find_inputs([str(each)], on_skip) if path not in found]
+    return found
 
 
 def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool) -> LoadedModel:
