@@ -14,7 +14,7 @@ from torch import nn
 from hookscope.api import check
 from hookscope.checks.checkpoint import check_checkpoint, failing_rows
 from hookscope.checks.judging import wanted_rules
-from hookscope.checks.settings import CheckSettings
+from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import UsageError
 from hookscope.models import load_model
 from hookscope.results.activations import Activations
@@ -436,3 +436,19 @@ def test_a_module_takes_no_options_that_load_one(network: Network) -> None:
     with pytest.raises(UsageError, match="need a name or a file"):
         check(network, key="ema")
     assert check(network, input_shape=(2, 3, 12, 12)).inputs[0].shape == (3, 12, 12)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_torchscript_file_is_judged_by_its_names_of_classes_and_the_kinds_of_its_layers(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    with torch.no_grad():
+        network[0].bias.fill_(-100)
+        network[4].bias.copy_(torch.tensor([0.0, 1.0, 2.0]))
+    script = torch.jit.script(network.eval())
+    torch.jit.save(script, tmp_path / "model.pt", _extra_files={"labels.txt": "cat\ndog\nnewt\n"})  # type: ignore[no-untyped-call]
+    expectations = (Expectation(CAT, "dog"),)
+    settings = CheckSettings(expectations=expectations, resize="32", crop="32")
+    report = check_checkpoint(str(tmp_path / "model.pt"), settings, {"expectation", "dead-layer"})
+    said = {each.rule: each.message for each in report.findings}
+    assert "'newt'" in said["expectation"]
+    assert said["dead-layer"].startswith("'1' (ReLU): all 3,600 outputs of its 4 channels are 0")

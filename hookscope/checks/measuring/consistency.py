@@ -206,7 +206,13 @@ class FirstPass:
                 whose = "" if rule == "repeatability" else " that belong to one input"
                 self.unmeasured.setdefault(rule, f"No output has values{whose}, so there is nothing to compare.")
         again, alone = ([each for each in values.values() if each] for values in (self.repeat, self.alone))
-        if again and alone and not max(again) < _EXPLAINED * max(alone):
+        if (again or alone) and (observing := next(filter(self._is_observing, self.subject.modules), None)) is not None:
+            reason = (
+                f"'{observing or '(model)'}' rounds by the range of all inputs so far, which each pass changes."
+                " Switch observers off with torch.ao.quantization.disable_observer."
+            )
+            self.unmeasured |= dict.fromkeys(self.wanted & {"repeatability", "batch-consistency"}, reason)
+        elif again and alone and not max(again) < _EXPLAINED * max(alone):
             self.unmeasured["batch-consistency"] = (
                 "The output differs between two identical passes, so a difference alone would prove nothing."
             )
@@ -215,6 +221,12 @@ class FirstPass:
                 f"'{scaled or '(model)'}' is quantised dynamically: it rounds by the range of its whole batch, so an"
                 " input alone may differ by design."
             )
+
+    def _is_observing(self, name: str) -> bool:
+        """Tell whether a module rounds as quantisation will, by a range that it still learns: also in eval mode."""
+        # The buffers of torch.ao.quantization's FakeQuantizeBase, which TorchScript keeps.
+        switches = [getattr(self.subject.modules[name], f"{what}_enabled", None) for what in ("observer", "fake_quant")]
+        return all(isinstance(each, Tensor) and each.numel() == 1 and bool(each) for each in switches)
 
     def _is_scaled_by_batch(self, name: str) -> bool:
         """Tell whether a module rounds what it is given to 8 bits, with a scale for the whole batch."""

@@ -22,18 +22,18 @@ _COUNTERS = ("num_batches_tracked", "n_averaged", "decay", "num_updates", "initt
 
 _RUNNING = ("running_mean", "running_var")
 
-# What torch's optimisers refuse: the first if they are infinite, the second if they are negative. Others may be
-# infinite on purpose, as a greatest growth of the learning rate is.
+# torch's optimisers refuse infinite values of the first settings, and negative ones of the second. Some settings of
+# other optimisers are infinite by default, such as Prodigy's growth_rate.
 _FINITE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "betas", "eps", "momentum", "weight_decay", "alpha"})
 _NOT_NEGATIVE = _FINITE - {"min_lr"}
 
-# Learning rates that differ by less are the same: a schedule may compute one in another order. Our choice.
+# Relative difference up to which two learning rates count as the same: a schedule may round differently. Our choice.
 _RATE_TOLERANCE = 1e-6
 
-# Cosines and spreads of fewer values say little; the same as for `spread_beyond_chance`.
+# Cosines and spreads of tensors with fewer values are too noisy; `spread_beyond_chance` has the same limit.
 _FEWEST_FOR_COSINE = 2048
 
-# A copy's tensor looks random, and the weights trained; the same as in `checks.rules.weights`, with its limit.
+# Below the first spread a tensor looks random, from the second on trained; the same numbers as for untrained-weight.
 _RANDOM_SPREAD = 3.0
 _TRAINED_SPREAD = 10.0
 
@@ -41,7 +41,7 @@ _PIECE_ELEMENTS = 2**18  # our choice: few enough to need little memory
 
 
 def optimiser_values(beside: Beside | None) -> tuple[OptimiserValues, ...]:
-    """Measure the states of the optimisers beside the weights; each value is read once."""
+    """Measure the states of the optimisers beside the weights."""
     if beside is None:
         return ()
     rates = _rates(beside.schedules[0][1]) if len(beside.schedules) == len(beside.optimisers) == 1 else []
@@ -96,23 +96,24 @@ def _groups(content: dict[Any, Any]) -> list[dict[Any, Any]]:
 
 
 def _second_decays(group: dict[Any, Any]) -> Iterator[tuple[int | str, float]]:
-    """Yield the parameters of torch's Adam with the decay of their second moments; others may average otherwise.
+    """Yield the parameters of a group of torch's Adam or AdamW, each with its beta2; nothing for other optimisers.
 
-    Only Adam and AdamW have `amsgrad`.
+    Others may define their moments differently. Adam and AdamW are recognised by `amsgrad`, which only they have.
     """
     betas, parameters = _plain(dict.get(group, "betas")), dict.get(group, "params")
     if not dict.__contains__(group, "amsgrad") or len(betas) != 2 or not isinstance(parameters, list | tuple):
         return
     first, second = betas
-    if 0 <= first < 1 and 0 < second < 1 and first**2 <= second:
+    if 0 <= first < 1 and 0 < second < 1 and first <= 2 * second / (1 + second):  # see `_excess`
         yield from ((each, second) for each in parameters if isinstance(each, int | str))
 
 
 def _excess(first: object, second: object, decay: float) -> float:
-    """Return how many times as great as it can be the first moment of Adam is, at most; 0 if that cannot be said.
+    """Return the greatest ratio of a first moment m of Adam to sqrt(v / (1 - b)); 0 for tensors that cannot be judged.
 
-    m = (1 - a) sum a^k g_k and v = (1 - b) sum b^k g_k^2, with a^2 <= b: so by the inequality of Cauchy and Schwarz
-    m^2 <= v / (1 - b), whatever the gradients g are, times (1 - a)^2 / (1 - a^2 / b), which is at most 1.
+    No gradients g_k make it exceed 1. With the decays a and b of the two moments, m = (1 - a) sum a^k g_k and
+    v = (1 - b) sum b^k g_k^2, so the Cauchy-Schwarz inequality gives m^2 <= c v / (1 - b), where c = (1 - a)^2 / (1 -
+    a^2 / b). If a <= 2b / (1 + b), c is at most 1.
     """
     if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape):
         return 0.0
@@ -141,7 +142,7 @@ def _rates(schedule: dict[Any, Any]) -> list[float]:
 
 
 def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[str]:
-    """Yield where learning rates are not those that a schedule has set for each group."""
+    """Yield, in words, each group whose learning rate is not the one that the schedule has set for it."""
     own = [_plain(dict.get(group, "lr")) for group in groups]
     if len(own) != len(rates) or any(len(each) != 1 for each in own):
         return
@@ -151,7 +152,7 @@ def _other_rates(groups: list[dict[Any, Any]], rates: list[float]) -> Iterator[s
 
 
 def _plain(value: object) -> list[float]:
-    """Return a number, or the numbers of a list or tuple that holds nothing else, with NaN and Inf; else none."""
+    """Return the number, or those of a list or tuple of numbers, with NaN and Inf; for anything else an empty list."""
     several = value if isinstance(value, list | tuple) else (value,)
     numbers = []
     for each in several:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import Objection, RuleTerms, limit, named, of_modules, output_of, rule, stored_in
-from hookscope.checks.rules.stored import batch_norm_is_untrained, is_untrained, is_weight
+from hookscope.checks.rules.stored import is_untrained, is_weight, untrained_remark
 from hookscope.text import are, counted
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information. Too
     large a learning rate or too negative a bias does it. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
-    modules or as functions, with at least 32 values a channel; a convolution before a ReLU may be negative everywhere.
+    modules or as functions, with at least 32 values a channel: fewer, as in squeeze-and-excitation, may all be zero by
+    chance. A convolution before a ReLU may be negative everywhere.
     Channels of a trained network that are zero for noise wake up for a picture: so on noise the limit is higher, 88 %
     instead of 80 %. Give pictures.
     """
@@ -340,11 +341,11 @@ def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: fl
     if broken:
         magnitude, worst = max(broken, key=lambda each: each[0])
         limit = terms.limit("max_fraction_of_range", worst)
-        remark = " BatchNorm does not normalise yet, being untrained." if batch_norm_is_untrained(measured) else ""
+        beyond = f"{len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it"
         message = (
             f"'{worst.where}' ({worst.kind}) reaches {magnitude:.3g},"
-            f" {magnitude / top:.3g} times the greatest of {dtype} (limit {limit:g});"
-            f" {len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it.{remark}"
+            f" {magnitude / top:.3g} times the greatest of {dtype} (limit {limit:g}); {beyond}."
+            f"{untrained_remark(measured)}"
         )
         yield Objection(worst, message)
 

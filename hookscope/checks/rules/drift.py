@@ -37,6 +37,10 @@ _HALF = frozenset({"float16", "bfloat16"})
 # values are that small all over, as behind a layer scale of 1e-6, vanish there, and add nothing to what comes after.
 _STEP_OF_FLOAT16 = 2.0**-24
 
+# How many times as far as a layer's values, root mean square, its quantiles may move by rounding: among few values an
+# outer quantile is one of them, and its error in the tail of those of all. Our choice: four standard deviations.
+_TAIL = 4.0
+
 # Channels that a finding names. Our choice.
 _NAMED_CHANNELS = 3
 
@@ -115,18 +119,18 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     for row, now in measured_rows(measured):
         target, before = output_of(row), known.pop(now.label, None)
         if before is None:
-            change, moved = "it is not in the baseline", 0.0
+            change, moved = "it is not in the baseline", _Movement(None, 0.0, "")
         else:
             pair = _Pair(before, now, row.activation.element_count, _precision(before, now, weights))
             limits = {name: terms.limit(name, target) for name in terms.rule.limits}
             change = _changed_facts(pair, limits["max_dead_difference"], may_round=may_round)
-            moved, words = _movement(pair, limits[_LIMITS.get(pair.precision, "max_difference")])
+            moved = _movement(pair, limits[_LIMITS.get(pair.precision, "max_difference")])
             usual = min(limits["max_growth"] * furthest, _UNRELATED) if pair.precision in _HALF else 0.0
-            change = "; ".join(filter(None, (change, words if changed or moved > usual else "")))
+            change = "; ".join(filter(None, (change, moved.words if changed or moved.beyond_rounding > usual else "")))
             if baseline.gradients and measured.gradients and terms.is_on(target):
                 gradient = _changed_gradient(before.gradient_l2, now.gradient_l2, limits["max_gradient_ratio"])
                 of_gradients += [(target, now.kind, gradient)] if gradient else []
-        furthest = max(furthest, moved)
+        furthest = max(furthest, moved.furthest)
         if change and terms.is_on(target):
             changed.append((target, now.kind, change))
     gone = [(_gone(row), row.kind, "it is in the baseline and does not run") for row in known.values()]
@@ -136,6 +140,29 @@ def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
         name = f"'{printable(target.where)}' ({printable(kind)})"
         begins = f"Drift from the baseline begins at {name}: {change}{remark}."
         yield Objection(target, f"{name} drifts from the baseline: {change}." if index else begins)
+
+
+class _Movement(NamedTuple):
+    """How far a layer moved, in units of its spread.
+
+    Attributes:
+        values: Root mean square of the differences; None where there is no sketch of the values.
+        statistics: The same of its mean, std or a quantile, whichever moved furthest.
+        words: Both, where one of them is too far; else "".
+    """
+
+    values: float | None
+    statistics: float
+    words: str
+
+    @property
+    def furthest(self) -> float:
+        return max(self.values or 0.0, self.statistics)
+
+    @property
+    def beyond_rounding(self) -> float:
+        """How far it moved, without what rounding errors of single values explain."""
+        return self.furthest if self.values is None or self.statistics > _TAIL * self.values else self.values
 
 
 class _Pair(NamedTuple):
@@ -293,26 +320,26 @@ def _changed_facts(pair: _Pair, limit: float, *, may_round: bool) -> str:
     return "; ".join(filter(None, changes))
 
 
-def _movement(pair: _Pair, limit: float) -> tuple[float, str]:
-    """Return how far the values, or one of mean, std and quantiles moved, and if that is too far, that in words."""
+def _movement(pair: _Pair, limit: float) -> _Movement:
+    """Return how far the values, and one of mean, std and quantiles moved, in units of the layer's spread."""
     before, now, count, _ = pair
     if before.shape != now.shape:
-        return 0.0, ""
+        return _Movement(None, 0.0, "")
     was, given = _values(before), _values(now)
     spread = max(before.std or 0.0, _LEAST_SPREAD * math.hypot(before.mean or 0.0, before.std or 0.0))
     if pair.precision == "float16" and limit > 0:
         spread = max(spread, _STEP_OF_FLOAT16 / limit)
     moved = {name: _ratio(abs(value - given[name]), spread) for name, value in was.items() if name in given}
     most = max(moved, key=lambda name: moved[name], default="")
-    apart = 0.0
+    furthest, apart, words = moved.get(most, 0.0), None, ""
     if before.sketch and now.sketch and count:
         apart = _ratio(_distance(before.sketch, now.sketch) / math.sqrt(count), spread)
-    words = f"its values differ by about {apart:.3g} of their spread" if apart > limit else ""
-    if most and moved[most] > limit:
+        words = f"its values differ by about {apart:.3g} of their spread" if apart > limit else ""
+    if furthest > limit:
         went = f"its {most} went from {_number(was[most])} to {_number(given[most])}"
-        words = f"{words}, {went}" if words else f"{went}, {moved[most]:.3g} of its spread"
+        words = f"{words}, {went}" if words else f"{went}, {furthest:.3g} of its spread"
     where = _worst_channels(pair, spread, limit) if words else ""
-    return max(apart, moved.get(most, 0.0)), f"{words} (limit {limit:g}){where}" if words else ""
+    return _Movement(apart, furthest, f"{words} (limit {limit:g}){where}" if words else "")
 
 
 def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from hookscope.checks.rules.rule import (
     quoted,
     rule,
 )
-from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, is_zero, weights_are_random
+from hookscope.checks.rules.stored import is_weight, is_zero, untrained_remark
 from hookscope.errors import UsageError
 from hookscope.text import are, counted, printable, safe_text
 
@@ -154,6 +155,11 @@ _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _ROUNDINGS = 16
 
 
+# A network may have a second head beside its head, for distillation; where more of its last weights are zero, a file
+# lost its end. Our choice.
+_MOST_HEADS = 2
+
+
 @rule("output-shape", "fail", "outputs")
 def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The output does not have the expected shape or dtype.
@@ -185,9 +191,10 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     """The output is the same for every input.
 
     Different inputs give the same output: the signal is lost on the way, and only biases remain. A zero weight, a dead
-    layer, or a head that was never loaded do it. It is a warning where training may explain it: while the last weights
-    are all zero, all statistics of BatchNorm are as they start, or the weights are random: hookscope itself drew them,
-    or nearly all look so in a network without BatchNorm. Needs two different inputs.
+    layer, or a head that was never loaded do it. It is a warning where a lack of training explains it: while the last
+    weight or the last two are zero, as those of untrained heads may be, all statistics of BatchNorm are as they start,
+    or the weights are random (hookscope itself drew them, or nearly all look so in a network without BatchNorm). Needs
+    two different inputs.
     """
     known = [(each.input_difference, each) for each in measured.outputs if each.input_difference is not None]
     if not known:
@@ -217,7 +224,8 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """The same input gives a different output the second time.
 
     The network draws random numbers in eval mode, or keeps state from one pass to the next: functional dropout without
-    `training=self.training`, noise, a cache.
+    `training=self.training`, noise, a cache. Skipped where outputs differ and observers of quantisation-aware training
+    are on: each pass moves the range by which they round.
     """
     for output in measured.outputs:
         yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
@@ -236,7 +244,8 @@ def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator
 
     Inputs of one batch influence each other: BatchNorm with batch statistics in eval mode (track_running_stats=False),
     normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on what else is in the batch.
-    Skipped where layers are quantised dynamically and outputs differ: they round by the range of the whole batch.
+    Skipped where outputs differ and layers are quantised dynamically, which round by the range of the whole batch, or
+    observers of quantisation-aware training are on.
     """
     for output in measured.outputs:
         what = "differs between an input in a batch and the same input alone"
@@ -289,11 +298,10 @@ def _is_of_shape(shape: tuple[int, ...], wanted: tuple[int | str, ...], count: i
 def _excuse(measured: CheckMeasurements) -> str:
     """Return what of the network is untrained, so that a constant output is no wonder; "" for nothing."""
     weights = [values for values in measured.stored if is_weight(values)]
-    if weights and is_zero(weights[-1]):
+    zeros = [*itertools.takewhile(is_zero, reversed(weights))]
+    if 0 < len(zeros) <= _MOST_HEADS:
         return f" '{weights[-1].name}' is all 0, as an untrained head may be."
-    if batch_norm_is_untrained(measured):
-        return " BatchNorm does not normalise yet, being untrained."
-    return " Its weights are random." if weights_are_random(measured) else ""
+    return untrained_remark(measured)
 
 
 def _target(measured: CheckMeasurements, output: OutputValues) -> FindingTarget:

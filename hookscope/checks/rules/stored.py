@@ -189,6 +189,13 @@ def is_untrained(measured: CheckMeasurements) -> bool:
     return weights_are_random(measured) or batch_norm_is_untrained(measured)
 
 
+def untrained_remark(measured: CheckMeasurements) -> str:
+    """Return what of the network is untrained, as a sentence after a space; "" for nothing."""
+    if batch_norm_is_untrained(measured):
+        return " BatchNorm does not normalise yet, being untrained."
+    return " Its weights are random." if weights_are_random(measured) else ""
+
+
 def weights_are_random(measured: CheckMeasurements) -> bool:
     """Tell whether hookscope itself drew the weights at random, or nearly all of them look so.
 

@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 @limit(
     "max_moment",
     2.0,
-    "first moment of Adam over the greatest that its second moment v allows, sqrt(v / (1 - beta2))",
-    "inequality of Cauchy and Schwarz, 1 for all gradients; twice that is our choice, for moments rounded to bfloat16",
+    "magnitude of a first moment of Adam over sqrt(v / (1 - beta2)), the greatest that its second moment v allows",
+    "Cauchy-Schwarz inequality: at most 1, whatever the gradients; twice that is our choice, for rounding to bfloat16",
 )
 def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Training cannot resume from the state of the optimiser beside the weights.
 
-    A moment that holds NaN or Inf makes every weight NaN at the next step, though the weights in the file are still
-    sound; a mean of squares is never negative, and a count of steps neither negative nor NaN. A mean of gradients that
-    their mean of squares rules out belongs to another parameter or another run; judged is torch's Adam. Learning rates
-    and other settings that torch.optim refuses fail, too: NaN, negative, a beta of 1. Go back to an earlier checkpoint,
-    or continue with a new optimiser. Counts of steps that disagree are a warning: parameters that were frozen for a
-    while have fewer on purpose, and a state put together from two runs has, too. So is a learning rate other than the
-    one that the schedule in the file has set, where there is one schedule and one optimiser: it was changed by hand, or
-    the two were saved at different times.
+    A moment that holds NaN or Inf fails: it makes the weight NaN at the next step, though the weights in the file are
+    still sound. A negative mean of squares, a count of steps that is negative or NaN, and settings that torch.optim
+    refuses (a learning rate of NaN, a negative one, a beta of 1) fail as well. So does a mean of gradients that is
+    greater than their mean of squares allows: the two are of different parameters or runs. This is checked for the Adam
+    and AdamW of torch. Go back to an earlier checkpoint, or continue with a new optimiser.
+
+    Two signs are only warnings. Parameters whose counts of steps disagree: a state put together from two runs has
+    them, but so has a network some of whose layers were frozen for a while. And a learning rate other than the one that
+    the schedule in the file has set: it was changed by hand, or the two were saved at different times. The second is
+    checked where the file holds exactly one schedule and one optimiser.
     """
     for state in measured.optimisers:
         if state.wrong_settings:
@@ -62,17 +64,19 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
 @limit(
     "min_scale",
     1.0,
-    "least factor of the loss",
-    "our choice: it starts at 65,536, and is halved where gradients overflow float16; below 1 they do without it, too",
+    "least scale, by which the loss is multiplied",
+    "our choice: it starts at 65,536, and is halved when gradients overflow float16; below 1 they do so unscaled",
 )
 def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The state of the GradScaler beside the weights is not one that training can resume from.
 
-    The loss is multiplied by the scale, and gradients are divided by it: a scale that is zero, negative, infinite or
-    NaN leaves no gradient. Factors of growth are above 1, those of backing off between 0 and 1, as torch's GradScaler
-    asks. A scale below the limit is a warning: it is halved at each step whose gradients hold NaN or Inf, and such a
-    step is skipped, so gradients are no longer finite at all, or overflow float16 without being scaled. So is a count
-    of steps since the last change beyond the interval, at which the scale would have changed.
+    The scaler multiplies the loss by a scale, and divides the gradients by it before the step. A scale that is zero,
+    negative, infinite or NaN leaves no gradient, and fails. A growth factor of 1 or less, and a backoff factor that is
+    not between 0 and 1, fail as well: torch's GradScaler refuses them.
+
+    A scale below the limit is a warning. The scaler skips every step whose gradients hold NaN or Inf, and lowers the
+    scale. Once it is below 1, gradients are not finite at all, or overflow float16 without any scaling. A count of
+    steps since the last change that has reached the interval of growth is a warning, too: the scale would have grown.
     """
     for state in measured.scalers:
         least = terms.limit("min_scale", FindingTarget(state.key, (state.key,)))
@@ -94,23 +98,24 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     "min_cosine",
     0.1,
     "least cosine between a weight and its average",
-    "our choice: of weights that wander around a mean it is 1 / sqrt(1 + h / t), for an average over h steps of weights"
-    " that forget in t, so 0.1 at h = 99 t; tensors of 2,048 unrelated values stay below it, at 4.5 standard errors",
+    "our choice: for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around"
+    " zero with a correlation time of t steps, and their average over h steps, the cosine is 1 / sqrt(1 + h / t), which"
+    " is 0.1 at h = 99 t",
 )
 def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """An averaged copy of the weights (EMA) beside them is not finite, or belongs to other weights.
 
-    A copy with NaN or Inf never recovers, because averaging keeps it; one with a tensor of another shape belongs to
-    another network. Names that are on one side only are a warning: a network that was changed in the middle of training
-    has them. Buffers need no copy.
+    A copy that holds NaN or Inf fails, because averaging never removes them. So does a copy with a tensor of another
+    shape, which is that of another network. Parameters that only the weights or only the copy has are a warning: a
+    network that was changed during training leaves them. The copy needs no buffers.
 
-    Signs that one side is stale, or of another run, are warnings too. The average is stale if it looks as initialised
-    while the weights are trained, or if the statistics of its BatchNorms are initial values and those of the weights
-    are not: `torch.optim.swa_utils.update_bn` computes them. The weights are stale if the average has counted more
-    batches. A weight of 2,048 values or more that has nothing in common with its average belongs to another run.
+    Signs that the copy or the weights are out of date are warnings. The copy is, if it looks as initialised while the
+    weights look trained, or if its BatchNorms have their initial statistics while those of the weights have moved;
+    `torch.optim.swa_utils.update_bn` computes them. The weights are, if a BatchNorm of the copy has counted more
+    batches than theirs. A weight of 2,048 values or more that is nearly orthogonal to its average is a warning as well:
+    the two are of different runs. How far a copy lags behind the weights is not judged.
 
-    The sets of weights in the same file whose key says that they are averages are judged: ema, average, swa or shadow.
-    How far an average lags behind says nothing.
+    A set of weights in the same file counts as an averaged copy if its key contains ema, averag, swa or shadow.
     """
     for copy in measured.copies:
         if copy.non_finite:

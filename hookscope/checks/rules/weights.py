@@ -120,7 +120,7 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             yield _about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
 
 
-@rule("untrained-weight", "warn", "stored")
+@rule("untrained-weight", "warn", "stored", followers="weight")
 @limit(
     "max_spread",
     3.0,
@@ -169,7 +169,8 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 
     Statistics of exactly 0 and 1, one of the two while the other differs from channel to channel, or a weight of
     exactly 1 with a bias of exactly 0, are what a layer starts with, and no training leaves them so: it was reset,
-    never loaded, or is not used. A BatchNorm that counts batches and has not moved for them is impossible, and fails;
+    never loaded, or is not used. A weight and a bias of 0, with which the last layer of a residual branch may start,
+    pass nothing on. A BatchNorm that counts batches and has not moved for them is impossible, and fails;
     all else warns. It also warns where no statistics at all have moved though the weights are trained or batches are
     counted, which a momentum of 0 explains as well. What comes after everything that was trained passes, for a new
     head on a trained body is on purpose.
@@ -192,7 +193,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         ):
             continue
         for at, norm in unmoved:
-            batches = 0.0 if what == "affine" else _batches(norm)
+            batches = 0.0 if what in ("affine", "zeros") else _batches(norm)
             counted_in_vain = batches > 0
             if not (at < last or counted_in_vain):
                 continue
@@ -206,12 +207,13 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             yield Objection(stored_in(first), message, "fail" if counted_in_vain and moved else "warn")
 
 
-# What the parts of a normalisation layer start with.
+# What the parts of a normalisation layer start with; zeros, in the last of a residual branch.
 _STARTS: Mapping[str, Mapping[str, float]] = {
     "statistics": {"running_mean": 0.0, "running_var": 1.0},
     "means": {"running_mean": 0.0},
     "variances": {"running_var": 1.0},
     "affine": {"weight": 1.0, "bias": 0.0},
+    "zeros": {"weight": 0.0, "bias": 0.0},
 }
 
 # What has to differ from channel to channel where only the other is as it starts: a layer that is given zeros in all of

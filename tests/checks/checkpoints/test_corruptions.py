@@ -280,8 +280,18 @@ OF_RESIDUAL = [
         pictures="batchnorm-statistics",
         baseline="drift",
     ),
-    Row("a residual branch dropped", weights(both(fill("5.bn2.weight", 0), fill("5.bn2.bias", 0))), baseline="drift"),
-    Row("a shortcut dropped", weights(both(fill("5.skip.1.weight", 0), fill("5.skip.1.bias", 0))), baseline="drift"),
+    Row(
+        "a residual branch dropped",
+        weights(both(fill("5.bn2.weight", 0), fill("5.bn2.bias", 0))),
+        alone="(untrained-norm)",
+        baseline="drift",
+    ),
+    Row(
+        "a shortcut dropped",
+        weights(both(fill("5.skip.1.weight", 0), fill("5.skip.1.bias", 0))),
+        alone="(untrained-norm)",
+        baseline="drift",
+    ),
     Row("the ReLU before BatchNorm", relu_first, baseline="drift"),
     Row(
         "a ReLU left out",

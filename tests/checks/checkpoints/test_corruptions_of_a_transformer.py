@@ -62,6 +62,12 @@ OF_TRANSFORMER = [
     ),
     Row("a page of zeros", weights(zero(SECOND, 5000, 6000)), alone="(constant-block)", baseline="drift"),
     Row(
+        "the last third of the file zero",
+        weights(lambda state: [each.zero_() for each in list(state.values())[2 * len(state) // 3 :]]),
+        alone="constant-output (zero-parameter)",
+        baseline="drift",
+    ),
+    Row(
         "a layer there twice",
         weights(copy_layer("blocks.1.mlp.fc1.weight", FIRST)),
         alone="(duplicate-parameter)",

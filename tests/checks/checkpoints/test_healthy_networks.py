@@ -53,6 +53,23 @@ RANDOM: dict[str, set[str]] = {
     "vit_tiny_patch16_224": set(),
 }
 
+# Warnings of the sweep that are not repeated here, and why each is justified:
+# - Quantised without training, as built or after calibration (inception_v3, mobilenet_v2, mobilenet_v3_large,
+#   shufflenet_v2): constant-output, and of mobilenet_v3_large dead-channels and dead-layer. The steps are coarser than
+#   what random weights leave of the signal. The table of test_torchvision.py has mobilenet_v2 and mobilenet_v3_large.
+# - inception_v3, prepared for quantisation or converted without training: fp16-headroom. Its logits reach 1e9, as those
+#   of the network before.
+# - inception_v3 with statistics run in: untrained-weight (untrained-norm, where BatchNorm is not folded yet) of the
+#   auxiliary head. It does not run in eval mode, so nothing was run in there.
+# - resnet50 with statistics run in, calibrated and converted: untrained-weight of two kernels of layer1. All weights
+#   are random; folding BatchNorm into them made rows differ as training does, in these two too little.
+# - Prepared for quantisation-aware training, observers on: repeatability and batch-consistency are skipped, not passed.
+# - mobilenet_v3_large, mixnet_s, regnety_002, tinynet_e with statistics run in, on noise: saturated-activation of gates
+#   of squeeze-and-excitation. Noise lies outside the statistics, and closes them; pictures do not.
+# - shvit_s1 with statistics run in: untrained-norm of GroupNorm, which was not touched.
+# - eca_nfnet_l0 and others with squeeze-and-excitation: nothing, though ReLUs there may be dead in all channels. They
+#   have one value a channel and input, and dead-channels asks for 32.
+
 OF_ONE_SIZE = ("convit_tiny", "gmlp_ti16_224", "levit_128s", "vit_tiny_patch16_224")
 
 
@@ -91,8 +108,9 @@ def test_auxiliary_heads_that_were_never_trained_are_named_as_such() -> None:
     settings = CheckSettings(shape=(1, 3, 64, 64))
     report = check_checkpoint(network, settings, {"untrained-weight"})
     assert found(report) == {"(untrained-weight)"}
-    assert {"aux1.fc1.weight", "aux2.fc2.weight"} <= {each.where for each in report.findings}
-    assert all(each.where.startswith("aux") for each in report.findings)
+    (finding,) = report.findings
+    assert {"aux1.fc1.weight", "aux2.fc2.weight"} <= {finding.where, *finding.followed_by}
+    assert all(each.startswith("aux") for each in (finding.where, *finding.followed_by))
 
 
 def test_statistics_older_than_pruning_only_warn_while_the_masks_are_beside_the_weights(tmp_path: Path) -> None:

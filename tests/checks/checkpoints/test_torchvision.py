@@ -28,6 +28,10 @@ GROWS = {("fp16-headroom", "BatchNorm does not normalise yet, being untrained.")
 FADES = {("constant-output", "BatchNorm does not normalise yet, being untrained.")}
 # Quantised before anything was trained: the scales are those of no data, and the steps too coarse for what remains.
 FADES_INTO_STEPS = {("constant-output", "Its weights are random.")}
+# Likewise: with steps of 1 the values become 0 on the way, and what Hardswish makes of 0 is 0.
+CUT_OFF = FADES_INTO_STEPS | {
+    (rule, "'features.8.block.0.2', 'features.8.block.1.2' and 9 more.") for rule in ("dead-channels", "dead-layer")
+}
 ZERO_HEAD = {
     ("zero-parameter", "'heads.head.weight' (Linear) is 0 in all of its 768,000 values."),
     ("constant-output", "'heads.head.weight' is all 0, as an untrained head may be."),
@@ -76,6 +80,7 @@ SEEDED = [
     Seeded("quantized_resnet18", options={"quantize": True}),
     Seeded("quantized_shufflenet_v2_x0_5", options={"quantize": True}),
     Seeded("quantized_mobilenet_v2", warnings=frozenset(FADES_INTO_STEPS), options={"quantize": True}),
+    Seeded("quantized_mobilenet_v3_large", warnings=frozenset(CUT_OFF), options={"quantize": True}),
 ]
 
 # Of a file, its network's name tells what inputs it takes: detectors lists, optical flow two frames.

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.ao.quantization import quantize_dynamic
+from torch.ao.quantization import (
+    disable_observer,
+    get_default_qat_qconfig,
+    prepare_qat,
+    quantize_dynamic,
+)
 
 from hookscope.checks.measuring import measure, measure_layers
 from hookscope.checks.rules import RULES
@@ -232,6 +237,22 @@ def test_layers_that_round_by_the_range_of_the_batch_are_not_compared_with_an_in
     network = torch.jit.script(quantised) if scripted else quantised
     measured = measure_network(network, inputs, wanted={"batch-consistency"})
     assert measured.unmeasured["batch-consistency"].startswith("'1' is quantised dynamically: it rounds by the range")
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*reduce_range will be deprecated")
+def test_observers_of_quantisation_aware_training_are_told_to_be_switched_off() -> None:
+    """They average the ranges of their inputs, those of the second pass with those of the first."""
+    network = nn.Sequential(nn.Linear(4, 3)).train()
+    network.qconfig = get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
+    prepare_qat(network, inplace=True)
+    network(torch.randn(2, 4))
+    inputs = 9 * torch.randn(2, 4)
+    rules = {"repeatability", "batch-consistency"}
+    unmeasured = measure_network(network.eval(), inputs, wanted=rules).unmeasured
+    assert unmeasured.keys() == rules
+    assert all("torch.ao.quantization.disable_observer" in reason for reason in unmeasured.values())
+    measured = measure_network(network.apply(disable_observer), inputs, wanted=rules)
+    assert (measured.unmeasured, measured.outputs[0].repeat_difference) == ({}, 0)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")

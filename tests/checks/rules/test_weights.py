@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hookscope.results.check import CheckMeasurements, StoredValues
-from hookscope.results.training_state import CopyValues, OptimiserValues
-from tests.checks.measurements import FORWARD, HEALTHY, judged, objections, stored, with_row, with_stored
+from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
+from tests.checks.measurements import FORWARD, HEALTHY, OUTPUT, judged, objections, stored, with_row, with_stored
 
 
 def spreads(*each: float | None) -> CheckMeasurements:
@@ -157,6 +157,55 @@ def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
         ("warn", "'optimizer' in the file counts steps that disagree: 3 for 60 parameters, 9 for 5 parameters.")
     ]
     assert "and 2 more counts" in of(steps={float(each): 1 for each in range(5)})[0][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "what"),
+    [
+        ({}, "", ""),
+        ({"growth_factor": 1.0}, "fail", "has a growth factor of 1 (limit: above 1, and finite)"),
+        ({"growth_factor": math.inf}, "fail", "has a growth factor of inf (limit: above 1, and finite)"),
+        ({"backoff_factor": 1.0}, "fail", "has a backoff factor of 1 (limit: above 0, below 1)"),
+        ({"backoff_factor": 0.0}, "fail", "has a backoff factor of 0 (limit: above 0, below 1)"),
+        ({"backoff_factor": math.nan}, "fail", "has a backoff factor of nan (limit: above 0, below 1)"),
+        ({"growth_factor": 1.0001, "backoff_factor": 0.9999}, "", ""),
+        ({"growth_tracker": -1.0}, "warn", "counts -1 steps since its last change (limit 2000)"),
+    ],
+)
+def test_a_scaler_has_the_factors_that_torch_asks_for(changes: dict[str, float], level: str, what: str) -> None:
+    sound = ScalerValues("scaler", 65536.0, 2.0, 0.5, 2000.0, 1999.0)
+    found_ = judged(replace(HEALTHY, scalers=(replace(sound, **changes),))).findings
+    assert [(each.rule, each.level, each.message) for each in found_] == (
+        [("scaler-state", level, f"'scaler' in the file {what}.")] if level else []
+    )
+
+
+def test_a_copy_that_looks_as_initialised_is_stale() -> None:
+    copy = CopyValues("ema", 9, untrained=("module.a", "module.b"))
+    (finding,) = judged(replace(HEALTHY, copies=(copy,))).findings
+    assert (finding.rule, finding.level) == ("averaged-weights", "warn")
+    assert finding.message == (
+        "'ema' in the file is stale: 2 tensors as initialised, while the weights are trained: 'module.a', 'module.b'."
+    )
+
+
+def test_more_zero_weights_at_the_end_than_heads_are_no_excuse_for_a_constant_output() -> None:
+    zero = {"zero_count": 48, "min": 0.0, "max": 0.0, "max_abs": 0.0}
+    for zeros, level in ((1, "warn"), (2, "warn"), (3, "fail"), (9, "fail")):
+        weights = (stored("first.weight"), *(stored(f"{at}.weight", **zero) for at in range(zeros)))
+        measured = replace(HEALTHY, stored=weights, outputs=(replace(OUTPUT, input_difference=0.0),))
+        assert {each.level for each in judged(measured).findings if each.rule == "constant-output"} == {level}
+
+
+def test_where_zero_weight_and_bias_leave_a_trained_norm_it_is_a_warning() -> None:
+    zeros = {"min": 0.0, "max": 0.0, "max_abs": 0.0, "zero_count": 4}
+    layers = norms(*[MOVED] * 4).stored
+    dropped = tuple(replace(each, **zeros) if each.name in ("1.weight", "1.bias") else each for each in layers)
+    (finding,) = judged(replace(HEALTHY, stored=dropped)).findings
+    assert (finding.rule, finding.level, finding.where) == ("untrained-norm", "warn", "1.weight")
+    start = norms(*[MOVED] * 4, (False, False, 0)).stored  # the last of them, as a new branch starts
+    fresh = tuple(replace(each, **zeros) if each.name in ("4.weight", "4.bias") else each for each in start)
+    assert judged(replace(HEALTHY, stored=fresh)).findings == ()
 
 
 def test_a_copy_may_be_broken_in_several_ways_at_once() -> None:
