@@ -18,6 +18,7 @@ from hookscope.attribution.question import Question
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
+from hookscope.installing import install_command
 from hookscope.results.attributions import Method
 from hookscope.text import shape_text
 
@@ -191,7 +192,7 @@ def _captum() -> Any:
     except ImportError as error:
         raise UsageError(
             "--method integrated-gradients, smoothgrad and occlusion need one more package: "
-            "pip install 'hookscope[attribute]'."
+            f"{install_command('attribute')}"
         ) from error
     return attr
 

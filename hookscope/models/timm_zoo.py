@@ -20,6 +20,7 @@ from hookscope.errors import (
     UsageError,
     nearest,
 )
+from hookscope.installing import install_command
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import REMEDY, DownloadError, fetch, is_cached, unreachable
@@ -37,7 +38,7 @@ def _timm() -> ModuleType:
     try:
         return importlib.import_module("timm")  # an optional package, slow to import
     except ImportError as error:
-        raise UsageError("MODEL 'timm:NAME' needs one more package: pip install 'hookscope[timm]'.") from error
+        raise UsageError(f"MODEL 'timm:NAME' needs one more package: {install_command('timm')}") from error
 
 
 def timm_names() -> list[str]:

@@ -233,7 +233,7 @@ def test_clips_and_numbers_are_no_pictures() -> None:
 @pytest.mark.parametrize("method", CAPTUMS)
 def test_without_captum_one_line_says_what_to_install(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "captum", None)
-    with pytest.raises(UsageError, match=r"^--method .* pip install 'hookscope\[attribute\]'\.$"):
+    with pytest.raises(UsageError, match=r"^--method .* pip install 'hookscope\[attribute\]'$"):
         PIXEL_METHODS[method](question(Smooth(), torch.rand(1, 3, 8, 8)))
 
 

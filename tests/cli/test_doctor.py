@@ -14,7 +14,6 @@ import torch
 
 from hookscope.cli import greeting as greeting_module
 from hookscope.cli.greeting import greeting
-from hookscope.cli.installer import install_command, reinstall_command
 from tests.cli.conftest import CAT, Run
 
 
@@ -45,49 +44,6 @@ def test_the_doctor_says_what_is_missing_and_what_that_costs(run: Run, monkeypat
     for extra in ("timm", "attribute", "show", "tensorboard"):
         assert facts[extra]["state"] == "not installed"
         assert f"pip install 'hookscope[{extra}]'" in str(facts[extra]["remedy"])
-
-
-METADATA = "pipx_metadata.json"
-
-
-@pytest.mark.parametrize(
-    ("folder", "files", "commands"),
-    [
-        ("archive-v0/6WXX", {"pyvenv.cfg": "uv = 0.13.9\n"}, ("uvx --with 'timm>=1.0.20' …", "uvx --refresh …")),
-        (
-            "environments-v2/a",
-            {"pyvenv.cfg": "home = /usr\nuv = 0.13.9"},
-            ("uvx --with 'timm>=1.0.20' …", "uvx --refresh …"),
-        ),
-        (
-            "tools/hookscope",
-            {"uv-receipt.toml": "[tool]"},
-            ("uv tool install --with 'timm>=1.0.20' …", "uv tool install --reinstall …"),
-        ),
-        ("venvs/hookscope", {METADATA: "{}"}, ("pipx inject hookscope 'timm>=1.0.20'", "pipx reinstall hookscope")),
-        (".cache/6ca8", {METADATA: "{}"}, ("pipx run --with 'timm>=1.0.20' …", "pipx run --no-cache …")),
-        (
-            "archive-v0/b",
-            {"pyvenv.cfg": "version = 3.11"},
-            ("pip install 'hookscope[timm]'", "pip install --force-reinstall torch"),
-        ),
-        (
-            "project/.venv",
-            {"pyvenv.cfg": "uv = 0.13.9"},
-            ("uv pip install 'hookscope[timm]'", "uv pip install --reinstall torch"),
-        ),
-        ("project/none", {}, ("pip install 'hookscope[timm]'", "pip install --force-reinstall torch")),
-    ],
-)
-def test_the_doctor_advises_what_works_in_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, files: dict[str, str], commands: tuple[str, str]
-) -> None:
-    (tmp_path / folder).mkdir(parents=True)
-    for name, text in files.items():
-        (tmp_path / folder / name).write_text(text, encoding="utf-8")
-    monkeypatch.setattr(sys, "prefix", str(tmp_path / folder))
-    monkeypatch.setattr("hookscope.cli.installer.find_spec", lambda _name: None)  # uv leaves pip out
-    assert (install_command("timm"), reinstall_command("torch")) == commands
 
 
 def test_a_torch_that_cannot_be_imported_is_what_the_doctor_is_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,9 +195,7 @@ def test_a_missing_package_is_one_line_before_anything_runs(
     value = ["logs"] if option == "tensorboard" else []
     ended = run("activations", "net.py:tiny", CAT, "--out", "out", f"--{option}", *value)
     assert ended.code == 2
-    assert ended.stderr == (
-        f"hookscope: error: --{option} needs one more package: pip install 'hookscope[{option}]'.\n"
-    )
+    assert ended.stderr == (f"hookscope: error: --{option} needs one more package: pip install 'hookscope[{option}]'\n")
     assert not Path("out").exists()
 
 

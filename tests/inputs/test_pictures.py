@@ -335,7 +335,7 @@ def test_heic_is_a_picture_where_its_plugin_is_installed(tmp_path, monkeypatch):
     path = save(tmp_path / "a.avif", pixels, subsampling="4:4:4", quality=100).rename(tmp_path / "photo.heic")
     path.write_bytes(path.read_bytes().replace(b"ftypavif", b"ftypheic", 1))
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    assert failure(path).endswith("it is a HEIC picture, which needs one more package: pip install pillow-heif.")
+    assert failure(path).endswith("it is a HEIC picture, which needs one more package: pip install pillow-heif")
 
     monkeypatch.delitem(sys.modules, "pillow_heif")
     (tmp_path / "pillow_heif").mkdir()

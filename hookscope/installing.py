@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,14 +44,23 @@ def installer(prefix: Path | None = None) -> Installer:
 
 def install_command(extra: str) -> str:
     """Return the command that adds an extra of hookscope; "…" stands for the rest of the command as it was given."""
+    whole = [f"hookscope[{extra}]"]
+    return _command(whole if installer() in ("pip", "uv") else _packages(extra) or whole)
+
+
+def package_command(package: str) -> str:
+    """Return the command that adds a package; "…" stands for the rest of the command as it was given."""
+    return _command([package])
+
+
+def _command(packages: Sequence[str]) -> str:
     by = installer()
-    whole = shlex.quote(f"hookscope[{extra}]")
+    quoted = [shlex.quote(each) for each in packages]
     if by in ("pip", "uv"):
-        return f"{'uv ' if by == 'uv' else ''}pip install {whole}"
-    packages = [shlex.quote(each) for each in _packages(extra)] or [whole]
+        return f"{'uv ' if by == 'uv' else ''}pip install {' '.join(quoted)}"
     if by == "pipx":
-        return f"pipx inject {shlex.quote(Path(sys.prefix).name)} {' '.join(packages)}"
-    return f"{'uv tool install' if by == 'uv tool' else by} {' '.join(f'--with {each}' for each in packages)} …"
+        return f"pipx inject {shlex.quote(Path(sys.prefix).name)} {' '.join(quoted)}"
+    return f"{'uv tool install' if by == 'uv tool' else by} {' '.join(f'--with {each}' for each in quoted)} …"
 
 
 def reinstall_command(package: str) -> str:
