@@ -19,6 +19,7 @@ Our exception hierarchy::
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from unicodedata import normalize
 
 EXIT_DONE = 0
 EXIT_CHECK_FAILED = 1
@@ -128,7 +129,8 @@ def nearest(wanted: str, known: Iterable[str], count: int = 3) -> str:
         count: How many candidates to name at most.
     """
     by_folded = {name.lower(): name for name in known}
-    close = get_close_matches(wanted.lower(), by_folded, n=count, cutoff=0.5)
+    # An input method for Chinese or Japanese may write full-width letters, which NFKC maps to the usual ones.
+    close = get_close_matches(normalize("NFKC", str(wanted)).lower(), by_folded, n=count, cutoff=0.5)
     return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""
 
 

@@ -168,6 +168,12 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
     assert [record.name for record in run.inputs] == ["tensor"] * 3
     with pytest.raises(hookscope.UsageError, match="A module runs where it is"):
         hookscope.activations(network, values, weights="none")
+    with pytest.raises(hookscope.UsageError, match="MODEL is of type Tensor"):
+        hookscope.activations(values, network)
+    with pytest.raises(hookscope.UsageError, match="MODEL is the class Linear"):
+        hookscope.activations(nn.Linear, values)
+    with pytest.raises(hookscope.LayerNotFoundError, match="No row is called 0"):
+        run[0]
     with pytest.raises(hookscope.UsageError, match="There is no input"):
         hookscope.activations(network)
     for wrong in (3, [values]):

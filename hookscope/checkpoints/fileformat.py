@@ -143,7 +143,7 @@ def _failure(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOENT and path.is_symlink():
         return f"is a dangling link: '{printable(str(path.readlink()))}' does not exist"
     if error.errno == errno.ENOENT:
-        return "does not exist (No such file or directory)"
+        return "does not exist; check the path"
     if error.errno == errno.ELOOP:
         return "is a link that leads back to itself (Too many levels of symbolic links)"
     if error.errno == errno.EACCES:

@@ -37,6 +37,7 @@ from hookscope.errors import (
     OutputError,
     UsageError,
 )
+from hookscope.text import printable
 
 # How often a thread of GNU OpenMP, torch's on Linux, looks for work before it lets go of its core. By default it does
 # so for about a millisecond at every step of a network: on busy cores, waiting threads keep those from running that
@@ -166,7 +167,8 @@ def _ended_by(error: BaseException) -> int:
     elif wrong_usage is not None:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "hookscope"
-        sentence = wrong_usage().removesuffix(".")  # "No such command 'model'. Did you mean 'models'?."
+        # "No such command 'model'. Did you mean 'models'?."
+        sentence = (_wrong_value(error) or wrong_usage()).removesuffix(".")
         if context and sentence.startswith("No such command") and not sentence.endswith("?"):
             sentence += f". Commands are {', '.join(context.command.list_commands(context))}"
         code = report(UsageError(f"{sentence}{'' if sentence.endswith('?') else '.'} See `{path} --help`."))
@@ -182,6 +184,20 @@ def _ended_by(error: BaseException) -> int:
             typer.echo("hookscope: this is a bug in hookscope. Please report it with the lines above.", err=True)
         code = EXIT_BUG
     return code
+
+
+def _wrong_value(error: BaseException) -> str:
+    """Return which option's value is wrong, and why, where typer leaves the value to pydantic and says only why."""
+    from pydantic import ValidationError
+
+    option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
+    if not option.startswith("-") or not isinstance(error.__cause__, ValidationError):
+        return ""
+    wrong = error.__cause__.errors()[0]
+    given = printable(str(wrong["input"]))
+    if wrong["type"] == "value_error":  # typer's own words: "'training' is not one of 'eval', 'train'"
+        return f"{option} {wrong['msg'].removeprefix('Value error, ')}"
+    return f"{option} '{given}' {wrong['msg'].removeprefix('Input ').partition(',')[0]}"
 
 
 def _stream_failed(error: OSError, stream: TextIO) -> int:

@@ -29,13 +29,14 @@ from hookscope.inputs.finding import TENSOR_SUFFIXES, find_inputs
 from hookscope.inputs.labelled import LabelledFiles, find_labelled
 from hookscope.inputs.loading import load_input, read_tensor
 from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
-from hookscope.inputs.options import parse_shape, preprocessing_from_options
+from hookscope.inputs.options import assumed_preparation, parse_shape, preprocessing_from_options
 
 __all__ = [
     "TENSOR_SUFFIXES",
     "Batch",
     "LabelledFiles",
     "NamedInput",
+    "assumed_preparation",
     "copy_of",
     "count_inputs",
     "find_inputs",

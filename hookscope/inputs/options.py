@@ -2,13 +2,15 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from hookscope.errors import UsageError
+from hookscope.inputs.finding import TENSOR_SUFFIXES
 from hookscope.results.inputs import Preprocessing
 
 # Our choice: 1 GiB of float32, more than any real input.
@@ -62,6 +64,32 @@ def preprocessing_from_options(
     if not changes:
         return base
     return replace(base, **changes, source=f"options over {base.source}")
+
+
+def assumed_preparation(
+    base: Preprocessing, inputs: Iterable[object], options: Mapping[str, object]
+) -> tuple[str, ...]:
+    """Say how pictures are prepared where neither the weights nor an option says how it was done in training.
+
+    Args:
+        base: The preprocessing where no option is given.
+        inputs: Paths and pictures; nothing is said of tensor files.
+        options: As `preprocessing_from_options` takes them.
+
+    Returns:
+        A sentence, or none.
+    """
+    tensors_only = all(isinstance(each, Path) and each.suffix.lower() in TENSOR_SUFFIXES for each in inputs)
+    if base.source != Preprocessing().source or tensors_only:
+        return ()
+    size = f"resized to {base.resize} and cropped to {'x'.join(map(str, base.crop or ()))} (--resize, --crop)"
+    assumed = [
+        *([] if options.get("resize") or options.get("crop") else [size]),
+        *([] if options.get("mean") or options.get("std") else ["normalised as for ImageNet (--mean, --std)"]),
+    ]
+    if not assumed:
+        return ()
+    return (f"The weights do not say how pictures were prepared in training; here they are {' and '.join(assumed)}.",)
 
 
 def _parse_axis(text: str) -> int | Literal["auto", "none"]:

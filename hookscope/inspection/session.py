@@ -17,6 +17,7 @@ from hookscope.errors import HookscopeError, UnfitInputError, UsageError
 from hookscope.inputs import (
     Batch,
     NamedInput,
+    assumed_preparation,
     find_inputs,
     parse_shape,
     preprocessing_from_options,
@@ -86,6 +87,8 @@ def open_session(
     notes: list[str] = []
     files, batch = _sources(images, notes)
     preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
+    if loaded.info.sha256:  # weights of a file, which were trained on something
+        notes += assumed_preparation(loaded.preprocessing, files, options)
     by_name = _named(named, preprocessing)
     preprocessing = without_named_frame(preprocessing, by_name)
     given = bool(files) or batch is not None

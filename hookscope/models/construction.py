@@ -48,7 +48,15 @@ class LoadedModel:
 
 
 def loaded_module(module: nn.Module) -> LoadedModel:
-    """Return a module that a caller has built, with what its first layer says about its input."""
+    """Return a module that a caller has built, with what its first layer says about its input.
+
+    Raises UsageError for anything else, as where arguments are swapped or a class is given.
+    """
+    given: object = module
+    if isinstance(given, type):
+        raise UsageError(f"MODEL is the class {given.__name__}. Give a network built from it: {given.__name__}(…).")
+    if not isinstance(given, nn.Module):
+        raise UsageError(f"MODEL is of type {type(given).__name__}. Give a torch.nn.Module, or the name of a network.")
     kind = type(module).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count(module))
     return LoadedModel(module, info, default_preprocessing(module))

@@ -47,7 +47,9 @@ def parse_model(text: str) -> ModelSpec:
     factory, and for a picture.
     """
     if text.lower().endswith(_PICTURE_SUFFIXES):
-        raise UsageError(f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures.")
+        raise UsageError(
+            f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: --images)."
+        )
     spec = _by_form(text)
     if spec is not None:
         return spec
@@ -141,7 +143,7 @@ device of their state dict's tensors tells.
 def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedModel:
     """Load a weights file: into the network that `arch` names or that is recognised, or the network that it holds."""
     if not exists(source):
-        raise CheckpointError(f"{printable(source)} does not exist.")
+        raise CheckpointError(f"{printable(source)} does not exist; check the path.")
     network = None if arch is None else parse_model(arch)
     if network is not None and network.form == "weights":
         raise UsageError(f"--arch '{printable(arch or '')}' is a weights file; name a network, for example resnet34.")

@@ -148,7 +148,7 @@ def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float |
     """
     ordered = [readable(report) for report in by_gravity(reports)]
     if len(ordered) == 1 and ordered[0].passed and not ordered[0].findings:
-        return Group(*_details(ordered[0], width), *_head(ordered[0], width))
+        return Group(*_head(ordered[0], width), *_details(ordered[0], width))
     parts = [line for report in ordered for line in (*_head(report, width), *_details(report, width))]
     style = "bold" if all(report.passed for report in reports) else "bold red"
     return Group(*parts, Text(summary(reports, seconds), style=style))

@@ -23,10 +23,15 @@ _FOLD_KEEP_ROWS = 20
 # Terminals at least this wide get two blanks between columns instead of one. Our choice.
 _ROOMY_WIDTH = 100
 
-# Least width of the name column, if its names need it, beside important columns and beside the others. Our choice.
+# Least width of the name column, if its names need it, beside important columns and beside the others; and the greatest
+# that it takes from either to tell names apart. Our choice.
 _NAME_WIDTH_AT_LEAST = 16
 _NAME_WIDTH_WANTED = 28
+_NAME_WIDTH_AT_MOST = 32
 REMARK_WIDTH = 20
+
+# Shares of a shortened name that its head may have, the usual one first. Our choice.
+_HEAD_SHARES = (1 / 3, 2 / 3)
 
 # Bars in a sparkline. Our choice: three bins of `histogram` each, and as wide as a number.
 _SPARK_WIDTH = 8
@@ -113,16 +118,19 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
     kept = {name.header}
     spare = width
     wanted = max(name.width, *(remark.cell_len + 2 for remark in remarks))
+    names = [cell.plain for cell in name.cells]
+    at_least = _telling_width(names, name.width)
     for column in sorted(columns, key=lambda column: column.rank)[1:]:
-        reserved = min(wanted, _NAME_WIDTH_AT_LEAST if column.rank < 10 else _NAME_WIDTH_WANTED)
+        reserved = min(wanted, at_least if column.rank < 10 else max(at_least, _NAME_WIDTH_WANTED))
         if column.width + _gap(width) + reserved <= spare and any(cell.plain for cell in column.cells):
             kept.add(column.header)
             spare -= column.width + _gap(width)
             wanted = name.width if column is columns[-1] else wanted
     if columns[-1].header in kept:
-        cells = [Text(fold_name(cell.plain, spare)) for cell in name.cells]
+        cells = [Text(short) for short in _fold_names(names, spare)]
     else:
-        cells = [_with_remark(cell.plain, remark, spare) for cell, remark in zip(name.cells, remarks, strict=True)]
+        short = _fold_names(names, spare)
+        cells = [_with_remark(*each, spare) for each in zip(names, short, remarks, strict=True)]
     named = replace(name, cells=cells, max_width=spare)
     wider = {
         name.header: named,
@@ -214,22 +222,45 @@ def sparkline(distribution: Distribution | None) -> str:
     return "".join(_BLOCKS[height - 1] if height else " " for height in heights)
 
 
-def fold_name(name: str, width: int) -> str:
-    """Return `name` as safe text in at most `width` terminal cells, "…" for its middle: its end says most."""
+def fold_name(name: str, width: int, head_share: float = _HEAD_SHARES[0]) -> str:
+    """Return `name` as safe text in at most `width` terminal cells, "…" for its middle.
+
+    What stays is split between head and tail: most is the end, which says most, unless `head_share` says otherwise.
+    """
     name = safe_text(name)
     if cell_len(name) <= width:
         return name
+    room = int((width - 1) * head_share)
+    if name.isascii():
+        return f"{name[:room]}…{name[len(name) - (width - 1 - room) :]}"
     head, tail = "", ""
-    while name and cell_len(head) + cell_len(name[0]) <= (width - 1) // 3:
+    while name and cell_len(head) + cell_len(name[0]) <= room:
         head, name = head + name[0], name[1:]
     while name and cell_len(head) + cell_len(tail) + cell_len(name[-1]) <= width - 1:
         tail, name = name[-1] + tail, name[:-1]
     return f"{head}…{tail}"
 
 
-def _with_remark(name: str, remark: Text, width: int) -> Text:
-    """Return a name followed by a remark, on the same line if both fit, else on separate lines."""
-    cell = Text(fold_name(name, width))
+def _fold_names(names: Sequence[str], width: int) -> list[str]:
+    """Return `fold_name` of each, cut where most of them stay unlike each other."""
+    return max(([fold_name(name, width, share) for name in names] for share in _HEAD_SHARES), key=_distinct_count)
+
+
+def _distinct_count(names: Iterable[str]) -> int:
+    return len(set(names))
+
+
+def _telling_width(names: Sequence[str], widest: int) -> int:
+    """Return the least width at which `_fold_names` keeps names apart, within what a name column may ask for."""
+    narrowest = min(widest, _NAME_WIDTH_AT_LEAST)
+    widths = range(narrowest, min(widest, _NAME_WIDTH_AT_MOST) + 1)
+    apart = _distinct_count(names)
+    return next((width for width in widths if _distinct_count(_fold_names(names, width)) == apart), widths[-1])
+
+
+def _with_remark(name: str, short: str, remark: Text, width: int) -> Text:
+    """Return a name as `short` followed by a remark, on the same line if both fit, else on separate lines."""
+    cell = Text(short)
     if not remark.plain:
         return cell
     if cell_len(name) + 3 + remark.cell_len <= width:

@@ -46,6 +46,23 @@ def test_help_names_every_command_and_every_exit_code(run: Run) -> None:
         assert word in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("activations", "demo", "cat.jpg", "--max-channels", "lots"),
+            "--max-channels 'lots' should be a valid integer.",
+        ),
+        (("attribute", "demo", "cat.jpg", "--top", "0"), "--top '0' should be greater than or equal to 1."),
+        (("grads", "demo", "cat.jpg", "--mode", "training"), "--mode 'training' is not one of 'eval', 'train'."),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_option(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    ended = run(*arguments)
+    assert ended.code == 2
+    assert ended.stderr == f"hookscope: error: {said} See `hookscope {arguments[0]} --help`.\n"
+
+
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest_or_with_all(run: Run) -> None:
     typo = run("activation", "demo", "cat.jpg")
     assert typo.code == 2

@@ -1,11 +1,12 @@
 """Options replace what they name, and nonsense is refused."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hookscope.errors import UsageError
-from hookscope.inputs import preprocessing_from_options
+from hookscope.inputs import assumed_preparation, preprocessing_from_options
 from hookscope.results.inputs import Preprocessing
 
 
@@ -81,3 +82,19 @@ def test_other_batch_axes_are_usage_errors(text):
 def test_one_value_suits_a_one_channel_network():
     base = Preprocessing(channels=1, mean=(), std=())
     assert preprocessing_from_options(base, mean="0.5", std="0.25").mean == (0.5,)
+
+
+def test_a_preparation_that_nobody_named_is_said_of_pictures_alone():
+    picture, tensor = Path("cat.jpg"), Path("batch.NPY")
+    (both,) = assumed_preparation(Preprocessing(), [tensor, picture], {})
+    assert "resized to 224 and cropped to 224x224 (--resize, --crop)" in both
+    assert "normalised as for ImageNet (--mean, --std)" in both
+    (size,) = assumed_preparation(Preprocessing(), [picture], {"mean": "0.5", "std": None})
+    assert "--resize" in size
+    assert "--mean" not in size
+    (values,) = assumed_preparation(Preprocessing(), [picture], {"crop": "64"})
+    assert "--resize" not in values
+    assert "--mean" in values
+    assert assumed_preparation(Preprocessing(), [picture], {"resize": "64", "std": "1"}) == ()
+    assert assumed_preparation(Preprocessing(), [tensor], {}) == ()
+    assert assumed_preparation(Preprocessing(source="ResNet18_Weights.DEFAULT"), [picture], {}) == ()

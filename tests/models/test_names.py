@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torchvision
 
+from hookscope.errors import nearest
 from hookscope.models import names
 
 
@@ -29,3 +30,8 @@ def test_listing_names_imports_neither_torch_nor_torchvision() -> None:
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout.split()[0] == "resnet101"
     assert ended.stdout.splitlines()[-1] == "set()"
+
+
+def test_a_name_in_full_width_letters_has_its_nearest_in_the_usual_ones() -> None:
+    full_width = "".join(chr(ord(letter) + 0xFEE0) for letter in "resnet18")  # as an input method may write it
+    assert nearest(full_width, ["resnet18", "vgg11"]) == " Nearest: 'resnet18'."

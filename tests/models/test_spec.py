@@ -20,7 +20,7 @@ SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".safetensor
 
 @pytest.mark.parametrize("text", ["cat.jpg", "photos/Cat.PNG", "./cat.webp"])
 def test_a_picture_where_the_network_belongs_is_said_to_be_one(text: str) -> None:
-    with pytest.raises(UsageError, match=f"^MODEL '{text}' is a picture. Name the network first, then pictures.$"):
+    with pytest.raises(UsageError, match=f"^MODEL '{text}' is a picture. Name the network first, then pictures "):
         parse_model(text)
 
 

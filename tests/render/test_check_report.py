@@ -146,11 +146,11 @@ def test_one_checkpoint_that_passes_takes_one_line_and_so_do_none() -> None:
     assert shown(PASSING) == "models/good.pt: passed · 3 rules · resnet18 · 2 inputs · 1.5 s\n"
 
 
-def test_skipped_rules_stand_with_their_reasons_above_the_last_line() -> None:
+def test_skipped_rules_stand_with_their_reasons_below_the_verdict() -> None:
     assert shown(SKIPPING).splitlines() == [
+        "models/skipping.pt: passed · 1 rule · resnet18 · 2 inputs · 1.5 s",
         "  skip   expectation: No expectation is configured.",
         "  skip   drift: No baseline was given.",
-        "models/skipping.pt: passed · 1 rule · resnet18 · 2 inputs · 1.5 s",
     ]
 
 

@@ -4,8 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rich.cells import cell_len
+from rich.text import Text
 
-from hookscope.render.columns import fold_name, kept_positions, number_text, percent_text, probability_text, sparkline
+from hookscope.render.columns import (
+    Column,
+    fitted,
+    fold_name,
+    kept_positions,
+    number_column,
+    number_text,
+    percent_text,
+    probability_text,
+    sparkline,
+)
 from hookscope.results.distribution import distribution_of
 from hookscope.text import safe_text
 from tests.render.checked import anything
@@ -21,6 +32,32 @@ def test_a_folded_name_fits(name: str, width: int) -> None:
 def test_a_folded_name_keeps_its_end() -> None:
     assert fold_name("encoder.layers.11.mlp.fc2", 11) == "enc…mlp.fc2"
     assert fold_name("short", 5) == "short"
+
+
+def shown_names(names: list[str], width: int, remarks: list[str] | None = None) -> list[str]:
+    """Return the name column of a table with three columns of numbers, 9 wide each, and a column of remarks."""
+    columns = [
+        Column("name", list(map(Text, names)), 0),
+        *(Column(header, [Text("1.234e-05")] * len(names), rank) for rank, header in enumerate("abc", 1)),
+        Column("remarks", list(map(Text, remarks or [""] * len(names))), 20),
+    ]
+    return [cell.plain for cell in fitted(columns, width)[0].cells]
+
+
+KINDS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def test_shortened_names_stay_unlike_each_other() -> None:
+    names = [f"features.{block}.bn{place}.{what}" for block in range(12) for place in (1, 2) for what in KINDS]
+    short = shown_names(names, 52)
+    assert len(set(short)) == len(names)
+    assert max(map(len, short)) < max(map(len, names))
+
+
+def test_a_column_gives_way_to_names_that_could_not_be_told_apart() -> None:
+    names = [f"layer{block}.a_long_name_of_a_block.norm.weight" for block in range(10)]
+    assert len(set(shown_names(names, 40))) == 10
+    assert len(fitted([Column("name", list(map(Text, names)), 0), number_column("a", range(10), 1)], 44)) == 2
 
 
 def test_a_table_folds_above_sixty_rows_to_its_ends_and_what_is_notable() -> None:

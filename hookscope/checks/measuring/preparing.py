@@ -17,6 +17,7 @@ from hookscope.inputs import (
     Batch,
     LabelledFiles,
     NamedInput,
+    assumed_preparation,
     copy_of,
     count_inputs,
     find_inputs,
@@ -110,6 +111,8 @@ def prepare(
             paths = [*data.spread(_MOST_OF_DATA)]
             share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
             notes.append(f"All other rules look at {share} labelled pictures, as no others are given.")
+    if loaded.info.sha256:  # weights of a file, which were trained on something
+        notes += assumed_preparation(loaded.preprocessing, paths, options)
     loaded = replace(loaded, notes=(*notes, *loaded.notes))
     beside = named
     is_noise = False

@@ -165,6 +165,7 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
     A block that all layers are in has no name here: its first part has.
     """
     result: dict[int, str] = {}
+    names = [name if name.startswith("(") else name.partition(":")[0] for name in names]  # of an operation, its module
     for depth in range(1, 2 + max(name.count(".") for name in names)):
         blocks = [".".join(name.split(".")[:depth]) for name in names]
         if len(names) > 1 and len({*blocks}) == 1:
