@@ -14,7 +14,7 @@ from benchmarks.findings import Measurement, Section, Work
 from benchmarks.networks import seeded
 from benchmarks.same_work import Found, Rows, judge
 from benchmarks.timing import CLOCKS, Run, interleaved
-from hookscope.hooks.operations import has_own_operations
+from hookscope.hooks.callers import has_own_operations
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.results.activations import LayerRow

@@ -17,14 +17,11 @@ from torch import Tensor, nn
 from hookscope.differences.alignment import match_names
 from hookscope.differences.births import exceeds, rounding_limit
 from hookscope.differences.lockstep import Strand
-from hookscope.differences.party import Finished, Party, Ready, Stop, parameter_shapes
+from hookscope.differences.party import Finished, Party, Ready, Stop, parameter_shapes, run_once
 from hookscope.errors import HookscopeError, ModelError, UsageError
-from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
-from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
-from hookscope.inspection.state.preservation import preserved
 from hookscope.results.differences import DifferenceRow, OutputDifference
 from hookscope.text import counted, exception_line, printable, some_of
 
@@ -206,7 +203,9 @@ def compile_in_blocks(
         {name: parameter_shapes(each) for name, each in side.items()} for side in (modules_a, modules_b)
     )
     named = match_names(shapes_a, shapes_b, maps)
-    called_a, called_b = (_called(side, batch) for side, batch in zip((a, b), brought, strict=False))
+    called_a, called_b = (
+        run_once(side, batch, side.inspected.modules).called for side, batch in zip((a, b), brought, strict=False)
+    )
     blocks_a = partition(modules_a, called_a, a.selected if chosen else ())
     blocks_b = partition(modules_b, called_b, {named[name][0] for name in blocks_a if name in named})
     for party, blocks in zip(parties, (blocks_a, blocks_b, blocks_a), strict=False):
@@ -257,21 +256,6 @@ def _children(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
 
 def _is_around(name: str, inner: str) -> bool:
     return name != inner and (not name or inner.startswith(f"{name}."))
-
-
-def _called(party: Party, batch: Batch) -> set[str]:
-    """Run a network once; return the names of the modules that it calls, as far as it comes."""
-    network, modules = party.inspected.network, party.inspected.modules
-    with (
-        preserved(network, party.seed, party.mode, modules.values()),
-        capture(network, modules, lambda *_: None) as captured,
-    ):
-        try:
-            with torch.no_grad(), party.casting():
-                network(*batch.args, **batch.kwargs)
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the pass that counts raises it again
-            reraise_internal(raised)
-        return captured.called
 
 
 def _whole(party: Party) -> Party:

@@ -320,6 +320,27 @@ def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(each.shape) for each in owned_parameters(module))
 
 
+def run_once(
+    party: Party,
+    batch: Batch,
+    layers: Mapping[str, nn.Module],
+    observe: Callable[[ModuleCall, str, Tensor], None] = lambda *_: None,
+    operations: OperationChoice | None = None,
+) -> Capture[None]:
+    """Run a network over a batch, up to its end or its first error, and leave no trace of it; return the capture."""
+    network = party.inspected.network
+    with (
+        preserved(network, party.seed, party.mode, party.inspected.modules.values()),
+        capture(network, layers, observe, operations=operations) as captured,
+    ):
+        try:
+            with torch.no_grad(), party.casting():
+                network(*batch.args, **batch.kwargs)
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the pass that counts raises it again
+            reraise_internal(raised)
+    return captured
+
+
 def traced(party: Party, batch: Batch) -> list[Call]:
     """Run a network once; return its calls in the order in which they finish, as far as it came."""
     calls: dict[CallKey, list[Any]] = {}
@@ -331,17 +352,8 @@ def traced(party: Party, batch: Batch) -> list[Call]:
         calls.setdefault((call.layer, call.call), [kind, [], owned])[1].append(shape)
 
     chosen = None if party.operations is None else OperationChoice(party.operations.patterns)
-    network = party.inspected.network
-    with (
-        preserved(network, party.seed, party.mode, party.inspected.modules.values()),
-        capture(network, party.hooked, observe, operations=chosen) as captured,
-    ):
-        try:
-            with torch.no_grad(), party.casting():
-                network(*batch.args, **batch.kwargs)
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the pass that counts raises it again
-            reraise_internal(raised)
-        unchanged = {(each.layer, each.call) for each in captured.observations if each.passed_through}
+    captured = run_once(party, batch, party.hooked, observe, chosen)
+    unchanged = {(each.layer, each.call) for each in captured.observations if each.passed_through}
     return [
         Call(key, kind, tuple(shapes), owned) for key, (kind, shapes, owned) in calls.items() if key not in unchanged
     ]

@@ -103,6 +103,40 @@ def _whose(path: str) -> Whose:
     return "torch" if path.startswith(_LAYERS) and not path.endswith("functional.py") else "wrapper"
 
 
+def has_own_operations(module: nn.Module) -> bool:
+    """Tell whether a module's forward is not torch's own, so that operations in it are the network's."""
+    return runs_networks_code(module, {}) and not stands_for_torchs(module)
+
+
+def stands_for_torchs(module: nn.Module) -> bool:
+    """Tell whether a layer loaded from a file replaces one of torch's: operations in its graph are then the layer's."""
+    is_torchs = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and "forward" not in vars(module)
+    return is_torchs and not getattr(module, "with_torchs_operations", False)
+
+
+def runs_networks_code(module: nn.Module, known: dict[type, bool]) -> bool:
+    """Tell whether a module's forward is the network's own code; `known` caches the answer for each class."""
+    kind = type(module)
+    if "forward" in vars(module):
+        return _is_networks(module, vars(module)["forward"])
+    if kind not in known:
+        known[kind] = _is_networks(module, getattr(kind, "forward", None))
+    return known[kind]
+
+
+def _is_networks(module: nn.Module, forward: object) -> bool:
+    code = code_of(forward)
+    if isinstance(module, torch.jit.ScriptModule) or code is None:
+        return isinstance(module, torch.fx.GraphModule)
+    return forward is not nn.Module.forward and whose_code(code) != "torch"
+
+
+def code_of(forward: object) -> CodeType | None:
+    """Return the code of a module's forward; None if that is no plain Python function."""
+    code = getattr(forward, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
 def source_line(caller: FrameType) -> str:
     """Return the line that calls an operation, "net.py:14"; "" where none is known."""
     place = (id(caller.f_code), caller.f_lasti)  # the code is among `_known_codes`

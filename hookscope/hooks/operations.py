@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import nearest
-from hookscope.hooks.callers import CALL, caller_of, operation_name, source_line, whose_code
+from hookscope.hooks.callers import (
+    CALL,
+    caller_of,
+    code_of,
+    has_own_operations,
+    operation_name,
+    runs_networks_code,
+    source_line,
+    stands_for_torchs,
+    whose_code,
+)
 from hookscope.hooks.calls import CallHooks, Hook
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
@@ -201,7 +211,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             if whose == "torch":  # somebody has wrapped a function that a layer of torch calls
                 return None
             # A module that is none of the network's is called, perhaps a copy; its forward counts, hooks on it do not.
-            if code is CALL and below is not _code_of(getattr(frame.f_locals.get("self"), "forward", None)):
+            if code is CALL and below is not code_of(getattr(frame.f_locals.get("self"), "forward", None)):
                 return None
             if whose != "module":
                 below = code
@@ -310,8 +320,8 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         off: set[str] = set()  # names of modules inside which the mode is off
         kinds: dict[type, bool] = {}
         for name, module in modules.items():
-            if _runs_networks_code_by_class(module, kinds):
-                calling = None if _stands_for_torchs(module) else Caller(name, module, _code_of(module.forward))
+            if runs_networks_code(module, kinds):
+                calling = None if stands_for_torchs(module) else Caller(name, module, code_of(module.forward))
                 attach(module, Hook(_enter, mode, calling), Hook(_leave, mode))
             elif name and name.rpartition(".")[0] in off:
                 off.add(name)
@@ -350,40 +360,6 @@ class _Names(dict[int, str]):
                 for key, tensor in held.items():
                     self.setdefault(id(tensor), f"{name}.{key}" if name else key)
         return self.get(identity, "")
-
-
-def has_own_operations(module: nn.Module) -> bool:
-    """Tell whether a module's forward is not torch's own, so that operations in it are the network's."""
-    return _runs_networks_code(module) and not _stands_for_torchs(module)
-
-
-def _stands_for_torchs(module: nn.Module) -> bool:
-    """Tell whether a layer out of a file stands for one of torch's: what its graph holds is inside that."""
-    is_torchs = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and "forward" not in vars(module)
-    return is_torchs and not getattr(module, "with_torchs_operations", False)
-
-
-def _code_of(forward: object) -> CodeType | None:
-    code = getattr(forward, "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def _runs_networks_code(module: nn.Module) -> bool:
-    forward = vars(module).get("forward") or getattr(type(module), "forward", None)
-    code = _code_of(forward)
-    if isinstance(module, torch.jit.ScriptModule) or code is None:
-        return isinstance(module, torch.fx.GraphModule)
-    return forward is not nn.Module.forward and whose_code(code) != "torch"
-
-
-def _runs_networks_code_by_class(module: nn.Module, known: dict[type, bool]) -> bool:
-    """Return `_runs_networks_code`, worked out once for each class; `known` holds the answers."""
-    if "forward" in vars(module):
-        return _runs_networks_code(module)
-    kind = type(module)
-    if kind not in known:
-        known[kind] = _runs_networks_code(module)
-    return known[kind]
 
 
 def _name_inputs(

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from hookscope.hooks.callers import has_own_operations
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import Place
-from hookscope.hooks.operations import EVERYTHING, OperationChoice, has_own_operations
+from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import exact_operation, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_from
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits

@@ -24,7 +24,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.operations import has_own_operations, observing
+from hookscope.hooks.callers import has_own_operations
+from hookscope.hooks.operations import observing
 from hookscope.models.module_stubs import always_training, layer_class, set_sizes, some_layers
 from hookscope.models.scriptgraph import Plan, define_weights, groups, instances_of, permutation, planned, reroute
 from hookscope.models.scriptoperations import Observable, ScriptOperation, cause_of

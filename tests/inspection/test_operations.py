@@ -12,8 +12,9 @@ import timm
 import torch
 from torch import Tensor, fx, nn
 
+from hookscope.hooks.callers import has_own_operations
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.operations import OperationChoice, has_own_operations
+from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.forward import inspect
