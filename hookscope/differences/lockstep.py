@@ -1,8 +1,8 @@
-"""Run several functions side by side, each in a thread that runs from one pause to its next.
+"""Run several functions in lockstep, each in a thread that runs from one pause to the next.
 
-A forward pass cannot be left and entered again; a thread that waits inside a hook can. What torch keeps by thread
-(whether gradients are recorded, autocast, modes, the count of threads) each function sets for itself. All threads share
-the random generators: threads that run one at a time have their states swapped; for others see `next_stopped`.
+A forward pass cannot be suspended, but a thread can wait inside a hook. Each function sets torch's thread-local state
+(grad mode, autocast, modes, the number of threads) itself. All threads share the random generators: for threads that
+run one at a time, their states are swapped; for concurrent ones see `next_stopped`.
 """
 
 import random
@@ -19,31 +19,31 @@ from numpy.random import mtrand
 Stop = TypeVar("Stop")
 T = TypeVar("T")
 
-# How often a caller that waits looks whether the thread is still there. Our choice.
+# How often a waiting caller checks that the thread is alive. Our choice.
 _LOOKS_AFTER_SECONDS = 1.0
 
 
 class AbandonedError(BaseException):
-    """Raised where a function waits that is not to go on: no `Exception`, so that a network does not swallow it."""
+    """Raised at a pause to end the function; not an `Exception`, so that a network does not catch it."""
 
 
 class Strand(Generic[Stop]):
-    """A function in a thread that runs from one pause to its next.
+    """A function in a thread that runs from one pause to the next.
 
     Attributes:
         done: Whether the function has returned or raised.
-        breaks_off: Every breakable pause raises, until the function itself takes this back.
-        result: What it returned.
-        error: What it raised.
-        random: The states that random generators have for it, where it runs while no other one does.
-        arrive: Called in the thread at every breakable pause, with what it pauses with, in place of telling the caller;
-            the function waits until it is started, unless this returns True.
+        breaks_off: Whether breakable pauses raise; the function resets this itself.
+        result: Its return value.
+        error: The exception it raised.
+        random: Its states of the random generators, if strands run one at a time.
+        arrive: Called in the thread with the stop of every breakable pause, instead of reporting it to the caller; the
+            function then waits until it is started, unless this returns True.
     """
 
     def __init__(
         self, function: Callable[["Strand[Stop]"], object], stopped: "SimpleQueue[Strand[Stop]] | None" = None
     ) -> None:
-        """Be ready to run a function, which is given this strand to pause at; `stopped` is told of each pause."""
+        """Prepare to run a function, called with this strand; each pause is reported to `stopped`."""
         self.done = False
         self.result: object = None
         self.error: BaseException | None = None
@@ -59,7 +59,7 @@ class Strand(Generic[Stop]):
         self._thread.start()
 
     def resume(self) -> Stop | None:
-        """Let it run to its next pause; return what it pauses with, None once it has ended."""
+        """Run to the next pause and return its stop; None once the function has ended."""
         self.random.enter()
         try:
             self.start()
@@ -68,19 +68,19 @@ class Strand(Generic[Stop]):
             self.random.leave()
 
     def start(self) -> None:
-        """Let it go on, while the caller does as well."""
+        """Continue, concurrently with the caller."""
         self._stop = None
         self._go.put(None)
 
     def wait(self) -> Stop | None:
-        """Wait for its next pause, once it has been started; return as `resume` does."""
+        """Wait for the next pause after `start`; return as `resume` does."""
         return next_stopped([self])[1]
 
     def finish(self) -> None:
-        """Let it run to its end, past every pause.
+        """Run to the end, ignoring pauses.
 
         Raises:
-            BaseException: What the function raised.
+            BaseException: The exception that the function raised.
         """
         while not self.done:
             self.resume()
@@ -88,7 +88,7 @@ class Strand(Generic[Stop]):
             raise self.error
 
     def call(self, task: Callable[[], Any]) -> Any:
-        """Call a function in the thread, at the pause that it is at, and return what it returns or raise its error."""
+        """Call a function in the paused thread; return its result or raise its error."""
         if current_thread() is self._thread:
             return task()
         self._go.put(task)
@@ -98,10 +98,10 @@ class Strand(Generic[Stop]):
         return result
 
     def pause(self, stop: Stop, *, breakable: bool = True) -> None:
-        """Wait, inside the function, until the strand is started again.
+        """Pause, inside the function, until the strand is started again.
 
         Raises:
-            AbandonedError: If it never will be, or `breaks_off` and the pause is `breakable`.
+            AbandonedError: If the strand is abandoned, or `breaks_off` is set and the pause is `breakable`.
         """
         self._go_on(breakable=breakable)
         if breakable and self.arrive is not None:
@@ -113,14 +113,14 @@ class Strand(Generic[Stop]):
         while waits and (task := self._go.get()) is not None:
             try:
                 outcome: tuple[object, BaseException | None] = (task(), None)
-            except BaseException as error:  # noqa: BLE001 - it is raised where the task came from
+            except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
                 outcome = (None, error)
             self._outcomes.put(outcome)
             del task, outcome  # which may hold tensors
         self._go_on(breakable=breakable)
 
     def abandon(self) -> None:
-        """End the function where it waits, by an error, and wait until it has ended."""
+        """End the paused function by raising in it, and wait until it has ended."""
         self._abandoned = True
         if self._thread.is_alive():
             self._go.put(None)
@@ -144,10 +144,10 @@ class Strand(Generic[Stop]):
 
 @contextmanager
 def strands(functions: Sequence[Callable[[Strand[Stop]], object]]) -> Iterator[list[Strand[Stop]]]:
-    """Make a strand of each function; whatever happens in the block, all have ended after it.
+    """Make a strand of each function; all have ended after the block, also after an exception.
 
-    Each draws the random numbers that it would draw alone, from the states that the generators have now, and which they
-    have again after the block.
+    Each draws the random numbers that it would draw alone, from the current states of the generators, which are
+    restored after the block.
     """
     started: list[Strand[Stop]] = []
     stopped: SimpleQueue[Strand[Stop]] = SimpleQueue()
@@ -164,17 +164,17 @@ def strands(functions: Sequence[Callable[[Strand[Stop]], object]]) -> Iterator[l
 
 
 def next_stopped(strands: Sequence[Strand[Stop]]) -> tuple[Strand[Stop], Stop | None]:
-    """Wait until one of the strands that run, which were made together, pauses or ends; return it, and its stop.
+    """Wait until one of the running strands, which were made together, pauses or ends; return it and its stop.
 
-    Of strands that run at the same time it is left to chance which draws which random number: the caller sees by
-    `RandomStates` whether any has.
+    Which concurrent strand draws which random number is undefined: the caller can tell by `RandomStates` whether any
+    was drawn.
     """
     strand = _get(strands[0]._stopped, strands)
     return strand, strand._stop
 
 
 def _get(queue: "SimpleQueue[T]", strands: Sequence[Strand[Stop]]) -> T:
-    """Wait for what the threads of strands put into a queue."""
+    """Take an item from a queue that the threads of strands fill."""
     while True:
         try:
             return queue.get(timeout=_LOOKS_AFTER_SECONDS)
@@ -184,17 +184,17 @@ def _get(queue: "SimpleQueue[T]", strands: Sequence[Strand[Stop]]) -> T:
 
 
 class RandomStates:
-    """The states of the random generators of torch (on the CPU and CUDA), Python and NumPy, at one time."""
+    """A snapshot of the random generators of torch (CPU and CUDA), Python and NumPy."""
 
     def __init__(self) -> None:
-        """Take the states as they are now."""
-        # NumPy's takes longer to copy than a small layer to run: its generator is exchanged instead.
+        """Save the current states."""
+        # Copying NumPy's state takes longer than running a small layer: its generator is swapped instead.
         self._numpy = np.random.MT19937()
         self._numpy.state = np.random.get_state(legacy=False)  # type: ignore[assignment]
         self.leave()
 
     def enter(self) -> None:
-        """Go on with them."""
+        """Set the generators to these states."""
         torch.set_rng_state(self._torch)
         random.setstate(self._python)
         mtrand.set_bit_generator(self._numpy)
@@ -202,7 +202,7 @@ class RandomStates:
             torch.cuda.set_rng_state_all(self._cuda)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether the same random numbers follow; those of CUDA are not looked at."""
+        """Tell whether the next random numbers are the same; CUDA is not compared."""
         if not isinstance(other, RandomStates):
             return NotImplemented
         states = self._numpy.state["state"], other._numpy.state["state"]
@@ -216,7 +216,7 @@ class RandomStates:
     __hash__ = None  # type: ignore[assignment]  # they change
 
     def leave(self) -> None:
-        """Remember what they have come to."""
+        """Save the states that the generators have now."""
         self._torch = torch.get_rng_state()
         self._python = random.getstate()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

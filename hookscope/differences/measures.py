@@ -1,4 +1,4 @@
-"""Measure how far one tensor is from another, in float64, with little memory besides."""
+"""Measure the difference of two tensors in float64, with little extra memory."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ from torch import Tensor
 from hookscope.results.differences import ChannelShare, Measures
 from hookscope.statistics.difference import SquaredSums, squared_sums
 
-# Elements that are compared at a time. On the CPU as many as torch does not spread over threads, which would have to be
-# woken for each; their float64 copies stay in a core's cache. Our choice, like that for accelerators.
+# Elements compared at a time. On the CPU few enough that torch does not wake other threads, and that the float64 copies
+# stay in a core's cache. Our choice, as is that for accelerators.
 _CPU_CHUNK = 2**15
 _DEVICE_CHUNK = 2**24
 
 # A channel with more than this share of the squared difference is the culprit. Our choice.
 _CULPRIT_FRACTION = 0.5
-# Above this share of A's norm the channels of a difference are looked at. Our choice: below, it is mostly rounding.
+# Channels are examined if the difference exceeds this share of A's norm. Our choice: below, it is mostly rounding.
 _LOOKS_AT_CHANNELS = 1e-6
 # With fewer channels one of them easily has the larger part.
 _FEWEST_CHANNELS = 4
@@ -24,15 +24,15 @@ _FEWEST_CHANNELS = 4
 
 @dataclass(slots=True)
 class Sums:
-    """What is summed over the elements of tensors A and B, for `measured`.
+    """Sums over the elements of tensors A and B, from which `measured` follows.
 
     Attributes:
-        a: Of A squared; `b` and `difference` likewise, of B and of A-B, and `product` of A times B.
+        a: Sum of squares of A; `b` of B, `difference` of A-B; `product` is the sum of A times B.
         max_abs: Largest magnitude of A-B so far, at `max_at`, where A's value is `max_value`.
-        unequal: Elements that differ.
-        count: Elements.
-        mismatched: Elements that are not finite on one side and not the same on the other; not in the sums.
-        squares: Of A-B by channel, (C,), if an axis counts channels.
+        unequal: Number of elements that differ.
+        count: Number of elements.
+        mismatched: Elements that are not finite in one tensor and not the same in the other; not in the sums.
+        squares: Sum of squares of A-B by channel, (C,), if an axis counts channels.
     """
 
     a: float = 0.0
@@ -51,9 +51,9 @@ class Sums:
         """Add the elements of two `comparable` tensors.
 
         Args:
-            a: Of any shape.
-            b: Likewise.
-            first_input: Position of the first one on axis 0.
+            a: Any shape.
+            b: Same shape.
+            first_input: Position in the run of the first input on axis 0.
             channel_axis: The axis that counts channels; None if none does.
         """
         sums = squared_sums(a, b, channel_axis)
@@ -87,7 +87,7 @@ class Sums:
             self._add_squares(squares_by_channel(a, b, channel_axis))
 
     def _add_found(self, found: SquaredSums, a: Tensor, first_input: int) -> None:
-        """Add what compiled code has found."""
+        """Add the sums that compiled code returned."""
         place = found.max_at
         largest = 0.0 if place is None or found.max_abs <= self.max_abs else found.max_abs
         at = (place[0] + first_input, *place[1:]) if place else place
@@ -103,7 +103,7 @@ class Sums:
         """Add some elements, in float64.
 
         Returns:
-            Their largest difference, where it is and what A is there; the place is -1 if it is not larger than that.
+            Their largest difference, its place and A's value there; the place is -1 if it is at most `at_least`.
         """
         differences = a - b
         of_difference = float(differences.dot(differences))
@@ -120,13 +120,13 @@ class Sums:
         self.difference += of_difference
         self.unequal += int(differences.count_nonzero())
         largest = max(map(abs, map(float, differences.aminmax())))
-        if largest <= at_least:  # to find the place takes longer than all the rest
+        if largest <= at_least:  # finding the place takes longer than all the rest
             return 0.0, -1, 0.0
         at = int(differences.abs_().argmax())
         return largest, start + at, float(a[at])
 
     def merge(self, other: "Sums") -> None:
-        """Add the elements of others."""
+        """Merge the sums of other elements."""
         if other.max_abs > self.max_abs:
             self.max_abs, self.max_at, self.max_value = other.max_abs, other.max_at, other.max_value
         self.a += other.a
@@ -149,11 +149,11 @@ class Sums:
 
     @property
     def error(self) -> float:
-        """The same of A beside B: relative to B."""
+        """The relative L2 difference with B as the reference."""
         return replace(self, a=self.b).relative_l2
 
     def measured(self, dtype: torch.dtype) -> Measures:
-        """Return the measures; `dtype` is the coarser one of the two, for `ulps`."""
+        """Return the measures; `dtype` is the coarser of the two, for `ulps`."""
         norms = math.sqrt(self.a) * math.sqrt(self.b)
         cosine = None if not norms else max(min(self.product / norms, 1.0), -1.0)
         ulps = self.max_abs / _spacing(self.max_value, dtype) if dtype.is_floating_point else None
@@ -178,7 +178,7 @@ def comparable(a: Tensor, b: Tensor) -> str:
 
 
 def plain(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the numbers of a dense tensor, complex ones as pairs and quantised ones as they count, on a device."""
+    """Return the values of a dense tensor on a device: complex ones as pairs, quantised ones dequantised."""
     tensor = tensor.detach()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
@@ -188,19 +188,19 @@ def plain(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _meeting_place(a: Tensor, b: Tensor) -> torch.device:
-    """Return the device to compare two tensors on: theirs, or the CPU."""
+    """Return the device to compare two tensors on: theirs if they share one, else the CPU."""
     return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
 
 
 def coarser(a: Tensor, b: Tensor) -> torch.dtype:
-    """Return the floating dtype of the two with the longer steps; that of A if one is no floating dtype."""
+    """Return the coarser floating dtype of the two; A's dtype if one is not floating."""
     if not (a.dtype.is_floating_point and b.dtype.is_floating_point):
         return a.dtype
     return max((a.dtype, b.dtype), key=lambda each: torch.finfo(each).eps)
 
 
 def culprit(sums: Sums) -> ChannelShare | None:
-    """Return the channel that has most of the squared difference; None if none has, or it is mostly rounding."""
+    """Return the channel with most of the squared difference; None if there is none, or it is mostly rounding."""
     squares = sums.squares
     if squares is None or len(squares) < _FEWEST_CHANNELS or sums.relative_l2 < _LOOKS_AT_CHANNELS:
         return None
@@ -232,7 +232,7 @@ def _spacing(value: float, dtype: torch.dtype) -> float:
 
 
 def _unravelled(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the place of the element at a position in row-major order."""
+    """Return the indices of the element at a row-major position."""
     place = []
     for size in reversed(shape):
         at, index = divmod(at, size)

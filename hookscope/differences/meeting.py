@@ -1,4 +1,4 @@
-"""Let networks run until all of them have reached the same output, compare it there, and let them go on."""
+"""Run networks until all have reached the same output, compare it, and continue."""
 
 import math
 import weakref
@@ -21,13 +21,13 @@ from hookscope.text import exception_line
 
 @dataclass(slots=True)
 class Row:
-    """What is known of one pair of outputs.
+    """The comparison of one pair of outputs.
 
     Attributes:
         sums: By pair of parties: (0, 1) is A and B; 2 is the reference.
-        inputs: Of A and B, of each tensor that the layer is given; () if they cannot be compared.
-        added: Of B's layer on A's input, beside A's output.
-        coarser: The floating dtype of A and B with the longer steps.
+        inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
+        added: Sums of A's output and the output of B's layer on A's input.
+        coarser: The coarser floating dtype of A and B.
         note: Why there are no sums of A and B, or no `added`.
     """
 
@@ -39,12 +39,12 @@ class Row:
 
     @property
     def input_relative_l2(self) -> float | None:
-        """The largest of any input; None if there is none."""
+        """The largest relative L2 difference of any input; None without inputs."""
         values = [each.relative_l2 for each in self.inputs]
         return None if not values else math.nan if any(map(math.isnan, values)) else max(values)
 
     def merge(self, other: "Row") -> None:
-        """Add what another batch has shown."""
+        """Merge the row of another batch."""
         for pair, sums in other.sums.items():
             self.sums.setdefault(pair, Sums()).merge(sums)
         self.inputs = self.inputs or tuple(Sums() for _ in other.inputs)
@@ -61,20 +61,20 @@ class Row:
 
 
 class _Known:
-    """Pairs of tensors that have been compared: the next layer's input is mostly the last one's output."""
+    """Pairs of tensors that were compared: the next layer's input is usually the last one's output."""
 
     def __init__(self) -> None:
         self._pairs: dict[tuple[int, int], tuple[Any, Any, tuple[int, int], Sums]] = {}
 
     def find(self, a: Tensor, b: Tensor) -> Sums | None:
-        """Return the sums of two tensors, if nothing has been written to them since."""
+        """Return the known sums of two tensors, unless they were modified since."""
         known = self._pairs.get((id(a), id(b)))
         if known is None or known[0]() is not a or known[1]() is not b or known[2] != _versions(a, b):
             return None
         return known[3]
 
     def add(self, a: Tensor, b: Tensor, sums: Sums) -> None:
-        """Note the sums of two tensors."""
+        """Record the sums of two tensors."""
         self._pairs[id(a), id(b)] = (weakref.ref(a), weakref.ref(b), _versions(a, b), sums)
 
 
@@ -84,15 +84,15 @@ def _versions(a: Tensor, b: Tensor) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Meeting:
-    """The parties of a run, A first, and what their outputs have come to.
+    """The parties of a run, A first, and the comparisons of their outputs.
 
     Attributes:
-        strands: In the order of the parties.
-        shadows: Whether B's layers are run on A's inputs too.
-        maps: Of A-B, of the first input.
-        shared_threads: Of the CPU, for all parties, which run at the same time; None if they take turns.
-        rows: By key, of the batches that were kept.
-        needs_turns: Whether the batch that ran last is to be run again by parties that take turns.
+        strands: The strands, in the order of the parties.
+        shadows: Whether B's layers also run on A's inputs.
+        maps: Maps of A-B for the first input.
+        shared_threads: Number of CPU threads for all parties if they run concurrently; None if they take turns.
+        rows: Rows by key, over the batches that were kept.
+        needs_turns: Whether the last batch must be repeated with the parties taking turns.
     """
 
     parties: Sequence[Party]
@@ -115,15 +115,15 @@ class Meeting:
     _count: int = 0
 
     def run(self, first_input: int, count: int) -> list[Finished] | None:
-        """Run one batch, which the parties have.
+        """Run the batch that the parties hold.
 
         Args:
             first_input: Position of its first input in the run.
-            count: Of its inputs.
+            count: Number of its inputs.
 
         Returns:
-            How each of them ended; None if the batch is to be run again: parties that ran at the same time drew a
-            random number or raised, or one has overwritten what was to be compared.
+            How each party ended; None if the batch must be repeated: concurrent parties drew a random number or
+            raised, or one has overwritten a tensor before it was compared.
         """
         self._first_input, self._count = first_input, count
         if not first_input:
@@ -161,7 +161,7 @@ class Meeting:
                 self._meet()
 
     def _run_together(self) -> None:
-        """Let all run at the same time: the last to come to a meeting compares, in its thread, and goes on at once."""
+        """Run all concurrently: the last to arrive at an output compares it, in its thread, and continues at once."""
         before = self.strands[0].random
         if not all(strand.random == before for strand in self.strands):
             self.needs_turns = True
@@ -183,7 +183,7 @@ class Meeting:
         self.needs_turns = RandomStates() != before or any(each.error for each in self._finished.values())
 
     def _arrive(self, place: int, stop: Stop) -> bool:
-        """Wait for the others to reach what a party has, or meet them; tell whether it goes on at once."""
+        """Record a party's stop, and compare if it is the last to arrive; tell whether it continues at once."""
         with self._lock:
             if not self.strands[place].breaks_off:
                 self._note(place, stop)
@@ -191,7 +191,7 @@ class Meeting:
             return place not in self._waiting
 
     def _meet_once_all_are_there(self, place: int) -> None:
-        """Meet if all others wait or have finished, and let those go on but for the one at `place`."""
+        """Compare if all others wait or have finished, and start them, except the one at `place`."""
         waited = [at for at in self._waiting if at != place]
         if any(each.error is not None for each in self._finished.values()):
             for strand in self.strands:
@@ -204,10 +204,10 @@ class Meeting:
                 self.strands[at].start()
 
     def _note(self, place: int, stop: Stop | None) -> None:
-        """Note what a party pauses with, in the middle of a batch or after it.
+        """Record a party's stop, during a batch or after it.
 
         Raises:
-            BaseException: What it raised.
+            BaseException: The exception that the party raised.
         """
         error = self.strands[place].error
         if error is not None:
@@ -218,18 +218,18 @@ class Meeting:
             self._finished[place] = stop if isinstance(stop, Finished) else Finished()
 
     def keep(self) -> None:
-        """Count the batch that ran last."""
+        """Merge the rows of the last batch."""
         for key, row in self._batch.items():
             self.rows.setdefault(key, Row()).merge(row)
 
     def _break_off(self, place: int) -> None:
-        """Let a party that is in the middle of a batch end it where it waits."""
+        """Make a party that is paused during a batch abandon it."""
         if place not in self._finished:
             self.strands[place].breaks_off = True
             self._note(place, self.strands[place].resume())
 
     def _prepare(self, strand: Strand[Stop]) -> None:
-        """Let a party do what comes before the forward pass."""
+        """Advance a party to just before its forward pass."""
         stop: Stop | None = None
         while not (isinstance(stop, Ready) and stop.has_batch) and not strand.done:
             stop = strand.resume()
@@ -237,7 +237,7 @@ class Meeting:
             raise strand.error
 
     def _meet(self) -> None:
-        """Compare what all parties have reached; what some have not is held until they have."""
+        """Compare the outputs that all parties have reached; hold the others."""
         waiting, held, finished = self._waiting, self._held, self._finished
         met = False
         for key in {each.key: None for each in waiting.values()}:
@@ -259,7 +259,7 @@ class Meeting:
             waiting.clear()
 
     def _compare(self, key: Key, seen: Sequence[Seen]) -> None:
-        """Compare what all parties have reached."""
+        """Compare one output of all parties."""
         call, (a, b) = key[:2], seen[:2]
         if key[3] == "input":
             self._compared[key] = self._sums((0, 1), a.tensor, b.tensor)
@@ -283,7 +283,7 @@ class Meeting:
                 self.maps.offer(a, b, row.sums[0, 1].relative_l2, added, self.parties[0].recorder)
 
     def _sums(self, pair: tuple[int, int], a: Tensor, b: Tensor, channel_axis: int | None = None) -> Sums | None:
-        """Return the sums of two tensors, which may be known already; None if they cannot be compared."""
+        """Return the sums of two tensors, cached if known; None if they cannot be compared."""
         if comparable(a, b):
             return None
         known = self._known[pair].find(a, b)
@@ -297,7 +297,7 @@ class Meeting:
 
     def _compare_inputs(self, row: Row, call: tuple[str, int], a: Seen, b: Seen) -> None:
         overwritten = a.overwrote or (*call, 0, "input")
-        if a.overwrote != b.overwrote:  # one of them is gone
+        if a.overwrote != b.overwrote:  # one of the inputs is already overwritten
             self._missed = True
             return
         if overwritten in self._compared:
@@ -330,7 +330,7 @@ class Meeting:
 
 
 def _run_alone(party: Party, seen: Seen, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
-    """Run one layer of a network on inputs of another, brought to where and what its own are."""
+    """Run one layer of a network on inputs of another, converted to the device and dtype of its own."""
     like = iter(seen.inputs)
 
     def moved(value: Any) -> Any:

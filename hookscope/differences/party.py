@@ -35,11 +35,11 @@ Key = tuple[str, int, int, Literal["output", "input"]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A pause: a tensor that has a partner.
+    """A pause at a tensor that has a partner.
 
     Attributes:
-        inputs: Tensors that the call was given, as in `ModuleCall`.
-        overwrote: The output that the call was given and wrote to, if it had been seen; None if not, or nothing was.
+        inputs: Input tensors of the call, as in `ModuleCall`.
+        overwrote: The earlier output that the call took as input and overwrote; None if there is none.
         channel_axis: The axis of the tensor that counts channels; None if none does.
     """
 
@@ -53,7 +53,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A pause after a batch: what the network returned, or what it raised, with a sentence about it."""
+    """A pause after a batch: the network's output, or its error with a message."""
 
     output: object = None
     error: BaseException | None = None
@@ -62,7 +62,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A pause before each batch, and one more when all but the forward pass is done: then `has_batch`."""
+    """A pause before each batch, and another, with `has_batch`, right before its forward pass."""
 
     has_batch: bool = False
 
@@ -72,7 +72,7 @@ Stop = Seen | Finished | Ready
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An output as the first batch showed it."""
+    """An output of the first batch."""
 
     label: str
     layer: str
@@ -83,22 +83,22 @@ class Shown:
 
 @dataclass(slots=True, kw_only=True)
 class Party:
-    """A network, how it runs, and what it has shown.
+    """A network, how it runs, and its outputs so far.
 
     Attributes:
-        title: What messages call it: "A (resnet34)".
-        selected: The layers that rows are shown of.
-        hooked: These, the layers that are looked at by default, and the modules around them.
-        partner: The key of A for a call of this network; None if it has none.
+        title: Its name in messages: "A (resnet34)".
+        selected: The layers that have rows.
+        hooked: The selected layers, the default layers, and the modules around them.
+        partner: Maps a call of this network to its key in A; None for a call without a partner.
         autocast: The dtype of autocast; None for none.
-        threads: Of the CPU; None for as many as torch takes.
-        keeps: What is kept of each call until it returns: a copy of its inputs, as they were before any hook, or
-            whether autocast was on.
-        looks_before: Whether it pauses before every layer that overwrites its input, not only where that was not seen
-            as an output.
-        batch: What it runs over next; None ends it.
-        shown: What it has shown in all batches, in order, by (layer, call, which).
-        passed_through: Those that were an input unchanged in every batch.
+        threads: Number of CPU threads; None for torch's default.
+        keeps: What to keep of each call until it returns: a copy of its inputs from before any hook, or the state of
+            autocast.
+        looks_before: Whether to pause before every layer that overwrites its input, not only if that input was not
+            seen as an output.
+        batch: The next batch; None ends the run.
+        shown: Outputs of all batches, in order, by (layer, call, which).
+        passed_through: Whether each was an unchanged input in every batch.
     """
 
     title: str
@@ -127,7 +127,7 @@ class Party:
     _is_paused: bool = False
 
     def run(self, strand: Strand[Stop]) -> None:
-        """Run over one batch after another, as a strand does."""
+        """Run all batches, pausing at the strand."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         with ExitStack() as block:
@@ -153,7 +153,7 @@ class Party:
             is_first = False
 
     def _next(self, strand: Strand[Stop], state: Preserved, *, is_first: bool) -> bool:
-        """Run over the batch that comes next; tell whether there was one."""
+        """Run the next batch; tell whether there was one."""
         strand.pause(Ready(), breakable=False)
         batch, self.batch = self.batch, None
         if batch is None or self.captured is None:
@@ -167,7 +167,7 @@ class Party:
             kept.clear()
         self.recorder.start(batch.indices)
         strand.pause(Ready(has_batch=True), breakable=False)
-        if strand.breaks_off:  # before it has begun
+        if strand.breaks_off:  # before the forward pass began
             strand.breaks_off = False
             finished = Finished(error=AbandonedError())
         else:
@@ -196,7 +196,7 @@ class Party:
 
     @contextmanager
     def casting(self) -> Iterator[None]:
-        """Cast automatically where the network does."""
+        """Enable autocast if the network runs with it."""
         if self.autocast is None:
             yield
             return
@@ -206,15 +206,15 @@ class Party:
 
     def lists(self, layer: str) -> bool:
         """Tell whether rows of a layer or operation are shown."""
-        return layer in self.selected or layer not in self.hooked  # operations are no modules
+        return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
 
     def kept_of(self, layer: str) -> Any:
-        """Return what was kept of the latest call of a layer, and forget it; None if nothing was."""
+        """Pop what was kept of the latest call of a layer; None if nothing was."""
         given = self._given.get(layer)
         return given.pop() if given else None
 
     def _observe(self, strand: Strand[Stop], call: ModuleCall, slot: str, tensor: Tensor) -> int:
-        """Note an output in the hook, and wait for its partner; return which of the call's tensors it is."""
+        """Record an output in the hook and wait for its partner; return its index among the call's tensors."""
         place = (call.layer, call.call)
         which = self._counts[place]
         self._counts[place] += 1
@@ -235,7 +235,7 @@ class Party:
 
     @contextmanager
     def _before_calls(self, strand: Strand[Stop]) -> Iterator[None]:
-        """Look at what is given to layers that overwrite it, and keep all inputs if that is asked for."""
+        """Add pre-hooks that show inputs about to be overwritten, and keep all inputs if `keeps` is set."""
         handles: list[RemovableHandle] = []
         try:
             for name, module in self.hooked.items():
@@ -251,9 +251,9 @@ class Party:
                 handle.remove()
 
     def run_alone(self, layer: str, args: Any, kwargs: Any) -> list[Tensor]:
-        """Run one layer besides, where the network waits, and leave no trace of it; return what tensors it returns.
+        """Run one layer while the network is paused, without side effects; return its output tensors.
 
-        What the layer keeps in buffers, and random numbers that it draws, are as they were afterwards.
+        The layer's buffers and the random states are restored.
         """
         module = self.hooked[layer]
         device = torch.device(self.inspected.placed[0])
@@ -284,7 +284,8 @@ class Party:
             self._keep(layer, (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
 
     def _keep(self, layer: str, what: Any) -> None:
-        self._given[layer] = [*self._given.get(layer, [])[-3:], what]  # calls inside others, unless they raised
+        # Nested calls need several; calls that raised leave extra ones.
+        self._given[layer] = [*self._given.get(layer, [])[-3:], what]
 
     def _before_overwriting(self, strand: Strand[Stop], layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._is_paused:
@@ -305,7 +306,7 @@ class Party:
 
 
 def looked_at(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the layers of a network that are hooked: the selected, those that are by default, and all around them."""
+    """Return the layers to hook: the selected ones, the default ones, and all modules around them."""
     wanted = {*selected, *default_layers(inspected.modules)}
     around = {name.rpartition(".")[0] for name in wanted if name}
     while around - wanted:
@@ -342,7 +343,7 @@ def run_once(
 
 
 def traced(party: Party, batch: Batch) -> list[Call]:
-    """Run a network once; return its calls in the order in which they finish, as far as it came."""
+    """Run a network over a batch, to its end or first error; return its calls in the order in which they finish."""
     calls: dict[CallKey, list[Any]] = {}
 
     def observe(call: ModuleCall, _slot: str, tensor: Tensor) -> None:
@@ -360,7 +361,7 @@ def traced(party: Party, batch: Batch) -> list[Call]:
 
 
 def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:
-    """Return autocast as it was at another time; a device may have none, which then is off at both."""
+    """Return autocast in a given state; a device without autocast is never switched."""
     if not enabled and not torch.is_autocast_enabled(device):
         return nullcontext()
     return torch.autocast(device, dtype, enabled=enabled, cache_enabled=False)

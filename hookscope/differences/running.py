@@ -44,9 +44,9 @@ class Ways:
     """How a network is run.
 
     Attributes:
-        threads: Of the CPU; None for as many as torch takes.
-        compiles: Whether it is run through torch.compile.
-        texts: What of it is not as in the other one, for people: "train mode".
+        threads: Number of CPU threads; None for torch's default.
+        compiles: Whether it runs through torch.compile.
+        texts: How it differs from the other network, for display: "train mode".
     """
 
     mode: Mode = "eval"
@@ -59,7 +59,7 @@ class Ways:
 
 @dataclass(slots=True)
 class _Ran:
-    """What a run has come to so far."""
+    """The results of a run so far."""
 
     records: list[InputRecord] = field(default_factory=list)
     first_error: ModelError | None = None
@@ -85,7 +85,7 @@ def run_diff(
 ) -> Differences:
     """Run the network of the session, A, and another one, B, side by side over all inputs.
 
-    With a `loss` both are differentiated after that too.
+    With a `loss` their gradients are compared afterwards.
 
     Arguments are those of `hookscope.diff`.
 
@@ -229,7 +229,7 @@ def _run_all(
     ):
         if compiled:
             compiled.strand = running[-1]
-        # Which code is compiled is said for all threads at once: networks of which one is take turns.
+        # Dynamo's settings hold for all threads: if one network is compiled, they take turns.
         threads = None if compiled else share_threads(parties)
         meeting = Meeting(parties, running[: len(parties)], KeptMaps(coarsest_eps(parties)), shadow, threads)
         for batch in queue:
@@ -253,7 +253,7 @@ def _gradients(
     batch_size: int,
     report: OnError | None,
 ) -> tuple[tuple[DifferenceRow, ...], tuple[str, ...]]:
-    """Compare the gradients of A and B, once the passes without gradients are over; without a loss there are none."""
+    """Compare the gradients of A and B after the passes without gradients; None without a loss."""
     if loss is None:
         return (), ()
     known = {_input_of(error) for error in session.unusable}
@@ -281,7 +281,7 @@ def _gradients(
 
 
 def _input_of(error: HookscopeError) -> object:
-    """Return what tells which input cannot be used: the other passes may give another reason."""
+    """Return the identity of an unusable input: other passes may give another reason for it."""
     return error.indices if isinstance(error, UnfitInputError) else str(error)
 
 
@@ -319,14 +319,14 @@ def _warnings(side: str, inspected: InspectedNetwork) -> list[str]:
 
 
 def _pairing(parties: Sequence[Party], batch: Batch, maps: Sequence[str]) -> Pairing:
-    """Pair the layers by name, and if that leaves some, by order, type and shapes, which takes a pass of each."""
+    """Pair the layers by name, and the rest by order, type and shapes, which takes a forward pass of each network."""
     a, b = parties[:2]
     owned_a, owned_b = ({name: parameter_shapes(each) for name, each in side.hooked.items()} for side in (a, b))
     named = match_names(owned_a, owned_b, maps)
     taken = {partner for partner, _ in named.values()}
     if all(name in named for name in a.selected) and all(name in taken for name in b.selected):
         return Pairing(named)
-    # Blocks that --layer selects in A are looked for among B's blocks too.
+    # Containers that --layer selects in A may pair with containers of B.
     has_blocks = bool(a.selected.keys() - default_layers(a.inspected.modules))
     calls_a, calls_b = (
         [call for call in traced(side, _for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
@@ -359,7 +359,7 @@ def _run_batch(
     ran: _Ran,
     compiled: Compiled | None,
 ) -> None:
-    """Run one batch; one that a network raises on is taken apart or left out, if there is an `on_error`."""
+    """Run one batch; with an `on_error`, split or leave out a batch that a network raises on."""
     finished = None
     while finished is None:
         for party in meeting.parties:
@@ -389,6 +389,6 @@ def _leave_out(batch: Batch, broken: Finished, queue: BatchQueue, meeting: Meeti
 
 
 def _for(party: Party, batch: Batch) -> Batch:
-    """Return a copy of a batch, where and in which dtype the party's network takes it."""
+    """Return a copy of a batch on the device and in the dtype of the party's network."""
     network = party.inspected.network
     return to_device(copy_of(batch), party.inspected.placed[0], floating_dtype(network))

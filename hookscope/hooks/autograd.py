@@ -1,4 +1,4 @@
-"""What autograd does with tensors: whether it tracks one, its graph, and what it misses of modifications in place."""
+"""Autograd internals: whether a tensor is tracked, its graph, and the in-place modifications that hooks miss."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,18 +12,18 @@ from hookscope.hooks.observed import GradientSite, SiteKey
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Tell whether a tensor is one of a `torch.func` transform."""
+    """Tell whether a tensor is wrapped by a `torch.func` transform."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def can_require_grad(tensor: Tensor) -> bool:
-    """Tell whether autograd would track what is computed from a tensor, if it required a gradient."""
+    """Tell whether autograd would track operations on this tensor if it required a gradient."""
     differentiable = tensor.is_floating_point() or tensor.is_complex()
     return differentiable and torch.is_grad_enabled() and not tensor.is_inference()
 
 
 def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: nn.Module | str | None = None) -> str:
-    """Return why autograd does not track a tensor that a module or operation returned, or was given; "" if it does."""
+    """Return why autograd does not track an input or output of a module or operation; "" if it does."""
     reason = ""
     if is_transformed(tensor):
         return "it was computed inside a torch.func transform (vmap, grad, jvp)"
@@ -48,7 +48,7 @@ def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: n
 
 
 def strided_copy(tensor: Tensor) -> Tensor:
-    """Return a copy with the very strides, which `clone` may change along axes of size one."""
+    """Return a copy with identical strides; `clone` may change them along axes of size one."""
     copied = tensor.clone()
     if tensor.layout == torch.strided and not tensor.is_nested and copied.stride() != tensor.stride():
         steps = zip(copied.stride(), tensor.stride(), tensor.shape, strict=True)
@@ -66,9 +66,9 @@ def plain_arithmetic() -> Iterator[None]:
 
 
 class Aliased(torch.autograd.Function):
-    """The same memory with the same version counter, as another tensor with another graph node.
+    """Alias a tensor: the same memory and version counter, with a new graph node.
 
-    A view would be that, too, but if it is modified in place, autograd copies its gradient three times.
+    A view would do, too, but if it is modified in place, autograd copies its gradient three times.
     """
 
     @staticmethod
@@ -78,17 +78,17 @@ class Aliased(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> Tensor:
-        """Return the gradient of the tensor, which is that of the alias."""
+        """Pass the gradient through unchanged."""
         return gradient
 
     @staticmethod
     def jvp(_: Any, tangent: Tensor) -> Tensor:
-        """Return the tangent of the alias."""
+        """Pass the tangent through unchanged."""
         return tangent.view_as(tangent)
 
 
 class Alias(NamedTuple):
-    """An alias that is no view. If it is modified in place, autograd does not know that its original is, too."""
+    """An alias that is not a view: autograd does not notice that modifying it in place modifies its original."""
 
     key: SiteKey
     counter: Tensor  # shares its version counter, but none of its memory
@@ -98,7 +98,7 @@ class Alias(NamedTuple):
 
 
 class View(NamedTuple):
-    """A hooked view. If it is modified in place, the graph goes around the hook."""
+    """A hooked view: an in-place modification rebuilds its graph, which then bypasses the hook."""
 
     site: GradientSite[Any]
     counter: Tensor  # shares the view's version counter, but none of its memory
@@ -110,7 +110,7 @@ class View(NamedTuple):
 
 
 def used_beside(aliases: Sequence[Alias], nodes: Mapping[Node, None]) -> set[SiteKey]:
-    """Return for which aliases the original was used, or is the loss, after the alias was made."""
+    """Return the aliases whose original was used, or became the loss, after the alias was made."""
     originals = {alias.original: alias for alias in aliases}
     wrong = {alias.key for alias in aliases if next(iter(nodes), None) is alias.original[0]}
     for node in nodes:
@@ -122,9 +122,9 @@ def used_beside(aliases: Sequence[Alias], nodes: Mapping[Node, None]) -> set[Sit
 
 
 def version_counter(tensor: Tensor) -> Tensor:
-    """Return a tensor with another's version counter alone: holding the other would hold its memory."""
+    """Return an empty tensor that shares the version counter of another, without keeping its memory alive."""
     counter = tensor.detach()
-    with suppress(RuntimeError):  # of some subclasses and devices a tensor takes no other's data
+    with suppress(RuntimeError):  # some subclasses and devices refuse to swap data
         counter.data = torch.empty(0)
     return counter
 
@@ -139,7 +139,7 @@ def view_of(site: GradientSite[Any], tensor: Tensor) -> View:
 
 
 def graph_nodes(loss: Tensor) -> dict[Node, None]:
-    """Return the nodes of the graph that a backward pass from a tensor would run, the tensor's own first."""
+    """Return the graph nodes that a backward pass from a tensor would run, starting with its `grad_fn`."""
     if loss.grad_fn is None:
         return {}
     nodes: dict[Node, None] = {loss.grad_fn: None}
@@ -159,16 +159,16 @@ def graph_leaves(nodes: Iterable[Node]) -> list[Tensor]:
 
 
 def consumers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list[SiteKey | None]]:
-    """Return for each output what is computed from it directly: outputs with no other output between, and the loss.
+    """Return the direct consumers of each output: the next outputs along the graph, and the loss.
 
     Args:
-        loss: As it was differentiated.
-        nodes: By site, the node that computed its tensor. Sites of inputs are passed over. A container that returned
-            its last child's tensor has the child's node, and stands beside it.
+        loss: The loss that was differentiated.
+        nodes: The node that computed each site's tensor. Sites of inputs are ignored. A container that returned its
+            last child's tensor shares the child's node.
 
     Returns:
-        Sites in the order of `nodes`, None for the loss, last. What the graph does not hold, such as the inside of a
-        reentrant checkpoint, is left out.
+        Sites in the order of `nodes`, then None if the loss is a consumer. What is not in the graph, such as the inside
+        of a reentrant checkpoint, is left out.
     """
     users = _users(loss)
     sites: dict[Node, list[SiteKey]] = {}
@@ -187,7 +187,7 @@ def consumers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list
 
 
 def _users(loss: Tensor) -> dict[Node, list[Node]]:
-    """Return by node those that use what it computed."""
+    """Return the consumers of each node."""
     users: dict[Node, list[Node]] = {}
     for node in graph_nodes(loss):
         for used, _ in node.next_functions:
@@ -197,7 +197,7 @@ def _users(loss: Tensor) -> dict[Node, list[Node]]:
 
 
 def _first_met(node: Node, users: Mapping[Node, Iterable[Node]], stops: Mapping[Node, object]) -> list[Node]:
-    """Return the first nodes of `stops` on every way from a node to the loss, and the loss where there is none."""
+    """Return the first node of `stops` on each path from a node to the loss, and the loss for a path without one."""
     met, seen, waiting = [], {node}, list(users.get(node, ()))
     while waiting:
         user = waiting.pop()

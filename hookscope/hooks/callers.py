@@ -1,4 +1,4 @@
-"""Tell what a torch function is called, whether a network's own code has called it, and from which line."""
+"""Name a torch function, and find out whether the network's own code called it and from which line."""
 
 import os
 import re
@@ -11,29 +11,29 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-# Attributes of a tensor that are another tensor; the others tell about it.
+# Attributes of a tensor that are tensors; the others are metadata.
 _COMPUTED_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
-# What returns no tensor, or none that was computed. Others that return none are found out by looking.
+# Functions that compute no tensor. Others that return none are recognised by what they return.
 _QUERIES = frozenset(
     {"dim", "ndimension", "size", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "item", "tolist"}
     | {"is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "numpy", "requires_grad_"}
     | {"register_hook", "retain_grad", "is_tensor", "is_storage", "result_type", "can_cast", "promote_types"}
     | {"__bool__", "__len__", "__float__", "__int__", "__index__", "__contains__", "__format__", "__repr__", "__set__"}
-    # Memory that holds nothing yet.
+    # Uninitialised memory.
     | {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
     | {"__hash__", "__reduce_ex__", "__deepcopy__", "__dir__", "__array__", "has_names", "backward", "data_ptr"}
 )
-# Operators with the operands exchanged, and older names.
+# Reflected operators, and older names.
 _STANDARD_NAMES = {"rdiv": "div", "rsub": "sub", "rpow": "pow", "true_divide": "div", "idiv": "div", "truediv": "div"}
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = tuple(f"{_TORCH}{name}{os.sep}" for name in ("nn", "ao", "jit", "nested"))
-# Where the code is that runs around every forward.
+# The file of the code that wraps every forward.
 _MODULE = str(Path(_TORCH, "nn", "modules", "module.py"))
 CALL = nn.Module.__call__.__code__
-"""Its outermost frame."""
+"""The code of the outermost frame of a module's call."""
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
-# Graphs of exported programs and of TorchScript are run by this code: it stands for the network's own.
+# These files run the graphs of exported programs and of TorchScript, and so count as the network's own code.
 _GRAPH_CODE = (
     str(Path(_TORCH, "fx", "interpreter.py")),
     str(Path(_TORCH, "export", "unflatten.py")),
@@ -44,9 +44,9 @@ _GRAPH_CODE = (
 
 @lru_cache(maxsize=4096)
 def operation_name(func: Callable[..., Any]) -> str:
-    """Return what a torch function is called in labels; "" if it computes no tensor.
+    """Return the name of a torch function in labels; "" if it computes no tensor.
 
-    The marks of operators and of writing in place are left out: "add" stands for `+`, `+=`, `torch.add` and `add_`.
+    Operators and in-place variants share one name: "add" stands for `+`, `+=`, `torch.add` and `add_`.
     """
     name = getattr(func, "__name__", "")
     if name == "__get__":
@@ -56,7 +56,7 @@ def operation_name(func: Callable[..., Any]) -> str:
 
 
 def label_of(name: str) -> str:
-    """Return `operation_name` of a function by its own name, "add_"."""
+    """Return the `operation_name` of a function by its `__name__`, such as "add_"."""
     if name in _QUERIES:
         return ""
     plain = name.strip("_")
@@ -64,7 +64,7 @@ def label_of(name: str) -> str:
 
 
 def caller_of(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the network's code that has called a torch function; None if torch's own code has."""
+    """Return the frame of the network's code that called a torch function; None if torch's own code called it."""
     known_codes = _known_codes
     while frame is not None:
         code = frame.f_code
@@ -80,13 +80,13 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
 
 Whose = Literal["network", "torch", "wrapper", "module"]
 
-# By identity, as the hash of code goes through all of it; that it stays there keeps identities apart.
+# By id, because hashing a code object reads all of it. The entry keeps the object alive, so ids stay unique.
 _known_codes: dict[int, tuple[CodeType, Whose]] = {}
 _known_lines: dict[tuple[int, int], str] = {}
 
 
 def whose_code(code: CodeType) -> Whose:
-    """Tell whose code it is: torch's is "module" around every forward, and a "wrapper" around what others call."""
+    """Classify code by its owner; torch's is "module" around every forward, "wrapper" around a public function."""
     known = _known_codes.get(id(code))
     if known is None:
         known = _known_codes[id(code)] = code, _whose(code.co_filename)
@@ -138,8 +138,8 @@ def code_of(forward: object) -> CodeType | None:
 
 
 def source_line(caller: FrameType) -> str:
-    """Return the line that calls an operation, "net.py:14"; "" where none is known."""
-    place = (id(caller.f_code), caller.f_lasti)  # the code is among `_known_codes`
+    """Return the line that calls an operation, "net.py:14"; "" if it is unknown."""
+    place = (id(caller.f_code), caller.f_lasti)  # `_known_codes` keeps the code alive
     line = _known_lines.get(place)
     if line is not None:
         return line
@@ -157,7 +157,7 @@ def source_line(caller: FrameType) -> str:
 
 
 def _line(code: CodeType, instruction: int) -> str:
-    """Return the line of an instruction, "net.py:14"; "" in code that no file holds."""
+    """Return the line of an instruction, "net.py:14"; "" for code without a file."""
     if code.co_filename.startswith("<"):
         return ""
     lines = (line for start, end, line in code.co_lines() if start <= instruction < end and line is not None)

@@ -1,6 +1,6 @@
-"""What hooks do at every call of every module: observe its outputs, and watch gradients if asked to.
+"""The hooks that run at every call of every module: they observe outputs and, if requested, watch gradients.
 
-They call as little as they can.
+This code is hot: it makes as few Python calls as possible.
 """
 
 import sys
@@ -23,14 +23,14 @@ from hookscope.hooks.recognition import Identities
 
 T = TypeVar("T")
 
-_new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
+_new = tuple.__new__  # for named tuples in hooks: calling the class would cost one more Python call
 
 
 class Hook(partial[object]):
-    """A hook that a copy of its module does not keep: networks may copy or pickle themselves as they run."""
+    """A hook that is not copied with its module: networks may copy or pickle themselves while they run."""
 
     def __reduce__(self) -> Any:
-        """Copy and pickle as a hook that takes itself off the copied module."""
+        """Copy and pickle as a hook that removes itself from the copied module."""
         return _copied_hook, ()
 
 
@@ -49,11 +49,11 @@ def _remove_copied_hook(module: nn.Module, *_called_with: object) -> None:
 
 
 class Entry(NamedTuple):
-    """A call that has begun.
+    """A call in progress.
 
     Attributes:
-        frame: Identity of the frame that runs the call's hooks. Arguments would not do: torch replaces them for full
-            backward hooks, after all pre-hooks.
+        frame: `id` of the frame that runs the call's hooks. The arguments cannot identify a call: torch replaces them
+            for full backward hooks, after all pre-hooks.
         sources: As in `Observation`.
     """
 
@@ -66,11 +66,11 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class CallHooks(Generic[T]):
-    """The hooks of one capture, with what they have seen in the latest forward pass; one set serves all modules.
+    """The hooks of one capture, shared by all modules, and their observations in the latest forward pass.
 
     Attributes:
-        with_operations: Whether a torch function mode is on, which every access to a tensor in a hook must get past.
-        names: Of tensors that no call returns, by identity, for `Observation.sources`.
+        with_operations: Whether a torch function mode is active, which tensor accesses in hooks must bypass.
+        names: Names of tensors that no call returns, by `id`, for `Observation.sources`.
         observations: In the order in which modules finished.
         counts: How often each layer was called.
     """
@@ -99,12 +99,12 @@ class CallHooks(Generic[T]):
         kwargs: dict[str, Any],
         output: object,
     ) -> object:
-        """Forward hook of modules that only return, and those that only overwrite their input."""
+        """Forward hook of modules that call no others, and overwrite their input always or never."""
         inputs = tensors_given(args, kwargs)
         outputs = tensors_in(output)
         overrides = torch._C.DisableTorchFunction() if self.with_operations else _plainly(inputs, outputs)
         with self.lock:
-            if overrides is _NOTHING:  # nearly always, and it need not be entered
+            if overrides is _NOTHING:  # the usual case: skips entering a context
                 return self._once(layer, overwrites, module, inputs, output, outputs)
             with overrides:
                 return self._once(layer, overwrites, module, inputs, output, outputs)
@@ -132,7 +132,7 @@ class CallHooks(Generic[T]):
     def before(
         self, layer: str, entries: list[Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
-        """Forward pre-hook of other modules; `entries` is the module's own list of the calls that have begun."""
+        """Forward pre-hook of other modules; `entries` is the module's list of calls in progress."""
         inputs = tensors_given(args, kwargs)
         call = self._begin(layer, module, inputs)
         if call is None:
@@ -156,17 +156,17 @@ class CallHooks(Generic[T]):
         if self.watch is None and _recomputes():
             return None
         entry = _ended(entries, id(sys._getframe(1)))
-        if entry is None:  # a replay of what was seen when it first ran
+        if entry is None:  # a replay of a call that was observed when it first ran
             return None
         given = entry.call.inputs
         with self._without_overrides(given, ()):
             in_place = entry.versions != _versions(given)
-        if entry.args is not args:  # torch, or a later hook, has put others in place of the inputs
+        if entry.args is not args:  # torch, or a later hook, has replaced the inputs
             given = [*given, *tensors_given(args, kwargs)]
         return self._end(entry.call, given, entry.sources, output, in_place=in_place)
 
     def operation_begins(self, inputs: Sequence[tuple[str, Tensor]]) -> tuple[list[int], tuple[Place | str, ...]]:
-        """Note what an operation is given, before it may write to it: versions, and where the tensors came from."""
+        """Record the versions and the sources of an operation's inputs, before it may overwrite them."""
         with self.lock, _plainly(inputs):  # the mode is off while it runs
             return _versions(inputs), self._identities.sources(inputs, self.names)
 
@@ -180,16 +180,16 @@ class CallHooks(Generic[T]):
         output: object,
         outputs: Sequence[tuple[str, Tensor]],
     ) -> object:
-        """Observe what an operation returned; return what the network goes on with.
+        """Observe the output of an operation; return the value that the network continues with.
 
         Args:
-            layer: Its label without the count of the call.
-            module: Whose forward called it.
+            layer: The label of the operation, without the number of the call.
+            module: The module whose forward called it.
             operation: The operation.
-            inputs: The tensors it was given.
-            begun: What `operation_begins` returned.
-            output: What it returned.
-            outputs: The tensors in it; of an operation that returns nothing those that it wrote to.
+            inputs: Its input tensors.
+            begun: The result of `operation_begins`.
+            output: Its return value.
+            outputs: The tensors in it; for an operation that returns nothing, the tensors it wrote to.
         """
         with self.lock, _plainly(inputs, outputs):
             recomputes = _recomputes()
@@ -203,13 +203,13 @@ class CallHooks(Generic[T]):
             return output if ours is None else ours
 
     def _begin(self, layer: str, module: nn.Module, inputs: Sequence[tuple[str, Tensor]]) -> ModuleCall | None:
-        """Count a call; None if it replays one that was observed, and watched if asked for, when it first ran."""
+        """Count a call; None if it replays one that was already observed (and watched, if requested)."""
         with self.lock, self._without_overrides(inputs, ()):
             index = self._count(layer, inputs, recomputes=_recomputes())
         return None if index is None else _new(ModuleCall, (layer, module, index, inputs, None))
 
     def _count(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, recomputes: bool) -> int | None:
-        """Return which call of the layer begins; None as `_begin` does."""
+        """Return the number of the layer's call; None as in `_begin`."""
         watch = self.watch
         if recomputes:
             index = None if watch is None else watch.replays.call_of(layer, inputs)
@@ -233,7 +233,7 @@ class CallHooks(Generic[T]):
         *,
         in_place: bool,
     ) -> object:
-        """Observe what a call returned; return what the network goes on with in its place, None to leave it."""
+        """Observe the output of a call; return its replacement, or None to keep it."""
         outputs = tensors_in(output)
         with self.lock, self._without_overrides(given, outputs):
             return self._finish(call, given, sources, output, outputs, in_place=in_place, recomputes=_recomputes())
@@ -274,12 +274,12 @@ class CallHooks(Generic[T]):
             self.observations.append(seen)
         for slot, tensor in outputs:
             passed_through, repeats = show((call.layer, call.call, slot), tensor, given, in_place=in_place)
-            if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp and the like
+            if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp or another transform
                 value = _observe_physical(observe, call, slot, tensor)
             elif torch._C._is_any_autocast_enabled():
                 with plain_arithmetic():
                     value = observe(call, slot, tensor)
-            elif torch.is_grad_enabled():  # by hand: a context is several calls more
+            elif torch.is_grad_enabled():  # without a context manager, which would cost several calls
                 torch._C._set_grad_enabled(False)
                 try:
                     value = observe(call, slot, tensor)
@@ -293,14 +293,14 @@ class CallHooks(Generic[T]):
     def _without_overrides(
         self, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]
     ) -> AbstractContextManager[object]:
-        """Read tensors past what a torch function mode or a subclass overrides."""
+        """Bypass torch function modes and the overrides of tensor subclasses."""
         return torch._C.DisableTorchFunction() if self.with_operations else _plainly(inputs, outputs)
 
 
 def _plainly(
     inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]] = ()
 ) -> AbstractContextManager[object]:
-    """Read tensor subclasses as the tensors they are: what they override, they may refuse."""
+    """Read tensor subclasses as plain tensors: their overrides may raise."""
     for _, tensor in inputs:
         if type(tensor) not in _PLAIN_TYPES:
             return torch._C.DisableTorchFunctionSubclass()
@@ -311,12 +311,12 @@ def _plainly(
 
 
 def _recomputes() -> bool:
-    """Tell whether a backward pass is running: then activation checkpointing runs a forward again."""
+    """Tell whether a backward pass is running, in which activation checkpointing recomputes a forward."""
     return torch._C._current_graph_task_id() != -1
 
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
-    """Return the in-place modification count of each tensor; inference tensors keep none."""
+    """Return the version of each tensor; inference tensors have none."""
     return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
 
 
@@ -327,9 +327,9 @@ _PLAIN_TYPES = frozenset({Tensor, nn.Parameter})
 
 
 def _ended(entries: list[Entry], frame: int) -> Entry | None:
-    """Take out the call whose hooks a frame runs; None if its beginning was not noted.
+    """Pop the call whose hooks run in a frame; None if its start was not recorded.
 
-    Above it may lie calls of other threads, and calls that raised where the model went on.
+    Above it may be calls of other threads, and calls whose error the model caught.
     """
     for at in range(len(entries) - 1, -1, -1):
         if entries[at].frame == frame:
@@ -340,7 +340,7 @@ def _ended(entries: list[Entry], frame: int) -> Entry | None:
 def _observe_physical(
     observe: Callable[[ModuleCall, str, Tensor], T], call: ModuleCall, slot: str, tensor: Tensor
 ) -> T:
-    """Look at all the values that a tensor inside a `torch.func` transform stands for, batched axes included."""
+    """Observe the physical values of a tensor inside a `torch.func` transform, batched axes included."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     with temporarily_clear_interpreter_stack(), plain_arithmetic():

@@ -1,9 +1,9 @@
 """Hook modules for the length of a `with` block.
 
-What it hides: in-place layers overwrite their inputs a moment later, so outputs are looked at inside the hook; modules
-are called repeatedly and by several threads, share an object or return nested containers; activation checkpointing runs
-a forward twice; `torch.compile` skips hooks that come after compiling; and every hook must be gone afterwards, whatever
-happened, also from copies that the network makes of itself.
+The difficulties it handles: in-place layers overwrite their inputs right away, so outputs are read inside the hook;
+modules are called repeatedly and from several threads, are shared or return nested containers; activation checkpointing
+runs a forward twice; `torch.compile` skips hooks that are added after compiling; and every hook must be removed
+afterwards, also after an exception, and from copies that the network makes of itself.
 """
 
 import sys
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Capture(Generic[T]):
-    """What the block has shown so far."""
+    """The observations of a `with` block so far."""
 
     _hooks: CallHooks[T]
     _watch: GradientWatch[T] | None
@@ -40,7 +40,7 @@ class Capture(Generic[T]):
 
     @property
     def observations(self) -> list[Observation[T]]:
-        """What was observed since the latest `restart`, in the order in which modules finished."""
+        """The observations since the latest `restart`, in the order in which modules finished."""
         return self._hooks.observations
 
     @property
@@ -50,11 +50,11 @@ class Capture(Generic[T]):
 
     @property
     def gradients(self) -> list[GradientSite[T]]:
-        """Every output, and input if asked for, in the order in which the forward pass met them."""
+        """Every output, and every input if requested, in the order of the forward pass."""
         return [] if self._watch is None else self._watch.met()
 
     def restart(self) -> list[Observation[T]]:
-        """Return the observations and begin anew, with calls counted from 0 again: once per forward pass."""
+        """Return the observations and start over, counting calls from 0: call it once per forward pass."""
         finished = self._hooks.observations
         self._called_before |= self._hooks.counts.keys()
         self._hooks.restart()
@@ -63,13 +63,13 @@ class Capture(Generic[T]):
         return finished
 
     def listen(self, *, on: bool) -> None:
-        """Observe gradients that arrive, as at the beginning, or do not: for what differentiates before the end."""
+        """Switch the observation of gradients on or off: models and losses may differentiate in the forward pass."""
         if self._watch is not None:
             self._watch.listening = on
 
     @contextmanager
     def detached(self) -> Iterator[None]:
-        """Take off the hooks that observe for the length of a `with` block; those of edits stay."""
+        """Remove the observing hooks for the length of a `with` block; those of edits stay."""
         held = [(hooks, hooks.pop(self._key)) for hooks in self._attached if self._key in hooks]
         try:
             with nullcontext() if self._mode is None else self._mode.paused():
@@ -79,21 +79,21 @@ class Capture(Generic[T]):
                 hooks[self._key] = hook
 
     def must_repeat(self, loss: Tensor) -> bool:
-        """Tell, before the backward pass, whether the forward pass has to be run again first, after `restart`.
+        """Tell, before the backward pass, whether the forward pass must be repeated first, after `restart`.
 
-        It has to where a module's output is a view whose base is modified in place later: the next forward pass returns
-        a copy there. The model then computes the same, unless it counts on the copy sharing memory with the base; see
-        `GradientWatch.give_up_copies`. It also has to where an alias was modified in place and its original used later:
-        the next pass returns a view there.
+        It must if a module's output is a view whose base is modified in place later: the next forward pass returns a
+        copy there. The model then computes the same, unless it relies on the copy sharing memory with the base; see
+        `GradientWatch.give_up_copies`. It also must if an alias was modified in place and its original used later: the
+        next pass returns a view there.
 
         Args:
-            loss: What the backward pass will begin with.
+            loss: The tensor that the backward pass will start from.
         """
         return self._watch is not None and self._watch.must_repeat(loss)
 
     @property
     def watch(self) -> GradientWatch[T]:
-        """What watches gradients: for models that compute something else with the tensors that it puts in."""
+        """The watch on gradients, to switch off replacements that change what the model computes."""
         if self._watch is None:
             raise ValueError("capture() was called without gradients")
         return self._watch
@@ -113,30 +113,29 @@ def capture(
 ) -> Iterator[Capture[T]]:
     """Observe the outputs of `layers`, and their gradients, while the block runs the model.
 
-    Without edits the model computes what it always does. Hooks come after those the model already has, so what they
-    replace is what is seen. A recomputation by activation checkpointing is not observed a second time.
+    Without edits the model's results are unchanged. These hooks run after those that the model already has, and see the
+    outputs that those return. Recomputation by activation checkpointing is not observed a second time.
 
-    A gradient is that of the loss with respect to the output at the moment it was returned, over all its uses after
-    that. Of a module that returns several tensors, or its input, only the uses outside the module count.
+    A gradient is that of the loss with respect to the output at the moment it was returned, over all later uses. For a
+    module that returns several tensors, or its input, only the uses outside the module count.
 
     Args:
-        model: The network the layers belong to; compiled parts of it run eagerly inside the block, so that hooks fire.
+        model: The network that contains the layers; its compiled parts run eagerly in the block, so that hooks fire.
         layers: Modules by name. An object under two names is hooked once, under the first.
         observe: Called with the call, the slot and the output, under `no_grad` and without autocast, as soon as the
-            module returns: the one moment at which the values are certain. What must outlive it, it must clone.
-        gradients: Called likewise with a site and its gradient, when a backward pass inside the block has it. None
-            watches no gradients, which costs less.
-        with_inputs: Watch the gradients of inputs too, along the way through the module alone. Gradients of parameters
-            may then differ in the last bits, because parts are added in another order.
-        track: Make floating outputs that autograd does not track require a gradient: for networks without a trainable
-            parameter.
-        edits: What to change, by name of a module or, for "parameter grad", of a parameter of the model. Edits come
-            before what is observed.
-        operations: Which operations of the model's own forward code to observe, as if they were modules, and to edit.
+            module returns, because later code may overwrite the values. Clone what must outlive the call.
+        gradients: Called in the same way with a site and its gradient, when a backward pass in the block computes it.
+            None watches no gradients, which costs less.
+        with_inputs: Also watch the gradients of inputs, along the path through the module alone. Gradients of
+            parameters may then differ in the last bits, because terms are summed in another order.
+        track: Make floating outputs that autograd does not track require a gradient, for networks without trainable
+            parameters.
+        edits: Changes by name of a module or, for "parameter grad", of a parameter. Observers see the edited values.
+        operations: The operations of the model's own forward code to observe, as if they were modules, and to edit.
 
     Yields:
-        The capture; read `observations` and `gradients` after the passes, or `restart()` between them. To be sure of
-        gradients, ask `must_repeat(loss)` before each backward pass.
+        The capture; read `observations` and `gradients` after the passes, or call `restart()` between them. For correct
+        gradients, check `must_repeat(loss)` before each backward pass.
     """
     lock = RLock()
     watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock)
@@ -171,7 +170,7 @@ def capture(
 def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
     """Hook each module once, under its first name.
 
-    Does what registering hooks `with_kwargs` does, but makes no handles: they would cost more than the hooks do.
+    Equivalent to registering hooks `with_kwargs`, but without handles, which would cost more than the hooks do.
     """
     hooks, watch, key, attached = captured._hooks, captured._watch, captured._key, captured._attached
     only, before, after = hooks.only, hooks.before, hooks.after
@@ -199,17 +198,17 @@ _TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, t
 def _only_returns(module: nn.Module) -> bool:
     """Tell whether the module is one of torch's own that calls no modules and overwrites its input always or never.
 
-    Such a call is over once it has begun, as far as hooks can see: one hook does, which makes capturing cheaper.
+    No other hook can run during such a call: a single forward hook is enough, which makes capturing cheaper.
     """
     kind, state = type(module), vars(module)
     return (
         kind in _TORCHS_OWN
         and not (state["_modules"] or state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
-        and not (state.get("inplace") and kind.__module__ != "torch.nn.modules.activation")  # Dropout: when it trains
+        and not (state.get("inplace") and kind.__module__ != "torch.nn.modules.activation")  # Dropout: in train mode
     )
 
 
 def eager() -> AbstractContextManager[object]:
     """Run compiled modules and functions as written: torch skips hooks that are added after compiling."""
-    # If dynamo is not there, nothing is compiled, and the import would cost a second.
+    # If dynamo is not imported, nothing is compiled, and importing it would cost a second.
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

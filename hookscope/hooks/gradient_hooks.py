@@ -1,9 +1,9 @@
-"""Watch the gradients of what passes between modules, by hooks on the tensors.
+"""Watch the gradients of module inputs and outputs by tensor hooks.
 
-Full backward hooks fail where a module works in place, so hooks are put on the tensors. A view that is modified in
-place later loses its hook: its gradient is taken from the graph node of the modification. An output that is the input
-object would show the gradient of all its uses: an alias stands for it. Checkpointing replays a forward inside the
-backward. No hook may stay on a tensor that outlives the pass.
+Full backward hooks fail for in-place modules, so the tensors are hooked. A view that is modified in place later loses
+its hook: its gradient is taken from the graph node of the modification. An output that is the input object would show
+the gradient of all its uses: it is replaced by an alias. Checkpointing replays a forward inside the backward pass. No
+hook may stay on a tensor that outlives the pass.
 """
 
 import weakref
@@ -40,21 +40,21 @@ from hookscope.hooks.recognition import Replays
 T = TypeVar("T")
 
 _NOTHING = nullcontext()
-_new = tuple.__new__  # for named tuples in hooks: to call their class is a Python call more
+_new = tuple.__new__  # for named tuples in hooks: calling the class would cost one more Python call
 _OVERWRITTEN = "it is overwritten through another view of its memory, and no copy can take its place"
 
 
 @dataclass(slots=True)
 class GradientWatch(Generic[T]):
-    """Hooks the tensors that pass through module calls, and keeps what is learned for the next forward pass.
+    """Hooks the inputs and outputs of module calls, and remembers for the next forward pass which need copies or views.
 
     Attributes:
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
         sites: In the order in which tensors were met in the forward pass.
         replays: Calls that ran without gradients, which activation checkpointing may replay.
-        arrivals: How many sites have got a gradient.
-        aliases_meet: Whether a module was called with two tensors, one of them an alias, that are one without us.
+        arrivals: How many sites have received a gradient.
+        aliases_meet: Whether a module was called with a tensor and its alias, which would be one object without hooks.
     """
 
     observe: Callable[[GradientSite[T], Tensor], T]
@@ -71,7 +71,7 @@ class GradientWatch(Generic[T]):
     aliases_meet: bool = False
     _aliasing: bool = True
     _view_at: set[SiteKey] = field(default_factory=set)
-    _aliases: dict[int, tuple[weakref.ref[Tensor], object]] = field(default_factory=dict)  # with what is one without us
+    _aliases: dict[int, tuple[weakref.ref[Tensor], object]] = field(default_factory=dict)  # with its token
     _made_aliases: list[Alias] = field(default_factory=list)
     _views: list[View] = field(default_factory=list)
     _parts: dict[SiteKey, list[Tensor | None]] = field(default_factory=dict)
@@ -80,21 +80,21 @@ class GradientWatch(Generic[T]):
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
 
     def met(self) -> list[GradientSite[T]]:
-        """Return the sites. One of whose gradient a part has not come, as its tensor was overwritten, says so."""
+        """Return the sites; those whose tensor was overwritten, so that the gradient is incomplete, are untracked."""
         for key, parts in self._parts.items():
             if len(parts) == 1 and self.sites[key].arrival is None:
                 self.sites[key].untracked = _OVERWRITTEN
         return list(self.sites.values())
 
     def restart(self) -> None:
-        """Forget the sites and their hooks, but not what was learned about the model."""
+        """Forget the sites and their hooks, but not which outputs need copies or views."""
         self.close()
         self.sites = {}
         self.arrivals = 0
         self.replays = Replays()
 
     def close(self) -> None:
-        """Take every hook off its tensor: a model may keep one."""
+        """Remove every hook from its tensor, which the model may keep."""
         for hooks, hook in self._attached:
             hooks.pop(hook, None)
         for handle in self._handles:
@@ -104,12 +104,12 @@ class GradientWatch(Generic[T]):
             each.clear()
 
     def must_repeat(self, loss: Tensor) -> bool:
-        """Prepare for the backward pass; tell whether the forward pass has to be run again first.
+        """Prepare for the backward pass; tell whether the forward pass must be repeated first.
 
         A view that was modified in place after its module returned it has lost its hook: its gradient is that of its
-        base before, which the node of the modification gives. Where the base itself was modified there is none: the
-        next forward pass returns a copy. If an alias that is no view was modified, and its original used later, the
-        next forward pass returns a view.
+        base before the modification, taken from the node of the modification. If the base itself was modified, that is
+        not possible: the next forward pass returns a copy. If an alias that is not a view was modified, and its
+        original used later, the next forward pass returns a view.
         """
         overwritten = [alias for alias in self._made_aliases if alias.counter._version != alias.version]
         lost = [view for view in self._views if view.counter._version != view.version]
@@ -130,12 +130,12 @@ class GradientWatch(Generic[T]):
             node = None if view.base is None else slices.get(view.base)
             if node is not None:
                 self._hook_modification(view, node, also_direct=view.node in nodes)
-            elif view.site.role == "input":  # used within the call, and so before
+            elif view.site.role == "input":  # used within the call, and so before the modification
                 if view.node not in nodes:
                     view.site.untracked = _OVERWRITTEN
-            elif view.site.operation is not None:  # a copy would change what is written through the view
+            elif view.site.operation is not None:  # a copy would lose writes through the view
                 view.site.untracked = view.site.untracked or _OVERWRITTEN
-            elif view.base is None or view.base[0] in nodes:  # else the loss does not depend on it
+            elif view.base is None or view.base[0] in nodes:  # otherwise the loss does not depend on it
                 unseen.add(view.site.key)
         new = unseen - self._clone_at - self._hopeless
         self._clone_at |= new
@@ -144,7 +144,7 @@ class GradientWatch(Generic[T]):
     def _hook_modification(self, view: View, node: Node, *, also_direct: bool) -> None:
         """Take the gradient of a view from the graph node of its modification in place.
 
-        Its first edge leads to where the gradient of the base goes. `also_direct`: the loss depends on the view, too.
+        Its first edge leads to the gradient of the base. `also_direct`: the loss also depends on the view directly.
         """
         if also_direct:
             self._parts[view.site.key] = []
@@ -157,32 +157,32 @@ class GradientWatch(Generic[T]):
         self._handles.append(node.register_hook(after))
 
     def give_up_copies(self) -> None:
-        """Return no more copies: this model computes something else with them. Those sites will say so."""
+        """Stop returning copies, with which this model computes a different result; mark those sites untracked."""
         self._hopeless |= self._clone_at
         self._clone_at.clear()
 
     @property
     def gave_aliases(self) -> bool:
-        """Whether a tensor of the latest forward pass was replaced by an alias, which a model may ask about."""
+        """Whether a tensor of the latest forward pass was replaced by an alias, which a check by identity would see."""
         return bool(self._aliases)
 
     def give_up_aliases(self) -> None:
-        """Leave inputs, and outputs that are inputs, the objects they are; their gradients then count all uses."""
+        """Stop replacing inputs, and outputs that are inputs, by aliases; their gradients then include all uses."""
         self._aliasing = False
 
     def note_inputs(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
-        """Notice inputs of one call that would be one tensor without our aliases: attention asks whether q is k."""
+        """Detect inputs of one call that would be one object without our aliases: attention tests whether q is k."""
         if len(inputs) > 1 and self._aliases:
             tensors = {id(tensor) for _, tensor in inputs}
             self.aliases_meet |= len({id(self._token(tensor) or tensor) for _, tensor in inputs}) < len(tensors)
 
     def _token(self, tensor: Tensor) -> object:
-        """Return what an alias shares with the tensor that it stands for; None if the tensor has no alias."""
+        """Return the token that an alias shares with its original; None if the tensor has no alias."""
         known = self._aliases.get(id(tensor))
         return None if known is None or known[0]() is not tensor else known[1]
 
     def _alias(self, key: SiteKey, tensor: Tensor) -> Tensor:
-        """Return another tensor of the same memory, with the very strides: kernels choose by them."""
+        """Return an alias of the same memory with identical strides, by which kernels are chosen."""
         is_plain = type(tensor) is Tensor and not (tensor.is_leaf or tensor._is_view() or tensor.is_nested)
         try:
             if is_plain and key not in self._view_at:
@@ -191,7 +191,7 @@ class GradientWatch(Generic[T]):
                 node: Any = alias.grad_fn
                 self._made_aliases.append(_new(Alias, (key, version_counter(alias), alias._version, node, of)))
             else:
-                with torch._C._EnableTorchFunction():  # a subclass decides on the class of its views
+                with torch._C._EnableTorchFunction():  # a subclass chooses the class of its views
                     alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]
         except Exception:  # noqa: BLE001 - a subclass may refuse in any way
             return tensor
@@ -205,7 +205,7 @@ class GradientWatch(Generic[T]):
     def inputs(
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Hook the inputs of a call; return the arguments to give the module in their place."""
+        """Hook the inputs of a call; return the arguments to call the module with instead."""
         met, replacements = self._meet(call, "input", replaceable_inputs(args, kwargs), (), self._given)
         given: Any = (args, kwargs)
         if replacements:
@@ -226,11 +226,11 @@ class GradientWatch(Generic[T]):
         sources: Sequence[tuple[str, Tensor]],
         replacement: Callable[[GradientSite[T], Tensor], Tensor],
     ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
-        """Return the sites of tensors, each with what takes the tensor's place, and by path what is another tensor."""
+        """Return the sites of tensors with their replacements, and by path the tensors that were replaced."""
         layer, module, index, _, operation = call
         met: list[tuple[GradientSite[T], Tensor]] = []
         replacements: dict[str, Tensor] = {}
-        ours: dict[int, Tensor] = {}  # a tensor that comes twice stays one: attention asks whether q is k
+        ours: dict[int, Tensor] = {}  # one replacement per object: attention tests whether q is k
         for path, tensor in found:
             why = why_untracked(tensor, sources, None if role == "input" else call.maker)
             shape, dtype = shape_of(tensor), tensor.dtype
@@ -245,7 +245,7 @@ class GradientWatch(Generic[T]):
         return met, replacements
 
     def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
-        """Return what to give instead of an input, so that its gradient along this module can be seen."""
+        """Return the replacement of an input that makes its gradient along this module visible."""
         if not site.untracked and not self._aliasing:
             site.untracked = "the network computes a different result if its inputs are replaced by aliases"
         return tensor if site.untracked else self._alias(site.key, tensor)
@@ -257,9 +257,9 @@ class GradientWatch(Generic[T]):
         found: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
-        """Hook the tensors found in the output; return what the network goes on with in its place, or None to leave it.
+        """Hook the tensors in the output; return the output's replacement, or None to keep it.
 
-        `sources` are the inputs of the call, as they were given; empty if it overwrote one.
+        `sources` are the original inputs of the call; empty if it overwrote one.
         """
         if len(found) == 1:  # nearly always
             slot, tensor = found[0]
@@ -285,12 +285,12 @@ class GradientWatch(Generic[T]):
         found: Sequence[tuple[str, Tensor]],
         sources: Sequence[tuple[str, Tensor]],
     ) -> object:
-        """Do what `outputs` does where there is no tensor or several, or where autograd does not go on from it."""
+        """Handle the rare cases of `outputs`: no tensor, several, or one that autograd does not track as it is."""
         if not found:
             layer, module, index, _, _ = call
             site: GradientSite[T] = GradientSite(layer, module, index, "", "output", (), None, "it is no tensor")
             self.sites.setdefault(site.key, site)
-        # One of several may be used inside the module, too, to compute another: an alias shows the way out alone.
+        # One output may be used inside the module to compute another: an alias shows only the uses outside.
         several = call.operation is None and sum(tensor.requires_grad for _, tensor in found) > 1
 
         def replacement(site: GradientSite[T], tensor: Tensor) -> Tensor:
@@ -302,24 +302,24 @@ class GradientWatch(Generic[T]):
         if replacements:
             try:
                 result = with_tensors(output, replacements)
-            except TypeError:  # then the tensors themselves are watched: their gradients count all their uses
+            except TypeError:  # then the tensors themselves are watched: their gradients include all uses
                 met = [(site, tensor) for (site, _), (_, tensor) in zip(met, found, strict=True) if not tensor.is_leaf]
         for site, watched in met:
             self._watch(site.key, site, watched)
         return result
 
     def _is_followed(self, key: SiteKey, tensor: Tensor) -> bool:
-        """Tell whether autograd goes on from a module's only output, and nothing of ours has to take its place."""
+        """Tell whether a module's only output is tracked by autograd and needs no replacement."""
         tracked = tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled() and not is_transformed(tensor)
         return tracked and key not in self._clone_at and key not in self._hopeless
 
     def _replacement(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
-        """Return what the network goes on with instead of an output, so that its gradient can be seen."""
+        """Return the replacement of an output that makes its gradient visible."""
         if site.untracked:
             if not self.track or not can_require_grad(tensor):
                 return tensor
             site.untracked = ""
-            return strided_copy(tensor.detach().requires_grad_())  # no leaf: what follows may work in place
+            return strided_copy(tensor.detach().requires_grad_())  # not a leaf: later operations may be in place
         if site.key in self._hopeless:
             site.untracked = _OVERWRITTEN
             return tensor
@@ -332,7 +332,7 @@ class GradientWatch(Generic[T]):
         known = self.sites.get(key)
         if known is None:
             self.sites[key] = site
-        elif site.untracked or not known.untracked:  # a replay shows what was hooked before, or nothing again
+        elif site.untracked or not known.untracked:  # replayed: hooked before, or untracked again
             return
         else:
             known.untracked = site.untracked
@@ -345,16 +345,16 @@ class GradientWatch(Generic[T]):
             self._views.append(view_of(site, tensor))
         if self._latest is not None:
             reference, version, hook_count, sites = self._latest
-            # A container usually returns the very tensor that its last child has just returned.
+            # A container usually returns the tensor that its last child has just returned.
             if reference() is tensor and tensor._version == version and len(tensor._backward_hooks or ()) == hook_count:
                 sites.append(site)
                 return
         sites = [site]
-        self._hook(tensor, partial(GradientWatch._arrive, self, sites))  # no bound method for each
+        self._hook(tensor, partial(GradientWatch._arrive, self, sites))  # avoids a bound method per tensor
         self._latest = (weakref.ref(tensor), tensor._version, len(tensor._backward_hooks or ()), sites)
 
     def _hook(self, tensor: Tensor, hook: Callable[[Tensor | None], None]) -> None:
-        """Do what `Tensor.register_hook` does; a handle for each would cost as much as the rest."""
+        """Register a tensor hook without a handle, which would cost as much as all the rest."""
         if type(tensor) is not Tensor:
             self._handles.append(tensor.register_hook(hook))  # type: ignore[no-untyped-call]
             return
@@ -363,15 +363,15 @@ class GradientWatch(Generic[T]):
             tensor._backward_hooks = hooks = OrderedDict()
             if tensor.grad_fn is not None:
                 tensor.grad_fn._register_hook_dict(tensor)
-        hooks[hook] = hook  # under itself: others' keys are numbers
+        hooks[hook] = hook  # the hook is its key: others use numbers
         self._attached.append((hooks, hook))
 
     def _arrive(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
-        """Observe the gradient of the sites that are one tensor: the hook on it."""
+        """The tensor hook: observe the gradient for all sites of this tensor."""
         if not self.listening:
             return
         overrides = torch._C.DisableTorchFunction() if self.with_operations else _NOTHING
-        with self.lock, overrides:  # each device has a thread for its part of the backward pass
+        with self.lock, overrides:  # each device runs its part of the backward pass in a thread
             if self._parts:
                 for site in sites:
                     self._note([site], self._in_both_parts(site, gradient))
@@ -379,7 +379,7 @@ class GradientWatch(Generic[T]):
                 self._note(sites, gradient)
 
     def _in_both_parts(self, site: GradientSite[T], gradient: Tensor | None) -> Tensor | None:
-        """Return the sum of the gradients of a site that gets two, once the second has come; None before."""
+        """Return the sum of both gradients of a site that receives two; None until the second arrives."""
         parts = self._parts.get(site.key)
         if parts is None:
             return gradient

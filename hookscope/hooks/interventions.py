@@ -1,4 +1,4 @@
-"""Change what flows through modules, by hooks that replace it."""
+"""Edit inputs, outputs and gradients of modules, by hooks that replace them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,12 +14,12 @@ from hookscope.hooks.pytree import replaceable_inputs, tensors_in, with_tensors
 
 
 class Intervention(NamedTuple):
-    """A change to what flows through a module.
+    """An edit of a module's inputs, outputs or gradients.
 
     Attributes:
-        place: "input": floating tensors it is given; "output": those it returns; "grad": the gradient of those it
-            returns. "parameter grad": the gradient of a parameter.
-        apply: Given the module, or the name of the operation, and the tensor, returns the one to go on with.
+        place: "input": floating inputs; "output": floating outputs; "grad": the gradients of the outputs; "parameter
+            grad": the gradient of a parameter.
+        apply: Called with the module, or the name of the operation, and the tensor; returns its replacement.
     """
 
     place: Literal["input", "output", "grad", "parameter grad"]
@@ -48,9 +48,9 @@ def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], ha
 def separate_edits(
     model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]
 ) -> None:
-    """Copy what a module with an edited gradient returns, for the modules around it: there the edit has not come yet.
+    """Copy the outputs of modules with an edited gradient, so that the modules around them see the unedited gradient.
 
-    Call it, with what `hook_edits` was given, after the hooks that observe are in place.
+    Call it with the arguments of `hook_edits`, after the observing hooks are registered.
     """
     for name, wanted in edits.items():
         if any(edit.place == "grad" for edit in wanted):
@@ -58,7 +58,7 @@ def separate_edits(
 
 
 def edit_operation(edits: Sequence[Intervention], name: str, output: object) -> object:
-    """Return what an operation's edits of its output, and of the gradient of that, make of it."""
+    """Return an operation's output with the edits of the output and of its gradient applied."""
     for edit in edits:
         if edit.place == "output":
             edited = _edit_outputs(edit, name, None, output)
@@ -69,7 +69,7 @@ def edit_operation(edits: Sequence[Intervention], name: str, output: object) -> 
 
 
 def separate_operation(edits: Sequence[Intervention], name: str, output: object) -> object:
-    """Copy what an operation with an edited gradient returned, once it is observed; see `separate_edits`."""
+    """Copy the observed output of an operation with an edited gradient; see `separate_edits`."""
     edited = None
     if any(edit.place == "grad" for edit in edits):
         edited = _edit_gradients([], name, None, output)
@@ -77,7 +77,7 @@ def separate_operation(edits: Sequence[Intervention], name: str, output: object)
 
 
 def edit_inputs(edit: Intervention, maker: nn.Module | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments with an edit made: the pre-hook of a module, and what an operation is called with."""
+    """Return the edited arguments of a module or operation; also the pre-hook of a module."""
     found = replaceable_inputs(args, kwargs)
     edited = {path: edit.apply(maker, tensor) for path, tensor in found if tensor.is_floating_point()}
     return _edited(args, edited, maker), _edited(kwargs, edited, maker)
@@ -92,7 +92,7 @@ def _edit_outputs(edit: Intervention, maker: nn.Module | str, _args: object, out
 def _edit_gradients(edits: Sequence[Intervention], maker: nn.Module | str, _args: object, output: object) -> object:
     if not torch.is_grad_enabled():
         return None
-    # Copies: the edits come before what observes the tensors that a submodule returned.
+    # Copies, because the observers of a submodule's outputs must see the gradient before this edit.
     copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
     for tensor in copies.values():
         for edit in edits:

@@ -1,4 +1,4 @@
-"""What hooks show: calls of modules and operations, their outputs, and where gradients pass."""
+"""What hooks observe: calls of modules and operations, their outputs, and gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class Operation(NamedTuple):
     """A torch function, tensor method or operator that a module's own forward code calls.
 
     Attributes:
-        name: torch's, without the marks of operators and of writing in place: "add" for `+`, `+=` and `add_`.
+        name: Name of the torch function, shared by operators and in-place variants: "add" for `+`, `+=` and `add_`.
         owner: Dotted name of the module whose forward calls it.
-        source: The line that calls it, "net.py:14"; "" if no Python code of the network does.
+        source: The line that calls it, "net.py:14"; "" if that is not Python code of the network.
     """
 
     name: str
@@ -37,12 +37,12 @@ class ModuleCall(NamedTuple):
     """One call of one module, or of one operation.
 
     Attributes:
-        layer: The name it was given to `capture` under; of an operation "MODULE:NAME".
-        module: The module; of an operation the one whose forward calls it.
-        call: 0 for its first call since the block began or `Capture.restart`, 1 for the second.
-        inputs: Tensors it was called with, (path, tensor): "[0]" the first argument, "['mask']" a keyword. An in-place
-            module has overwritten them by now.
-        operation: What is called; None for the module itself.
+        layer: The module's name in the `layers` of `capture`; "MODULE:NAME" for an operation.
+        module: The module; for an operation, the module whose forward calls it.
+        call: 0 for the first call since the start or `Capture.restart`, 1 for the second.
+        inputs: Input tensors as (path, tensor): "[0]" is the first argument, "['mask']" a keyword. An in-place module
+            has already overwritten them.
+        operation: The operation; None for a call of the module itself.
     """
 
     layer: str
@@ -63,14 +63,14 @@ class Observation(NamedTuple, Generic[T]):
     Attributes:
         call: As `ModuleCall.call`.
         slot: Path inside a nested output; "" for a plain tensor.
-        value: What `observe` returned; None if the module returned no tensor at all.
-        passed_through: The output is an input, unchanged. Not known of inference tensors.
-        in_place: The module overwrote one of its inputs. Of inference tensors known only for torch's own activations.
-        repeats: Where the tensor was observed first, (layer, call, slot), if it is passed through and was observed
-            before in this forward pass, and nothing has written to it since; else None.
-        operation: What was called; None for a module.
-        sources: Where the input tensors came from, in order, if operations are observed: the place that showed the
-            tensor, the name of a parameter or buffer, "input" for the network's own, "" for anything else.
+        value: The return value of `observe`; None if the module returned no tensor.
+        passed_through: Whether the output is an unchanged input; not detected for inference tensors.
+        in_place: Whether the module overwrote an input; for inference tensors known only for torch's own activations.
+        repeats: The (layer, call, slot) that first showed this tensor in the forward pass, if it is passed through and
+            unmodified since; else None.
+        operation: The operation; None for a module.
+        sources: The origin of each input tensor, in order, if operations are observed: the place that showed it, the
+            name of a parameter or buffer, "input" for an input of the network, "" for anything else.
     """
 
     layer: str
@@ -86,7 +86,7 @@ class Observation(NamedTuple, Generic[T]):
 
 @dataclass(slots=True)
 class GradientSite(Generic[T]):
-    """One output, or one input, of one call of one module, and what became of its gradient.
+    """One output or input of one call of a module, and its gradient.
 
     Attributes:
         call: 0 for its first call in the forward pass, 1 for its second.
@@ -95,9 +95,9 @@ class GradientSite(Generic[T]):
         shape: The tensor's; -1 for a ragged axis; () if there is none.
         dtype: The tensor's; None if there is none.
         untracked: Why autograd does not track the tensor; "" if it does.
-        arrival: Position in the order in which gradients arrived, from 0; None if none has.
-        value: What the observer returned for the gradient; None if none has arrived.
-        operation: What returned the tensor; None for the module.
+        arrival: Position in the order in which gradients arrived, from 0; None without a gradient.
+        value: The observer's return value for the gradient; None without a gradient.
+        operation: The operation that returned the tensor; None for the module.
     """
 
     layer: str
@@ -119,10 +119,10 @@ class GradientSite(Generic[T]):
 
     @property
     def key(self) -> SiteKey:
-        """What names the site within one pass."""
+        """The identity of the site within one pass."""
         return (self.layer, self.call, self.slot, self.role)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape; that of a nested one is (parts, -1)."""
+    """Return a tensor's shape, (parts, -1) for a nested one."""
     return (tensor.size(0), -1) if tensor.is_nested else tensor.shape

@@ -1,8 +1,8 @@
-"""See the operations that a network's own forward code calls: torch functions, tensor methods and operators.
+"""Observe the operations that a network's own forward code calls: torch functions, tensor methods and operators.
 
-Hooks see modules; `F.relu(x)`, `x + identity` and `torch.cat` are seen by a `TorchFunctionMode`, which torch asks at
-each such call. What torch's own layers call inside themselves is theirs: a call counts if the nearest Python code that
-is not torch's made it, while a module of the network ran. Nothing that the call computes is changed.
+Hooks see modules; `F.relu(x)`, `x + identity` and `torch.cat` are seen by a `TorchFunctionMode`, which torch calls for
+each of them. Calls inside torch's own layers do not count: the nearest Python code outside torch must have made the
+call, while a module of the network ran. Results are unchanged.
 """
 
 import sys
@@ -37,7 +37,7 @@ from hookscope.hooks.pytree import tensors_given, tensors_in
 
 T = TypeVar("T")
 
-# What verdicts need not know: the values are those of the input, in another order or shape, or come from nowhere.
+# Not needed for verdicts: the values are those of the input, in another order or shape, or constants.
 _NOT_JUDGED = frozenset(
     {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "H"}
     | {"mH", "movedim", "moveaxis", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand", "expand_as", "getitem"}
@@ -50,25 +50,25 @@ _NOT_JUDGED = frozenset(
 # The pattern of `--ops`, which may match nothing.
 EVERYTHING = "op:*"
 
-# What the whole model is called in labels.
+# The label of the whole model.
 _ROOT = "(model)"
 
 
-# The modes that are on in this thread: `torch.overrides` has contexts for them, which take several calls more.
+# The stack of active modes in this thread; the context managers of `torch.overrides` would cost several calls more.
 _stack_size = torch._C._len_torch_function_stack
 _pop, _push = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
 
 
 @dataclass(slots=True)
 class OperationChoice:
-    """Which operations are observed and edited, and which of the patterns have selected one.
+    """The operations to observe and to edit, and the patterns that have selected one.
 
     Attributes:
-        patterns: Those that select, and those that exclude.
-        edits: What to change of which operations.
-        judged: Whether those that verdicts are about are observed, too, though no pattern selects them.
-        matched: Patterns, as they were written, that have selected an operation.
-        seen: Names of the operations that ran, by module: for a message that offers the nearest.
+        patterns: Patterns that select or exclude operations.
+        edits: Edits, with the patterns of the operations they change.
+        judged: Whether to observe the operations that verdicts need, even if no pattern selects them.
+        matched: Texts of the patterns that have selected an operation.
+        seen: (module, operation) pairs that ran, to suggest the nearest names.
     """
 
     patterns: Sequence[OperationPattern]
@@ -78,7 +78,7 @@ class OperationChoice:
     matched: set[str] = field(default_factory=set)
 
     def missing(self) -> str:
-        """Return what is to be said if a pattern selected nothing; "" if each did."""
+        """Return the message for a pattern that selected nothing; "" if all selected something."""
         for pattern in (*self.patterns, *(pattern for pattern, _ in self.edits)):
             if pattern.text not in self.matched and pattern.text != EVERYTHING:
                 known = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
@@ -87,30 +87,30 @@ class OperationChoice:
         return ""
 
     def edits_of(self, owner: str, name: str) -> list[Intervention]:
-        """Return the edits of an operation that a module calls, in order."""
+        """Return the edits of a module's operation, in order."""
         found = [(pattern, edit) for pattern, edit in self.edits if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern, _ in found)
         return [edit for _, edit in found]
 
     def observes(self, owner: str, name: str) -> bool:
-        """Tell whether an operation that a module calls is observed, in some call at least."""
+        """Tell whether any call of a module's operation is observed."""
         self.seen[owner or _ROOT, name] = None
         return self._calls(owner, name) != set() or (self.judged and name not in _NOT_JUDGED)
 
     def lists(self, owner: str, name: str, call: int) -> bool:
-        """Tell whether a call of an operation is selected by the patterns, not only judged."""
+        """Tell whether the patterns select a call of an operation; otherwise only verdicts need it."""
         calls = self._calls(owner, name)
         return None in calls or call in calls
 
     def _calls(self, owner: str, name: str) -> set[int | None]:
-        """Return which calls are selected, from 0; None stands for all."""
+        """Return the selected calls, counted from 0; None stands for all."""
         matching = [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern in matching)
         return set() if any(pattern.exclude for pattern in matching) else {pattern.call for pattern in matching}
 
 
 class Caller(NamedTuple):
-    """A module whose forward runs: its name, itself, and the code of its forward, None if that is no plain function."""
+    """A module whose forward is running: its name, the module, and its forward's code, None if not a plain function."""
 
     name: str
     module: nn.Module
@@ -118,7 +118,7 @@ class Caller(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What is known of all calls of one operation by one module."""
+    """What all calls of one operation by one module share."""
 
     label: str
     owner: str
@@ -130,14 +130,14 @@ class OperationMode(TorchFunctionMode, Generic[T]):
     """Observes the operations that modules call, with the hooks of one capture.
 
     Attributes:
-        hooks: Those of the capture.
-        running: The modules whose forward runs, by the identity of a frame of `nn.Module.__call__`; None for layers
-            whose operations are not the network's.
-        names: Of all modules, by identity.
+        hooks: The hooks of the capture.
+        running: The modules whose forward is running, by the `id` of their frame of `nn.Module.__call__`; None for
+            layers whose operations are not the network's.
+        names: Names of all modules, by `id`.
     """
 
     def __init__(self, hooks: CallHooks[T], choice: OperationChoice) -> None:
-        """Observe with `hooks` what `choice` selects, after making the edits whose patterns match."""
+        """Observe the operations that `choice` selects with `hooks`, after applying matching edits."""
         super().__init__()
         self.hooks = hooks
         self._choice = choice
@@ -169,13 +169,13 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         """Run an operation, and observe it if a module's own code has called it.
 
         Args:
-            name: What it is called in labels; "" if it is none.
-            func: Runs it.
-            args: What it is given.
-            kwargs: Likewise, by name.
+            name: Its name in labels; "" if the call is not observed as an operation.
+            func: The function to call.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
             caller: The frame of the network's code that calls it, see `caller_of`.
-            source: The line that calls it, "net.py:14"; None if that is the frame's.
-            owner: The module that calls it; None if that is the one whose forward runs.
+            source: The line that calls it, "net.py:14"; None for the frame's own line.
+            owner: The module that calls it; None for the module whose forward is running.
         """
         called = self._called(name, caller, owner) if name else None
         if called is None:
@@ -199,25 +199,25 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         return separate_operation(kind.edits, name, output) if kind.edits else output
 
     def _called(self, name: str, caller: FrameType, inside: nn.Module | None = None) -> tuple[_Kind, nn.Module] | None:
-        """Return what is known of an operation, and whose module calls it; None if it is not looked at.
+        """Return an operation's kind and the module that calls it; None if it is neither observed nor edited.
 
-        `inside` is the module that calls it if that is not run by Python.
+        `inside` is the module that calls it if Python does not run that module's forward.
         """
         frame: FrameType | None = caller
         below: CodeType | None = None
         while frame is not None and id(frame) not in self.running:
             code = frame.f_code
             whose = whose_code(code)
-            if whose == "torch":  # somebody has wrapped a function that a layer of torch calls
+            if whose == "torch":  # a function that a layer of torch calls has been wrapped
                 return None
-            # A module that is none of the network's is called, perhaps a copy; its forward counts, hooks on it do not.
+            # A module outside the network is called, perhaps a copy; its forward counts, its hooks do not.
             if code is CALL and below is not code_of(getattr(frame.f_locals.get("self"), "forward", None)):
                 return None
             if whose != "module":
                 below = code
             frame = frame.f_back
         found = None if frame is None else self.running[id(frame)]
-        if found is None or found.code not in (None, below):  # but a hook of it
+        if found is None or found.code not in (None, below):  # called by one of its hooks
             return None
         owner, module, _ = found
         if inside is not None and inside is not module:
@@ -230,7 +230,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         return (kind, module) if kind.is_observed or kind.edits else None
 
     def take_off(self, *_called_with: object) -> None:
-        """Take the mode off in this thread, from below those that the network has turned on; also as a hook."""
+        """Deactivate the mode in this thread, below any modes that the network has entered; also usable as a hook."""
         above: list[TorchFunctionMode] = []
         while _stack_size():
             top = _pop()
@@ -242,7 +242,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             _push(each)
 
     def put_on(self, *_called_with: object) -> None:
-        """Put the mode back below the others, if it was taken off in this thread; also as a hook."""
+        """Reactivate the mode below the others, if it was deactivated in this thread; also usable as a hook."""
         thread = get_ident()
         if thread in self._off_in and not self._is_paused:
             self._off_in.discard(thread)
@@ -270,12 +270,12 @@ def _returned(output: object) -> list[tuple[str, Tensor]]:
 
 
 def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the network's own call. What it raises has this frame on its traceback, see `is_networks_own`."""
+    """Run the network's own call; this frame on a traceback marks the error as the network's, see `is_networks_own`."""
     return func(*args, **kwargs)
 
 
 def is_networks_own(trace: TracebackType) -> bool:
-    """Tell whether a frame of this file on a traceback only stands for a call of the network."""
+    """Tell whether a frame of this file on a traceback only forwards a call of the network."""
     following = trace.tb_next
     code, below = trace.tb_frame.f_code, None if following is None else following.tb_frame.f_code
     passes_on = (code, below) in ((_ASKED, _ACTS), (_ASKED, _run.__code__), (_ACTS, _run.__code__))
@@ -286,7 +286,7 @@ _ASKED, _ACTS = OperationMode.__torch_function__.__code__, OperationMode.run.__c
 
 
 def observing() -> "OperationMode[Any] | None":
-    """Return what observes operations in this thread: for code that calls them past torch's functions."""
+    """Return the active mode of this thread, for code that runs operations without calling torch functions."""
     for place in range(torch._C._len_torch_function_stack()):
         mode = torch._C._get_function_stack_at(place)
         if isinstance(mode, OperationMode):
@@ -298,11 +298,11 @@ def observing() -> "OperationMode[Any] | None":
 def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Observe the operations of a network's modules for the length of a `with` block.
 
-    Inside layers of torch's that ask whether a mode is on, and then run other kernels, it is off. In others it stays
-    on: hooks that switch it cost as much as it does.
+    The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on: hooks
+    that switch it off cost as much as the mode.
 
     Args:
-        mode: What observes.
+        mode: The mode to activate.
         modules: All modules of the network by name.
     """
     mode.names.update((id(module), name) for name, module in modules.items())
@@ -310,7 +310,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
     key: Any = object()
 
     def attach(module: nn.Module, before: Hook, after: Hook) -> None:
-        # Without handles, which would cost more than the hooks do.
+        # Without handles, which would cost more than the hooks.
         attached.extend((module._forward_pre_hooks, module._forward_hooks))
         module._forward_pre_hooks[key], module._forward_hooks[key] = before, after
 
@@ -333,7 +333,7 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         _push(mode)
         yield
     finally:
-        mode.take_off()  # unless an interrupt has come while it was off
+        mode.take_off()  # no effect if an interrupt came while it was off
         naming.remove()
         for hooks in attached:
             hooks.pop(key, None)
@@ -343,9 +343,9 @@ _ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)
 
 
 class _Names(dict[int, str]):
-    """Names of tensors by identity: of the network's inputs, and, once one is asked for that is none, of what it holds.
+    """Names of tensors by `id`: the network's inputs and, from the first other lookup on, its parameters and buffers.
 
-    Most networks never ask.
+    Most networks never need the latter.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], inputs: Mapping[int, str]) -> None:
@@ -369,7 +369,7 @@ def _name_inputs(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Name the network's inputs beside what it holds, parameters and buffers, for the pass that begins."""
+    """Name the network's inputs, parameters and buffers for the pass that begins."""
     given = tensors_given(args, kwargs)
     inputs = {id(tensor): f"input{path}" if len(given) > 1 else "input" for path, tensor in given}
     hooks.names = _Names(modules, inputs)
@@ -377,7 +377,7 @@ def _name_inputs(
 
 def _enter(mode: OperationMode[T], caller: Caller | None, _module: nn.Module, _args: object) -> None:
     mode.running[id(sys._getframe(1).f_back)] = caller
-    mode.put_on()  # no such module runs where it is off: a call must have raised there, and the network gone on
+    mode.put_on()  # still off here only if a call raised while it was, and the network caught the error
 
 
 def _leave(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:

@@ -1,4 +1,4 @@
-"""Patterns over layers and operations: what a `--layer` value says about a name and a type."""
+"""Parse `--layer` values into patterns over the names and types of layers and operations."""
 
 import fnmatch
 import re
@@ -17,11 +17,11 @@ class Pattern:
 
     Attributes:
         text: As the user wrote it.
-        matches: Tells whether a (dotted name, class name) is meant.
-        is_word: Whether it is a plain word, which may stand anywhere in a name.
-        exclude: Whether matching modules are taken away instead.
+        matches: Tells whether a (dotted name, class name) matches.
+        is_word: Whether it is a plain word, which may occur anywhere in a name.
+        exclude: Whether matching modules are excluded.
         position: Which of the matching modules, in execution order; None for all.
-        by_position_alone: Whether it is a bare position, which counts among what is selected without a pattern.
+        by_position_alone: Whether it is a bare position, which counts among the default layers.
     """
 
     text: str
@@ -38,7 +38,7 @@ def parse_pattern(text: str) -> Pattern:
     A plain word matches a case-insensitive part of the dotted name or the class name; see `select_layers` for what it
     leaves out. `*?[]` make it a glob over the whole of either, `/…/` a regular expression searched in either. `name:`
     and `type:` narrow it to one of them, a leading `!` excludes, a trailing `@3` or `@-1` takes one match by its
-    position in execution order; `@3` alone counts among what is selected without a pattern.
+    position in execution order; `@3` alone counts among the default layers.
 
     Raises:
         UsageError: If the pattern is empty, or its regular expression is not one.
@@ -71,12 +71,12 @@ def parse_pattern(text: str) -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class OperationPattern:
-    """One parsed `--layer` value that is about operations.
+    """One parsed `--layer` value that selects operations.
 
     Attributes:
         text: As the user wrote it.
-        matches: Tells whether (dotted name of the module, "(model)" for the root; name of the operation) is meant.
-        exclude: Whether matching operations are taken away instead.
+        matches: Tells whether (dotted name of the module, "(model)" for the root; name of the operation) matches.
+        exclude: Whether matching operations are excluded.
         call: Which call of the operation in a forward pass, from 0; None for all.
     """
 
@@ -90,13 +90,13 @@ _CALL = re.compile(r"(?P<body>.*)#(?P<call>\d+)\Z", re.DOTALL)
 
 
 def is_operation_pattern(text: str) -> bool:
-    """Tell whether a `--layer` value is about operations: "op:relu", "layer1.0:add", "!layer3.*:cat"."""
+    """Tell whether a `--layer` value selects operations: "op:relu", "layer1.0:add", "!layer3.*:cat"."""
     body = text.removeprefix("!")
     return ":" in body and not body.startswith(("name:", "type:", "/", "param:"))
 
 
 def parse_operation_pattern(text: str) -> OperationPattern:
-    """Parse a `--layer` value that is about operations: `op:NAME`, or `MODULE:NAME` as rows are labelled.
+    """Parse a `--layer` value that selects operations: `op:NAME`, or `MODULE:NAME` as rows are labelled.
 
     NAME is the whole name of the operation, or a glob. MODULE is matched like the name of a layer: a word is a part of
     it in any case, with `*?[]` it is a glob over the whole. A leading `!` excludes, a trailing `#1` takes the second
@@ -124,7 +124,7 @@ def parse_operation_pattern(text: str) -> OperationPattern:
 
 
 def exact_operation(label: str) -> OperationPattern:
-    """Return the pattern of one operation, all its calls, by the label of its row without a call: "layer1.0:add"."""
+    """Return the pattern of all calls of one operation, by its label without a call number: "layer1.0:add"."""
     module, _, name = label.rpartition(":")
     return OperationPattern(label, lambda layer, operation: (layer, operation) == (module, name), False, None)
 
@@ -135,7 +135,7 @@ def _is_regex(body: str) -> bool:
 
 
 def name_test(body: str) -> Callable[[str], bool]:
-    """Return the test that a name is put to: a word is a part of it in any case, a glob or a `/.../` is as it says.
+    """Return a predicate over names: a word matches any part, ignoring case; a glob or `/regex/` matches as usual.
 
     Raises:
         re.error, OverflowError, RecursionError: If a regular expression is not one.

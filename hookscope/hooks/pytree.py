@@ -1,8 +1,7 @@
-"""Find the tensors in what modules take and return, however deep, and put others in their place.
+"""Find and replace tensors nested in the inputs and outputs of modules, at any depth.
 
-Runs at every call of every module, on objects that others have made. So it reads what an object holds, its `__dict__`
-and its slots, and calls nothing of it: no property, no `__getattr__`, no iterator. Mappings alone are asked for their
-items.
+This runs at every call of every module, on arbitrary objects. So it reads an object's `__dict__` and slots directly,
+and calls none of its code: no property, no `__getattr__`, no iterator. The exception is the `items` of mappings.
 """
 
 import argparse
@@ -20,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-# Our choices, for what is reached through attributes, where a configuration or a whole program may follow: so many
-# objects, and so many members of all of them, take about a millisecond.
+# Limits for values reached through attributes, which may lead to a configuration or a whole program: this many objects,
+# and this many members of all of them, take about a millisecond. Our choice.
 _OBJECTS_LIMIT = 1000
 _MEMBERS_LIMIT = 20_000
 
-# What holds no tensor, by its very type: most of what there is.
+# Types that hold no tensors: most values.
 _PLAIN = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, type(...), type, torch.Size}
     | {torch.dtype, torch.device, torch.layout, types.FunctionType, types.MethodType, types.BuiltinFunctionType}
@@ -33,32 +32,32 @@ _PLAIN = frozenset(
 _DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
 _SEQUENCES = frozenset({list, tuple})
 _VIEWS = {type(view) for each in _DICTS for view in (each.keys(), each.values(), each.items())}
-# Of the standard library's classes those that are made to hold what others put there.
+# Classes of the standard library that are containers for user data.
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace, UserList)
 
 _Child = tuple[str, Any, object]
-"""A place in a value: what it adds to the path, its index, key or attribute's name, and what is there."""
+"""A child of a value: its path suffix, its index, key or attribute name, and the child."""
 
 
 class _Kind(NamedTuple):
-    """How values of one type are read."""
+    """How values of one type are read and rebuilt."""
 
-    read: Callable[[Any], list[_Child]]  # what one holds, without what is plain
-    rebuild: Callable[[Any, Mapping[Any, object]], object]  # a copy, with other values at some keys
-    attributes: "_Attributes | None" = None  # of an object, where they are
-    is_replaceable: bool = True  # a module can be given a copy
+    read: Callable[[Any], list[_Child]]  # its children that may hold tensors
+    rebuild: Callable[[Any, Mapping[Any, object]], object]  # a copy with some children replaced
+    attributes: "_Attributes | None" = None  # for objects: where attributes are kept
+    is_replaceable: bool = True  # whether a module can be given a copy
 
 
 @dataclass(slots=True)
 class _Walk:
-    """How far one walk has come."""
+    """The state of one walk."""
 
     into_objects: bool  # follow the attributes of objects as far as they lead, and enter sets and deques
     objects: dict[int, object] = field(default_factory=dict)  # whose attributes have been read, by their ids
     members_left: int = _MEMBERS_LIMIT
 
     def children(self, value: object, *, inside: bool) -> tuple[_Kind, list[_Child]] | None:
-        """Return how to read a value and what it holds; None if not entered. `inside`: reached by an attribute."""
+        """Return a value's kind and children; None if it is not entered. `inside`: it was reached by an attribute."""
         kind = _kind(type(value))  # type: ignore[arg-type]  # mypy takes classes for unhashable
         if kind is None or not (self.into_objects or kind.is_replaceable):
             return None
@@ -73,7 +72,7 @@ class _Walk:
                     return None
                 self.members_left -= size
             found = kind.read(value)
-        except Exception:  # noqa: BLE001 - a mapping of the model's own may raise anything; the model goes on
+        except Exception:  # noqa: BLE001 - a custom mapping may raise anything, which is not the model's error
             return None
         if kind.attributes is not None and not (self.into_objects or is_dataclass(type(value))):
             found = [each for each in found if issubclass(type(each[2]), Tensor)]
@@ -89,19 +88,19 @@ def tensors_in(value: object) -> list[tuple[str, Tensor]]:
     met first; beyond the first 1,000 objects, and 20,000 members of what they hold, none is read (our choices).
 
     Args:
-        value: What a module took or returned.
+        value: An input or output of a module.
 
     Returns:
         (path, tensor) in order: ("", t) for a bare tensor, ("[0]", t), ("['out']", t), (".boxes", t). A set's members
         ("{0}", t) are ordered by type, dtype and shape, and by their values where these are equal.
     """
-    if issubclass(type(value), Tensor):  # isinstance() would ask an object for its __class__
+    if issubclass(type(value), Tensor):  # isinstance() would read the object's __class__
         return [("", value)]  # type: ignore[list-item]
     return _found(value, into_objects=True)
 
 
 def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """List the tensors that a call was given, as `tensors_in` does: ("[0]", t), ("['mask']", t)."""
+    """List the tensors in the arguments of a call, as in `tensors_in`: ("[0]", t), ("['mask']", t)."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):  # nearly always
         return [("[0]", args[0])]
     found = [(f"[{at}]", each) for at, each in enumerate(args) if type(each) not in _PLAIN]
@@ -115,23 +114,23 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
 
 
 def replaceable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """List the tensors of `tensors_given` that others can take the place of when a module is called.
+    """List the tensors of `tensors_given` that can be replaced in a module's arguments.
 
-    Those in sets and deques, and those more than one attribute deep, are left out: a key-value cache, say, is there for
-    the module to change, and it would change a copy.
+    Tensors in sets and deques, and those more than one attribute deep, are left out: a module may modify such an
+    object, such as a key-value cache, and would then modify a copy.
     """
     return _found(args, into_objects=False) + (_found(kwargs, into_objects=False) if kwargs else [])
 
 
 def with_tensors(value: object, replacements: Mapping[str, Tensor]) -> object:
-    """Return the nested value with other tensors at some paths.
+    """Return a nested value with the tensors at some paths replaced.
 
-    Containers and objects on the way to a replaced tensor are copied, shallowly, without calling their constructors;
-    the others stay the objects they are. What was one object at two places still is.
+    Containers and objects on the way to a replaced tensor are copied shallowly, without calling their constructors;
+    others are kept. An object that occurs twice is copied once.
 
     Args:
-        value: What `tensors_in` was asked about.
-        replacements: Tensors by its paths.
+        value: The value that was passed to `tensors_in`.
+        replacements: Tensors by path.
 
     Raises:
         TypeError: If a container on the way cannot be copied or does not take the tensor.
@@ -161,9 +160,9 @@ def _copies(nodes: Sequence["_Node"], to_copy: set[int], replacements: Mapping[s
         return inner | {key: replacements.get(path, old) for key, path, old in node.tensors}
 
     objects = {at: attributes for at in to_copy if (attributes := nodes[at].kind.attributes) is not None}
-    for at, attributes in objects.items():  # before what they hold, which may refer back
+    for at, attributes in objects.items():  # before their children, which may refer back
         copies[at] = attributes.copy(nodes[at].value)
-    for at in sorted(to_copy - objects.keys(), reverse=True):  # a container comes before what it holds
+    for at in sorted(to_copy - objects.keys(), reverse=True):  # a container precedes its children
         copies[at] = nodes[at].kind.rebuild(nodes[at].value, changed(nodes[at]))
     for at, attributes in objects.items():
         attributes.assign(copies[at], changed(nodes[at]))
@@ -176,13 +175,13 @@ class _Node:
 
     value: object
     kind: _Kind
-    holders: list[int]  # nodes that hold it
-    tensors: list[tuple[Any, str, object]] = field(default_factory=list)  # that it holds: key, path, tensor
-    nodes: list[tuple[Any, int]] = field(default_factory=list)  # that it holds: key, and which node
+    holders: list[int]  # nodes that contain it
+    tensors: list[tuple[Any, str, object]] = field(default_factory=list)  # (key, path, tensor) of each
+    nodes: list[tuple[Any, int]] = field(default_factory=list)  # (key, node) of each
 
 
 def _found(value: object, *, into_objects: bool, nodes: list[_Node] | None = None) -> list[tuple[str, Tensor]]:
-    """List the tensors in a value that is none; collect in `nodes` what leads to them, the value itself first."""
+    """List the tensors nested in a value; collect the nodes that lead to them in `nodes`, the value first."""
     found: list[tuple[str, Tensor]] = []
     walk = _Walk(into_objects)
     entered = walk.children(value, inside=False)
@@ -191,8 +190,8 @@ def _found(value: object, *, into_objects: bool, nodes: list[_Node] | None = Non
     if nodes is not None:
         nodes.append(_Node(value, entered[0], []))
     parents, count = {id(value)}, 1
-    met: dict[int, int] = {id(value): 0}  # which node an object is
-    # Of each value on the way: what is still to be looked at, its path, itself, its node, whether an object is above.
+    met: dict[int, int] = {id(value): 0}  # node of each object, by id
+    # Per value on the path: remaining children, path, value, node, and whether it was reached through an object.
     way: list[tuple[Iterator[_Child], str, object, int, bool]] = [
         (iter(entered[1]), "", value, 0, entered[0].attributes is not None)
     ]
@@ -262,7 +261,7 @@ def _kind_of_object(type_: type) -> _Kind | None:
         if isinstance(member, types.MemberDescriptorType)
     ]
     held = next((vars(each)["__dict__"] for each in type_.__mro__ if "__dict__" in vars(each)), None)
-    if not isinstance(held, types.GetSetDescriptorType | types.MemberDescriptorType):  # but something of the class's
+    if not isinstance(held, types.GetSetDescriptorType | types.MemberDescriptorType):  # the class redefines it
         held = None
     if not slots and held is None:
         return None
@@ -272,13 +271,13 @@ def _kind_of_object(type_: type) -> _Kind | None:
 
 @dataclass(frozen=True, slots=True)
 class _Attributes:
-    """Where objects of a class keep their attributes: read and written there, past the class's own code."""
+    """Where objects of a class keep their attributes, read and written without running the class's code."""
 
     held: Any  # the descriptor of their `__dict__`; None if they have none
     slots: Sequence[Any]  # the descriptors of their slots
 
     def by_name(self, value: object) -> dict[str, object]:
-        """Return what an object has."""
+        """Return an object's attributes by name."""
         found: dict[str, object] = {}
         for slot in self.slots:
             with suppress(AttributeError):  # never assigned
@@ -288,12 +287,12 @@ class _Attributes:
         return found
 
     def children(self, value: object) -> list[_Child]:
-        """Return what an object has that is not plain."""
+        """Return the attributes that may hold tensors."""
         named = self.by_name(value) if self.slots else self.held.__get__(value)
         return [(f".{name}", name, child) for name, child in [*named.items()] if type(child) not in _PLAIN]
 
     def copy(self, value: object) -> object:
-        """Return another object that has the same."""
+        """Return a shallow copy of an object."""
         blank = types.SimpleNamespace if issubclass(type(value), types.SimpleNamespace) else object
         copied = blank.__new__(type(value))
         self.assign(copied, self.by_name(value))
@@ -324,7 +323,7 @@ def _items(items: Callable[[Any], Iterable[tuple[object, object]]], value: objec
 
 def _members_of_set(value: set[object] | frozenset[object]) -> list[_Child]:
     members = [each for each in [*value] if type(each) not in _PLAIN]
-    if len(members) > 1:  # a set has no order, and that of its memory differs from run to run
+    if len(members) > 1:  # the iteration order of a set differs from run to run
         ranks = [_rank(each, with_values=False) for each in members]
         if len({*ranks}) < len(ranks):
             ranks = [_rank(each, with_values=True) for each in members]
@@ -333,7 +332,7 @@ def _members_of_set(value: set[object] | frozenset[object]) -> list[_Child]:
 
 
 def _rank(member: object, *, with_values: bool) -> tuple[str, tuple[tuple[str, str, tuple[int, ...], bytes], ...]]:
-    """Return what a set's members are ordered by."""
+    """Return the sort key of a set's member."""
     tensors = [
         (path, str(tensor.dtype), tuple(tensor.shape), _bytes(tensor) if with_values else b"")
         for path, tensor in tensors_in(member)
@@ -345,7 +344,7 @@ def _bytes(tensor: Tensor) -> bytes:
     try:
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return plain.view(-1).view(torch.uint8).numpy().tobytes()
-    except (RuntimeError, TypeError, ValueError):  # without memory to read: its order is any
+    except (RuntimeError, TypeError, ValueError):  # no readable memory: the order is arbitrary
         return b""
 
 

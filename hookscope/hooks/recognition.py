@@ -1,7 +1,7 @@
-"""Recognise, in one forward pass, a tensor that a module has returned before, and a call that checkpointing repeats.
+"""Recognise tensors that an earlier module returned, and calls that checkpointing repeats, within one forward pass.
 
-A module that returns its input shows a tensor that was shown before. To watch gradients, that tensor is replaced by one
-of ours after the call, so for what follows it is another object with the same values: it still counts as the same.
+A module that returns its input shows a tensor again. When gradients are watched, outputs are replaced by aliases or
+copies with the same values: these still count as the same tensor.
 """
 
 import weakref
@@ -14,27 +14,27 @@ from torch import Tensor
 from hookscope.hooks.observed import Place
 
 _Known = tuple[weakref.ref[Tensor], int, list[Place]]
-"""A tensor, its version, and where it was shown first, if it was; that list is shared with what stands for it."""
+"""A tensor, its version, and where it was first shown, if it was; its replacements share that list."""
 
 
 @dataclass(slots=True)
 class Identities:
-    """The tensors of one forward pass, each as long as nothing writes to it. Inference tensors are not known again."""
+    """The tensors of one forward pass, each until it is written to. Inference tensors are not recognised."""
 
     _known: dict[int, _Known] = field(default_factory=dict)
 
     def show(
         self, place: Place, tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], *, in_place: bool
     ) -> tuple[bool, Place | None]:
-        """Note where a call with these inputs shows an output, and whether it overwrote one of them.
+        """Record where a call with these inputs shows an output, and whether it overwrote one of them.
 
         Returns:
-            Whether the output is an input, unchanged; and if so, where it was shown first, None if that is here.
+            Whether the output is an unchanged input; if so, where it was first shown, None if that is here.
         """
         if tensor.is_inference():
             return False, None
         known = self._known
-        entry = known.get(id(tensor))  # by hand what `_find` and `_add` do: this runs at every call of every module
+        entry = known.get(id(tensor))  # `_find` and `_add` inlined: this runs at every call of every module
         shown = entry[2] if entry is not None and entry[0]() is tensor and entry[1] == tensor._version else None
         passed_through = False
         if not in_place:
@@ -49,7 +49,7 @@ class Identities:
         return passed_through, None
 
     def replaced(self, before: Sequence[tuple[str, Tensor]], after: Sequence[tuple[str, Tensor]]) -> None:
-        """Note that the network goes on with tensors of ours in place of others; some may be the same objects."""
+        """Record that tensors were replaced for the rest of the network; some may be the same objects."""
         replacements = dict(after)
         for path, original in before:
             ours = replacements.get(path, original)
@@ -62,11 +62,11 @@ class Identities:
     def sources(
         self, inputs: Sequence[tuple[str, Tensor]], names: Mapping[int, str], *, overwritten: bool = False
     ) -> tuple[Place | str, ...]:
-        """Return where each input was shown first, or its name if it was not.
+        """Return where each input was first shown, or its name if no call returned it.
 
         Args:
-            inputs: Of one call.
-            names: Of the tensors that no call returns, by identity; "" for those without one.
+            inputs: Inputs of one call.
+            names: Names of the tensors that no call returns, by `id`; "" for unnamed ones.
             overwritten: Whether the call has written to the inputs already.
         """
         found: list[Place | str] = []
@@ -107,14 +107,14 @@ class Replays:
     _next: int | None = None
 
     def note(self, layer: str, call: int, inputs: Sequence[tuple[str, Tensor]]) -> None:
-        """Remember a call that begins while gradients are off: it may be replayed with them."""
+        """Record a call without gradients, which may be replayed with them."""
         self._calls.append(_UnwatchedCall(layer, call, _addresses(inputs)))
 
     def call_of(self, layer: str, inputs: Sequence[tuple[str, Tensor]]) -> int | None:
-        """Return which call of the forward pass is being replayed; None if it was watched when it first ran.
+        """Return the number of the call being replayed; None if it was watched when it first ran.
 
-        Within one checkpoint the calls come in their first order; a checkpoint begins with the input it has kept in
-        memory; and checkpoints are replayed from the last to the first.
+        Calls of one checkpoint are replayed in their original order, starting with the input that it has saved;
+        checkpoints are replayed from the last to the first.
         """
         following = self._next
         if following is not None and following < len(self._calls):
@@ -132,7 +132,7 @@ class Replays:
         return self._calls[found].call
 
     def watched(self, layer: str, call: int) -> None:
-        """Note that a replay has shown what a call returned."""
+        """Record that a replay has shown the output of a call."""
         for each in self._calls:
             each.replayed |= (each.layer, each.call) == (layer, call)
 

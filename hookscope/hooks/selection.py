@@ -1,4 +1,4 @@
-"""Select modules by name, type and position: what `--layer` means, and what is meant without it."""
+"""Select modules by name, type and position, as `--layer` does, and the default layers without it."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from hookscope.hooks.patterns import Pattern, parse_pattern
 
 
 def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tuple[str, ...]]]:
-    """Return every module once, by its first dotted name, and the further names of those that have several."""
+    """Return every module once by its first dotted name, and the other names of modules that have several."""
     first: dict[int, str] = {}
     modules: dict[str, nn.Module] = {}
     aliases: dict[str, tuple[str, ...]] = {}
@@ -53,9 +53,9 @@ def select_layers(
         model: The network; names are those of its `named_modules()`.
         patterns: `--layer` values, see `parse_pattern`. Of a layer that a plain word matches, such as "conv", parts
             without parameters that do not match by themselves are left out: its padding. Without a pattern that
-            includes, modules that own parameters and leaves are meant; see `default_layers`.
-        execution_order: Gives the names of all modules in the order in which they first finish; asked only when a
-            pattern chooses by position.
+            includes, the `default_layers` are selected: modules that own parameters, and leaves.
+        execution_order: Returns the names of all modules in the order in which they first finish; called only if a
+            pattern selects by position.
 
     Returns:
         Modules by dotted name, in the order of `named_modules()`.
@@ -73,7 +73,7 @@ def select_from(
     patterns: Sequence[str],
     execution_order: Callable[[], Sequence[str]] | None,
 ) -> dict[str, nn.Module]:
-    """Return what `select_layers` does, given the `module_index`."""
+    """Select layers as `select_layers` does, from a `module_index`."""
     parsed = [parse_pattern(text) for text in patterns]
     kinds = {name: type(module).__name__ for name, module in modules.items()}
     order: Sequence[str] | None = None
@@ -108,10 +108,10 @@ def select_from(
 
 
 def _without_inner_parts(matching: Sequence[str], pattern: Pattern, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Leave out what a word matches only by the name of the layer around it, and which has no parameters.
+    """Drop modules without parameters that a word matches only through the name of the layer around them.
 
-    A convolution's padding is no convolution. The layer around it owns parameters, and matches by itself: "layer1"
-    means everything below.
+    The padding inside a convolution does not match "conv". Only layers that own parameters and match by themselves drop
+    their parts: "layer1" still selects everything below it.
     """
 
     def matches_by_itself(name: str) -> bool:
@@ -131,12 +131,12 @@ def _without_inner_parts(matching: Sequence[str], pattern: Pattern, modules: Map
 
 
 def default_layers(modules: Mapping[str, nn.Module]) -> set[str]:
-    """Return the names of the modules that are meant without a pattern: those that own parameters, and leaves.
+    """Return the names of the layers selected by default: modules that own parameters, and leaves.
 
-    What only holds parts of another module is none of them: a ModuleList or ParameterList, and any other module without
-    a forward; a parametrisation (`torch.nn.utils.parametrize`), whose output is a weight; a projection that
-    MultiheadAttention uses without calling it. Their parameters are the holder's own, so that a convolution with weight
-    normalisation is one row, as any other.
+    Modules that only hold parts of another one are excluded: a ModuleList or ParameterList, and any other module
+    without a forward; a parametrisation (`torch.nn.utils.parametrize`), whose output is a weight; a projection that
+    MultiheadAttention uses without calling it. Their parameters count as the holder's, so that a convolution with
+    weight normalisation is a single row.
 
     Args:
         modules: Every module of a network by name, as `module_index` gives them.
@@ -162,7 +162,7 @@ def default_layers(modules: Mapping[str, nn.Module]) -> set[str]:
 
 
 def owned_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of a module itself, those of its ParameterLists and its parametrised ones among them."""
+    """Return the parameters that a module owns, including those of its ParameterLists and its parametrised ones."""
     owned = _parameters(module)
     for name, child in _children(module):
         if isinstance(child, nn.ParameterList | nn.ParameterDict) or _is_parametrisation(module, name):
@@ -171,7 +171,7 @@ def owned_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _parts(module: nn.Module) -> list[nn.Module]:
-    """Return a module and the modules in it that it does not call: containers, parametrisations and their like."""
+    """Return a module and the modules in it that it never calls, such as containers and parametrisations."""
     parts = [module]
     weights = {id(module): False}
     for part in parts:  # which grows
@@ -184,7 +184,7 @@ def _parts(module: nn.Module) -> list[nn.Module]:
 
 
 def _is_weight(module: nn.Module, name: str) -> bool:
-    """Tell whether a module's child stands for a weight: what it returns, if anything, is no activation."""
+    """Tell whether a module's child represents a weight: its output, if any, is not an activation."""
     return (
         _is_parametrisation(module, name)
         or (name == "out_proj" and getattr(type(module), "forward", None) is nn.MultiheadAttention.forward)
@@ -197,7 +197,7 @@ def _is_parametrisation(module: nn.Module, name: str) -> bool:
 
 
 def _has_forward(module: nn.Module) -> bool:
-    # A scripted class has no attribute of that name, though it has a forward.
+    # A scripted class has a forward, but no class attribute of that name.
     return "forward" in vars(module) or getattr(type(module), "forward", None) is not nn.Module.forward
 
 

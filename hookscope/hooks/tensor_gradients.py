@@ -15,8 +15,8 @@ class TensorGradients:
     """Gradients of named tensors.
 
     Attributes:
-        arrived: (name, gradient) in the order in which they arrived, each after all edits of it; copies.
-        edits: The hook of each edit by name: `edits["c"].remove()` takes one away before the backward pass.
+        arrived: (name, gradient) in order of arrival, each a copy after all of its edits.
+        edits: The hook of each edit by name: `edits["c"].remove()` removes one before the backward pass.
     """
 
     arrived: list[tuple[str, Tensor]]
@@ -31,7 +31,7 @@ class TensorGradients:
 def tensor_gradients(
     tensors: Mapping[str, Tensor], edits: Mapping[str, Callable[[Tensor], Tensor | None]] | None = None
 ) -> Iterator[TensorGradients]:
-    """Record, and edit if asked to, the gradients of given tensors while the block runs a backward pass.
+    """Record, and optionally edit, the gradients of given tensors while the block runs a backward pass.
 
         with hookscope.tensor_gradients({"b": b, "c": c}, edits={"c": lambda gradient: gradient * 2}) as gradients:
             loss.backward()
@@ -39,10 +39,10 @@ def tensor_gradients(
 
     Args:
         tensors: By names of your choice; each must require a gradient, but need not be a leaf.
-        edits: By the same names: given the gradient, returns the one to go on with; None changes nothing.
+        edits: By the same names, a function of the gradient that returns its replacement; None keeps it.
 
     Yields:
-        What arrives. All hooks are removed at the end of the block.
+        The gradients as they arrive. All hooks are removed at the end of the block.
 
     Raises:
         UsageError: If a tensor requires no gradient, or an edit names none of the tensors.
@@ -59,7 +59,7 @@ def tensor_gradients(
 
     def recorder(name: str) -> Callable[[Tensor | None], None]:
         def record(gradient: Tensor | None) -> None:
-            if gradient is not None:  # None: another output of the same operation got one
+            if gradient is not None:  # None if only another output of the operation received one
                 gradients.arrived.append((name, gradient.detach().clone()))
 
         return record
