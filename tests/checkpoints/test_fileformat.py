@@ -123,7 +123,7 @@ def test_other_kinds_of_file_are_named(tmp_path: Path, start: bytes, phrase: str
 
 
 def test_missing_file_folder_loop_and_fifo_are_refused_without_waiting(tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / "absent.pt")
+    assert "does not exist; check the path" in refusal(tmp_path / "absent.pt")
     assert "folder" in refusal(tmp_path)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert "symbolic links" in refusal(tmp_path / "loop")
