@@ -98,8 +98,8 @@ def _check() -> None:
     exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], {})  # noqa: S102 - makes the pictures of the page
     Path("limits.toml").write_text("[rules]\naccuracy = { min-fraction = 0.95 }\n", encoding="utf-8")
     settings = ("--data", "data", "--config", "limits.toml", "--select", "accuracy")
-    _hookscope("check", "demo", *settings, "--evidence", "wrong", "--report", "labelled.html", code=1)
-    _photograph("labelled.html", "", "h3:text('Labelled pictures')", "labelled.jpg", 565)
+    _hookscope("check", "demo", *settings, "--evidence", "wrong", code=1)
+    _keep("wrong/demo", "labelled.jpg")
 
 
 def _keep(run: str, name: str) -> None:
@@ -125,17 +125,15 @@ def _hookscope(*command: str, code: int = 0) -> None:
         raise SystemExit(f"hookscope {' '.join(shown)} has not ended with {code}")
 
 
-def _photograph(page: str, fragment: str, shown: str, name: str, height: int = 860) -> None:
-    """Open a page, wait for what is meant to be `shown`, bring it to the top, and keep what the window shows."""
+def _photograph(page: str, fragment: str, shown: str, name: str) -> None:
+    """Open a page, wait for what is meant to be `shown`, and keep what the window shows."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - for few of the pictures
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1280, "height": height}, color_scheme="light")
+        opened = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
         opened.goto(f"{Path(page).resolve().as_uri()}{fragment}")
         opened.wait_for_selector(shown)
-        if not fragment:
-            opened.eval_on_selector(shown, "shown => shown.scrollIntoView()")
         _save(opened.screenshot(), name)
         browser.close()
 

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import environment, networks, run, without_plots  # noqa: F401
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def docs_environment(environment: dict[str, str]) -> dict[str, str]:  # noqa: F811 - a fixture is its name
     path = f"{Path(sys.executable).parent}:{environment['PATH']}"  # where `python` is, which a page may call
     return environment | {"COLUMNS": "80", "LINES": "40", "PATH": path}

@@ -1,17 +1,19 @@
 """What the pages show is what happens: every block of Python runs, every command prints what stands below it."""
 
+import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
-import typer.main
+import torch
+from torchvision.models import mobilenet_v3_small, resnet18
 
 from hookscope.checks.configuration import read_settings
-from hookscope.cli.app import app
-from tests.docs.pages import ROOT, Block, blocks, commands, is_shown, is_translated, name_of, pages
+from tests.docs.pages import DOCS, ROOT, Block, blocks, commands, is_shown, is_translated, name_of, pages
 from tests.fork_server import ForkServer
 
 PAGES = [page for page in pages() if not is_translated(page)]
@@ -99,18 +101,103 @@ def test_what_a_page_shows_is_what_happens(
     assert not differing, "\n".join(differing)
 
 
-EXAMPLES = [
-    (page, line)
-    for page in PAGES
-    for block in blocks(page.read_text(encoding="utf-8"))
-    if block.language == "bash"
-    for line in block.text.splitlines()
-    if line.startswith("hookscope ")
-]
+# Lines that make an environment. `.ci/run` runs those of the README; others need an index, or minutes.
+MAKE_AN_ENVIRONMENT = ("python3 -m venv ", ".venv/bin/pip ", "source ", "uvx ", "pipx run ", "pip install ")
+
+# Why a command does not run here.
+NOT_RUN = {
+    "hookscope diff resnet50 timm:resnet50 photos/ --weights IMAGENET1K_V1": "its weights would have to be downloaded",
+    "hookscope diff model.pt same photos/ --device-b cuda": "it needs a GPU",
+    "hookscope activations resnet18 cat.jpg --layer layer4.<TAB>": "a shell completes it, in tests/cli/test_app.py",
+}
+
+# A command in a sentence or a table; what goes on with an option, or with MODEL, only names a command.
+_INLINE = re.compile(r"`(hookscope [a-z]+ [a-z][^`\n]+)`")
 
 
-@pytest.mark.parametrize(("page", "line"), EXAMPLES, ids=lambda each: each if isinstance(each, str) else name_of(each))
-def test_commands_that_are_only_named_are_commands(page: Path, line: str) -> None:
-    name, *arguments = shlex.split(line)[1:]
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-    assert command.make_context(name, arguments), page
+def named_commands(page: Path) -> Iterator[str]:
+    """Yield the commands that a page names without showing what they print."""
+    text = page.read_text(encoding="utf-8")
+    for block in blocks(text):
+        if block.language == "bash":
+            yield from block.text.splitlines()
+        text = text.replace(block.text, "")
+    yield from _INLINE.findall(text)
+
+
+# `python -m docs.pictures` runs those of the gallery.
+NAMING = [page for page in [*pages(), ROOT / "README.zh-CN.md"] if page.name != "gallery.md"]
+NAMED = {line for page in NAMING for line in named_commands(page)}
+
+# What stands for the user's own: small networks that take pictures of any size.
+NETWORKS = """
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+
+class Rectified(nn.Conv2d):
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+
+
+def build(part="features"):
+    layers = {part: nn.Sequential(Rectified(3, 8, 3, 4)), "pool": nn.AdaptiveAvgPool2d(4), "flat": nn.Flatten()}
+    return nn.Sequential(OrderedDict(layers, head=nn.Linear(128, 10)))
+
+
+def before():
+    return build("encoder")
+
+
+def after():
+    return build("backbone")
+
+
+original = port = build
+"""
+
+
+@pytest.fixture(scope="module")
+def yours(
+    tmp_path_factory: pytest.TempPathFactory, docs_environment: dict[str, str], fork_server: ForkServer
+) -> Terminal:
+    """A folder of what pages leave to their readers: photographs, labelled ones, networks, weights, earlier runs."""
+    folder = tmp_path_factory.mktemp("yours")
+    (folder / "sample_images").symlink_to(ROOT / "sample_images")
+    for picture in (ROOT / "sample_images").glob("*.jpg"):
+        for path in (folder / picture.name, folder / "photos" / picture.name, folder / "val" / "3" / picture.name):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(picture)
+    (folder / "net.py").write_text(NETWORKS, encoding="utf-8")
+    [settings] = [each for each in blocks((DOCS / "commands" / "check.md").read_text("utf-8")) if each.title]
+    (folder / settings.title).write_text(settings.text, encoding="utf-8")
+    np.save(folder / "input.npy", np.random.default_rng(0).random((1, 3, 64, 64), np.float32))
+    torch.manual_seed(0)
+    torch.save(mobilenet_v3_small(num_classes=10).state_dict(), folder / "good.pt")
+    weights = resnet18(num_classes=10).state_dict()
+    (folder / "models").mkdir()
+    for name in ("model", "old", "a", "models/model"):
+        torch.save(weights, folder / f"{name}.pt")
+    weights["layer4.1.bn2.bias"] += 1e-6
+    for name in ("new", "b"):
+        torch.save(weights, folder / f"{name}.pt")
+    terminal = Terminal(folder, docs_environment, fork_server)
+    for run in ("before", "after"):
+        terminal.run(f"hookscope activations net.py:build cat.jpg --out hookscope-runs/{run}")
+    terminal.run("hookscope check good.pt --baseline baseline.json --update-baseline")
+    return terminal
+
+
+@pytest.mark.parametrize("line", sorted(line for line in NAMED - NOT_RUN.keys() if line.startswith("hookscope ")))
+def test_commands_that_are_only_named_run(line: str, yours: Terminal) -> None:
+    yours.code = 0
+    printed = yours.run(line)
+    assert yours.code == 0, printed[0]
+
+
+def test_lines_that_do_not_run_here_make_an_environment() -> None:
+    assert NOT_RUN.keys() <= NAMED
+    others = [line for line in NAMED if not line.startswith(("hookscope ", *MAKE_AN_ENVIRONMENT))]
+    assert others == []

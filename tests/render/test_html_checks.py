@@ -23,7 +23,7 @@ from hookscope.results.activations import FeatureMaps
 from hookscope.results.check import CheckReport, Finding, RuleOutcome
 from hookscope.results.runs.reports import MARK
 from tests.render import checked
-from tests.render.checked import CORRUPT, CORRUPT_TEXT, EVERY, FAILED, MANY, PASSING, SKIPPING, WARNED
+from tests.render.checked import CORRUPT, CORRUPT_TEXT, EVERY, FAILED, LABELLED, MANY, PASSING, SKIPPING, WARNED
 from tests.render.html_page import Page
 from tests.render.stored import drawn, maps, picture_png
 
@@ -75,6 +75,15 @@ def test_a_page_begins_as_every_report_does_and_allows_its_style_and_pictures_on
     assert "<script" not in page
     assert not re.findall(r"https?://|url\(|@import", page)
     Page(page).assert_self_contained()
+
+
+def test_wrong_pictures_are_shown_once_as_the_overview_has_them(kept: Callable[..., Path]) -> None:
+    pictures = {"overview.png": picture_png(), "pictures/0.png": picture_png()}
+    folder = kept(pictures, overview="overview.png", layers=[])
+    page = checks_html([replace(LABELLED, evidence=str(folder))])
+    (shown,) = re.findall(r"<img [^>]+>", page)
+    assert 'alt="Overview of what fails"' in shown
+    assert "is lynx, taken for cat" in page
 
 
 def test_a_single_checkpoint_has_its_verdict_model_inputs_and_every_rule_with_its_meaning() -> None:

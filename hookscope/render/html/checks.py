@@ -81,8 +81,7 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
         room -= evidence.byte_count
         shown = readable(report)
-        labelled = None if shown.accuracy is None else labelled_section(shown.accuracy, report.evidence, room)
-        room -= labelled.byte_count if labelled else 0
+        labelled = None if shown.accuracy is None else labelled_section(shown.accuracy)
         checked.append(_checked(shown, name, evidence, several=several) | {"labelled": labelled})
     heading, *rest = summary(reports, seconds).split(" · ")
     return render_page(
@@ -194,7 +193,9 @@ def read_evidence(folder: Path, room: int) -> Evidence:
     pictures: list[EvidencePicture] = []
     overview = None
     if record.overview:
-        shown.insert(0, (record.overview, "", f"Overview of what fails: {', '.join(record.layers) or 'no layer'}"))
+        shown.insert(
+            0, (record.overview, "", ": ".join(filter(None, ("Overview of what fails", ", ".join(record.layers)))))
+        )
     taken = left_out = unreadable = 0
     for name, layer, alternative in shown:
         try:
