@@ -253,6 +253,7 @@ def forward_of(network: Network) -> Activations:
 STORED = {"non-finite-parameter", "zero-parameter", "constant-parameter", "duplicate-parameter"}
 STORED |= {"batchnorm-variance", "dead-filter", "outlier-weight", "duplicate-filter", "constant-block"}
 STORED |= {"untrained-weight", "untrained-norm", "optimizer-state", "scaler-state", "averaged-weights", "float8-weight"}
+STORED |= {"integer-weight", "unsigned-weight"}
 
 
 def judged(report: CheckReport) -> set[str]:

@@ -33,6 +33,9 @@ _FLOAT8_OVERFLOWS = 464.0
 # which wait for each other wherever other programs want the processor. Our choice.
 _PIECE_ELEMENTS = 2**14
 
+# Weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole.
+_GREATEST_INTEGER = 2**15
+
 # The eps of torch's BatchNorm unless another is given: programs and state dicts do not hold it beside the statistics.
 _EPS = 1e-5
 
@@ -253,7 +256,13 @@ def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor:
         repeated_filters=repeated_filters(plain.flatten(1), rounded=rounded),
         constant_run=longest_run(values),
         spread_beyond_chance=spread_beyond_chance(plain),
+        is_whole=1 < (measured.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized and _is_whole(values),
     )
+
+
+def _is_whole(values: Tensor) -> bool:
+    """Tell whether every value is a whole number; all else is known from the first piece."""
+    return all(torch.equal(piece, piece.round()) for piece in _pieces(values))
 
 
 def _twin_of(found: _Found, values: StoredValues, seen: dict[object, list[_Found]]) -> str:

@@ -117,6 +117,21 @@ def round_to(bits: int) -> Corruption:
     return change
 
 
+def forget_scales(bits: int) -> Corruption:
+    """Quantise all weights to so many bits, and leave the integers as they are."""
+
+    def change(state: State) -> None:
+        for each in kernels(state):
+            each.mul_((2 ** (bits - 1) - 1) / each.abs().max()).round_()
+
+    return change
+
+
+def forget_signs(state: State) -> None:
+    for each in kernels(state):
+        each.abs_()
+
+
 def prune(share: float) -> Corruption:
     """Make the smallest values of each weight zero."""
 

@@ -115,6 +115,13 @@ CORRUPTIONS: dict[str, tuple[Corruption, str, str, str]] = {
         "_blocks.10._project_conv.weight",
     ),
     "a layer of zeros": (lambda state: state[PROJECT].zero_(), "zero-parameter", "warn", PROJECT),
+    "integers without their scale": (
+        lambda state: state[PROJECT].mul_(127 / state[PROJECT].abs().max()).round_(),
+        "integer-weight",
+        "fail",
+        PROJECT,
+    ),
+    "magnitudes without their sign": (lambda state: state[EXPAND].abs_(), "unsigned-weight", "warn", EXPAND),
     "a variance below zero": (
         lambda state: state[f"{NORM}.running_var"].neg_(),
         "batchnorm-variance",

@@ -12,6 +12,8 @@ from tests.checks.checkpoints.corruptions import (
     both,
     copy_layer,
     fill,
+    forget_scales,
+    forget_signs,
     initialise,
     scale,
     swap,
@@ -74,6 +76,19 @@ OF_TRANSFORMER = [
         baseline="drift",
     ),
     Row("a matrix with the wrong sign", weights(scale(SECOND, -1)), baseline="drift"),
+    Row(
+        "int8 without its scales",
+        weights(forget_scales(8)),
+        alone="integer-weight (fp16-headroom)",
+        baseline="drift",
+    ),
+    Row("int4 without its scales", weights(forget_scales(4)), alone="integer-weight", baseline="drift"),
+    Row("magnitudes without signs", weights(forget_signs), alone="unsigned-weight", baseline="drift"),
+    Row(
+        "all weights initialised again",
+        lambda net: [each.reset_parameters() for each in net.modules() if hasattr(each, "reset_parameters")],
+        baseline="drift",
+    ),
     Row(
         "a NaN among the positions",
         weights(lambda state: state["pos_embed"][0, 3].fill_(math.nan)),

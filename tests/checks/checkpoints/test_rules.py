@@ -294,6 +294,20 @@ PAIRS = [
         tuple(lambda state, end=end: state["middle.0.weight"][3].view(-1)[5:end].zero_() for end in (75, 65)),
         "70 values in a row are 0, where chance explains 1",
     ),
+    # One value is between two whole numbers.
+    Pair(
+        "integer-weight of deep at middle.1.weight",
+        after(
+            lambda state: state["middle.1.weight"].mul_(7 / state["middle.1.weight"].abs().max()).round_(),
+            (nothing, put("middle.1.weight", 0.5, (7, 2, 0, 1))),
+        ),
+        "whole numbers, up to 7 in magnitude (limit 4)",
+    ),
+    Pair(
+        "unsigned-weight of deep at middle.1.weight",
+        after(lambda state: state["middle.1.weight"].abs_(), (nothing, put("middle.1.weight", -0.01, (7, 2, 0, 1)))),
+        "1 of 4 weights has values of one sign only",
+    ),
     # What comes last may be a new head.
     Pair(
         "untrained-weight of deep at middle.2.weight",

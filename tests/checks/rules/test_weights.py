@@ -32,6 +32,35 @@ def test_an_untrained_weight_stands_out_among_trained_ones_only() -> None:
         assert judged(spreads(*each)).findings == ()
 
 
+WHOLE = {"shape": (32, 32), "filter_count": 32, "is_whole": True, "min": -7.0, "max": 8.0, "max_abs": 8.0}
+
+
+def test_a_weight_of_whole_numbers_fails_unless_they_are_small_few_or_scaled() -> None:
+    def found(*held: StoredValues) -> list[tuple[str, str, str]]:
+        return objections(judged(replace(HEALTHY, stored=held)))
+
+    assert found(stored("fc.weight", **WHOLE)) == [("integer-weight", "fail", "fc.weight")]
+    assert found(stored("fc.weight", **WHOLE | {"max_abs": 3.0})) == []
+    assert found(stored("fc.weight", **WHOLE | {"shape": (31, 33)})) == []
+    assert found(stored("fc.weight", **WHOLE), stored("fc.weight_scale", shape=(32,))) == []
+
+
+def test_weights_of_one_sign_fail_where_nearly_all_are_and_warn_alone() -> None:
+    def found(*bounds: tuple[float, float], **known: Any) -> list[tuple[str, str]]:
+        held = [
+            stored(f"{at}.weight", shape=(32, 64), **{"min": low, "max": high, **known})
+            for at, (low, high) in enumerate(bounds)
+        ]
+        return [(rule, level) for rule, level, _ in objections(judged(replace(HEALTHY, stored=tuple(held))))]
+
+    positive, negative, both = (0.0, 0.3), (-0.3, -0.1), (-0.1, 0.3)
+    assert found(positive, both, both) == found(negative, both, both) == [("unsigned-weight", "warn")]
+    assert found(positive, positive, negative, both) == [("unsigned-weight", "fail")]
+    assert found(positive, positive) == [("unsigned-weight", "warn")]
+    assert found(both, both, both) == found(positive, both, zero_count=1) == []
+    assert found((0.3, 0.3)) == [("constant-parameter", "warn")]
+
+
 def norm(name: str, *, statistics: bool | str, affine: bool, batches: int | None) -> list[StoredValues]:
     """Return what a BatchNorm stores, by whether its statistics (or one of them), and weight and bias, have moved."""
 
