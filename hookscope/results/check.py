@@ -83,8 +83,8 @@ class StoredValues:
         spread_beyond_chance: Of such a weight, how much more its rows, columns and kernel places differ among
             themselves than those of independent values do, in standard errors; None for fewer than 2,048 values
             other than zero.
-        is_whole: It is floating-point and has output channels, and every value is a whole number of up to 16 bits, at least
-            one of them beyond 1.
+        is_whole: It is floating-point and has output channels, and every value is a whole number of up to 16 bits, at
+            least one of them beyond 1.
         float8: Of a weight with at least two axes longer than 1, what it holds if it is of float8, or if float8 holds
             every one of its values; None for everything else.
     """
