@@ -68,9 +68,9 @@ class _Drawing:
 
     def offer(self, found: Found, a: Tensor, b: Tensor, relative_l2: float) -> None:
         axis, shape = found.a.statistics.channel_axis, tuple(a.shape)
-        grid = shape[2:] if axis == 1 else shape[1:-1]
-        if axis is not None and len(shape) > 3 and grid not in self.axes.grids:
-            self.axes.grids.append(grid)
+        if axis is not None and len(shape) > 3:
+            grid = shape[2:] if axis == 1 else shape[1:-1]
+            self.axes.add_grid(grid, makes_maps="2d" in found.a.kind or "3d" in found.a.kind)
         seen = [Seen((found.label, 0, 0, "output"), found.call[0], each, channel_axis=axis) for each in (a, b)]
         recorder = Recorder(0, None, None, axes=self.axes, indices=tuple(range(self.inputs)))
         self.kept.offer(seen[0], seen[1], relative_l2, None, recorder)

@@ -111,6 +111,8 @@ def _maps(
         if grid is None:
             return None
         maps = maps[:, :, maps.shape[2] - math.prod(grid) :].reshape(*maps.shape[:2], *grid)
+    elif grids and tuple(maps.shape[2:]) not in grids:  # heads of attention, or windows
+        return None
     if maps.dim() == 5:
         maps = maps[:, :, maps.shape[2] // 2]
     return maps if min(maps.shape[2:]) > 1 else None

@@ -14,7 +14,8 @@ from torch.nn.modules.conv import _ConvNd
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
-# Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4). Our choice of limit.
+# Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4); half as many as the grid
+# has. Our choice of limits.
 MAX_EXTRA_TOKENS = 8
 # A pyramid halves its grid at most this often below the first one seen. Our choice.
 MAX_HALVINGS = 5
@@ -51,7 +52,8 @@ class AxisReader:
 
         Returns:
             1 for channels-first, the last axis for channels-last, None below two axes. Spatial sizes of maps are
-            remembered in `grids`, latest last.
+            remembered in `grids`, latest last: those of convolutions, poolings and their like, and of others the sizes
+            that follow from one before, so that (heads, tokens) of attention is none.
         """
         if len(shape) < 2:
             return None
@@ -76,9 +78,15 @@ class AxisReader:
         self._axis_by_shape[beyond_batch] = axis
         if 4 <= len(shape) <= 5:  # with more axes it is cut into windows or heads
             grid = shape[2:] if axis == 1 else shape[1:-1]
-            if grid not in self.grids:
-                self.grids.append(grid)
+            self.add_grid(grid, makes_maps=side == "second", may_be_first=_is_of_a_user(kind))
         return axis
+
+    def add_grid(self, grid: tuple[int, ...], *, makes_maps: bool, may_be_first: bool = False) -> None:
+        """Remember a spatial size, if it is that of a convolution or its like, or follows from one seen before."""
+        if grid in self.grids:
+            return
+        if makes_maps or (may_be_first and not self.grids) or any(_follows(grid, each) for each in self.grids):
+            self.grids.append(grid)
 
 
 def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
@@ -88,6 +96,23 @@ def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
         return None
     last = len(shape) - 1
     return 1 if dims[1] == last else last if dims[last] == 1 else None
+
+
+def _is_of_a_user(kind: type[nn.Module] | str) -> bool:
+    """Tell whether a class of modules is not torch's own: it may convolve in its forward."""
+    return not isinstance(kind, str) and not kind.__module__.startswith("torch.")
+
+
+def _follows(grid: tuple[int, ...], known: tuple[int, ...]) -> bool:
+    """Tell whether one spatial size comes of another by halving height and width alike, or by doubling them."""
+    if len(grid) != len(known) or grid[:-2] > known[:-2]:
+        return False
+    if all(size == 2 * before for size, before in zip(grid[-2:], known[-2:], strict=True)):
+        return True
+    return any(
+        all(before >> times <= size <= -(-before >> times) for size, before in zip(grid[-2:], known[-2:], strict=True))
+        for times in range(1, MAX_HALVINGS + 1)
+    )
 
 
 def _habit(kind: type[nn.Module]) -> tuple[str, str]:
@@ -164,12 +189,18 @@ def arrange(
 
 
 def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits."""
+    """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits.
+
+    Without any known grid, a square is.
+    """
     for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
         for *frames, height, width in reversed(grids):
             candidate = (*frames, height >> halvings, width >> halvings)
-            if min(candidate) > 1 and 0 <= token_count - math.prod(candidate) <= MAX_EXTRA_TOKENS:
+            area = math.prod(candidate)
+            if min(candidate) > 1 and 0 <= token_count - area <= min(MAX_EXTRA_TOKENS, area // 2):
                 return candidate
+    if grids:
+        return None
     for extra in range(MAX_EXTRA_TOKENS + 1):
         side = math.isqrt(max(0, token_count - extra))
         if side > 1 and side * side == token_count - extra:

@@ -98,6 +98,24 @@ def test_the_mean_is_numpys_and_the_strongest_channel_is_that_channel(kind: str,
         np.testing.assert_array_equal(summary.strongest, whole(kept)[summary.channel])
 
 
+class Heads(Tokens):
+    """Attends with three heads, whose modules see (N, heads, T, T) and (N, heads, T, 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmax, self.head_norm = nn.Softmax(-1), nn.LayerNorm(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = super().forward(x).unflatten(2, (3, 2)).transpose(1, 2)
+        return (self.softmax(tokens @ tokens.mT) @ self.head_norm(tokens)).transpose(1, 2).flatten(2)
+
+
+def test_heads_of_attention_are_no_maps_of_the_picture() -> None:
+    run = summaries_of(Heads(), torch.randn(2, 3, 16, 24))
+    assert {each.label for each in run.map_summaries} == {"patches", "norm"}
+    assert {each.size for each in run.map_summaries} == {(4, 6)}
+
+
 def test_large_maps_are_averaged_over_blocks_those_at_the_end_smaller() -> None:
     x = torch.randn(1, 2, 165, 330)
     [summary] = summaries_of(nn.Identity(), x).map_summaries

@@ -234,6 +234,34 @@ def test_a_grid_that_was_seen_is_better_than_one_that_would_have_to_be_halved() 
     assert extra is not None
 
 
+@pytest.mark.parametrize(
+    ("maker", "shape", "grid"),
+    [
+        ("softmax", (1, 3, 192, 192), None),  # heads, tokens, tokens
+        (nn.LayerNorm(16), (1, 3, 192, 16), None),  # heads, tokens, features
+        ("reshape", (1, 192, 6, 6), None),  # tokens, and features that were cut into squares
+        (nn.LayerNorm(20), (1, 6, 8, 20), (6, 8)),  # a channels-last map of half the size
+        (nn.PixelShuffle(2), (1, 5, 24, 32), (24, 32)),
+        ("add", (1, 20, 3, 4), (3, 4)),
+        (nn.MaxPool2d((2, 1)), (1, 20, 6, 16), (6, 16)),
+    ],
+)
+def test_sizes_count_as_grids_that_convolutions_make_or_that_follow_from_them(
+    maker: nn.Module | str, shape: tuple[int, ...], grid: tuple[int, int] | None
+) -> None:
+    reader = AxisReader()
+    reader.channel_axis("matmul", (1, 3, 12, 12))  # comes before any map
+    reader.channel_axis(nn.Conv2d(3, 20, 4, 4), (1, 20, 12, 16))
+    reader.channel_axis(maker, shape)
+    assert reader.grids == [(12, 16), *([grid] if grid else [])]
+
+
+def test_tokens_that_fit_no_known_grid_are_not_laid_out_on_a_square() -> None:
+    assert arrange(torch.zeros(25, 3), 2, [(12, 16)])[1].shape == (1, 3, 25)
+    assert arrange(torch.zeros(25, 3), 2, [])[1].shape == (3, 5, 5)
+    assert arrange(torch.zeros(14, 3), 2, [(12, 12)])[1].shape == (1, 3, 14)  # 9 of them, and 5 apart
+
+
 def test_of_two_grids_that_fit_the_later_one_is_taken() -> None:
     assert arrange(torch.zeros(24, 3), 2, [(4, 6), (3, 8)])[1].shape == (3, 3, 8)
     assert arrange(torch.zeros(24, 3), 2, [(3, 8), (4, 6)])[1].shape == (3, 4, 6)
