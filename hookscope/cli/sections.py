@@ -1,10 +1,13 @@
 """`--help` with options under headings, in plain text: importing Rich would make it half as slow again."""
 
 from functools import partial
+from itertools import pairwise, takewhile
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
+
+from hookscope.errors import UsageError
 
 
 def _under(heading: str) -> "partial[Any]":
@@ -20,6 +23,19 @@ compares, other = map(_under, ("Comparison", "How B runs"))
 
 class SectionedCommand(TyperCommand):
     """A command whose help puts each option under its `rich_help_panel`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option whose value is missing: the name of the next option would be taken for it.
+
+        Raises:
+            UsageError: If there is one. `--report=--out` still means a file of that name.
+        """
+        options = {name: each for each in self.get_params(ctx) if isinstance(each, TyperOption) for name in each.opts}
+        before_arguments = takewhile(lambda each: each != "--", args)
+        for name, value in pairwise(before_arguments):
+            if name in options and value in options and not options[name].is_flag:
+                raise UsageError(f"{name} needs a value; '{value}' is the next option.")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments first, then a section for each heading in the order of its first option."""

@@ -126,6 +126,28 @@ def test_wrong_usage_is_one_line_that_names_the_help(run: Run, arguments: tuple[
     assert "--help`." in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"),
+    [
+        (("activations", "demo", "cat.jpg", "--report", "--out", "run"), "--report", "--out"),
+        (("check", "--sarif", "--jobs", "2", "a.pt"), "--sarif", "--jobs"),
+        (("grads", "demo", "--loss", "-l", "conv"), "--loss", "-l"),
+    ],
+)
+def test_the_name_of_an_option_is_no_value_of_the_one_before(
+    run: Run, arguments: tuple[str, ...], name: str, value: str
+) -> None:
+    ended = run(*arguments)
+    assert ended.code == 2
+    assert ended.stderr == f"hookscope: error: {name} needs a value; '{value}' is the next option.\n"
+
+
+def test_an_option_takes_any_value_after_its_equals_sign(run: Run) -> None:
+    ended = run("layers", "resnet18", "--layer=--full")
+    assert ended.code == 5
+    assert "No layer matches '--full'" in ended.stderr
+
+
 @pytest.mark.parametrize("hostile", ["a\nb", "\x1b[31mred", "::error::", "\u202edet"])
 def test_what_a_user_gives_is_shown_harmlessly(run: Run, hostile: str) -> None:
     ended = run("models", hostile)
