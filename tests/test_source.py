@@ -52,11 +52,6 @@ def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert len(README.encode()) <= 12_000
 
 
-def test_every_file_the_readme_links_to_exists() -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
-
-
 def test_every_exit_code_is_documented() -> None:
     from hookscope import errors
 

@@ -101,7 +101,11 @@ def check(
     ] = None,
     ignore: Annotated[list[str] | None, under.rules(metavar="RULE", help="Skip this rule or glob; repeatable.")] = None,
     evidence: Annotated[
-        Path | None, under.write(metavar="DIR", help="Write an overview, and grids and rows of failing layers here.")
+        Path | None,
+        under.write(
+            metavar="DIR",
+            help="Where a checkpoint fails: write an overview, and grids and rows of failing layers here.",
+        ),
     ] = None,
     jobs: Annotated[int, under.workers(min=1, metavar="N", help="Checkpoints to check in parallel.")] = 1,
     timeout: Annotated[
@@ -196,6 +200,7 @@ def check(
             except HookscopeError as error:
                 failures.append(error)
     _show(reports, chosen, tables, job, time.perf_counter() - began)
+    _say_no_evidence(reports, evidence)
     _show_bugs(results)
     return gravest([*(each.exit_code for each in reports), *map(report, failures)])
 
@@ -349,6 +354,13 @@ def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", j
         repository = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
         sys.stdout.flush()
         typer.echo(annotations(reports, repository=repository), nl=False)
+
+
+def _say_no_evidence(reports: "Sequence[CheckReport]", evidence: Path | None) -> None:
+    """Say why `--evidence` wrote nothing, where every checkpoint passes."""
+    if evidence is not None and all(each.passed for each in reports):
+        path = safe_text(str(evidence))
+        typer.echo(f"hookscope: note: nothing is written to {path}: evidence is kept of what fails.", err=True)
 
 
 def _show_bugs(results: "Sequence[Checked]") -> None:

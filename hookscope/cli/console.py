@@ -1,8 +1,10 @@
 """What commands print with: consoles, a progress bar, and errors as one line."""
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TextIO, cast
 
 import typer
 
@@ -29,11 +31,31 @@ def consoles(*, json: bool) -> "tuple[Console, Console]":
     from rich.console import Console
 
     # Names may hold what Rich would take for markup or an emoji.
-    def plain(*, stderr: bool) -> Console:
-        return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    def plain(stream: TextIO, *, stderr: bool) -> Console:
+        file = None if stream.isatty() else cast("IO[str]", _WithoutTrailingBlanks(stream))
+        return Console(file=file, stderr=stderr, highlight=False, markup=False, emoji=False)
 
-    messages = plain(stderr=True)
-    return (messages if json else plain(stderr=False)), messages
+    messages = plain(sys.stderr, stderr=True)
+    return (messages if json else plain(sys.stdout, stderr=False)), messages
+
+
+class _WithoutTrailingBlanks:
+    """A pipe or file that gets lines without the blanks that Rich fills them with."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return self.stream.write(re.sub(r" +$", "", text, flags=re.MULTILINE))
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
 
 
 @contextmanager

@@ -242,8 +242,15 @@ def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(che
 
 
 def test_a_checkpoint_that_passes_leaves_no_evidence(check: Run, tmp_path: Path) -> None:
-    assert check("net.py:Sound", "--evidence", tmp_path / "evidence").code == 0
-    assert names_below(tmp_path) == set()
+    ended = check("net.py:Sound", "--evidence", tmp_path / "evidence")
+    assert (ended.code, names_below(tmp_path)) == (0, set())
+    note = f"nothing is written to {tmp_path / 'evidence'}: evidence is kept of what fails."
+    assert f"hookscope: note: {note}\n" in ended.stderr
+
+
+def test_no_line_in_a_pipe_ends_with_a_blank(check: Run) -> None:
+    for option in (("--rules",), ("--explain", "dead-channels")):
+        assert re.search(" $", check(*option).stdout, re.MULTILINE) is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The site builds without a warning, says what the code says, and is a decent page in a browser."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -7,11 +8,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import typer.main
+from markdown_it import MarkdownIt
 from playwright.sync_api import Browser
 
 from docs import made
@@ -47,6 +51,66 @@ def test_every_page_is_on_the_site_and_nothing_comes_from_elsewhere(site: Path) 
         assert "<!-- made:" not in text
         for outside in ('src="http', 'src="//', 'rel="stylesheet" href="http', "fonts.g"):
             assert outside not in text, (page, outside)
+
+
+class _Page(HTMLParser):
+    """The ids of a page, and where it points to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.targets: set[str] = set()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {name: value for name, value in attrs if value}
+        self.ids |= {named[name] for name in ("id", "name") if name in named and (name == "id" or tag == "a")}
+        self.targets |= {named[name] for name in ("href", "src") if name in named}
+
+
+def as_github_shows(path: Path) -> _Page:
+    """Return a Markdown file as a page, with the ids that GitHub gives headings."""
+    markdown = MarkdownIt("commonmark").enable("table")
+    tokens = markdown.parse(path.read_text(encoding="utf-8"))
+    page = _Page(markdown.renderer.render(tokens, markdown.options, {}))
+    for opening, inside in itertools.pairwise(tokens):
+        if opening.type == "heading_open":
+            shown = "".join(each.content for each in inside.children or () if each.type in {"text", "code_inline"})
+            slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+            repeats = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each) is not None for each in page.ids)
+            page.ids.add(f"{slug}-{repeats}" if repeats else slug)
+    return page
+
+
+def broken_links(pages: dict[Path, _Page]) -> list[str]:
+    """Return each link to a file that is not there, or to an id that its page does not have."""
+    broken = []
+    for path, page in pages.items():
+        for target in page.targets:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            place = place / "index.html" if place.is_dir() and path.suffix == ".html" else place
+            state = "=" in parts.fragment  # of a run's page in the gallery: its script reads it
+            known = pages[place].ids if place in pages and not state else None
+            if not place.exists() or (known is not None and parts.fragment and unquote(parts.fragment) not in known):
+                broken.append(f"{path.name}: {target}")
+    return broken
+
+
+def test_every_link_of_the_site_leads_to_a_file_and_an_id_that_exist(site: Path) -> None:
+    pages = {path.resolve(): _Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    pages.pop(site.resolve() / "404.html")  # its links start at the address where the site is served
+    assert len(pages) >= len(PAGES)
+    assert broken_links(pages) == []
+
+
+def test_every_link_of_the_markdown_files_leads_to_a_file_and_a_heading_that_exist() -> None:
+    shown = {*ROOT.glob("*.md"), *(ROOT / "sample_images").glob("*.md"), *DOCS.rglob("*.md")}
+    pages = {path: as_github_shows(path) for path in shown}
+    assert {target for page in pages.values() for target in page.targets if "#" in target}
+    assert broken_links(pages) == []
 
 
 def test_llms_txt_names_every_page_and_schema_with_what_it_is_about(site: Path) -> None:
