@@ -221,3 +221,33 @@ def test_gradients_that_are_0_but_for_rounding_are_no_fault() -> None:
     assert rows["0.bias grad"].measures is not None
     assert rows["0.bias grad"].measures.relative_l2 > 0.01  # of noise: a bias before a normalisation does nothing
     assert result.gradient_births == ()
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.left(x), self.right(x)], 1)
+
+
+class Uneven(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([1e5 * x[:, :2], self.branch(x[:, 2:])], 1)
+
+
+def test_a_difference_that_a_large_gradient_hides_for_a_while_is_not_born_again() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(Halves(), Uneven()).eval()
+    faulty = copy.deepcopy(network)
+    wrong_at_the_input(faulty.get_submodule("1.branch"))
+    result = hookscope.diff(network, faulty, torch.randn(3, 4), grads=True)
+    rows = {row.label: row for row in result.gradients}
+    assert rows["0.right grad_output"].measures is not None
+    assert rows["0.right grad_output"].measures.relative_l2 == pytest.approx(0.05, rel=1e-4)
+    assert of_one_fault(result)[0] == "1.branch"
