@@ -444,7 +444,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
         reference: "float64": also run A's weights in float64, and measure the error of each side.
         shadow: Also run each layer of B on A's input, which shows what the layer itself adds to the difference.
         grads: Also run both backward, batch by batch, and compare the gradients of outputs, and those of parameters
-            summed over batches. The gradients of all outputs over a batch are held, on both sides.
+            summed over batches; `gradient_births` of the result says where their differences begin. The gradients of
+            all inputs and outputs of layers over a batch are held, on both sides.
         loss: As for `grads`, and so is `target`; None for "projection". Without a target each side takes its own.
         output_key: Which of several outputs is compared, and differentiated; None for all.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".

@@ -58,7 +58,8 @@ def diff(
         bool,
         under.compares(
             "--grads",
-            help="Also compare gradients: of outputs, all of a batch held, and of parameters, summed over batches.",
+            help="Also compare gradients, all of a batch held: of outputs, and of parameters, summed over batches; "
+            "and say in which backward pass a difference begins.",
         ),
     ] = False,
     loss: Annotated[

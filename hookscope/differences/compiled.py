@@ -40,6 +40,9 @@ _DYNAMO = {
 }
 _INDUCTOR = {"fallback_random": True}
 
+# Otherwise a backward pass cannot be repeated.
+_AUTOGRAD = {"donated_buffer": False}
+
 
 @dataclass(slots=True)
 class Compiled:
@@ -91,6 +94,7 @@ class Compiled:
     def _compiled(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a compiled function. No frame of hookscope's calls it, so what it raises counts as the model's."""
         import torch._dynamo.config  # noqa: PLC0415 - they take a second
+        import torch._functorch.config  # noqa: PLC0415
         import torch._inductor.config  # noqa: PLC0415
 
         def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
@@ -102,7 +106,8 @@ class Compiled:
                 raise
 
         compiled = torch.compile(forward, backend=backend)
-        for config, changes in ((torch._dynamo.config, _DYNAMO), (torch._inductor.config, _INDUCTOR)):
+        settings = (torch._dynamo.config, _DYNAMO), (torch._inductor.config, _INDUCTOR)
+        for config, changes in (*settings, (torch._functorch.config, _AUTOGRAD)):
             compiled = config.patch(changes)(compiled)
         return cast("Callable[..., Any]", torch.compiler.set_stance("default")(compiled))
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from hookscope.differences.alignment import CallKey, Pairing, align, match_names
 from hookscope.differences.births import with_origins
 from hookscope.differences.compiled import Compiled, compile_in_blocks
-from hookscope.differences.gradients import Differentiated, compare_gradients
+from hookscope.differences.gradients import Differentiated, Forward, GradientDifferences, compare_gradients
 from hookscope.differences.lockstep import strands
 from hookscope.differences.maps import KeptMaps
 from hookscope.differences.meeting import Meeting
@@ -95,7 +95,7 @@ def run_diff(
         ModelError: If a network raised, with `on_error` on every input.
     """
     conditions = [parse_condition(text) for text in fail_over]
-    _refuse(ways_b, shadow=shadow, ops=ops, with_gradients=loss is not None)
+    _refuse(ways_b, shadow=shadow, ops=ops)
     apart = separate(session.loaded, other)
     a, b = inspected_network(session.loaded), inspected_network(apart)
     warnings = [*_warnings("A", a), *_warnings("B", b), *different_inputs(session.loaded, other)]
@@ -143,32 +143,39 @@ def run_diff(
     found = outputs.results()
     if compiled:
         warnings += compiled.warnings(rows, found, coarsest_eps(parties), is_born=bool(births))
-    gradients, remarks = _gradients(
-        session,
-        apart,
-        parties,
-        ways_b,
-        loss,
-        layers=layers,
-        maps=maps,
-        ops=ops,
-        batch_size=batch_size,
-        report=report,
-    )
+    gradients = GradientDifferences()
+    if loss is not None:
+        gradients = _gradients(
+            session,
+            apart,
+            parties,
+            ways_b,
+            loss,
+            ran.pairing,
+            rows,
+            compiled,
+            layers=layers,
+            ops=ops,
+            batch_size=batch_size,
+            report=report,
+        )
+    # An edit of a gradient is applied in the backward pass alone.
+    edited = parties[1].edits.warnings() if loss is None else ()
     return Differences(
         a=Side(a.info, *a.placed),
         b=Side(b.info, *b.placed, ways_b.texts),
         way="lockstep",
         inputs=tuple(ran.records),
         rows=shown,
-        gradients=gradients,
+        gradients=gradients.rows,
         unmatched=not_matched(parties, meeting, ran.pairing, with_b=not layers),
         outputs=found,
         births=births,
+        gradient_births=gradients.births,
         maps=meeting.maps.drawn(rows_by_place(shown, parties[0]), births),
-        exceeded=exceeded(conditions, (*shown, *gradients), found),
+        exceeded=exceeded(conditions, (*shown, *gradients.rows), found),
         reference="A's weights in float64" if reference else "",
-        warnings=tuple(dict.fromkeys((*warnings, *remarks, *parties[1].edits.warnings(), *queue.remarks))),
+        warnings=tuple(dict.fromkeys((*warnings, *gradients.notes, *edited, *queue.remarks))),
         notes=tuple(
             dict.fromkeys(
                 (
@@ -187,13 +194,13 @@ def run_diff(
     )
 
 
-def _refuse(ways_b: Ways, *, shadow: bool, ops: bool, with_gradients: bool) -> None:
+def _refuse(ways_b: Ways, *, shadow: bool, ops: bool) -> None:
     """Raise a UsageError for options that do not go together."""
     if shadow and ways_b.mode == "train":
         raise UsageError(
             "--shadow runs layers of B twice, which is only possible in eval mode: leave out --mode-b train."
         )
-    inside = {"--ops": ops, "--edit-b": bool(ways_b.edits), "--grads": with_gradients}
+    inside = {"--ops": ops, "--edit-b": bool(ways_b.edits)}
     if ways_b.compiles and any(inside.values()):
         option = next(name for name, given in inside.items() if given)
         raise UsageError(f"{option} needs hooks inside of B, which compiled code does not run: leave out --compile-b.")
@@ -245,17 +252,17 @@ def _gradients(
     other: LoadedModel,
     parties: Sequence[Party],
     ways_b: Ways,
-    loss: Loss | None,
+    loss: Loss,
+    pairing: Pairing,
+    activations: Sequence[DifferenceRow],
+    compiled: Compiled | None,
     *,
     layers: Sequence[str],
-    maps: Sequence[str],
     ops: bool,
     batch_size: int,
     report: OnError | None,
-) -> tuple[tuple[DifferenceRow, ...], tuple[str, ...]]:
-    """Compare the gradients of A and B after the passes without gradients; None without a loss."""
-    if loss is None:
-        return (), ()
+) -> GradientDifferences:
+    """Compare the gradients of A and B after the passes without gradients."""
     known = {_input_of(error) for error in session.unusable}
 
     def told(error: HookscopeError) -> None:
@@ -265,19 +272,26 @@ def _gradients(
     on_error = None if report is None else told
     queue = queue_of(session.inputs.batches(batch_size, on_error), on_error)
     loaded = [session.loaded, other]
-    options: list[dict[str, Any]] = [{"layers": layers}, {"edits": ways_b.edits}]
     if len(parties) > len(loaded):
         loaded.append(replace(session.loaded, module=parties[2].inspected.network))
-        options.append({"layers": layers})
-    sides = [
-        Differentiated(each, partial(_for, party), own, threads)
-        for each, party, own, threads in zip(
-            loaded, parties, options, (None, ways_b.threads, None)[: len(loaded)], strict=True
+    edits: tuple[Sequence[str], ...] = ((), ways_b.edits, ())
+    patterns: tuple[Sequence[str], ...] = (layers, (), layers)
+    threads = (None, ways_b.threads, None)
+    sides = []
+    for at, (each, party) in enumerate(zip(loaded, parties, strict=True)):
+        options = {"layers": patterns[at], "ops": ops, "hooked": frozenset(party.hooked), "edits": edits[at]}
+        options |= {"mode": party.mode, "autocast": party.autocast, "seed": session.seed}
+        edited = frozenset(
+            name for name, given in party.edits.by_name.items() if any(one.place == "grad" for one in given)
         )
-    ]
-    for side, party in zip(sides, parties, strict=True):
-        side.options.update(ops=ops, mode=party.mode, autocast=party.autocast, seed=session.seed)
-    return compare_gradients(sides[0], sides[1], queue, loss, maps, sides[2] if len(sides) > 2 else None)
+        sides.append(Differentiated(each, partial(_for, party), options, threads[at], edited))
+    whole: Differentiated | None = None
+    if compiled is not None:
+        sides[1] = replace(sides[1], around=compiled.forwards)
+        loaded_whole = replace(other, module=compiled.whole.inspected.network)
+        whole = replace(sides[1], loaded=loaded_whole, options={**sides[1].options, "hooked": frozenset()})
+    forward = Forward(pairing, activations, coarsest_eps(parties), parties[0].lists)
+    return compare_gradients(sides, queue, loss, forward, whole)
 
 
 def _input_of(error: HookscopeError) -> object:

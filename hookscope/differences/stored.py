@@ -17,7 +17,7 @@ from hookscope.differences.births import with_origins
 from hookscope.differences.maps import KeptMaps
 from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.party import Seen
-from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows
+from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows, partners
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.rows import Recorder
@@ -254,7 +254,7 @@ def _gradients(a: _Side, b: _Side, pairs: Sequence[Found]) -> list[DifferenceRow
     if not (isinstance(a.run.result, Gradients) and isinstance(b.run.result, Gradients)):
         return []
     rows = [_row(found, a, b, "gradients") for found in pair_gradients(a.run.gradients, b.run.gradients, pairs)]
-    found = pair_parameters(a.run.parameters, b.run.parameters, pairs)
+    found = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
     return [*rows, *(_row(each, a, b, "parameters") for each in found)]
 
 

@@ -1,5 +1,6 @@
 """Find the partner of each row of a stored run in another: as networks are aligned, from what rows store."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -92,9 +93,32 @@ def pair_gradients(a: Sequence[GradientRow], b: Sequence[GradientRow], pairs: Se
             yield Found(row, other, _call(row), call, label, label_b, how)
 
 
-def pair_parameters(a: Sequence[ParameterRow], b: Sequence[ParameterRow], pairs: Sequence[Found]) -> Iterator[Found]:
-    """Pair the gradients that either run has of parameters, by their names within the layers that are paired."""
-    layers = {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
+def pair_sites(a: Sequence[GradientRow], b: Sequence[GradientRow], pairing: Pairing) -> Iterator[Found]:
+    """Pair the gradients that either of two networks has of outputs and inputs, as their calls are paired."""
+    known: dict[tuple[str, int, str], list[GradientRow]] = {}
+    for row in b:
+        known.setdefault((row.layer, row.call, row.role), []).append(row)
+    counts: Counter[tuple[str, int, str]] = Counter()
+    for row in a:
+        partner = pairing.partner(_call(row))
+        which, counts[*_call(row), row.role] = counts[*_call(row), row.role], counts[*_call(row), row.role] + 1
+        if partner is None:
+            continue
+        others = known.get((*partner[0], row.role), [])
+        if which < len(others) and _arrived(row, others[which]):
+            label, label_b = (f"{each.label} grad_{each.role}" for each in (row, others[which]))
+            yield Found(row, others[which], _call(row), partner[0], label, label_b, partner[1])
+
+
+def partners(pairs: Sequence[Found]) -> dict[str, tuple[str, Match]]:
+    """Return the layers of B by those of A, and how they were matched."""
+    return {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
+
+
+def pair_parameters(
+    a: Sequence[ParameterRow], b: Sequence[ParameterRow], layers: Mapping[str, tuple[str, Match]]
+) -> Iterator[Found]:
+    """Pair the gradients that either side has of parameters, by their names within the layers that are paired."""
     known = {row.name: row for row in b}
     for row in a:
         owner, dot, name = row.name.rpartition(".")

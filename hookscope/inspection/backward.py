@@ -1,7 +1,7 @@
 """Run a model forward and backward and gather the gradients: the pipeline behind `hookscope grads`."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -56,6 +56,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     ops: bool = False,
     judged: bool = False,
     include_inputs: bool = False,
+    hooked: Collection[str] | None = None,
     mode: Mode = "eval",
     grids_for: int = 0,
     max_channels: int | None = None,
@@ -92,6 +93,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         include_inputs: Report the gradient of each layer's inputs too, along the way through that layer alone. If all
             parameters are trainable, the network's own floating inputs get one as well. Gradients of parameters may
             then differ in the last bits, because parts are added in another order.
+        hooked: Names of the layers to observe instead of those that `layers` selects.
         mode: "eval", or "train" for batch statistics and dropout as in training; a network that is in train mode
             already keeps the parts that its owner has put in eval mode.
         seed: Seeds the random numbers the passes may draw, and the loss if it is given by name.
@@ -123,6 +125,8 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     first = queue.peek()
     recorder = Recorder(0, None, None, Reducer(distributions=distributions, sketches=sketches))
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
+    if hooked is not None:
+        selected = {name: each for name, each in inspected.modules.items() if name in hooked}
     maps = Recorder(grids_for, max_channels, None, recorder.reducer, operations=operations)
     gradient_recorder = GradientRecorder(maps, on_tensor)
     with ExitStack() as block:

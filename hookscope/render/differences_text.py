@@ -48,11 +48,50 @@ def answer(result: Differences) -> list[str]:
     if len(result.births) > _MOST_BIRTHS:
         sentences.append(f"It is born in {counted(len(result.births) - _MOST_BIRTHS, 'more layer')}.")
     if not result.births:
-        sentences.append(_small(result))
-    elif growth := _growth(result):
-        sentences.append(growth)
+        sentences += [*backward_answer(result), _small(result)]
+    else:
+        sentences += [*([growth] if (growth := _growth(result)) else []), *backward_answer(result)]
     sentences += map(_output, result.outputs)
     return [*sentences, *_worse(result)]
+
+
+def backward_answer(result: Differences) -> list[str]:
+    """Return in sentences where differences of gradients are born, or that they follow from those of activations."""
+    births = result.gradient_births
+    sentences = [_backward_birth(each, result, is_first=not at) for at, each in enumerate(births[:_MOST_BIRTHS])]
+    if len(births) > _MOST_BIRTHS:
+        sentences.append(f"It is born in the backward pass of {counted(len(births) - _MOST_BIRTHS, 'more layer')}.")
+    moved = [
+        (row.measures.relative_l2, row.label)
+        for row in result.gradients
+        if row.measures is not None and row.measures.relative_l2 > row.limit
+    ]
+    if not births and result.births and result.way == "lockstep" and moved:
+        amount = f"relative L2 at most {number_text(max(moved)[0], 3)}, at {max(moved)[1]}"
+        sentences.append(f"The gradients differ as a consequence: {amount}. No backward pass is known to be at fault.")
+    return sentences
+
+
+def _backward_birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
+    row = next(each for each in result.gradients if each.label == birth.row)
+    amount = f"relative L2 {number_text(birth.relative_l2, 3)}"
+    amount = row.note or amount
+    is_of_output = birth.row.endswith(" grad_output")
+    if not birth.layer and is_of_output and not birth.in_own_code:
+        return f"The difference is born in the backward pass of the loss: {birth.row}, {amount}; the outputs agree."
+    begins = "The difference is born" if is_first else "It is born again"
+    name = birth.layer or "(model)"
+    kinds = {each.layer: each.kind for each in result.rows}
+    kind = f" ({kinds[birth.layer]})" if birth.layer in kinds else ""
+    begins = f"{begins} in the backward pass of {name}{kind}"
+    if birth.in_own_code:
+        shows = f"{birth.row} is the first to show it, {amount}"
+        return f"{begins}, in its own code between the layers that it calls: {shows}."
+    if is_of_output:
+        return f"{begins}, at the gradient of its output: {amount}."
+    arriving = row.input_relative_l2
+    agree = f"{'are equal' if not arriving else f'differ by {number_text(arriving, 3)}'}"
+    return f"{begins}: {birth.row}, {amount}; its activations agree, and the gradients of its outputs {agree}."
 
 
 def sides_text(result: Differences) -> str:
@@ -199,7 +238,8 @@ def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]
 
 
 def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
-    born = [row.label in {birth.row for birth in result.births} for row in result.rows]
+    labels = {birth.row for birth in (*result.births, *result.gradient_births)}
+    born = [row.label in labels for row in result.rows]
     styles = ["bold red" if each else "" for each in born]
     return draw_table(difference_columns(result), width, styles, born, full=full)
 

@@ -242,6 +242,9 @@ class Differences(Shown):
         outputs: The networks' outputs, compared; () for weights alone.
         weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
         births: Where differences begin; without `--shadow` the first alone, which is certain.
+        gradient_births: Where differences of gradients begin that no difference of activations explains, in the
+            order of the backward pass; one in the layer "" at its output's gradient, not in its own code, is in the
+            loss.
         maps: A-B of the first input, for the rows where differences begin and the largest, twelve at most.
         exceeded: Rows and outputs beyond a condition of `--fail-over`.
         reference: What errors are measured against: "A's weights in float64"; "" without a reference.
@@ -259,6 +262,7 @@ class Differences(Shown):
     outputs: tuple[OutputDifference, ...] = ()
     weights: tuple[WeightDifference, ...] = ()
     births: tuple[Birth, ...] = ()
+    gradient_births: tuple[Birth, ...] = ()
     maps: tuple[FeatureMaps, ...] = ()
     exceeded: tuple[Exceeded, ...] = ()
     reference: str = ""

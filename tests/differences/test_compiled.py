@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.differences import compiled
 from hookscope.errors import HookscopeError, ModelError, UsageError
+from tests.differences.test_backward_births import scaled
 
 Lower = Callable[[torch.fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
 
@@ -32,6 +33,15 @@ def with_wrong_relu(graph: torch.fx.GraphModule, _inputs: Sequence[Tensor]) -> C
     for node in graph.graph.nodes:
         if node.target in (F.relu, torch.relu):
             node.target, node.kwargs = F.leaky_relu, {}
+    graph.recompile()
+    return graph.forward
+
+
+def with_wrong_backward(graph: torch.fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """Compile as a compiler would whose ReLU has a gradient 1.05 times too large."""
+    for node in graph.graph.nodes:
+        if node.target in (F.relu, torch.relu):
+            node.target, node.kwargs = (lambda x: scaled(F.relu(x))), {}
     graph.recompile()
     return graph.forward
 
@@ -202,7 +212,41 @@ def test_what_the_network_raises_is_said_of_it(monkeypatch: pytest.MonkeyPatch) 
     assert (len(result.inputs), len(errors)) == (2, 1)
 
 
-@pytest.mark.parametrize("options", [{"ops": True}, {"edit_b": "0:output:zero"}, {"grads": True}])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of dynamo's own code
+def test_gradients_are_compared_and_a_block_whose_backward_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    by(as_traced, monkeypatch)
+    network = Listing().eval()
+    given = {"compile_b": True, "batch_size": 2, "grads": True, "loss": "sum"}
+    result = hookscope.diff(network, "same", pictures(3), **given)
+    outputs = ["stem", "blocks.0", "blocks.1", "blocks.2", "head"]
+    parameters = [name for name, _ in network.named_parameters() if not name.startswith("unused")]
+    assert [row.label for row in result.gradients] == [
+        *(f"{name} grad_output" for name in outputs),
+        *(f"{name} grad" for name in parameters),
+    ]
+    assert all(row.measures is not None and row.measures.relative_l2 < 1e-6 for row in result.gradients)
+    assert (result.gradient_births, result.warnings) == ((), ())
+    assert all(each.grad is None for each in network.parameters())
+    by(with_wrong_backward, monkeypatch)
+    torch.compiler.reset()
+    result = hookscope.diff(network, "same", pictures(3), **given)
+    assert [(each.layer, each.in_own_code) for each in result.gradient_births] == [("blocks.1", False)]
+    assert result.births == ()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of dynamo's own code
+def test_gradients_that_only_the_whole_has_wrong_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong_if_large(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        convolutions = [node for node in graph.graph.nodes if "conv" in node.name]
+        return (with_wrong_backward if len(convolutions) > 3 else as_traced)(graph, inputs)
+
+    by(wrong_if_large, monkeypatch)
+    result = hookscope.diff(Listing().eval(), "same", pictures(), compile_b=True, grads=True)
+    assert result.gradient_births == ()
+    assert "Compiled in one piece, the network has other gradients" in result.warnings[0]
+
+
+@pytest.mark.parametrize("options", [{"ops": True}, {"edit_b": "0:output:zero"}])
 def test_what_needs_hooks_inside_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="needs hooks inside of B"):
         hookscope.diff(nn.Sequential(nn.Linear(2, 2)), "same", torch.randn(1, 2), compile_b=True, **options)
@@ -212,8 +256,9 @@ def test_what_needs_hooks_inside_is_refused(options: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore")  # of inductor's own code
 def test_inductor_differs_no_more_than_rounding() -> None:
     network = nn.Sequential(nn.Linear(6, 6), nn.GELU()).eval()
-    result = hookscope.diff(network, "same", torch.randn(3, 6), compile_b=True)
-    assert result.births == ()
+    result = hookscope.diff(network, "same", torch.randn(3, 6), compile_b=True, grads=True)
+    assert (result.births, result.gradient_births) == ((), ())
+    assert all(row.measures is not None and row.measures.relative_l2 < 1e-5 for row in result.gradients)
     assert {row.origin for row in result.rows} <= {"equal", "rounding"}
     assert result.outputs[0].measures is not None
     assert result.outputs[0].measures.relative_l2 < 1e-6

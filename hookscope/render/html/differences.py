@@ -75,7 +75,9 @@ def _tables(result: Differences) -> list[dict[str, Any]]:
     if result.gradients:
         gradients = without_gradients(result)
         columns = difference_columns(gradients)
-        tables.append(_table("Gradients", gradients_answer(result), columns, [False] * len(gradients.rows)))
+        begun = {birth.row for birth in result.gradient_births}
+        notable = [row.label in begun for row in gradients.rows]
+        tables.append(_table("Gradients", gradients_answer(result), columns, notable))
     if result.weights:
         changed = [row for row in result.weights if differs(row)]
         equal = len(result.weights) - len(changed)
