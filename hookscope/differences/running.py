@@ -103,7 +103,7 @@ def run_diff(
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     parties = [
         _party("A", a, queue, session.seed, Ways(), layers=layers, ops=ops, keeps="inputs" if shadow else ""),
-        _party("B", b, queue, session.seed, ways_b, ops=ops, keeps="autocast" if shadow else ""),
+        _party("B", b, queue, session.seed, ways_b, ops=ops, keeps="states" if shadow else ""),
     ]
     if reference:
         parties.append(
@@ -294,7 +294,7 @@ def _party(
     *,
     layers: Sequence[str] = (),
     ops: bool = False,
-    keeps: Literal["inputs", "autocast", ""] = "",
+    keeps: Literal["inputs", "states", ""] = "",
 ) -> Party:
     recorder = Recorder(0, None, None)
     selected, operations, placed = choose(inspected, queue, layers, ways.edits, recorder, ops=ops)

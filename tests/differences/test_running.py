@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,53 @@ def test_shadows_say_what_each_layer_adds() -> None:
     assert result["fc"].added is not None
     assert result["fc"].added.relative_l2 == pytest.approx(numpys(ours["fc"], ours["fc"] + 1), rel=1e-5)
     assert [birth.layer for birth in result.births] == ["conv", "fc"]
+
+
+_collected: ContextVar[list[Tensor]] = ContextVar("collected")
+
+
+class Counted(nn.Linear):
+    """Counts its calls, draws random numbers, and adds to what its hooks see."""
+
+    calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) + torch.rand(()) + random.random() + float(np.random.rand())
+
+
+class Collecting(nn.Module):
+    """Its layers' hooks collect what they return for the pass that runs, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Counted(6, 6), Counted(6, 6), nn.Linear(6, 6))
+        for layer in self.layers:
+            layer.register_forward_hook(self.collect)
+
+    @staticmethod
+    def collect(_module: nn.Module, _args: object, output: Tensor) -> None:
+        if (known := _collected.get(None)) is not None:
+            known.append(output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = _collected.set([])
+        self.layers(x)
+        first, second, *_ = _collected.get()
+        _collected.reset(token)
+        return first * 3 + second + self.layers[0].calls
+
+
+def test_shadows_leave_no_trace_in_the_network() -> None:
+    network = Collecting()
+    result = hookscope.diff(network, network, torch.randn(3, 6), shadow=True)
+    assert result.births == ()
+    assert {row.origin for row in result.rows} == {"equal"}
+    assert result.outputs[0].measures.relative_l2 == 0
+    assert [row.added.relative_l2 for row in result.rows if row.added is not None] == [0.0, 0.0, 0.0]
 
 
 class Functional(nn.Module):
