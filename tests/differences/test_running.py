@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
@@ -216,6 +217,24 @@ def test_code_between_operations_is_that_of_their_module(options: dict[str, bool
     one, other = (nn.Sequential(nn.Identity(), SumThenRelu(moved)) for moved in (False, True))
     (birth,) = hookscope.diff(one, other, pictures(), **options).births
     assert (birth.layer, birth.in_own_code) == ("1", True)
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).mT
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
+def test_computed_weights_are_copied_and_the_operations_that_compute_them_are_paired() -> None:
+    pruned = prune.l1_unstructured(nn.Linear(4, 4), "weight", amount=0.5)
+    symmetric = parametrize.register_parametrization(nn.Linear(4, 4), "weight", Symmetric())
+    network = nn.Sequential(pruned, nn.utils.weight_norm(nn.Linear(4, 4)), symmetric)
+    result = hookscope.diff(network, "same", torch.randn(2, 4), ops=True, reference="float64")
+    assert {row.origin for row in result.rows} == {"equal"}
+    assert result["2.parametrizations.weight.0:add"].shape == (4, 4)
+    assert result.unmatched == ()
+    looks = hookscope.attribute(nn.Sequential(nn.Flatten(), network), torch.randn(1, 1, 2, 2), method="gradient")
+    assert [each.name for each in looks.sanity][:1] == ["weights"]
 
 
 @pytest.mark.parametrize(
