@@ -215,9 +215,11 @@ def reaches(gradients: Sequence[Tensor | None], targets: Sequence[BatchTarget]) 
 def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Make no parameter require a gradient, inside `preserved`, so that the graph begins only where it is asked to.
 
-    Tensors of inference mode, which autograd cannot save for a backward pass, are copied for the block.
+    Tensors of inference mode, which autograd cannot save for a backward pass, are copied for the block. A
+    TransformerEncoder then takes no nested tensors, with which its layers run only where no graph begins among them.
     """
     made: dict[int, Tensor] = {}
+    is_fast = torch.backends.mha.get_fastpath_enabled()
     held: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
         for module in modules.values():
@@ -233,7 +235,9 @@ def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
                     made.setdefault(id(buffer), buffer.clone())
         for register, name, tensor in held:
             register[name] = made[id(tensor)]
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
         for register, name, tensor in held:
             register[name] = tensor

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.errors import ModelError
+from hookscope.models.construction import copied_results
 from hookscope.results.attributions import SanityCheck
 from hookscope.text import exception_line
 
@@ -65,7 +66,7 @@ def _ranks(values: Map) -> NDArray[np.float64]:
 def copy_of_network(network: nn.Module) -> nn.Module:
     """Return a copy of a network; raise a ModelError if it cannot be copied."""
     try:
-        return copy.deepcopy(network)
+        return copy.deepcopy(network, copied_results(network))
     except Exception as error:
         raise ModelError(f"{type(network).__name__} cannot be copied: {exception_line(error)}.") from error
 

@@ -28,11 +28,12 @@ from hookscope.errors import (
     UsageError,
     nearest,
 )
+from hookscope.hooks.patterns import NOT_JUDGED
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
-from hookscope.results.repeats import fold_repeats
+from hookscope.results.repeats import fold_repeats, without_rows
 from hookscope.text import printable
 
 _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, from which the rest follows"
@@ -145,7 +146,7 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
         changed.setdefault(rule.identifier, {})[own] = value
     settings = CheckSettings(rules={name: RuleSettings(limits=own) for name, own in changed.items()})
     terms = {name: terms_of(RULES[name], settings) for name in GRADS_RULES}
-    folded = fold_repeats(gradients)
+    folded = _judged(gradients)
     forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows)
     measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
     objections = _evaluated(measured, terms.values())
@@ -235,7 +236,7 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
     if gradients is not None:
-        measured = replace(measured, gradients=fold_repeats(gradients))
+        measured = replace(measured, gradients=_judged(gradients))
     found: dict[str, list[Objection]] = {}
     for each in terms:
         rule = each.rule
@@ -247,6 +248,20 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
         if possible and not any(found.get(cause) for cause in causes):
             found[rule.identifier] = [*rule.evaluate(measured, each)]
     return found
+
+
+def _judged(gradients: Gradients) -> Gradients:
+    """Return what rules look at: no repeated rows, none without elements, and the same operations whatever is shown."""
+    left_out = {
+        row.label
+        for row in gradients.gradients
+        if row.role == "output"
+        and (
+            (row.owner is not None and row.kind in NOT_JUDGED)
+            or (row.backward_index is not None and not row.gradient.element_count)
+        )
+    }
+    return fold_repeats(without_rows(gradients, left_out))
 
 
 def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -22,6 +22,7 @@ from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
 from hookscope.inspection.network import InspectedNetwork
+from hookscope.models.construction import copied_results
 from hookscope.results.differences import DifferenceRow, OutputDifference
 from hookscope.text import counted, exception_line, printable, some_of
 
@@ -268,7 +269,7 @@ def _whole(party: Party) -> Party:
     network = party.inspected.network
     known: dict[int, Any] = {id(each): each for each in network.parameters()}
     try:
-        copy = deepcopy(network, known)
+        copy = deepcopy(network, copied_results(network) | known)
     except Exception as error:
         raise UsageError(
             f"{party.title} cannot be copied to be compiled in one piece: {exception_line(error)}. "

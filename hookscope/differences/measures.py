@@ -174,6 +174,8 @@ def comparable(a: Tensor, b: Tensor) -> str:
             return f"{side} is no dense tensor"
     if a.shape != b.shape:
         return "shapes differ"
+    if a.is_complex() != b.is_complex():
+        return "one is complex, the other real"
     return ""
 
 

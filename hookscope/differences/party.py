@@ -4,6 +4,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from hookscope.differences.alignment import Call, CallKey
-from hookscope.differences.lockstep import AbandonedError, Strand
+from hookscope.differences.lockstep import AbandonedError, RandomStates, Strand
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
@@ -27,6 +28,7 @@ from hookscope.inspection.failures import failure_message, locate, reraise_inter
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.state.preservation import Mode, Preserved, preserved
+from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.results.labels import row_label
 
 Key = tuple[str, int, int, Literal["output", "input"]]
@@ -92,8 +94,8 @@ class Party:
         partner: Maps a call of this network to its key in A; None for a call without a partner.
         autocast: The dtype of autocast; None for none.
         threads: Number of CPU threads; None for torch's default.
-        keeps: What to keep of each call until it returns: a copy of its inputs from before any hook, or the state of
-            autocast.
+        keeps: What to keep of each call until it returns: a copy of its inputs from before any hook, or the states of
+            autocast and of the random generators.
         looks_before: Whether to pause before every layer that overwrites its input, not only if that input was not
             seen as an output.
         batch: The next batch; None ends the run.
@@ -112,7 +114,7 @@ class Party:
     mode: Mode = "eval"
     autocast: torch.dtype | None = None
     threads: int | None = None
-    keeps: Literal["inputs", "autocast", ""] = ""
+    keeps: Literal["inputs", "states", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     looks_before: bool = False
     batch: Batch | None = None
@@ -240,7 +242,7 @@ class Party:
         try:
             for name, module in self.hooked.items():
                 if self.keeps and name in self.selected:
-                    keep = Hook(self._keep_inputs if self.keeps == "inputs" else self._keep_autocast, name)
+                    keep = Hook(self._keep_inputs if self.keeps == "inputs" else self._keep_states, name)
                     handles.append(module.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
                 if vars(module).get("inplace") is True and not [*module.children()]:
                     before = Hook(self._before_overwriting, strand, name)
@@ -253,35 +255,36 @@ class Party:
     def run_alone(self, layer: str, args: Any, kwargs: Any) -> list[Tensor]:
         """Run one layer while the network is paused, without side effects; return its output tensors.
 
-        The layer's buffers and the random states are restored.
+        It draws the random numbers that it drew in the network, and finds none of the context variables that the
+        network has set, by which a pass collects what its layers return. Afterwards the layer holds what it held, and
+        the random states are restored.
         """
         module = self.hooked[layer]
         device = torch.device(self.inspected.placed[0])
-        is_cast, dtype = self.kept_of(layer) or (False, None)
-        buffers = [(each, each.clone()) for each in module.buffers()]
-        self._is_paused = True
-        try:
-            with (
-                torch.no_grad(),
-                _autocast(device.type, dtype, enabled=is_cast),
-                torch.random.fork_rng([device] if device.type == "cuda" else []),
-                nullcontext() if self.captured is None else self.captured.detached(),
-            ):
-                return [tensor for _, tensor in tensors_in(module(*args, **kwargs))]
-        finally:
-            self._is_paused = False
-            with torch.no_grad():
-                for buffer, values in buffers:
-                    buffer.copy_(values)
+        call: Any = nn.Module.__call__  # hooks see what it returns, and not what a class adds to it
+        now = RandomStates()
+        is_cast, dtype, random_states = self.kept_of(layer) or (False, None, now)
+        with nullcontext() if self.captured is None else self.captured.detached():
+            before = Snapshot([*module.modules()])
+            try:
+                self._is_paused = True
+                random_states.enter()
+                with torch.no_grad(), _autocast(device.type, dtype, enabled=is_cast):
+                    return [tensor for _, tensor in tensors_in(Context().run(call, module, *args, **kwargs))]
+            finally:
+                before.put_back()
+                now.enter()
+                self._is_paused = False
 
     def _keep_inputs(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._is_paused:
             self._keep(layer, tree_map_only(Tensor, torch.clone, (args, kwargs)))
 
-    def _keep_autocast(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
+    def _keep_states(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
         if not self._is_paused:
             device = torch.device(self.inspected.placed[0]).type
-            self._keep(layer, (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)))
+            casting = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            self._keep(layer, (*casting, RandomStates()))
 
     def _keep(self, layer: str, what: Any) -> None:
         # Nested calls need several; calls that raised leave extra ones.

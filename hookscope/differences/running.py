@@ -103,7 +103,7 @@ def run_diff(
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     parties = [
         _party("A", a, queue, session.seed, Ways(), layers=layers, ops=ops, keeps="inputs" if shadow else ""),
-        _party("B", b, queue, session.seed, ways_b, ops=ops, keeps="autocast" if shadow else ""),
+        _party("B", b, queue, session.seed, ways_b, ops=ops, keeps="states" if shadow else ""),
     ]
     if reference:
         parties.append(
@@ -308,7 +308,7 @@ def _party(
     *,
     layers: Sequence[str] = (),
     ops: bool = False,
-    keeps: Literal["inputs", "autocast", ""] = "",
+    keeps: Literal["inputs", "states", ""] = "",
 ) -> Party:
     recorder = Recorder(0, None, None)
     selected, operations, placed = choose(inspected, queue, layers, ways.edits, recorder, ops=ops)
@@ -337,6 +337,9 @@ def _pairing(parties: Sequence[Party], batch: Batch, maps: Sequence[str]) -> Pai
     a, b = parties[:2]
     owned_a, owned_b = ({name: parameter_shapes(each) for name, each in side.hooked.items()} for side in (a, b))
     named = match_names(owned_a, owned_b, maps)
+    # Parametrisations have no rows, but the operations that they call do.
+    rest_a, rest_b = ([name for name in side.inspected.modules if name not in side.hooked] for side in (a, b))
+    named = match_names(dict.fromkeys(rest_a, ()), dict.fromkeys(rest_b, ())) | named
     taken = {partner for partner, _ in named.values()}
     if all(name in named for name in a.selected) and all(name in taken for name in b.selected):
         return Pairing(named)

@@ -32,21 +32,11 @@ from hookscope.hooks.callers import (
 from hookscope.hooks.calls import CallHooks, Hook
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
-from hookscope.hooks.patterns import OperationPattern
+from hookscope.hooks.patterns import NOT_JUDGED, OperationPattern
 from hookscope.hooks.pytree import tensors_given, tensors_in
 
 T = TypeVar("T")
 
-# Not needed for verdicts: the values are those of the input, in another order or shape, or constants.
-_NOT_JUDGED = frozenset(
-    {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "H"}
-    | {"mH", "movedim", "moveaxis", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand", "expand_as", "getitem"}
-    | {"broadcast_to", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "select", "contiguous"}
-    | {"clone", "detach", "data", "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"}
-    | {"cpu", "cuda", "repeat", "roll", "flip", "unfold", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"}
-    | {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange"}
-    | {"linspace", "meshgrid", "eye", "tensor", "as_tensor", "from_numpy"}
-)
 # The pattern of `--ops`, which may match nothing.
 EVERYTHING = "op:*"
 
@@ -95,7 +85,7 @@ class OperationChoice:
     def observes(self, owner: str, name: str) -> bool:
         """Tell whether any call of a module's operation is observed."""
         self.seen[owner or _ROOT, name] = None
-        return self._calls(owner, name) != set() or (self.judged and name not in _NOT_JUDGED)
+        return self._calls(owner, name) != set() or (self.judged and name not in NOT_JUDGED)
 
     def lists(self, owner: str, name: str, call: int) -> bool:
         """Tell whether the patterns select a call of an operation; otherwise only verdicts need it."""

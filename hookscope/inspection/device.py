@@ -1,10 +1,18 @@
 """Where a network runs, and in which dtype."""
 
 import torch
+from torch import nn
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.models import LoadedModel
 from hookscope.text import one_line
+
+_CASTS = {
+    "float64": nn.Module.double,
+    "float32": nn.Module.float,
+    "float16": nn.Module.half,
+    "bfloat16": nn.Module.bfloat16,
+}
 
 
 def choose_device(name: str) -> torch.device:
@@ -33,19 +41,23 @@ def choose_device(name: str) -> torch.device:
     raise UsageError(f"--device {name!r} is not available here. Give --device cpu, or auto.")
 
 
-def floating_dtype(module: torch.nn.Module) -> torch.dtype:
+def floating_dtype(module: nn.Module) -> torch.dtype:
     """Return the floating dtype that the inputs of `module` need: its first floating parameter's, else float32."""
     return next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
 
 
 def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None = None) -> None:
-    """Move a network to its device and, if one is given, to its dtype.
+    """Move a network to its device and, if one is given, what is floating in it to its dtype.
+
+    Complex parameters and buffers stay complex, as with `Module.double()`: `Module.to` would drop their imaginary part.
 
     Raises:
         ModelError: If it cannot be moved.
     """
     try:
-        loaded.module.to(device=device, dtype=getattr(torch, dtype) if dtype else None)
+        if dtype:
+            _CASTS[dtype](loaded.module)
+        loaded.module.to(device=device)
     except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
         where = f"{device} in {dtype}" if dtype else device
         raise ModelError(f"{loaded.info.name} cannot be moved to {where}: {one_line(error)}") from error

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.observed import ModuleCall, Operation
+from hookscope.hooks.observed import ModuleCall, Operation, shape_of
 from hookscope.hooks.operations import OperationChoice
 from hookscope.inspection.failures import locate, reraise_internal
 from hookscope.inspection.network import BatchQueue
@@ -56,7 +56,7 @@ def first_calls(
     """
 
     def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-        return tuple(tuple(given.shape) for _, given in call.inputs), tuple(tensor.shape)
+        return tuple(tuple(shape_of(given)) for _, given in call.inputs), tuple(shape_of(tensor))
 
     failure = None
     modules = dict(network.named_modules())

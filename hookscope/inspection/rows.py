@@ -132,7 +132,8 @@ class Recorder:
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
         """Clone the slices that belong to the inputs to be drawn, if there are any."""
-        if self.grids_for <= min(self.indices, default=0) or tensor.layout != torch.strided or not tensor.numel():
+        is_dense = tensor.layout == torch.strided and not tensor.is_nested
+        if self.grids_for <= min(self.indices, default=0) or not is_dense or not tensor.numel():
             return
         count, note = len(self.indices), ""
         if tensor.dim() == 0:

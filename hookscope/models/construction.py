@@ -69,12 +69,22 @@ def copied(loaded: LoadedModel) -> LoadedModel:
         UsageError: If the module cannot be copied.
     """
     try:
-        return replace(loaded, module=copy.deepcopy(loaded.module))
+        return replace(loaded, module=copy.deepcopy(loaded.module, copied_results(loaded.module)))
     except Exception as error:
         raise UsageError(
             f"{loaded.info.name} cannot be copied to be run beside itself: {exception_line(error)}. Give two separate "
             "models."
         ) from error
+
+
+def copied_results(module: nn.Module) -> dict[int, Any]:
+    """Return copies of the tensors with a graph in a network's attributes, by id: `deepcopy` takes them as its memo.
+
+    It refuses to copy them itself. The older weight normalisation and pruning keep such a weight, which their hooks
+    compute anew before each call.
+    """
+    held = (value for each in module.modules() for value in vars(each).values() if isinstance(value, torch.Tensor))
+    return {id(value): value.detach().clone() for value in held if value.grad_fn is not None}
 
 
 @dataclass(frozen=True, slots=True)

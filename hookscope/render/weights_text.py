@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from hookscope.render.columns import Column, draw_table, number_text, safe_line
 from hookscope.results.differences import Differences, WeightDifference
-from hookscope.text import counted, shape_text
+from hookscope.text import are, counted, shape_text
 
 MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
 """How a partner was found, if not by its very name."""
@@ -33,7 +33,7 @@ def weights_answer(result: Differences) -> Iterator[str]:
         yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."
     dtypes = Counter(f"{row.dtype} in A, {row.dtype_b} in B" for row in rows if row.dtype != row.dtype_b)
     for form, count in dtypes.most_common(3):
-        yield f"{counted(count, 'tensor')} are {form}."
+        yield f"{counted(count, 'tensor')} {are(count)} {form}."
     alone = sorted(Counter(each.side for each in result.unmatched).items())
     if alone:
         yield f"Without a partner: {', '.join(f'{count:,} of {side}' for side, count in alone)}."

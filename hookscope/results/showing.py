@@ -4,6 +4,7 @@ The package's front says which function does each; it is imported when it is fir
 output library.
 """
 
+import random
 from importlib import import_module
 from typing import Any
 
@@ -12,9 +13,16 @@ RENDERERS: dict[str, str] = {}
 
 
 def rendered(result: object, what: str, *args: Any, **options: Any) -> Any:
-    """Return a result in one of the forms in `RENDERERS`."""
+    """Return a result in one of the forms in `RENDERERS`.
+
+    Libraries that draw a random number when they are imported leave Python's generator as it was.
+    """
     module, _, function = RENDERERS[what].partition(":")
-    return getattr(import_module(module), function)(result, *args, **options)
+    state = random.getstate()
+    try:
+        return getattr(import_module(module), function)(result, *args, **options)
+    finally:
+        random.setstate(state)
 
 
 class Shown:

@@ -132,6 +132,26 @@ def test_inputs_that_a_network_raises_on_are_left_out_and_told_once() -> None:
     assert all(row.measures is not None and row.measures.relative_l2 == 0 for row in result.gradients)
 
 
+class Filtering(nn.Module):
+    """Weighs the frequencies of its input."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * self.weights, n=x.shape[-1])
+
+
+def test_complex_weights_stay_complex_in_another_dtype() -> None:
+    weights, x = torch.complex(torch.linspace(1, 2, 5), torch.linspace(-1, 1, 5)), torch.randn(2, 8)
+    result = hookscope.diff(Filtering(weights), "same", x, dtype_b="float64", grads=True, loss="sum")
+    differences = [row.measures and row.measures.relative_l2 for row in (*result.rows, *result.gradients)]
+    assert all(each is not None and each < 1e-6 for each in differences)
+    beside = hookscope.diff(Filtering(weights), Filtering(weights.real.clone()), x, grads=True, loss="sum")
+    assert beside.gradients[-1].note == "one is complex, the other real"
+
+
 class OnlyForward(nn.Linear):
     """Its output cannot be differentiated."""
 

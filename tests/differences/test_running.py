@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
@@ -122,6 +124,53 @@ def test_shadows_say_what_each_layer_adds() -> None:
     assert [birth.layer for birth in result.births] == ["conv", "fc"]
 
 
+_collected: ContextVar[list[Tensor]] = ContextVar("collected")
+
+
+class Counted(nn.Linear):
+    """Counts its calls, draws random numbers, and adds to what its hooks see."""
+
+    calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x) + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) + torch.rand(()) + random.random() + float(np.random.rand())
+
+
+class Collecting(nn.Module):
+    """Its layers' hooks collect what they return for the pass that runs, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Counted(6, 6), Counted(6, 6), nn.Linear(6, 6))
+        for layer in self.layers:
+            layer.register_forward_hook(self.collect)
+
+    @staticmethod
+    def collect(_module: nn.Module, _args: object, output: Tensor) -> None:
+        if (known := _collected.get(None)) is not None:
+            known.append(output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = _collected.set([])
+        self.layers(x)
+        first, second, *_ = _collected.get()
+        _collected.reset(token)
+        return first * 3 + second + self.layers[0].calls
+
+
+def test_shadows_leave_no_trace_in_the_network() -> None:
+    network = Collecting()
+    result = hookscope.diff(network, network, torch.randn(3, 6), shadow=True)
+    assert result.births == ()
+    assert {row.origin for row in result.rows} == {"equal"}
+    assert result.outputs[0].measures.relative_l2 == 0
+    assert [row.added.relative_l2 for row in result.rows if row.added is not None] == [0.0, 0.0, 0.0]
+
+
 class Functional(nn.Module):
     """Its own code works between its layers."""
 
@@ -168,6 +217,24 @@ def test_code_between_operations_is_that_of_their_module(options: dict[str, bool
     one, other = (nn.Sequential(nn.Identity(), SumThenRelu(moved)) for moved in (False, True))
     (birth,) = hookscope.diff(one, other, pictures(), **options).births
     assert (birth.layer, birth.in_own_code) == ("1", True)
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).mT
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`")
+def test_computed_weights_are_copied_and_the_operations_that_compute_them_are_paired() -> None:
+    pruned = prune.l1_unstructured(nn.Linear(4, 4), "weight", amount=0.5)
+    symmetric = parametrize.register_parametrization(nn.Linear(4, 4), "weight", Symmetric())
+    network = nn.Sequential(pruned, nn.utils.weight_norm(nn.Linear(4, 4)), symmetric)
+    result = hookscope.diff(network, "same", torch.randn(2, 4), ops=True, reference="float64")
+    assert {row.origin for row in result.rows} == {"equal"}
+    assert result["2.parametrizations.weight.0:add"].shape == (4, 4)
+    assert result.unmatched == ()
+    looks = hookscope.attribute(nn.Sequential(nn.Flatten(), network), torch.randn(1, 1, 2, 2), method="gradient")
+    assert [each.name for each in looks.sanity][:1] == ["weights"]
 
 
 @pytest.mark.parametrize(

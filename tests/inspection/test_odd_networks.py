@@ -1,15 +1,18 @@
 """Networks that make hooking hard: the same output and loss as without hookscope, no crash, nothing left behind."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import hookscope
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.results.gradients import Gradients
+from hookscope.results.runs.reading import read_run
 from tests.inspection.odd_networks import ODD, Block, Twice
 from tests.networks import Written, batch_of
 
@@ -17,6 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`?torch.jit"),
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
 
 X = torch.linspace(-1, 1, 6).view(2, 3)
@@ -194,6 +198,41 @@ def test_copies_do_not_mend_a_backward_pass_that_fails_by_itself() -> None:
     model = Written(forward, linear=nn.Linear(3, 3), flat=nn.Flatten(0))
     with pytest.raises(PassError, match="mul_ in \\(model\\) \\(Written\\) overwrites in place what \\(model\\)"):
         inspect_gradients(model, X, total, ["*"])
+
+
+# --- nested tensors ---
+
+
+class Padded(nn.Module):
+    """In eval mode torch's encoder drops what is padding: its layers pass on nested tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = torch.arange(4) >= torch.tensor([4, 2])[: len(x), None]
+        return self.head(self.encoder(self.patches(x).flatten(2).mT, src_key_padding_mask=padding)[:, 0])
+
+
+def test_an_encoder_that_drops_padding_is_listed_drawn_written_and_explained(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x, kept = Padded().eval(), torch.randn(2, 3, 8, 8), []
+    run = hookscope.activations(model, x, layer="encoder.layers.0", grids_for=2)
+    with model.encoder.layers[0].register_forward_hook(lambda *call: kept.append(call[-1])), torch.no_grad():
+        model(x)
+    values = torch.cat([part.flatten() for part in kept[0].unbind()])
+    row = run["encoder.layers.0"]
+    assert (row.shape, len(values)) == ((2, -1, 8), 6 * 8)
+    assert (row.statistics.element_count, row.std) == (6 * 8, pytest.approx(values.std(correction=0).item()))
+    assert read_run(run.save(tmp_path / "run")).result["encoder.layers.0"].shape == row.shape
+    listed = {each.layer: each.output_shapes for each in hookscope.layers(model, input_shape=(2, 3, 8, 8)).rows}
+    assert (listed["encoder.layers.0"], listed["head"]) == (((2, -1),), ((2, 2),))
+    looks = hookscope.attribute(model, x, layer="encoder.layers.0", tokens="grid=2x2", sanity="none")
+    assert looks.maps[0].values.shape == (2, 2)
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 # --- verification ---

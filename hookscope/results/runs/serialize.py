@@ -49,6 +49,8 @@ _NOT_IN_JSON = (
     "unlisted",
 )
 
+_SHAPES = ("shape", "shape_b")
+
 # A longer whole number is infinite as a float; JSON and Python have no limit.
 _MOST_DIGITS = 300
 
@@ -236,14 +238,22 @@ def checked(kind: type, document: Mapping[str, Any]) -> Any:
 
 
 def _negative(value: object) -> Iterator[str]:
-    """Yield the places of whole numbers below zero: all of them count something, but for the seed."""
+    """Yield the places of whole numbers below zero: all of them count something, but for the seed.
+
+    In a shape -1 is the size of an axis along which the parts of a nested tensor differ.
+    """
     if isinstance(value, int):
         yield from ("",) * (value < 0)
     elif isinstance(value, tuple):
         yield from (f".{number}{place}" for number, each in enumerate(value) for place in _negative(each))
     elif is_dataclass(value):
         named = ((each.name, getattr(value, each.name)) for each in fields(value) if each.name != "seed")
+        named = ((name, _with_ragged_axes(each) if name in _SHAPES else each) for name, each in named)
         yield from (f".{name}{place}" for name, each in named for place in _negative(each))
+
+
+def _with_ragged_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(0 if size == -1 else size for size in shape)
 
 
 def _dicts(entries: object) -> list[dict[str, Any]]:

@@ -240,6 +240,24 @@ def test_an_expert_without_a_token_is_sound() -> None:
     assert verdicts(Written(forward, body=linear(), experts=experts, out=linear()), X) == []
 
 
+def test_an_expert_that_is_given_no_rows_is_sound() -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        x = m.body(x)
+        return m.out(torch.cat([expert(x[at::2][: 2 * at]) for at, expert in enumerate(m.experts)]))
+
+    experts = nn.ModuleList(linear() for _ in range(2))
+    assert verdicts(Written(forward, body=linear(), experts=experts, out=linear()), X) == []
+
+
+@pytest.mark.parametrize("ops", [False, True])
+def test_tokens_beside_the_one_that_the_loss_depends_on_are_sound_with_operations_shown_too(ops: bool) -> None:
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        x = m.body(x)
+        return m.out(torch.cat([m.pool(x).unsqueeze(1), x.view(2, 1, 4)], 1))[:, 0]
+
+    assert verdicts(Written(forward, body=linear(), pool=linear(), out=linear()), X, ops=ops) == []
+
+
 def pyramid(extra: nn.Module) -> nn.Module:
     """Return a body of three stages and a feature pyramid over it."""
 
