@@ -16,6 +16,7 @@ from hookscope.text import printable
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hookscope.differences.sides import WeightOptions
     from hookscope.differences.weights import Weights
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import Images, OnError, OnProgress
@@ -465,7 +466,9 @@ def diff(  # noqa: D417 - those of `activations` are described there
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
     """
     from hookscope.differences.running import Ways, run_diff
+    from hookscope.differences.sides import weight_options
     from hookscope.differences.weights import compare_weights
+    from hookscope.inspection.device import choose_device
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.models import with_classes
     from hookscope.results.runs.reading import is_run
@@ -490,17 +493,20 @@ def diff(  # noqa: D417 - those of `activations` are described there
     if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
         _refuse({"IMAGE": has_images, "--input": input, **of_passes}, "two run directories are compared as they are")
         return _compared_runs(a, b, **conditions)
+    names = [str(each) if isinstance(each, str | Path) else None for each in (a, b)]
+    of_a, of_b = weight_options(names[0], names[1], weights, weights_b, arch, reading)
     if not has_images and not input:
         _refuse(of_passes, "without IMAGE only weights are compared")
-        given = (arch, model_arg, reading, seed)
         other_name = a if b == "same" else b
         return compare_weights(
-            _weights(a, weights, *given), _weights(other_name, weights_b or weights, *given), **conditions
+            _weights(a, of_a, model_arg, seed), _weights(other_name, of_b, model_arg, seed), **conditions
         )
+    if device_b is not None:
+        choose_device(device_b, "--device-b")
     if not isinstance(a, str | Path) and isinstance(b, str | Path) and b != "same":
         own = _given(a)  # what is said of loading is about B
     else:
-        own = _load(a, weights, arch, model_arg, reading, device, dtype, seed)
+        own = _load(a, of_a.weights, of_a.arch, model_arg, of_a.file, device, dtype, seed)
     loaded = with_classes(own, classes)
     if not isinstance(b, str | Path):
         as_it_is = _file_options(trust=False, key=None, allow_missing=(), allow_unexpected=())
@@ -508,7 +514,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     elif b == "same" and not isinstance(a, str | Path):
         other = _another_way(loaded, weights_b, device_b, dtype_b)
     else:
-        wanted = (weights_b or weights, arch, model_arg, reading, device_b or device, dtype_b or dtype, seed)
+        wanted = (of_b.weights, of_b.arch, model_arg, of_b.file, device_b or device, dtype_b or dtype, seed)
         other = _load(a if b == "same" else b, *wanted)
     session = open_session(
         loaded,
@@ -791,23 +797,16 @@ def _refuse(given: Mapping[str, Any], reason: str) -> None:
             raise UsageError(f"{option} goes with models that run over pictures: {reason}.")
 
 
-def _weights(
-    model: Model,
-    weights: str,
-    arch: str | None,
-    model_arg: Texts | Mapping[str, Any],
-    reading: FileOptions,
-    seed: int,
-) -> Weights:
+def _weights(model: Model, options: WeightOptions, model_arg: Texts | Mapping[str, Any], seed: int) -> Weights:
     """Return the weights of a model; of a weights file those in it, whatever network they are for."""
     from hookscope.differences.weights import read_weights, weights_of
     from hookscope.models import parse_model
 
     if not isinstance(model, str | Path):
         return weights_of(_given(model))
-    if arch is None and weights == "auto" and parse_model(str(model)).form == "weights":
-        return read_weights(Path(model), reading)
-    return weights_of(_load(model, weights, arch, model_arg, reading, "cpu", None, seed))
+    if options.arch is None and options.weights == "auto" and parse_model(str(model)).form == "weights":
+        return read_weights(Path(model), options.file)
+    return weights_of(_load(model, options.weights, options.arch, model_arg, options.file, "cpu", None, seed))
 
 
 def _another_way(loaded: LoadedModel, weights: str | None, device: str | None, dtype: str | None) -> LoadedModel:

@@ -1,12 +1,56 @@
 """The networks that are compared: separate ones, for the same kind of inputs, and one in higher precision."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.network import InspectedNetwork, inspected_network
-from hookscope.models import LoadedModel
+from hookscope.models import FileOptions, LoadedModel, parse_model
+from hookscope.models.checkpoint import looks_like_file
 from hookscope.models.construction import copied
-from hookscope.text import exception_line
+from hookscope.text import exception_line, printable
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOptions:
+    """The options of `load_model` that say which weights a network gets, for one side."""
+
+    weights: str
+    arch: str | None
+    file: FileOptions
+
+
+def weight_options(
+    a: str | None, b: str | None, weights: str, weights_b: str | None, arch: str | None, file: FileOptions
+) -> tuple[WeightOptions, WeightOptions]:
+    """Return the options of both sides: where one is a weights file and one a network, each gets those that fit it.
+
+    Args:
+        a: MODEL, as given; None for a module.
+        b: As `a`, or "same".
+        weights: Weights of the networks given by name.
+        weights_b: Weights of B alone.
+        arch: The network that weights files belong to.
+        file: How weights files are read.
+
+    Raises:
+        UsageError: If `weights_b` is given and B is a weights file.
+    """
+    names = (a, a if b == "same" else b)
+    chosen = (weights, weights_b or weights)
+    is_file = [name is not None and parse_model(name).form == "weights" for name in names]
+    reads_file = [is_file[at] or (name is not None and looks_like_file(chosen[at])) for at, name in enumerate(names)]
+    if weights_b is not None and is_file[1]:
+        raise UsageError(f"--weights-b cannot be given as well: B, '{printable(names[1] or '')}', is the weights.")
+
+    def options(side: int) -> WeightOptions:
+        other = 1 - side
+        return WeightOptions(
+            "auto" if is_file[side] and not is_file[other] else chosen[side],
+            None if is_file[other] and not is_file[side] else arch,
+            FileOptions(trust=file.trust) if reads_file[other] and not reads_file[side] else file,
+        )
+
+    return options(0), options(1)
 
 
 def separate(loaded: LoadedModel, other: LoadedModel) -> LoadedModel:

@@ -15,8 +15,8 @@ _CASTS = {
 }
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device that `--device` means: "auto" is the first accelerator or the CPU, and "cuda" is "cuda:0".
+def choose_device(name: str, option: str = "--device") -> torch.device:
+    """Return the device that an option means: "auto" is the first accelerator or the CPU, and "cuda" is "cuda:0".
 
     Raises:
         UsageError: If there is no such device here.
@@ -28,17 +28,17 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"--device {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
+        raise UsageError(f"{option} {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) < count:
             return torch.device("cuda", device.index or 0)
-        raise UsageError(f"--device {name!r}: {count} CUDA devices are visible here. Give --device cpu, or auto.")
+        raise UsageError(f"{option} {name!r}: {count} CUDA devices are visible here. Give cpu, or auto.")
     if device.type == "mps" and torch.backends.mps.is_available():
         return torch.device("mps")
-    raise UsageError(f"--device {name!r} is not available here. Give --device cpu, or auto.")
+    raise UsageError(f"{option} {name!r} is not available here. Give cpu, or auto.")
 
 
 def floating_dtype(module: nn.Module) -> torch.dtype:

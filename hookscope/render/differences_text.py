@@ -209,12 +209,18 @@ def _output(output: OutputDifference) -> str:
     if output.measures is not None and output.measures.max_abs:
         parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}")
     if output.top1 is not None:
-        parts.insert(0, f"the same best class for {output.top1} of {counted(output.input_count, 'input')}")
+        parts.insert(0, _best_classes(output.top1, output.input_count))
     if output.top5 is not None:
-        parts.insert(1, f"{output.top5:.0%} of the five best are the same")
+        parts.insert(1, f"{output.top5:.0%} of the five best in common")
     if output.kl is not None:
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
     return f"{name}: {', '.join(parts)}."
+
+
+def _best_classes(same: int, count: int) -> str:
+    if count == 1:
+        return "the same best class" if same else "another best class"
+    return f"the same best class for {same} of {count} inputs"
 
 
 def _worse(result: Differences) -> Iterator[str]:
