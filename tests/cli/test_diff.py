@@ -3,10 +3,12 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import fromstring
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.cli.conftest import Run, names_below, record_of
@@ -159,7 +161,7 @@ def test_json_takes_stdout(run: Run) -> None:
         (("pair.py:net", "same", *INPUT, "--fail-over", "rel=3"), 2, "is no condition"),
         (("pair.py:net", "same", *INPUT, "--fail-over", "nothing*:rel>1"), 5, "matches no row"),
         (("pair.py:net", "same", *INPUT, "--shadow", "--mode-b", "train"), 2, "only possible in eval mode"),
-        (("pair.py:net", "same", *INPUT, "--device-b", "cuda:77"), 2, "cuda:77"),
+        (("pair.py:net", "same", *INPUT, "--device-b", "cuda:77"), 2, "--device-b 'cuda:77'"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_an_exit_code(
@@ -169,6 +171,46 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(
     assert ended.code == code
     assert line in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("images", [INPUT, ()])
+@pytest.mark.parametrize(
+    "sides",
+    [
+        ("pair.py:net", "kept.pt", "--arch", "pair.py:net", "--weights", "none", "--key", "ema"),
+        ("kept.pt", "pair.py:net", "--arch", "pair.py:net", "--weights-b", "none", "--key", "ema"),
+        ("pair.py:net", "same", "--weights-b", "kept.pt", "--key", "ema"),
+    ],
+)
+def test_a_network_and_a_weights_file_each_get_the_options_that_fit(
+    run: Run, tmp_path: Path, sides: tuple[str, ...], images: tuple[str, ...]
+) -> None:
+    networks: dict[str, Any] = {}
+    exec(compile(NETWORKS, "pair.py", "exec"), networks)
+    weights = networks["net"]().state_dict()
+    torch.save({"ema": weights, "last": {name: 2 * value for name, value in weights.items()}}, tmp_path / "kept.pt")
+    ended = run("diff", *sides[:2], *images, *sides[2:])
+    assert (ended.code, ended.errors) == (0, [])
+    assert "bit for bit" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("sides", "line"),
+    [
+        (("pair.py:net", "kept.pt", "--weights-b", "none"), "--weights-b cannot be given as well: B, 'kept.pt'"),
+        (("kept.pt", "same", "--weights-b", "none"), "--weights-b cannot be given as well: B, 'kept.pt'"),
+        (("kept.pt", "kept.pt", "--weights", "none"), "--weights cannot be given as well: MODEL 'kept.pt'"),
+        (("pair.py:net", "pair.py:deep", "--key", "ema"), "MODEL 'pair.py:net' is loaded without one"),
+        (("pair.py:net", "pair.py:deep", "--arch", "pair.py:net"), "MODEL 'pair.py:net' is a network already"),
+    ],
+)
+def test_options_of_weights_that_fit_neither_side_are_refused(
+    run: Run, tmp_path: Path, sides: tuple[str, ...], line: str
+) -> None:
+    torch.save({}, tmp_path / "kept.pt")
+    ended = run("diff", *sides[:2], *INPUT, *sides[2:])
+    assert (ended.code, len(ended.errors)) == (2, 1)
+    assert line in ended.stderr
 
 
 def test_inputs_that_cannot_be_read_are_each_named(run: Run, tmp_path: Path) -> None:

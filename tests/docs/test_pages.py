@@ -3,13 +3,14 @@
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torchvision.models import mobilenet_v3_small, resnet18
 
 from hookscope.checks.configuration import read_settings
@@ -183,6 +184,9 @@ def yours(
     weights["layer4.1.bn2.bias"] += 1e-6
     for name in ("new", "b"):
         torch.save(weights, folder / f"{name}.pt")
+    networks: dict[str, Callable[[], nn.Module]] = {}
+    exec(compile(NETWORKS, "net.py", "exec"), networks)
+    torch.save({"ema": networks["port"]().state_dict()}, folder / "port.pt")
     terminal = Terminal(folder, docs_environment, fork_server)
     for run in ("before", "after"):
         terminal.run(f"hookscope activations net.py:build cat.jpg --out hookscope-runs/{run}")
