@@ -14,10 +14,8 @@ import stat
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
@@ -93,8 +91,6 @@ PICKLE_BYTES_LIMIT = 64 * 2**20
 
 # Our choice: the largest published checkpoints are sharded long before they have a tenth of this many tensors.
 _MEMBERS_LIMIT = 1_000_000
-
-_THREADS = 2  # our choice: two sum faster than most disks read
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory, as PKWARE's APPNOTE 4.3.16 lays it out
 _LOCATOR = struct.Struct("<4sLQL")  # zip64 end of central directory locator, 4.3.15
@@ -365,28 +361,6 @@ def _check_sizes(members: list[zipfile.ZipInfo], file: BinaryIO, name: str) -> N
         raise CheckpointError(f"{name} has a data.pkl of more than {limit}, which no state dict needs; refused.")
     if sum(member.file_size for member in members) > file.seek(0, 2):
         raise CheckpointError(f"{name} claims to hold more bytes than the file has; it is damaged, or made to be.")
-
-
-def check_checksums(file: BinaryIO, name: str) -> None:
-    """Compare the content of every member with its checksum, if that is not 0; CheckpointError if one differs."""
-    archive = open_archive(file, name)
-    members = [member for member in archive.infolist() if member.CRC]
-    with ThreadPoolExecutor(_THREADS) as pool:  # summing lets go of the interpreter
-        list(pool.map(partial(_compare, archive, name), [members[first::_THREADS] for first in range(_THREADS)]))
-
-
-def _compare(archive: zipfile.ZipFile, name: str, members: Iterable[zipfile.ZipInfo]) -> None:
-    member = None
-    try:
-        for member in members:
-            with archive.open(member) as content:
-                while content.read(2**20):  # zipfile compares at the end
-                    pass
-    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
-        where = printable(member.filename, 80) if member else ""
-        raise CheckpointError(
-            f"{name} is damaged or truncated: its member {where} is not intact; download it again."
-        ) from error
 
 
 def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:

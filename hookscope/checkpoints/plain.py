@@ -22,7 +22,8 @@ from zipfile import ZipFile, ZipInfo
 
 import safetensors
 
-from hookscope.checkpoints.fileformat import FileKind, check_checksums, open_archive, open_regular, safetensors_header
+from hookscope.checkpoints.checksums import check_checksums
+from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
 from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.text import printable
 

@@ -18,7 +18,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, check_checksums, open_archive, open_regular
+from hookscope.checkpoints.checksums import check_checksums
+from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, open_archive, open_regular
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable

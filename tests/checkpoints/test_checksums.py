@@ -1,0 +1,44 @@
+"""Checksums of a weights file, compared by several threads at once."""
+
+from io import BytesIO
+from pathlib import Path
+from threading import Lock
+
+import pytest
+import torch
+
+from hookscope.checkpoints.checksums import SharedReader, check_checksums
+from hookscope.errors import CheckpointError
+
+
+def test_readers_of_one_file_do_not_move_each_other() -> None:
+    file, lock = BytesIO(bytes(range(100))), Lock()
+    one, other = SharedReader(file, lock), SharedReader(file, lock)
+    assert one.read(4) == bytes([0, 1, 2, 3])
+    assert other.seek(-10, 2) == 90
+    assert one.seek(2, 1) == 6
+    assert other.read() == bytes(range(90, 100))
+    assert one.read(2) == bytes([6, 7])
+    assert (one.tell(), other.tell()) == (8, 100)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    torch.save({f"weight{number}": torch.arange(1000.0) + number for number in range(60)}, tmp_path / "weights.pt")
+    return tmp_path / "weights.pt"
+
+
+def test_an_intact_file_is_intact_each_time(saved: Path) -> None:
+    with saved.open("rb") as file:
+        for _ in range(50):
+            check_checksums(file, "weights.pt")
+
+
+def test_each_damaged_member_is_found(saved: Path) -> None:
+    intact = saved.read_bytes()
+    for number in range(60):
+        value = (torch.arange(1000.0) + number).numpy().tobytes()
+        at = intact.index(value) + 2000
+        damaged = BytesIO(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+        with pytest.raises(CheckpointError, match=rf"its member weights/data/{number} is not intact"):
+            check_checksums(damaged, "weights.pt")
