@@ -191,7 +191,7 @@ RUNNING = [
         for name, thing, phrase in (
             ("Module", nn.Linear(2, 2), r"torch\.nn\.modules\.linear\.Linear"),
             ("Namespace", argparse.Namespace(width=2), r"argparse\.Namespace"),
-            ("Path", Path("weights"), r"pathlib\.PosixPath"),
+            ("Path", Path("weights"), r"pathlib(\._local)?\.PosixPath"),
             ("datetime", dt.datetime(2020, 1, 1, tzinfo=dt.UTC), r"datetime\.(datetime|timezone)"),
             ("enum", http.HTTPStatus.OK, r"http\.HTTPStatus"),
             ("numpy scalar", np.float64(1), r"numpy\.\w+\.multiarray\.scalar"),
