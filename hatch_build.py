@@ -1,4 +1,4 @@
-"""Compile the C files of hookscope/statistics into the wheel, with the C compiler that the `ziglang` package brings.
+"""Compile the C files of hookscope into the wheel, with the C compiler that the `ziglang` package brings.
 
 Nothing of the user's machine is used but its kind. Where the library cannot be compiled the package is installed
 without it: torch then computes the same statistics, more slowly.
@@ -15,11 +15,13 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
-PACKAGE = Path("hookscope", "statistics")
-LIBRARY = "native.bin"
-SOURCES = ("native.c", "sketch.c", "difference.c")
+LIBRARY = Path("hookscope", "native.bin")
+SOURCES = (
+    *(f"statistics/{name}.c" for name in ("native", "sketch", "difference", "observing")),
+    *(f"hooks/{name}.c" for name in ("interpreter", "calls")),
+)
 
-# Kinds of machine that native.c is known to serve, as Python and as the compiler call them.
+# Kinds of machine that they are known to serve, as Python and as the compiler call them.
 TARGETS = {
     ("linux", "x86_64"): "x86_64-linux-gnu",
     ("linux", "aarch64"): "aarch64-linux-gnu",
@@ -41,9 +43,10 @@ class FusedKernelHook(BuildHookInterface[Any]):
         if target is None:
             self._say_left_out(f"they are not known to work for {sys.platform} on {platform.machine()}")
             return
-        sources = [Path(self.root) / PACKAGE / name for name in SOURCES]
+        package = Path(self.root, LIBRARY).parent
+        sources = [package / name for name in SOURCES]
         self._folder = tempfile.TemporaryDirectory()
-        library = sources[0].with_name(LIBRARY) if version == "editable" else Path(self._folder.name, LIBRARY)
+        library = Path(self.root, LIBRARY) if version == "editable" else Path(self._folder.name, LIBRARY.name)
         command = [
             sys.executable,
             "-m",
@@ -64,7 +67,7 @@ class FusedKernelHook(BuildHookInterface[Any]):
             self._say_left_out(compiled.stderr.strip())
             return
         if version != "editable":
-            build_data["force_include"][str(library)] = (PACKAGE / LIBRARY).as_posix()
+            build_data["force_include"][str(library)] = LIBRARY.as_posix()
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform_tag()}"
 

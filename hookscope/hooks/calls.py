@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -16,12 +17,26 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.compiled import compiled_function
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.observed import ModuleCall, Observation, Operation, Place
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.recognition import Identities
 
 T = TypeVar("T")
+
+# As in calls.c: calls with more inputs are left to Python.
+_MOST_INPUTS = 4
+# What the hook of calls.c works with in every capture, in its order.
+_ALIKE: tuple[Any, ...] = (
+    *(Tensor, nn.Parameter, ModuleCall, Observation, tuple.__new__),
+    torch._C._current_graph_task_id,
+    torch._C._functorch.maybe_current_level,
+    torch._C._is_any_autocast_enabled,
+    *(torch.is_grad_enabled, torch._C._set_grad_enabled),
+    *("__enter__", "__exit__", "observations", "_identities", "_known", "names", "_version", "_replaced"),
+    *(None, True, False, "", tuple(f"[{at}]" for at in range(_MOST_INPUTS))),
+)
 
 _new = tuple.__new__  # for named tuples in hooks: calling the class would cost one more Python call
 
@@ -77,7 +92,7 @@ class CallHooks(Generic[T]):
 
     observe: Callable[[ModuleCall, str, Tensor], T]
     watch: GradientWatch[T] | None
-    lock: AbstractContextManager[object]
+    lock: RLock
     with_operations: bool = False
     names: dict[int, str] = field(default_factory=dict)
     observations: list[Observation[T]] = field(default_factory=list)
@@ -89,6 +104,14 @@ class CallHooks(Generic[T]):
         self.observations = []
         self.counts.clear()
         self._identities = Identities()
+
+    def fastest_only(self) -> Callable[..., object]:
+        """Return `only`, compiled where this installation has it; called when the capture is set up."""
+        watch = None if self.watch is None else self.watch.outputs
+        bypass = torch._C.DisableTorchFunction if self.with_operations else None
+        lock = self.lock.acquire, self.lock.release
+        parts = (_ALIKE, self, self.only, self.observe, watch, *lock, self.counts, bypass)
+        return compiled_function("only", parts) or self.only
 
     def only(
         self,
@@ -256,8 +279,12 @@ class CallHooks(Generic[T]):
             return None
         result = self.watch.outputs(call, output, outputs, [] if in_place else given)
         if result is not None:
-            self._identities.replaced(outputs, tensors_in(result))
+            self._replaced(outputs, result)
         return result
+
+    def _replaced(self, outputs: Sequence[tuple[str, Tensor]], result: object) -> None:
+        """Record that the network continues with another output."""
+        self._identities.replaced(outputs, tensors_in(result))
 
     def _observe(
         self,

@@ -100,10 +100,9 @@ class OperationChoice:
 
 
 class Caller(NamedTuple):
-    """A module whose forward is running: its name, the module, and its forward's code, None if not a plain function."""
+    """A module that runs the network's code: its name, and its forward's code, None if not a plain function."""
 
     name: str
-    module: nn.Module
     code: CodeType | None
 
 
@@ -121,8 +120,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
 
     Attributes:
         hooks: The hooks of the capture.
-        running: The modules whose forward is running, by the `id` of their frame of `nn.Module.__call__`; None for
-            layers whose operations are not the network's.
+        callers: The modules that run the network's code, by `id`; None for layers whose operations are not its own.
         names: Names of all modules, by `id`.
     """
 
@@ -132,7 +130,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self.hooks = hooks
         self._choice = choice
         self._kinds: dict[tuple[str, str], _Kind] = {}
-        self.running: dict[int, Caller | None] = {}
+        self.callers: dict[int, Caller | None] = {}
         self.names: dict[int, str] = {}
         self._off_in: set[int] = set()
         self._is_paused = False
@@ -195,21 +193,25 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         """
         frame: FrameType | None = caller
         below: CodeType | None = None
-        while frame is not None and id(frame) not in self.running:
+        while frame is not None:
             code = frame.f_code
             whose = whose_code(code)
             if whose == "torch":  # a function that a layer of torch calls has been wrapped
                 return None
-            # A module outside the network is called, perhaps a copy; its forward counts, its hooks do not.
-            if code is CALL and below is not code_of(getattr(frame.f_locals.get("self"), "forward", None)):
-                return None
+            if code is CALL:
+                module = frame.f_locals["self"]
+                if id(module) in self.callers:
+                    break
+                # A module outside the network is called, perhaps a copy; its forward counts, its hooks do not.
+                if below is not code_of(getattr(module, "forward", None)):
+                    return None
             if whose != "module":
                 below = code
             frame = frame.f_back
-        found = None if frame is None else self.running[id(frame)]
+        found = None if frame is None else self.callers[id(module)]
         if found is None or found.code not in (None, below):  # called by one of its hooks
             return None
-        owner, module, _ = found
+        owner = found.name
         if inside is not None and inside is not module:
             owner, module = self.names.get(id(inside), owner), inside
         kind = self._kinds.get((owner, name))
@@ -299,11 +301,6 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
     attached: list[MutableMapping[Any, Any]] = []
     key: Any = object()
 
-    def attach(module: nn.Module, before: Hook, after: Hook) -> None:
-        # Without handles, which would cost more than the hooks.
-        attached.extend((module._forward_pre_hooks, module._forward_hooks))
-        module._forward_pre_hooks[key], module._forward_hooks[key] = before, after
-
     mode.hooks.names = _Names(modules, {})
     naming = modules[""].register_forward_pre_hook(Hook(_name_inputs, mode.hooks, modules), with_kwargs=True)
     try:
@@ -311,14 +308,15 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         kinds: dict[type, bool] = {}
         for name, module in modules.items():
             if runs_networks_code(module, kinds):
-                calling = None if stands_for_torchs(module) else Caller(name, module, code_of(module.forward))
-                attach(module, Hook(_enter, mode, calling), Hook(_leave, mode))
+                own = not stands_for_torchs(module)
+                mode.callers[id(module)] = Caller(name, code_of(module.forward)) if own else None
             elif name and name.rpartition(".")[0] in off:
                 off.add(name)
             elif isinstance(module, _ASKING) and not any(map(has_own_operations, module.modules())):
                 off.add(name)
-                attach(module, Hook(mode.take_off), Hook(mode.put_on))
-                attached.append(module._forward_hooks_always_called)
+                # Without handles, which would cost more than the hooks.
+                attached += (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called)
+                module._forward_pre_hooks[key], module._forward_hooks[key] = Hook(mode.take_off), Hook(mode.put_on)
                 module._forward_hooks_always_called[key] = True
         _push(mode)
         yield
@@ -363,12 +361,3 @@ def _name_inputs(
     given = tensors_given(args, kwargs)
     inputs = {id(tensor): f"input{path}" if len(given) > 1 else "input" for path, tensor in given}
     hooks.names = _Names(modules, inputs)
-
-
-def _enter(mode: OperationMode[T], caller: Caller | None, _module: nn.Module, _args: object) -> None:
-    mode.running[id(sys._getframe(1).f_back)] = caller
-    mode.put_on()  # still off here only if a call raised while it was, and the network caught the error
-
-
-def _leave(mode: OperationMode[T], _module: nn.Module, _args: object, _output: object) -> None:
-    mode.running.pop(id(sys._getframe(1).f_back), None)

@@ -144,7 +144,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
             capture(
                 network,
                 selected,
-                recorder.observe,
+                recorder.observer(),
                 gradients=gradient_recorder.observe,
                 with_inputs=include_inputs,
                 track=track_outputs,

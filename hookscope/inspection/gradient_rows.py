@@ -65,6 +65,7 @@ class GradientRecorder:
         axes: The axis that counts channels, by output of the latest batch.
         waiting: Copies that `on_tensor` is not called with until the pass is known to count; None if none have to wait.
         nodes: Those of autograd's graph that computed the tensors whose gradients arrived in the latest batch.
+        reduce: `Reducer.reduce` of `maps`, compiled if possible.
     """
 
     maps: Recorder
@@ -72,6 +73,11 @@ class GradientRecorder:
     axes: dict[Place, int | None] = field(default_factory=dict)
     waiting: list[tuple[str, Tensor]] | None = None
     nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
+    reduce: Callable[[Tensor, int | None, Sequence[int]], Measured] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Choose how gradients are reduced."""
+        self.reduce = self.maps.reducer.fastest()
 
     def observe(self, site: GradientSite[Measured], gradient: Tensor) -> Measured:
         """Reduce one gradient in the hook."""
@@ -89,7 +95,7 @@ class GradientRecorder:
                 self.maps.keep(key, gradient, axis)
         else:
             axis = None if gradient.is_nested else self.maps.axes.channel_axis(site.maker, tuple(gradient.shape))
-        return self.maps.reducer.reduce(gradient, axis, self.maps.indices)
+        return self.reduce(gradient, axis, self.maps.indices)
 
     def release(self) -> None:
         """Call `on_tensor` with the waiting copies."""

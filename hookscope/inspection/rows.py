@@ -117,6 +117,11 @@ class Recorder:
             return True
         return self.operations.lists(known.owner, known.name, call.call)
 
+    def observer(self) -> Callable[[ModuleCall, str, Tensor], Measured]:
+        """Return `observe`, compiled if this installation has it and nothing but statistics is wanted."""
+        more = self.on_call or self.on_tensor or self.grids_for or self.with_summaries
+        return self.observe if more else self.reducer.observer(self, self.observe)
+
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
         axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.hooks.compiled import LIBRARY
 from hookscope.statistics import kernel
 from hookscope.statistics.reduction import Reduction, merge
 
@@ -121,7 +122,7 @@ def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
     It returns None for what is not finite, and for values that vary little about a large mean.
     """
     try:
-        library = ctypes.CDLL(str(kernel.LIBRARY))
+        library = ctypes.CDLL(str(LIBRARY))
     except OSError:
         return None
     reduce = getattr(library, f"reduce_tensor_{_variant()}")

@@ -1,10 +1,6 @@
 """The interface between Python and the compiled reduction of native.c. No torch."""
 
 import ctypes
-from pathlib import Path
-
-LIBRARY = Path(__file__).with_name("native.bin")  # not .so, which Python would take for a module
-
 
 # What `reduce` in native.c returns, and how many numbers it writes.
 RARE, CANCELLED, WITH_ZEROS = 1, 2, 4
@@ -39,4 +35,5 @@ class Results(ctypes.Structure):
         ("exact_limit", ctypes.c_longlong),
         *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime")),
         *((name, ctypes.c_double) for name in ("smallest", "largest", "cancellation")),
+        ("most_channels", ctypes.c_longlong),
     )

@@ -25,3 +25,35 @@ typedef struct {
     Run run;
     Ask thread_number, thread_count;
 } Runtime;
+
+/* How a tensor lies in memory: as (before, channels, after). */
+typedef struct {
+    i64 before, channels, after;
+    i64 by_channel;  /* whether zeros are counted per channel */
+    i64 threads;     /* at most, 1 or more */
+} Layout;
+
+/* Where the results of a tensor go, and what decides about them. */
+typedef struct {
+    double *found;   /* FOUND values: mean, sum of squared deviations, min, max, sum of magnitudes, sum of squares,
+                        number of values that are not zero */
+    double *nonzero; /* values that are not zero per channel, (C,); written if any value is zero */
+    struct Table *tables; /* one for each thread; null where no distribution is asked for */
+    float *values;   /* of a tensor of exact_limit values at most: these, and no bins */
+    i64 exact_limit;
+    i32 *keys;       /* of the bins that hold any value, ascending, with room for BINS */
+    i64 *counts;     /* how many values they hold */
+    const Runtime *runtime; /* null for one thread */
+    double smallest, largest;   /* the magnitudes that can be squared */
+    double cancellation;        /* mean^2 over variance from which on digits are lost */
+    i64 most_channels;          /* that `nonzero` has room for */
+} Results;
+
+#define FOUND 7
+
+/* What `reduce` returns: RARE alone (not finite, or varied little about a magnitude that cannot be squared; what is
+ * written means nothing), or any of the others. */
+#define RARE 1
+#define CANCELLED 2  /* the first two results have lost digits: the values vary little about a large mean */
+#define WITH_ZEROS 4 /* `nonzero` is written */
+#define BIN_COUNT_SHIFT 3 /* the bits from here on: how many bins are written */

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from hookscope.hooks.compiled import LIBRARY
 from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of
 from hookscope.statistics.kernel import (
     BIN_COUNT_SHIFT,
@@ -21,7 +22,6 @@ from hookscope.statistics.kernel import (
     CANCELLED,
     FOUND,
     LARGEST_SQUARABLE,
-    LIBRARY,
     RARE,
     SMALLEST_SQUARABLE,
     WITH_ZEROS,
@@ -60,6 +60,7 @@ class Kernel(NamedTuple):
     sketch: Callable[[Any], int]  # as declared in sketch.c
     compare: Callable[[Any], None]  # as declared in difference.c
     runtime: Runtime | None  # passed to these; None if torch's threads cannot be used
+    address: int = 0  # of `reduce`; 0 if compiled code cannot call it
 
 
 @cache
@@ -84,13 +85,14 @@ def kernel_of(variant: str) -> Kernel | None:
         function.argtypes, function.restype = [ctypes.c_void_p], None
     sketch, compare = others
     sketch.restype = ctypes.c_int
+    address = ctypes.cast(reduce, ctypes.c_void_p).value or 0
     try:
         torch_library = ctypes.CDLL(torch._C.__file__)  # noqa: SLF001 - through it all that torch has loaded is found
         entries = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in entries))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, sketch, compare, None)
-    return Kernel(reduce, sketch, compare, runtime)
+        return Kernel(reduce, sketch, compare, None, address)
+    return Kernel(reduce, sketch, compare, runtime, address)
 
 
 class FusedReducer:
@@ -111,8 +113,9 @@ class FusedReducer:
         self._tables = np.zeros(shape, np.uint32) if distributions else None
         self._values = np.empty(EXACT_LIMIT, np.float32)
         self._keys, self._counts = np.empty(_BINS, np.int32), np.empty(_BINS, np.int64)
-        self._results: Results | None = None
-        self._results_address = 0
+        self._results = Results()
+        self._results_address = ctypes.addressof(self._results)
+        self._has_room = False
 
     def reduce(self, tensor: Tensor, channel_axis: int | None) -> Reduction | None:
         """Reduce a tensor in one pass.
@@ -131,7 +134,7 @@ class FusedReducer:
         if layout is None:
             return None
         nonzero = layout.all_nonzero
-        if self._results is None or (nonzero is not None and nonzero.size > self._nonzero.size):
+        if not self._has_room or (nonzero is not None and nonzero.size > self._nonzero.size):
             self._describe_room(0 if nonzero is None else nonzero.size)
         outcome = self._kernel.reduce(address, layout.address, self._results_address)
         if outcome == RARE:
@@ -156,7 +159,8 @@ class FusedReducer:
         """Tell compiled code where to write, with room for so many channels."""
         self._nonzero = np.empty(max(channel_count, _FEWEST_CHANNELS))
         runtime = self._kernel.runtime if self._kernel else None
-        self._results = Results(
+        self._has_room = True
+        self._results.__init__(  # type: ignore[misc]  # in place: compiled code knows its address
             self._found.ctypes.data,
             self._nonzero.ctypes.data,
             None if self._tables is None else self._tables.ctypes.data,
@@ -168,8 +172,15 @@ class FusedReducer:
             SMALLEST_SQUARABLE,
             LARGEST_SQUARABLE,
             CANCELLATION_LIMIT,
+            self._nonzero.size,
         )
-        self._results_address = ctypes.addressof(self._results)
+
+    def for_compiled(self) -> tuple[int, int, int] | None:
+        """Return the number of threads, and the addresses of the reduction and its results; None without a library."""
+        if self._kernel is None or not self._kernel.address:
+            return None
+        self._describe_room(0)
+        return self._threads, self._kernel.address, self._results_address
 
 
 def address_of(tensor: Tensor) -> int:

@@ -7,18 +7,20 @@ device is never made to wait.
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from hookscope.hooks.compiled import compiled_function
 from hookscope.results.distribution import quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.statistics.native import FusedReducer
+from hookscope.statistics.native import FusedReducer, layout_of
 from hookscope.statistics.reduction import Reduction, with_zeros
 from hookscope.statistics.sketch import finished, sketch_slices
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
@@ -39,6 +41,22 @@ _STAGE_ELEMENTS = 2**18
 _SMALL_THERE, _STAGE_ELEMENTS_THERE = 2**20, 2**23
 # What can be staged as float32 without loss.
 _STAGED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+# What the functions of observing.c work with, in its order.
+_ALIKE: tuple[Any, ...] = (
+    *(
+        Tensor,
+        nn.Parameter,
+        torch.float32,
+        layout_of,
+        Reduction,
+        tuple.__new__,
+        partial(np.frombuffer, dtype=np.float64),
+    ),
+    *("_version", "dtype", "is_cpu", "is_nested", "is_neg", "data_ptr", "shape", "stride"),
+    *("known", "all_nonzero", "address", "axes", "channel_axis"),
+    *(None, True, False, 0),
+)
 
 
 @dataclass(slots=True)
@@ -82,11 +100,31 @@ class Reducer:
         self.distributions = distributions
         self.sketches = sketches
         self._fused = FusedReducer(distributions=distributions)
-        self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
+        self._latest: list[tuple[weakref.ref[Tensor], int, int | None, Measured] | None] = [None]
         self._stage = torch.empty(0)
         self._staged: list[Pending] = []
         self._staged_view = (0, 0, 0)
         self._scratch = torch.empty(0)
+
+    def fastest(self) -> Callable[[Tensor, int | None, Sequence[int]], Measured]:
+        """Return `reduce`, compiled where this installation has it and nothing but statistics is asked for."""
+        parts = self._parts()
+        return (None if parts is None else compiled_function("reduce", parts)) or self.reduce
+
+    def observer(self, recorder: Any, observe: Callable[..., Measured]) -> Callable[..., Measured]:
+        """Return a function that does as `observe` does, compiled as `fastest` is.
+
+        Args:
+            recorder: Has `axes`, an `AxisReader`.
+            observe: Takes a `ModuleCall`, a slot and a tensor; reduces the tensor along the axis that `axes` reads.
+        """
+        parts = self._parts()
+        return (None if parts is None else compiled_function("observe", (_ALIKE, observe, parts, recorder))) or observe
+
+    def _parts(self) -> tuple[Any, ...] | None:
+        """Return what `reduce` of observing.c works with, in its order."""
+        kernel = None if self.distributions or self.sketches else self._fused.for_compiled()
+        return None if kernel is None else (_ALIKE, self.reduce, self._latest, *kernel)
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: Sequence[int] = (0,)) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
@@ -104,14 +142,14 @@ class Reducer:
             shape, its dtype and the reason instead of raising.
         """
         version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
-        if self._latest is not None:
-            reference, latest_version, latest_axis, reduction = self._latest
+        if self._latest[0] is not None:
+            reference, latest_version, latest_axis, reduction = self._latest[0]
             if reference() is tensor and latest_version == version >= 0 and latest_axis == channel_axis:
                 return reduction
         reduction = self._fused.reduce(tensor, channel_axis) or self._by_torch(tensor, channel_axis)
         if self.sketches:
             reduction = _with_sketch(reduction, tensor, inputs)
-        self._latest = (weakref.ref(tensor), version, channel_axis, reduction)
+        self._latest[0] = (weakref.ref(tensor), version, channel_axis, reduction)
         return reduction
 
     def _by_torch(self, tensor: Tensor, channel_axis: int | None) -> Measured:
@@ -140,7 +178,7 @@ class Reducer:
 
     def settle(self) -> None:
         """Reduce what is staged: after it `collect` can finish all that `reduce` returned."""
-        self._latest = None
+        self._latest[0] = None
         staged, self._staged = self._staged, []
         if not staged:
             return

@@ -6,9 +6,11 @@ Everything in test_statistics.py runs through it as well; what is imported from 
 import math
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookscope.statistics import Reducer, Reduction, collect, native, summarise
+from hookscope.hooks.observed import ModuleCall
+from hookscope.statistics import Measured, Reducer, Reduction, collect, native, summarise
 from hookscope.statistics.native import FusedReducer, Kernel, kernel_of, load_kernel
 from tests.statistics.test_statistics import (  # noqa: F401 - its tests are collected a second time
     check,
@@ -280,6 +283,74 @@ def test_a_tensor_inside_a_function_transform_is_measured_by_torch() -> None:
     torch.func.grad(observed)(values)
     reducer.settle()
     check(summarise(collect(reductions))[0], exact(values), 0)
+
+
+def odd_tensors() -> dict[str, Callable[[], Tensor]]:
+    values = random_tensor([2, 6, 5, 7], seed=0)
+    return {
+        "usual": lambda: values,
+        "zeros": values.relu,
+        "all zero": lambda: torch.zeros(2, 6, 5, 7),
+        "constant": lambda: torch.full((2, 6, 5, 7), 3.5),
+        "channels last": lambda: values.to(memory_format=torch.channels_last),
+        "large": lambda: random_tensor([1, 64, 56, 56], seed=1).relu(),
+        "5,000 channels": lambda: random_tensor([3, 5000], seed=2).relu(),
+        "NaN": lambda: values.clone().index_fill_(0, torch.tensor([1]), math.nan),
+        "Inf": lambda: values.clone().index_fill_(1, torch.tensor([1]), math.inf),
+        "huge": lambda: values * 1e30,
+        "large mean": lambda: values + 1e4,
+        "gaps": lambda: values[:, :, ::2],
+        "empty": lambda: torch.empty(0, 6),
+        "scalar": lambda: torch.tensor(2.0),
+        "float64": values.double,
+        "integers": lambda: torch.arange(24).view(2, 12),
+        "bfloat16": values.bfloat16,
+        "parameter": lambda: torch.nn.Parameter(values),
+        "with graph": lambda: torch.nn.Parameter(values) * 2,
+        "sparse": lambda: values.relu().to_sparse(),
+        "negated": lambda: torch._neg_view(values),
+        "meta": lambda: values.to("meta"),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]),
+    }
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse")
+@pytest.mark.parametrize("name", odd_tensors())
+def test_compiled_code_reduces_in_hooks_as_python_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
+    tensor = odd_tensors()[name]()
+    network = torch.nn.Identity()
+    for axis in (None, *range(min(tensor.dim(), 2))):
+        found = []
+        for fastest in (True, False):
+            reducer = Reducer()
+            recorder = SimpleNamespace(axes=SimpleNamespace(channel_axis=lambda *_, axis=axis: axis))
+            in_python = partial(observed_by, reducer, axis)
+            reduce = reducer.fastest() if fastest else reducer.reduce
+            observe = reducer.observer(recorder, in_python) if fastest else in_python
+            call = ModuleCall("", network, 0, [("[0]", tensor)])
+            measured = [reduce(tensor, axis, (0,)), reduce(tensor, axis, (0,)), observe(call, "", tensor.clone())]
+            reducer.settle()
+            found.append([repr(each) for each in summarise(collect(measured))])
+        assert found[0] == found[1]
+
+
+def observed_by(reducer: Reducer, axis: int | None, _call: ModuleCall, _slot: str, tensor: Tensor) -> Measured:
+    return reducer.reduce(tensor, axis)
+
+
+@compiled
+def test_a_tensor_that_comes_again_is_read_once_unless_it_was_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
+    reduce = Reducer().fastest()
+    tensor = random_tensor([2, 3], seed=0)
+    first = reduce(tensor, 1, (0,))
+    assert reduce(tensor, 1, (0,)) is first
+    assert reduce(tensor, 0, (0,)) is not first
+    tensor.mul_(2)
+    assert reduce(tensor, 1, (0,)) != first
+    assert "built-in" in repr(reduce)
 
 
 def test_a_missing_library_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

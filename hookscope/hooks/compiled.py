@@ -1,0 +1,88 @@
+"""The compiled library, and its functions that work with Python's objects: see interpreter.h. No torch."""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python would take for a module
+
+# `Interpreter` of interpreter.h, in its order.
+_ENTRIES = (
+    *("Py_IncRef", "Py_DecRef", "PyObject_Type", "PyObject_GetAttr", "PyObject_GetItem"),
+    *("PyObject_Vectorcall", "PyObject_VectorcallMethod"),
+    *("PyTuple_New", "PyTuple_SetItem", "PyTuple_GetItem", "PyTuple_Size"),
+    *("PyList_New", "PyList_SetItem", "PyList_Append", "PyList_GetItem", "PyList_Size"),
+    *("PyDict_GetItemWithError", "PyDict_SetItem", "PyDict_Size"),
+    *("PyLong_FromLongLong", "PyLong_FromVoidPtr", "PyLong_AsLongLong"),
+    *("PyFloat_FromDouble", "PyBytes_FromStringAndSize"),
+    *("PyWeakref_NewRef", "PyErr_Clear", "PyErr_Fetch", "PyErr_Restore"),
+)
+_METH_FASTCALL = 0x80
+
+
+class _Interpreter(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in _ENTRIES)
+
+
+class _Definition(ctypes.Structure):
+    """`PyMethodDef` of Python's C API."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("function", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("documentation", ctypes.c_char_p),
+    )
+
+
+class _Library(NamedTuple):
+    functions: ctypes.PyDLL
+    new_function: Callable[[int, tuple[Any, ...], None], Any]  # of a definition, with `self` and no module
+    interpreter: _Interpreter  # which must outlive the functions
+
+
+def compiled_function(name: str, parts: tuple[Any, ...]) -> Callable[..., Any] | None:
+    """Return a function of the library, with the objects that it works with besides its arguments.
+
+    Args:
+        name: As in C.
+        parts: In the order that the C file says.
+
+    Returns:
+        The function; None if this installation, or this interpreter, has none.
+    """
+    library, definition = _library(), _definition(name)
+    if library is None or definition is None:
+        return None
+    return library.new_function(ctypes.addressof(definition), parts, None)  # type: ignore[no-any-return]
+
+
+@cache
+def _definition(name: str) -> _Definition | None:
+    """Return the definition of a function, which must outlive it."""
+    library = _library()
+    function = None if library is None else getattr(library.functions, name, None)
+    return None if function is None else _Definition(name.encode(), _address(function), _METH_FASTCALL, None)
+
+
+@cache
+def _library() -> _Library | None:
+    """Load the library, and show it the interpreter: CPython with its global lock."""
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    try:
+        functions = ctypes.PyDLL(str(LIBRARY))
+        interpreter = _Interpreter(*(_address(getattr(ctypes.pythonapi, name)) for name in _ENTRIES))
+        functions.use_interpreter(ctypes.byref(interpreter))
+        new = _address(ctypes.pythonapi.PyCFunction_NewEx)
+    except (OSError, AttributeError):
+        return None
+    prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+    return _Library(functions, prototype(new), interpreter)
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
