@@ -210,11 +210,20 @@ class NamedParameter:
 def named_parameters(network: nn.Module) -> list[NamedParameter]:
     """List each parameter once, those that the forward pass has registered among them."""
     found: dict[int, NamedParameter] = {}
-    for prefix, module in network.named_modules(remove_duplicate=False):
+
+    def walk(prefix: str, module: nn.Module) -> None:  # as `named_modules`, without a generator for each level
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                new = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
-                found.setdefault(id(parameter), new).names.append(f"{prefix}.{name}" if prefix else name)
+                known = found.get(id(parameter))
+                if known is None:
+                    known = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
+                    found[id(parameter)] = known
+                known.names.append(prefix + name)
+        for name, child in module._modules.items():
+            if child is not None:
+                walk(f"{prefix}{name}.", child)
+
+    walk("", network)
     return [*found.values()]
 
 
@@ -225,7 +234,8 @@ def parameter_rows(
     gradients = [(index, each.gradient) for index, each in enumerate(parameters) if each.gradient is not None]
     gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():
-        measured = [reducer.reduce(gradient) for _, gradient in gradients]
+        reduce = reducer.fastest()
+        measured = [reduce(gradient, None, (0,)) for _, gradient in gradients]
         reducer.settle()
         statistics = dict(zip((index for index, _ in gradients), summarise(collect(measured)), strict=True))
         norms = _l2_norms([each.parameter for each in parameters])
@@ -257,8 +267,8 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
     What compiled code does not read is summed in float64 over rows of axis 0, within which the tensor's own float32 or
     better is good to 1e-5.
     """
-    fused = FusedReducer(distributions=False)
-    known = (fused.reduce(each, None) for each in parameters)
+    reduce = FusedReducer(distributions=False).fastest()
+    known = (reduce(each, None) for each in parameters)
     norms = [None if each is None else math.sqrt(each.square_sum) for each in known]
     left, rows = [], []
     for index, parameter in enumerate(parameters):

@@ -6,7 +6,7 @@ everything is left to torch.
 
 import ctypes
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.hooks.compiled import LIBRARY
+from hookscope.hooks.compiled import LIBRARY, compiled_function
 from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of
 from hookscope.statistics.kernel import (
     BIN_COUNT_SHIFT,
@@ -175,12 +175,22 @@ class FusedReducer:
             self._nonzero.size,
         )
 
-    def for_compiled(self) -> tuple[int, int, int] | None:
-        """Return the number of threads, and the addresses of the reduction and its results; None without a library."""
-        if self._kernel is None or not self._kernel.address:
+    def parts(self, reduce: Callable[..., Any], latest: list[Any]) -> tuple[Any, ...] | None:
+        """Return what `reduce` of observing.c works with, in its order; None without a library.
+
+        Args:
+            reduce: What it leaves other tensors to.
+            latest: A list of one item, for the tensor that was reduced last; None at first.
+        """
+        if self._kernel is None or not self._kernel.address or self._tables is not None:
             return None
         self._describe_room(0)
-        return self._threads, self._kernel.address, self._results_address
+        return (ALIKE, reduce, latest, self._threads, self._kernel.address, self._results_address)
+
+    def fastest(self) -> Callable[[Tensor, int | None], Reduction | None]:
+        """Return `reduce`, compiled where this installation has it and no distribution is asked for."""
+        parts = self.parts(self.reduce, [None])
+        return (None if parts is None else compiled_function("reduce", parts)) or self.reduce
 
 
 def address_of(tensor: Tensor) -> int:
@@ -218,3 +228,13 @@ def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | N
     layout.all_nonzero = np.full(channels, float(before * after)) if by_channel else None
     layout.address = ctypes.addressof(layout)
     return layout
+
+
+# What the functions of observing.c work with, in its order.
+ALIKE: tuple[Any, ...] = (
+    *(Tensor, nn.Parameter, torch.float32, layout_of, Reduction, tuple.__new__),
+    partial(np.frombuffer, dtype=np.float64),
+    *("_version", "dtype", "is_cpu", "is_nested", "is_neg", "data_ptr", "shape", "stride"),
+    *("known", "all_nonzero", "address", "axes", "channel_axis"),
+    *(None, True, False, 0),
+)

@@ -5,7 +5,7 @@
 #include "../hooks/interpreter.h"
 #include "native.h"
 
-/* What `self` holds for `reduce`, in the order of `Reducer._parts`. LATEST is a list of one item, NONE or
+/* What `self` holds for `reduce`, in the order of `FusedReducer.parts`. LATEST is a list of one item, NONE or
  * the tuple (weak reference, version, channel axis, reduction) of the tensor that was reduced last. KERNEL is the address of
  * the function of native.c, RESULTS that of its last argument. */
 enum { ALIKE, PYTHON, LATEST, THREADS, KERNEL, RESULTS };
@@ -13,7 +13,7 @@ enum { ALIKE, PYTHON, LATEST, THREADS, KERNEL, RESULTS };
 /* What `self` holds for `observe`, in the order of `Reducer.observer`. OF_REDUCE is the `self` of `reduce`. */
 enum { OF_REDUCE = PYTHON + 1, RECORDER };
 
-/* What is alike for both, and first in `self`, in the order of `_ALIKE` in reducer.py. */
+/* What is alike for both, and first in `self`, in the order of `ALIKE` in native.py. */
 enum {
     TENSOR, PARAMETER, FLOAT32, LAYOUT_OF, REDUCTION, NEW, FROM_BYTES,
     VERSION, DTYPE, IS_CPU, IS_NESTED, IS_NEG, DATA_PTR, SHAPE, STRIDE, KNOWN, ALL_NONZERO, ADDRESS, AXES, CHANNEL_AXIS,

@@ -9,18 +9,17 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from hookscope.hooks.compiled import compiled_function
 from hookscope.results.distribution import quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.statistics.native import FusedReducer, layout_of
+from hookscope.statistics.native import ALIKE, FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
 from hookscope.statistics.sketch import finished, sketch_slices
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
@@ -41,22 +40,6 @@ _STAGE_ELEMENTS = 2**18
 _SMALL_THERE, _STAGE_ELEMENTS_THERE = 2**20, 2**23
 # What can be staged as float32 without loss.
 _STAGED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-
-# What the functions of observing.c work with, in its order.
-_ALIKE: tuple[Any, ...] = (
-    *(
-        Tensor,
-        nn.Parameter,
-        torch.float32,
-        layout_of,
-        Reduction,
-        tuple.__new__,
-        partial(np.frombuffer, dtype=np.float64),
-    ),
-    *("_version", "dtype", "is_cpu", "is_nested", "is_neg", "data_ptr", "shape", "stride"),
-    *("known", "all_nonzero", "address", "axes", "channel_axis"),
-    *(None, True, False, 0),
-)
 
 
 @dataclass(slots=True)
@@ -119,12 +102,10 @@ class Reducer:
             observe: Takes a `ModuleCall`, a slot and a tensor; reduces the tensor along the axis that `axes` reads.
         """
         parts = self._parts()
-        return (None if parts is None else compiled_function("observe", (_ALIKE, observe, parts, recorder))) or observe
+        return (None if parts is None else compiled_function("observe", (ALIKE, observe, parts, recorder))) or observe
 
     def _parts(self) -> tuple[Any, ...] | None:
-        """Return what `reduce` of observing.c works with, in its order."""
-        kernel = None if self.distributions or self.sketches else self._fused.for_compiled()
-        return None if kernel is None else (_ALIKE, self.reduce, self._latest, *kernel)
+        return None if self.sketches else self._fused.parts(self.reduce, self._latest)
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: Sequence[int] = (0,)) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
