@@ -17,8 +17,8 @@ from packaging.tags import platform_tags
 
 LIBRARY = Path("hookscope", "native.bin")
 SOURCES = (
-    *(f"statistics/{name}.c" for name in ("native", "sketch", "difference", "observing")),
-    *(f"hooks/{name}.c" for name in ("interpreter", "calls")),
+    *(f"statistics/{name}.c" for name in ("native", "sketch", "difference", "squares", "observing")),
+    *(f"hooks/{name}.c" for name in ("interpreter", "calls", "watching")),
 )
 
 # Kinds of machine that they are known to serve, as Python and as the compiler call them.

@@ -1,92 +1,57 @@
-/* `CallHooks.only` of calls.py for the usual call: plain tensors in and out, and no backward pass, transform or autocast
- * under way. Any other call is left to Python, before anything is recorded.
+/* The hooks of calls.py for the usual call: plain tensors in and out, and no backward pass, transform or autocast under
+ * way. Any other call is left to Python, before anything is recorded.
  *
- * It is compiled because hooks run between the network's kernels, which fill the caches: the interpreter's code and data
- * for a hook come from memory each time, and take several times as long as the hook does alone.
+ * They are compiled because hooks run between the network's kernels, which fill the caches: the interpreter's code and
+ * data for a hook come from memory each time, and take several times as long as the hook does alone.
  */
 
-#include "interpreter.h"
+#include "watching.h"
 
 /* Calls with more inputs are left to Python. */
-#define MOST_INPUTS 4
-#define MOST_OWNED 64 /* more than one call makes */
+#define MOST_INPUTS 64
 #define ANY (-1)
 #define NO_TASK (-1)
 
-/* What `self` holds, in the order of `fastest_only` in calls.py. */
-enum { ALIKE, HOOKS, PYTHON, OBSERVE, WATCH, ACQUIRE, RELEASE, COUNTS, BYPASS };
+/* What `self` holds, in the order of `_compiled` in calls.py. */
+enum { ALIKE, HOOKS, PYTHON, OBSERVE, WATCHING, ACQUIRE, RELEASE, COUNTS, BYPASS };
 
 /* What is alike for all captures, in the order of `_ALIKE` in calls.py. */
 enum {
-    TENSOR, PARAMETER, MODULE_CALL, OBSERVATION, NEW,
+    TENSOR, PARAMETER, MODULE_CALL, OBSERVATION, ENTRY, NEW,
     TASK, LEVEL, IS_CASTING, HAS_GRADIENTS, SET_GRADIENTS,
     ENTER, EXIT, OBSERVATIONS, IDENTITIES, KNOWN, NAMES, VERSION, REPLACED,
-    NONE, TRUE, FALSE, EMPTY, PATHS
+    LIST, ALIASES, NONE, TRUE, FALSE, EMPTY, PATHS, LIST_PATHS
 };
 
-/* The arguments of the hook. */
-enum { LAYER, OVERWRITES, MODULE, ARGS, KWARGS, OUTPUT, ARGUMENTS };
+/* The items of `ModuleCall` and of `Entry`. */
+enum { CALL_LAYER, CALL_MODULE, CALL_NUMBER, CALL_INPUTS, CALL_OPERATION, CALL_ITEMS };
+enum { ENTRY_FRAME, ENTRY_CALL, ENTRY_VERSIONS, ENTRY_ARGS, ENTRY_SOURCES, ENTRY_ITEMS };
 
-/* A call that has ended. */
+/* A call that begins or ends. */
 typedef struct {
     Object *self, *layer, *module, *output;
     int overwrites;
+    Object *bypass;
     Object *known; /* `Identities._known` */
-    Object *inputs[MOST_INPUTS];
-    i64 versions[MOST_INPUTS], version; /* of the inputs, and of the output */
+    Object *inputs[MOST_INPUTS], *paths; /* of the inputs, as `tensors_given` names them */
+    i64 versions[MOST_INPUTS], version;  /* of the inputs, and of the output */
     i64 input_count;
-    Object *owned[MOST_OWNED]; /* references to give back when all is recorded */
-    i64 owned_count;
+    Owned owned;
 } Call;
 
 #define PART(which) py->item(self, which)
 #define SHARED(which) py->item(py->item(self, ALIKE), which)
 
-static Object *own(Call *call, Object *made) {
-    if (made) call->owned[call->owned_count++] = made;
-    return made;
-}
-
-/* Return a tuple of objects that are held elsewhere; NULL if any of them is NULL. */
-static Object *tuple_of(Call *call, Object *const *objects, i64 count) {
-    for (i64 at = 0; at < count; at++)
-        if (!objects[at]) return 0;
-    Object *made = own(call, py->tuple(count));
-    for (i64 at = 0; made && at < count; at++) {
-        py->hold(objects[at]);
-        py->set_item(made, at, objects[at]);
-    }
-    return made;
-}
-
 /* Return a named tuple of a class. */
 static Object *named(Call *call, i64 class, Object *const *fields, i64 count) {
     Object *self = call->self;
-    Object *given[] = {SHARED(class), tuple_of(call, fields, count)};
-    return given[1] ? own(call, py->call(SHARED(NEW), given, 2, 0)) : 0;
-}
-
-/* Return a list that holds an object, or nothing if there is none. */
-static Object *list_of(Call *call, Object *only) {
-    Object *made = own(call, py->list(0));
-    return made && only && py->append(made, only) ? 0 : made;
-}
-
-/* Call a function whatever happens: an error that is pending stays, one that it raises does not. */
-static void always(Object *(*call)(Object *, Object *const *, i64, Object *), Object *function, Object *const *given,
-                   i64 count) {
-    Object *type, *value, *trace;
-    py->take_error(&type, &value, &trace);
-    py->drop(call(function, given, count, 0));
-    py->put_error(type, value, trace);
+    Object *given[] = {SHARED(class), tuple_of(&call->owned, fields, count)};
+    return given[1] ? own(&call->owned, py->call(SHARED(NEW), given, 2, 0)) : 0;
 }
 
 /* Tell whether a function returns an object. */
 static int returns(Object *self, i64 function, i64 object) {
-    Object *returned = py->call(SHARED(function), 0, 0, 0);
-    py->drop(returned); /* a singleton */
-    if (!returned) py->clear();
-    return returned == SHARED(object);
+    return is(py->call(SHARED(function), 0, 0, 0), SHARED(object));
 }
 
 /* Return what a function without arguments returns, an integer; -1 on an error. */
@@ -103,25 +68,42 @@ static int is_plain(Object *self, Object *value) {
     return type == SHARED(TENSOR) || type == SHARED(PARAMETER);
 }
 
-/* Read the arguments; tell whether they are those of a usual call. */
-static int is_usual(Call *call, Object *const *given, i64 count) {
+static int watches(Object *self) { return PART(WATCHING) != SHARED(NONE); }
+
+/* Tell whether an object is a list: its subclasses are left to Python. */
+static int is_list(Object *self, Object *value) { return is(py->type(value), SHARED(LIST)); }
+
+/* Tell whether `GradientWatch.note_inputs` may find aliases. */
+static int has_aliases(Object *self) {
+    Object *aliases = watches(self) ? py->attribute(py->item(PART(WATCHING), WATCH_SELF), SHARED(ALIASES)) : 0;
+    i64 count = aliases ? py->size(aliases) : 0;
+    py->drop(aliases);
+    return count != 0;
+}
+
+/* Read the arguments of a module, tensors or one list of them; tell whether they are those of a usual call. */
+static int takes_plain(Call *call, Object *args, Object *kwargs) {
     Object *self = call->self;
-    if (count != ARGUMENTS || !is_plain(self, given[OUTPUT]) || py->dict_length(given[KWARGS])) return 0;
-    call->input_count = py->length(given[ARGS]);
-    int watches = PART(WATCH) != SHARED(NONE);
+    if (py->dict_length(kwargs)) return 0;
+    call->input_count = py->length(args);
     if (call->input_count < 0) py->clear(); /* not a tuple */
-    if (call->input_count < 1 || call->input_count > (watches ? 1 : MOST_INPUTS)) return 0;
+    Object *list = call->input_count == 1 && is_list(self, py->item(args, 0)) ? py->item(args, 0) : 0;
+    if (list) call->input_count = py->list_length(list);
+    call->paths = SHARED(list ? LIST_PATHS : PATHS);
+    if (call->input_count < 1 || call->input_count > MOST_INPUTS) return 0;
     for (i64 at = 0; at < call->input_count; at++) {
-        call->inputs[at] = py->item(given[ARGS], at);
+        call->inputs[at] = list ? py->list_item(list, at) : py->item(args, at);
+        py->hold(own(&call->owned, call->inputs[at])); /* another thread may change the list */
         if (!is_plain(self, call->inputs[at])) return 0;
     }
-    call->layer = given[LAYER];
-    call->module = given[MODULE];
-    call->output = given[OUTPUT];
-    call->overwrites = given[OVERWRITES] == SHARED(TRUE);
+    return call->input_count == 1 || !has_aliases(self);
+}
+
+/* Tell whether nothing is under way that needs Python's attention. */
+static int is_usual(Object *self) {
     /* There is no task outside of backward passes, in which checkpointing recomputes. */
     return integer_of(self, TASK) == NO_TASK && returns(self, LEVEL, NONE) && returns(self, IS_CASTING, FALSE) &&
-           (!watches || returns(self, HAS_GRADIENTS, TRUE));
+           (!watches(self) || returns(self, HAS_GRADIENTS, TRUE));
 }
 
 /* Read a tensor's version; tell whether it has one. */
@@ -136,11 +118,12 @@ static int read_version(Object *self, Object *tensor, i64 *version) {
     return 1;
 }
 
+/* Read the versions of what the call has shown so far; tell whether all have one: inference tensors have none. */
 static int read_versions(Call *call) {
     Object *self = call->self;
     for (i64 at = 0; at < call->input_count; at++)
         if (!read_version(self, call->inputs[at], call->versions + at)) return 0;
-    return read_version(self, call->output, &call->version);
+    return !call->output || read_version(self, call->output, &call->version);
 }
 
 /* Return where a tensor at a version was shown, a list that is borrowed; NULL if it is not known. */
@@ -158,20 +141,20 @@ static Object *shown_at(const Call *call, Object *tensor, i64 version) {
 /* As `Identities.sources`. */
 static Object *sources_of(Call *call, Object *hooks) {
     Object *self = call->self;
-    Object *found[MOST_INPUTS] = {0};
-    if (PART(BYPASS) == SHARED(NONE)) return tuple_of(call, found, 0);
-    Object *names = own(call, py->attribute(hooks, SHARED(NAMES)));
+    Object *found[MOST_INPUTS];
+    if (PART(BYPASS) == SHARED(NONE)) return tuple_of(&call->owned, found, 0);
+    Object *names = own(&call->owned, py->attribute(hooks, SHARED(NAMES)));
     for (i64 at = 0; names && at < call->input_count; at++) {
         Object *shown = shown_at(call, call->inputs[at], call->overwrites ? ANY : call->versions[at]);
         if (shown && py->list_length(shown) > 0) {
             found[at] = py->list_item(shown, 0);
         } else {
-            Object *key = own(call, py->identity(call->inputs[at]));
-            found[at] = key ? own(call, py->element(names, key)) : 0;
+            Object *key = own(&call->owned, py->identity(call->inputs[at]));
+            found[at] = key ? own(&call->owned, py->element(names, key)) : 0;
         }
         if (!found[at]) return 0;
     }
-    return names ? tuple_of(call, found, call->input_count) : 0;
+    return names ? tuple_of(&call->owned, found, call->input_count) : 0;
 }
 
 /* As `Identities.show`: return what the output repeats, NULL on an error, and set whether it is an unchanged input. */
@@ -184,16 +167,16 @@ static Object *show(Call *call, Object *place, int *passed_through) {
             (shown && shown_at(call, call->inputs[at], call->versions[at]) == shown))
             *passed_through = 1;
     if (!shown) {
-        Object *entry[] = {own(call, py->reference(call->output, 0)), own(call, py->integer(call->version)),
-                           list_of(call, place)};
-        Object *known = tuple_of(call, entry, 3), *key = own(call, py->identity(call->output));
+        Object *entry[] = {own(&call->owned, py->reference(call->output, 0)), own(&call->owned, py->integer(call->version)),
+                           list_of(&call->owned, place)};
+        Object *known = tuple_of(&call->owned, entry, 3), *key = own(&call->owned, py->identity(call->output));
         if (!known || !key || py->store(call->known, key, known)) return 0;
     } else if (!py->list_length(shown)) {
         if (py->append(shown, place)) return 0;
     } else if (*passed_through) {
         Object *first = py->list_item(shown, 0);
         py->hold(first);
-        return own(call, first);
+        return own(&call->owned, first);
     }
     return SHARED(NONE);
 }
@@ -204,48 +187,57 @@ static Object *observed(Call *call, Object *made) {
     Object *given[] = {made, SHARED(EMPTY), call->output}, *off = SHARED(FALSE), *on = SHARED(TRUE);
     int has_gradients = returns(self, HAS_GRADIENTS, TRUE);
     if (has_gradients) always(py->call, SHARED(SET_GRADIENTS), &off, 1);
-    Object *value = own(call, py->call(PART(OBSERVE), given, 3, 0));
+    Object *value = own(&call->owned, py->call(PART(OBSERVE), given, 3, 0));
     if (has_gradients) always(py->call, SHARED(SET_GRADIENTS), &on, 1);
     return value;
 }
 
 /* Return the number of the call, counted from 0. */
-static Object *count(Call *call) {
+static Object *count_of(Call *call) {
     Object *self = call->self;
     Object *before = py->lookup(PART(COUNTS), call->layer);
     i64 number = before ? py->value(before) : 0;
-    Object *next = own(call, py->integer(number + 1));
-    return !next || py->store(PART(COUNTS), call->layer, next) ? 0 : own(call, py->integer(number));
+    Object *next = own(&call->owned, py->integer(number + 1));
+    return !next || py->store(PART(COUNTS), call->layer, next) ? 0 : own(&call->owned, py->integer(number));
 }
 
 /* Watch the gradient of the output; return its replacement, None to keep it. */
-static Object *watched(Call *call, Object *made, Object *inputs) {
-    Object *self = call->self;
-    if (PART(WATCH) == SHARED(NONE)) return SHARED(NONE);
+static Object *watched(Call *call, Object *made) {
+    Object *self = call->self, *watching = PART(WATCHING), *inputs = py->item(made, CALL_INPUTS);
+    if (watching == SHARED(NONE)) return SHARED(NONE);
+    int is_input = 0;
+    for (i64 at = 0; at < call->input_count; at++) is_input |= call->inputs[at] == call->output;
+    if (call->overwrites || !is_input) {
+        int is_done = watch_output(&call->owned, watching, made, call->output, call->version);
+        if (is_done) return is_done > 0 ? SHARED(NONE) : 0;
+    }
     Object *pair[] = {SHARED(EMPTY), call->output};
-    Object *outputs = list_of(call, tuple_of(call, pair, 2));
-    Object *given[] = {made, call->output, outputs, call->overwrites ? list_of(call, 0) : inputs};
+    Object *outputs = list_of(&call->owned, tuple_of(&call->owned, pair, 2));
+    Object *given[] = {made, call->output, outputs, call->overwrites ? list_of(&call->owned, 0) : inputs};
     if (!outputs || !given[3]) return 0;
-    Object *result = own(call, py->call(PART(WATCH), given, 4, 0));
+    Object *result = own(&call->owned, py->call(py->item(watching, WATCH_OUTPUTS), given, 4, 0));
     Object *replaced[] = {PART(HOOKS), outputs, result};
-    if (result && result != SHARED(NONE) && !own(call, py->method(SHARED(REPLACED), replaced, 3, 0))) return 0;
+    if (result && result != SHARED(NONE) && !own(&call->owned, py->method(SHARED(REPLACED), replaced, 3, 0))) return 0;
     return result;
 }
 
-/* As `CallHooks._once`. */
-static Object *record(Call *call, Object *observations) {
+/* As `CallHooks._begin`: count the call, and return its `ModuleCall`. */
+static Object *begun(Call *call) {
     Object *self = call->self;
-    Object *number = count(call);
-    Object *inputs = list_of(call, 0);
+    Object *number = count_of(call), *inputs = list_of(&call->owned, 0);
     for (i64 at = 0; inputs && at < call->input_count; at++) {
-        Object *pair[] = {py->item(SHARED(PATHS), at), call->inputs[at]}, *given = tuple_of(call, pair, 2);
+        Object *pair[] = {py->item(call->paths, at), call->inputs[at]}, *given = tuple_of(&call->owned, pair, 2);
         if (!given || py->append(inputs, given)) return 0;
     }
-    Object *sources = sources_of(call, PART(HOOKS));
-    Object *called[] = {call->layer, call->module, number, inputs, SHARED(NONE)};
-    Object *made = named(call, MODULE_CALL, called, 5);
-    Object *where[] = {call->layer, number, SHARED(EMPTY)}, *place = tuple_of(call, where, 3);
-    if (!sources || !made || !place) return 0;
+    Object *fields[CALL_ITEMS] = {call->layer, call->module, number, inputs, SHARED(NONE)};
+    return named(call, MODULE_CALL, fields, CALL_ITEMS);
+}
+
+/* As `CallHooks._finish`: record what the call has returned, and watch it. */
+static Object *ended(Call *call, Object *made, Object *sources) {
+    Object *self = call->self, *number = py->item(made, CALL_NUMBER);
+    Object *where[] = {call->layer, number, SHARED(EMPTY)}, *place = tuple_of(&call->owned, where, 3);
+    if (!sources || !place) return 0;
     int passed_through;
     Object *repeats = show(call, place, &passed_through);
     Object *value = repeats ? observed(call, made) : 0;
@@ -259,35 +251,158 @@ static Object *record(Call *call, Object *observations) {
                       SHARED(NONE),
                       sources};
     Object *observation = named(call, OBSERVATION, seen, 9);
-    if (!observation || py->append(observations, observation)) return 0;
-    return watched(call, made, inputs);
+    Object *observations = own(&call->owned, py->attribute(PART(HOOKS), SHARED(OBSERVATIONS)));
+    if (!observation || !observations || py->append(observations, observation)) return 0;
+    return watched(call, made);
 }
 
-/* The hook: a function of Python's, of the kind METH_FASTCALL. */
+/* Take the lock, and bypass torch function modes; return 0 on an error, which `leave` expects, too. */
+static int enter(Call *call) {
+    Object *self = call->self;
+    call->bypass = 0;
+    if (!own(&call->owned, py->call(PART(ACQUIRE), 0, 0, 0))) return 0;
+    call->bypass = SHARED(NONE);
+    if (PART(BYPASS) != SHARED(NONE)) {
+        call->bypass = own(&call->owned, py->call(PART(BYPASS), 0, 0, 0));
+        if (call->bypass && !own(&call->owned, py->method(SHARED(ENTER), &call->bypass, 1, 0))) call->bypass = 0;
+        if (!call->bypass) {
+            always(py->call, PART(RELEASE), 0, 0);
+            return 0;
+        }
+    }
+    Object *identities = own(&call->owned, py->attribute(PART(HOOKS), SHARED(IDENTITIES)));
+    call->known = identities ? own(&call->owned, py->attribute(identities, SHARED(KNOWN))) : 0;
+    return call->known != 0;
+}
+
+/* Leave a call to Python, of which nothing is recorded. */
+static Object *left(Call *call, Object *const *given, i64 count) {
+    give_back(&call->owned);
+    return py->call(py->item(call->self, PYTHON), given, count, 0);
+}
+
+/* Undo `enter`, and return the result of the hook. */
+static Object *leave(Call *call, Object *result) {
+    Object *self = call->self;
+    if (result) py->hold(result);
+    if (call->bypass) {
+        Object *exit[] = {call->bypass, SHARED(NONE), SHARED(NONE), SHARED(NONE)};
+        if (call->bypass != SHARED(NONE)) always(py->method, SHARED(EXIT), exit, 4);
+        always(py->call, PART(RELEASE), 0, 0);
+    }
+    give_back(&call->owned);
+    return result;
+}
+
+/* The hooks: functions of Python's, of the kind METH_FASTCALL. Each is given what its Python one is. */
+
+/* `CallHooks.only`. */
 EXPORT Object *only(Object *self, Object *const *given, i64 count) {
+    enum { LAYER, OVERWRITES, MODULE, ARGS, KWARGS, OUTPUT, ARGUMENTS };
     Call seen, *call = &seen;
     call->self = self;
-    call->owned_count = 0;
-    if (!is_usual(call, given, count)) return py->call(PART(PYTHON), given, count, 0);
-    Object *taken = own(call, py->call(PART(ACQUIRE), 0, 0, 0)), *result = 0, *bypass = SHARED(NONE);
-    if (taken && PART(BYPASS) != SHARED(NONE)) {
-        bypass = own(call, py->call(PART(BYPASS), 0, 0, 0));
-        if (bypass && !own(call, py->method(SHARED(ENTER), &bypass, 1, 0))) bypass = 0;
-    }
+    call->owned.count = 0;
+    if (count != ARGUMENTS || !is_plain(self, given[OUTPUT]) || !takes_plain(call, given[ARGS], given[KWARGS]) ||
+        !is_usual(self))
+        return left(call, given, count);
+    call->layer = given[LAYER];
+    call->module = given[MODULE];
+    call->output = given[OUTPUT];
+    call->overwrites = given[OVERWRITES] == SHARED(TRUE);
     int is_left = 0;
-    if (taken && bypass) {
-        Object *identities = own(call, py->attribute(PART(HOOKS), SHARED(IDENTITIES)));
-        Object *observations = own(call, py->attribute(PART(HOOKS), SHARED(OBSERVATIONS)));
-        call->known = identities ? own(call, py->attribute(identities, SHARED(KNOWN))) : 0;
-        if (call->known && observations) {
-            is_left = !read_versions(call); /* inference tensors have none */
-            result = is_left ? 0 : record(call, observations);
-        }
-        if (result) py->hold(result);
-        Object *exit[] = {bypass, SHARED(NONE), SHARED(NONE), SHARED(NONE)};
-        if (bypass != SHARED(NONE)) always(py->method, SHARED(EXIT), exit, 4);
+    Object *result = 0;
+    if (enter(call)) {
+        is_left = !read_versions(call);
+        Object *made = is_left ? 0 : begun(call);
+        if (made) result = ended(call, made, sources_of(call, PART(HOOKS)));
     }
-    if (taken) always(py->call, PART(RELEASE), 0, 0);
-    while (call->owned_count) py->drop(call->owned[--call->owned_count]);
-    return is_left ? py->call(PART(PYTHON), given, count, 0) : result;
+    result = leave(call, result);
+    return is_left ? left(call, given, count) : result;
+}
+
+/* Return a list of the versions of the inputs. */
+static Object *versions_of(Call *call) {
+    Object *versions = list_of(&call->owned, 0);
+    for (i64 at = 0; versions && at < call->input_count; at++) {
+        Object *version = own(&call->owned, py->integer(call->versions[at]));
+        if (!version || py->append(versions, version)) return 0;
+    }
+    return versions;
+}
+
+/* `CallHooks.before`. */
+EXPORT Object *before(Object *self, Object *const *given, i64 count) {
+    enum { LAYER, ENTRIES, MODULE, ARGS, KWARGS, ARGUMENTS };
+    Call seen, *call = &seen;
+    call->self = self;
+    call->owned.count = 0;
+    if (count != ARGUMENTS || !takes_plain(call, given[ARGS], given[KWARGS]) || !is_usual(self))
+        return left(call, given, count);
+    call->layer = given[LAYER];
+    call->module = given[MODULE];
+    call->output = 0;
+    call->overwrites = 0;
+    int is_left = 0;
+    Object *result = 0;
+    if (enter(call)) {
+        is_left = !read_versions(call);
+        Object *made = is_left ? 0 : begun(call);
+        Object *frame = made ? own(&call->owned, py->identity(py->frame())) : 0;
+        Object *versions = frame ? versions_of(call) : 0;
+        Object *fields[ENTRY_ITEMS] = {frame, made, versions, given[ARGS], versions ? sources_of(call, PART(HOOKS)) : 0};
+        Object *entry = named(call, ENTRY, fields, ENTRY_ITEMS);
+        if (entry && !py->append(given[ENTRIES], entry)) result = SHARED(NONE);
+    }
+    result = leave(call, result);
+    return is_left ? left(call, given, count) : result;
+}
+
+/* Return the place of the entry of the frame that calls this hook; -1 if there is none. */
+static i64 place_of(Object *entries) {
+    i64 at = py->list_length(entries);
+    while (at-- && py->value(py->item(py->list_item(entries, at), ENTRY_FRAME)) != (i64)py->frame());
+    return at;
+}
+
+/* Read the inputs of a call that has begun, from its `ModuleCall`; tell whether all are plain. */
+static int took_plain(Call *call, Object *made) {
+    Object *self = call->self, *inputs = py->item(made, CALL_INPUTS);
+    call->input_count = is_list(self, inputs) ? py->list_length(inputs) : 0;
+    if (call->input_count < 1 || call->input_count > MOST_INPUTS) return 0;
+    for (i64 at = 0; at < call->input_count; at++) {
+        call->inputs[at] = py->item(py->list_item(inputs, at), 1);
+        if (!is_plain(self, call->inputs[at])) return 0;
+    }
+    return 1;
+}
+
+/* `CallHooks.after`. */
+EXPORT Object *after(Object *self, Object *const *given, i64 count) {
+    enum { ENTRIES, MODULE, ARGS, KWARGS, OUTPUT, ARGUMENTS };
+    Call seen, *call = &seen;
+    call->self = self;
+    call->owned.count = 0;
+    i64 at = count == ARGUMENTS ? place_of(given[ENTRIES]) : -1;
+    Object *entry = at < 0 ? 0 : py->list_item(given[ENTRIES], at), *made = entry ? py->item(entry, ENTRY_CALL) : 0;
+    if (entry) py->hold(own(&call->owned, entry)); /* the list is that of all threads */
+    if (!entry || py->item(entry, ENTRY_ARGS) != given[ARGS] || !is_plain(self, given[OUTPUT]) ||
+        !took_plain(call, made) || !is_usual(self))
+        return left(call, given, count);
+    call->layer = py->item(made, CALL_LAYER);
+    call->module = given[MODULE];
+    call->output = given[OUTPUT];
+    call->overwrites = 0;
+    int is_left = 0;
+    Object *result = 0;
+    if (enter(call)) {
+        is_left = !read_versions(call);
+        if (!is_left) {
+            Object *versions = py->item(entry, ENTRY_VERSIONS);
+            for (i64 each = 0; each < call->input_count; each++)
+                call->overwrites |= py->value(py->list_item(versions, each)) != call->versions[each];
+            if (!py->remove(given[ENTRIES], place_of(given[ENTRIES]))) result = ended(call, made, py->item(entry, ENTRY_SOURCES));
+        }
+    }
+    result = leave(call, result);
+    return is_left ? left(call, given, count) : result;
 }

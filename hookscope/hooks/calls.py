@@ -26,18 +26,7 @@ from hookscope.hooks.recognition import Identities
 T = TypeVar("T")
 
 # As in calls.c: calls with more inputs are left to Python.
-_MOST_INPUTS = 4
-# What the hook of calls.c works with in every capture, in its order.
-_ALIKE: tuple[Any, ...] = (
-    *(Tensor, nn.Parameter, ModuleCall, Observation, tuple.__new__),
-    torch._C._current_graph_task_id,
-    torch._C._functorch.maybe_current_level,
-    torch._C._is_any_autocast_enabled,
-    *(torch.is_grad_enabled, torch._C._set_grad_enabled),
-    *("__enter__", "__exit__", "observations", "_identities", "_known", "names", "_version", "_replaced"),
-    *(None, True, False, "", tuple(f"[{at}]" for at in range(_MOST_INPUTS))),
-)
-
+_MOST_INPUTS = 64
 _new = tuple.__new__  # for named tuples in hooks: calling the class would cost one more Python call
 
 
@@ -79,6 +68,19 @@ class Entry(NamedTuple):
     sources: tuple[Place | str, ...]
 
 
+# What the hooks of calls.c work with in every capture, in its order.
+_ALIKE: tuple[Any, ...] = (
+    *(Tensor, nn.Parameter, ModuleCall, Observation, Entry, tuple.__new__),
+    torch._C._current_graph_task_id,
+    torch._C._functorch.maybe_current_level,
+    torch._C._is_any_autocast_enabled,
+    *(torch.is_grad_enabled, torch._C._set_grad_enabled),
+    *("__enter__", "__exit__", "observations", "_identities", "_known", "names", "_version", "_replaced"),
+    *(list, "_aliases", None, True, False, ""),
+    *(tuple(f"{start}[{at}]" for at in range(_MOST_INPUTS)) for start in ("", "[0]")),
+)
+
+
 @dataclass(slots=True)
 class CallHooks(Generic[T]):
     """The hooks of one capture, shared by all modules, and their observations in the latest forward pass.
@@ -105,13 +107,23 @@ class CallHooks(Generic[T]):
         self.counts.clear()
         self._identities = Identities()
 
-    def fastest_only(self) -> Callable[..., object]:
-        """Return `only`, compiled where this installation has it; called when the capture is set up."""
-        watch = None if self.watch is None else self.watch.outputs
-        bypass = torch._C.DisableTorchFunction if self.with_operations else None
+    def fastest(self) -> tuple[Callable[..., object], Callable[..., object], Callable[..., object]]:
+        """Return `only`, `before` and `after`, compiled where this installation has them.
+
+        Called when the capture is set up.
+        """
+        watching, bypass = None, None
+        if self.watch is not None and (self.watch.with_inputs or (watching := self.watch.parts()) is None):
+            return self.only, self.before, self.after
+        if self.with_operations:
+            bypass = torch._C.DisableTorchFunction
         lock = self.lock.acquire, self.lock.release
-        parts = (_ALIKE, self, self.only, self.observe, watch, *lock, self.counts, bypass)
-        return compiled_function("only", parts) or self.only
+
+        def compiled(name: str, python: Callable[..., object]) -> Callable[..., object]:
+            parts = (_ALIKE, self, python, self.observe, watching, *lock, self.counts, bypass)
+            return compiled_function(name, parts) or python
+
+        return compiled("only", self.only), compiled("before", self.before), compiled("after", self.after)
 
     def only(
         self,

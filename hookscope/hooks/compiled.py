@@ -11,7 +11,8 @@ LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python woul
 
 # `Interpreter` of interpreter.h, in its order.
 _ENTRIES = (
-    *("Py_IncRef", "Py_DecRef", "PyObject_Type", "PyObject_GetAttr", "PyObject_GetItem"),
+    *("Py_IncRef", "Py_DecRef", "PyObject_Type", "PyObject_GetAttr", "PyObject_SetAttr"),
+    *("PyObject_GetItem", "PyObject_SetItem", "PySequence_DelItem", "PyObject_Size"),
     *("PyObject_Vectorcall", "PyObject_VectorcallMethod"),
     *("PyTuple_New", "PyTuple_SetItem", "PyTuple_GetItem", "PyTuple_Size"),
     *("PyList_New", "PyList_SetItem", "PyList_Append", "PyList_GetItem", "PyList_Size"),
@@ -19,6 +20,7 @@ _ENTRIES = (
     *("PyLong_FromLongLong", "PyLong_FromVoidPtr", "PyLong_AsLongLong"),
     *("PyFloat_FromDouble", "PyBytes_FromStringAndSize"),
     *("PyWeakref_NewRef", "PyErr_Clear", "PyErr_Fetch", "PyErr_Restore"),
+    *("PyEval_GetFrame", "PyCFunction_NewEx"),
 )
 _METH_FASTCALL = 0x80
 
@@ -54,10 +56,16 @@ def compiled_function(name: str, parts: tuple[Any, ...]) -> Callable[..., Any] |
     Returns:
         The function; None if this installation, or this interpreter, has none.
     """
-    library, definition = _library(), _definition(name)
-    if library is None or definition is None:
+    library, address = _library(), definition_of(name)
+    if library is None or address is None:
         return None
-    return library.new_function(ctypes.addressof(definition), parts, None)  # type: ignore[no-any-return]
+    return library.new_function(address, parts, None)  # type: ignore[no-any-return]
+
+
+def definition_of(name: str) -> int | None:
+    """Return the address of what compiled code makes a function of; None as for `compiled_function`."""
+    definition = _definition(name)
+    return None if definition is None else ctypes.addressof(definition)
 
 
 @cache
@@ -75,10 +83,12 @@ def _library() -> _Library | None:
         return None
     try:
         functions = ctypes.PyDLL(str(LIBRARY))
+        if ctypes.c_longlong.in_dll(functions, "entry_count").value != len(_ENTRIES):  # of another version
+            return None
         interpreter = _Interpreter(*(_address(getattr(ctypes.pythonapi, name)) for name in _ENTRIES))
         functions.use_interpreter(ctypes.byref(interpreter))
         new = _address(ctypes.pythonapi.PyCFunction_NewEx)
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, ValueError):
         return None
     prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
     return _Library(functions, prototype(new), interpreter)

@@ -173,7 +173,7 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
     Equivalent to registering hooks `with_kwargs`, but without handles, which would cost more than the hooks do.
     """
     hooks, watch, key, attached = captured._hooks, captured._watch, captured._key, captured._attached
-    only, before, after = hooks.fastest_only(), hooks.before, hooks.after
+    only, before, after = hooks.fastest()
     gives_aliases = watch is not None and watch.with_inputs
     first: dict[int, tuple[str, nn.Module]] = {}
     for name, module in layers.items():

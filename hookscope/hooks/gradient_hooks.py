@@ -33,6 +33,7 @@ from hookscope.hooks.autograd import (
     view_of,
     why_untracked,
 )
+from hookscope.hooks.compiled import definition_of
 from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, shape_of
 from hookscope.hooks.pytree import replaceable_inputs, with_tensors
 from hookscope.hooks.recognition import Replays
@@ -41,6 +42,15 @@ T = TypeVar("T")
 
 _NOTHING = nullcontext()
 _new = tuple.__new__  # for named tuples in hooks: calling the class would cost one more Python call
+# What watching.c works with in every capture, in its order.
+_ALIKE: tuple[Any, ...] = (
+    *(Tensor, GradientSite, OrderedDict),
+    torch._C._functorch.is_functorch_wrapped_tensor,
+    *(torch.is_grad_enabled, torch._C._is_any_autocast_enabled),
+    *("requires_grad", "is_leaf", "_is_view", "_backward_hooks", "grad_fn", "_register_hook_dict"),
+    *("shape", "dtype", "sites", "_clone_at", "_hopeless", "_latest", "_attached", "listening", "_parts", "arrivals"),
+    *("arrival", "value", "__enter__", "__exit__", None, True, False, "", "output"),
+)
 _OVERWRITTEN = "it is overwritten through another view of its memory, and no copy can take its place"
 
 
@@ -78,6 +88,19 @@ class GradientWatch(Generic[T]):
     _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
+
+    def parts(self) -> tuple[Any, ...] | None:
+        """Return what compiled hooks need to watch outputs as `outputs` does, in the order of watching.c.
+
+        None if this installation has none.
+        """
+        definition = definition_of("arrive")
+        if definition is None:
+            return None
+        bypass = torch._C.DisableTorchFunction if self.with_operations else None
+        lock: Any = self.lock
+        arrival = (_ALIKE, self, self._arrive, self.observe, lock.acquire, lock.release, bypass)
+        return (_ALIKE, self, self.outputs, definition, arrival)
 
     def met(self) -> list[GradientSite[T]]:
         """Return the sites; those whose tensor was overwritten, so that the gradient is incomplete, are untracked."""

@@ -1,5 +1,6 @@
 /* What of Python's C API is used here. The caller passes the entry points of the interpreter that runs it, so that one
  * library serves every version and build of CPython. */
+#pragma once
 
 typedef long long i64;
 typedef struct Object Object; /* PyObject */
@@ -9,7 +10,11 @@ typedef struct {
     void (*drop)(Object *);                                       /* Py_DecRef; NULL is allowed */
     Object *(*type)(Object *);                                    /* PyObject_Type */
     Object *(*attribute)(Object *, Object *);                     /* PyObject_GetAttr */
+    int (*set_attribute)(Object *, Object *, Object *);           /* PyObject_SetAttr */
     Object *(*element)(Object *, Object *);                       /* PyObject_GetItem */
+    int (*set_element)(Object *, Object *, Object *);             /* PyObject_SetItem */
+    int (*remove)(Object *, i64);                                 /* PySequence_DelItem */
+    i64 (*size)(Object *);                                        /* PyObject_Size */
     Object *(*call)(Object *, Object *const *, i64, Object *);    /* PyObject_Vectorcall */
     Object *(*method)(Object *, Object *const *, i64, Object *);  /* PyObject_VectorcallMethod */
     Object *(*tuple)(i64);                                        /* PyTuple_New */
@@ -33,9 +38,62 @@ typedef struct {
     void (*clear)(void);                                          /* PyErr_Clear */
     void (*take_error)(Object **, Object **, Object **);          /* PyErr_Fetch */
     void (*put_error)(Object *, Object *, Object *);              /* PyErr_Restore */
+    Object *(*frame)(void);                                       /* PyEval_GetFrame; borrowed */
+    Object *(*function)(void *, Object *, Object *);              /* PyCFunction_NewEx */
 } Interpreter;
 
 #define EXPORT __attribute__((visibility("default")))
 #define HIDDEN __attribute__((visibility("hidden")))
 
 extern HIDDEN const Interpreter *py;
+
+#define MOST_OWNED 512 /* more than a call with MOST_INPUTS makes */
+
+/* References to give back when all is recorded. */
+typedef struct {
+    Object *objects[MOST_OWNED];
+    i64 count;
+} Owned;
+
+static inline Object *own(Owned *owned, Object *made) {
+    if (made) owned->objects[owned->count++] = made;
+    return made;
+}
+
+static inline void give_back(Owned *owned) {
+    while (owned->count) py->drop(owned->objects[--owned->count]);
+}
+
+/* Return a tuple of objects that are held elsewhere; NULL if any of them is NULL. */
+static inline Object *tuple_of(Owned *owned, Object *const *objects, i64 count) {
+    for (i64 at = 0; at < count; at++)
+        if (!objects[at]) return 0;
+    Object *made = own(owned, py->tuple(count));
+    for (i64 at = 0; made && at < count; at++) {
+        py->hold(objects[at]);
+        py->set_item(made, at, objects[at]);
+    }
+    return made;
+}
+
+/* Return a list that holds an object, or nothing if there is none. */
+static inline Object *list_of(Owned *owned, Object *only) {
+    Object *made = own(owned, py->list(0));
+    return made && only && py->append(made, only) ? 0 : made;
+}
+
+/* Tell whether an object is another one, which is held elsewhere, and drop it; clear the error if there is none. */
+static inline int is(Object *object, Object *other) {
+    if (!object) py->clear();
+    py->drop(object);
+    return object == other;
+}
+
+/* Call a function whatever happens: an error that is pending stays, one that it raises does not. */
+static inline void always(Object *(*call)(Object *, Object *const *, i64, Object *), Object *function,
+                          Object *const *given, i64 count) {
+    Object *type, *value, *trace;
+    py->take_error(&type, &value, &trace);
+    py->drop(call(function, given, count, 0));
+    py->put_error(type, value, trace);
+}

@@ -19,7 +19,7 @@ from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord,
 from hookscope.results.labels import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
-from hookscope.statistics.native import FusedReducer
+from hookscope.statistics.squares import SquareSums
 from hookscope.statistics.storage import as_real_floats, stored_values
 
 
@@ -78,6 +78,11 @@ class GradientRecorder:
     def __post_init__(self) -> None:
         """Choose how gradients are reduced."""
         self.reduce = self.maps.reducer.fastest()
+
+    def observer(self) -> Callable[[GradientSite[Measured], Tensor], Measured]:
+        """Return `observe`, compiled if this installation has it and nothing but statistics is wanted."""
+        more = self.on_tensor or self.maps.grids_for
+        return self.observe if more else self.maps.reducer.observer("observe_gradient", self, self.observe)
 
     def observe(self, site: GradientSite[Measured], gradient: Tensor) -> Measured:
         """Reduce one gradient in the hook."""
@@ -228,17 +233,23 @@ def named_parameters(network: nn.Module) -> list[NamedParameter]:
 
 
 def parameter_rows(
-    parameters: Sequence[NamedParameter], on_tensor: Callable[[str, Tensor], None] | None, reducer: Reducer
+    parameters: Sequence[NamedParameter],
+    squares: SquareSums,
+    on_tensor: Callable[[str, Tensor], None] | None,
+    reducer: Reducer,
 ) -> tuple[ParameterRow, ...]:
-    """Measure parameters and their gradients; `on_tensor` is called with "NAME grad" and each gradient."""
+    """Measure parameters and their gradients; `on_tensor` is called with "NAME grad" and each gradient.
+
+    `squares` is of the parameters, in order.
+    """
     gradients = [(index, each.gradient) for index, each in enumerate(parameters) if each.gradient is not None]
     gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():
+        norms = _l2_norms([each.parameter for each in parameters], squares.finish())
         reduce = reducer.fastest()
         measured = [reduce(gradient, None, (0,)) for _, gradient in gradients]
         reducer.settle()
         statistics = dict(zip((index for index, _ in gradients), summarise(collect(measured)), strict=True))
-        norms = _l2_norms([each.parameter for each in parameters])
     rows = []
     for index, (each, norm) in enumerate(zip(parameters, norms, strict=True)):
         gradient = statistics.get(index)
@@ -261,18 +272,16 @@ def parameter_rows(
     return tuple(rows)
 
 
-def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
+def _l2_norms(parameters: Sequence[nn.Parameter], square_sums: Sequence[float | None]) -> list[float | None]:
     """Return the root of the sum of squares of each; None where it does not exist (meta) or is not finite.
 
-    What compiled code does not read is summed in float64 over rows of axis 0, within which the tensor's own float32 or
-    better is good to 1e-5.
+    Sums that are not known are taken in float64 over rows of axis 0, within which the tensor's own float32 or better is
+    good to 1e-5.
     """
-    reduce = FusedReducer(distributions=False).fastest()
-    known = (reduce(each, None) for each in parameters)
-    norms = [None if each is None else math.sqrt(each.square_sum) for each in known]
+    norms = [None if each is None or not math.isfinite(each) else math.sqrt(each) for each in square_sums]
     left, rows = [], []
     for index, parameter in enumerate(parameters):
-        if norms[index] is None and not parameter.is_meta:
+        if square_sums[index] is None and not parameter.is_meta:
             values = as_real_floats(stored_values(parameter.detach(), ())[0])
             if values.numel():
                 left.append(index)

@@ -120,7 +120,7 @@ class Recorder:
     def observer(self) -> Callable[[ModuleCall, str, Tensor], Measured]:
         """Return `observe`, compiled if this installation has it and nothing but statistics is wanted."""
         more = self.on_call or self.on_tensor or self.grids_for or self.with_summaries
-        return self.observe if more else self.reducer.observer(self, self.observe)
+        return self.observe if more else self.reducer.observer("observe", self, self.observe)
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""

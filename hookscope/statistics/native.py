@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.hooks.compiled import LIBRARY, compiled_function
+from hookscope.hooks.compiled import LIBRARY
 from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of
 from hookscope.statistics.kernel import (
     BIN_COUNT_SHIFT,
@@ -59,6 +59,7 @@ class Kernel(NamedTuple):
     reduce: Callable[[int, int, int], int]  # as declared in native.c
     sketch: Callable[[Any], int]  # as declared in sketch.c
     compare: Callable[[Any], None]  # as declared in difference.c
+    sum_squares: Callable[[Any], None]  # as declared in squares.c
     runtime: Runtime | None  # passed to these; None if torch's threads cannot be used
     address: int = 0  # of `reduce`; 0 if compiled code cannot call it
 
@@ -76,14 +77,14 @@ def kernel_of(variant: str) -> Kernel | None:
     except OSError:
         return None
     try:
-        names = ("reduce_tensor", "sketch_tensor", "sum_differences")
+        names = ("reduce_tensor", "sketch_tensor", "sum_differences", "sum_squares")
         reduce, *others = (getattr(library, f"{name}_{variant}") for name in names)
     except AttributeError:  # the library is that of an earlier version
         return None
     reduce.argtypes = [ctypes.c_void_p] * 3
     for function in others:
         function.argtypes, function.restype = [ctypes.c_void_p], None
-    sketch, compare = others
+    sketch, compare, sum_squares = others
     sketch.restype = ctypes.c_int
     address = ctypes.cast(reduce, ctypes.c_void_p).value or 0
     try:
@@ -91,8 +92,8 @@ def kernel_of(variant: str) -> Kernel | None:
         entries = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         runtime = Runtime(*(ctypes.cast(getattr(torch_library, name), ctypes.c_void_p) for name in entries))
     except (OSError, AttributeError):  # torch was built with other threads
-        return Kernel(reduce, sketch, compare, None, address)
-    return Kernel(reduce, sketch, compare, runtime, address)
+        return Kernel(reduce, sketch, compare, sum_squares, None, address)
+    return Kernel(reduce, sketch, compare, sum_squares, runtime, address)
 
 
 class FusedReducer:
@@ -187,11 +188,6 @@ class FusedReducer:
         self._describe_room(0)
         return (ALIKE, reduce, latest, self._threads, self._kernel.address, self._results_address)
 
-    def fastest(self) -> Callable[[Tensor, int | None], Reduction | None]:
-        """Return `reduce`, compiled where this installation has it and no distribution is asked for."""
-        parts = self.parts(self.reduce, [None])
-        return (None if parts is None else compiled_function("reduce", parts)) or self.reduce
-
 
 def address_of(tensor: Tensor) -> int:
     """Return where the values lie if memory holds them plainly, as float32; else 0."""
@@ -235,6 +231,7 @@ ALIKE: tuple[Any, ...] = (
     *(Tensor, nn.Parameter, torch.float32, layout_of, Reduction, tuple.__new__),
     partial(np.frombuffer, dtype=np.float64),
     *("_version", "dtype", "is_cpu", "is_nested", "is_neg", "data_ptr", "shape", "stride"),
-    *("known", "all_nonzero", "address", "axes", "channel_axis"),
+    *("known", "all_nonzero", "address", "axes", "channel_axis", "nodes", "layer", "call", "slot", "role", "output"),
+    torch._C._current_autograd_node,  # noqa: SLF001 - the public way registers a hook
     *(None, True, False, 0),
 )

@@ -1,4 +1,4 @@
-/* `Reducer.reduce` and `Recorder.observe` for the usual tensor, one that native.c reads, where neither distributions nor
+/* `Reducer.reduce`, `Recorder.observe` and `GradientRecorder.observe` for the usual tensor, one that native.c reads, where neither distributions nor
  * sketches are asked for. Any other tensor is left to Python. Why it is compiled: see calls.c.
  */
 
@@ -10,13 +10,14 @@
  * the function of native.c, RESULTS that of its last argument. */
 enum { ALIKE, PYTHON, LATEST, THREADS, KERNEL, RESULTS };
 
-/* What `self` holds for `observe`, in the order of `Reducer.observer`. OF_REDUCE is the `self` of `reduce`. */
+/* What `self` holds for `observe` and `observe_gradient`, in the order of `Reducer.observer`. OF_REDUCE is the `self` of `reduce`. */
 enum { OF_REDUCE = PYTHON + 1, RECORDER };
 
 /* What is alike for both, and first in `self`, in the order of `ALIKE` in native.py. */
 enum {
     TENSOR, PARAMETER, FLOAT32, LAYOUT_OF, REDUCTION, NEW, FROM_BYTES,
     VERSION, DTYPE, IS_CPU, IS_NESTED, IS_NEG, DATA_PTR, SHAPE, STRIDE, KNOWN, ALL_NONZERO, ADDRESS, AXES, CHANNEL_AXIS,
+    NODES, LAYER, CALL, SLOT, ROLE, OUTPUT, CURRENT_NODE,
     NONE, TRUE, FALSE, ZERO
 };
 
@@ -31,12 +32,6 @@ typedef i32 (*Kernel)(const float *, const Layout *, const Results *);
 static Object *held(Object *object) {
     py->hold(object);
     return object;
-}
-
-/* Tell whether an object is another one, and drop it. */
-static int is(Object *object, Object *other) {
-    py->drop(object); /* a singleton, or held elsewhere */
-    return object == other;
 }
 
 /* Return an attribute, or what a method returns, as an integer; -1, with no error, if it is none. */
@@ -173,6 +168,29 @@ EXPORT Object *observe(Object *self, Object *const *given, i64 count) {
     py->drop(shape);
     if (!axis) return 0;
     py->drop(axis);
+    if (reduction) return reduction;
+    py->clear();
+    return py->call(PART(PYTHON), given, count, 0);
+}
+
+/* `GradientRecorder.observe`: given the site and the gradient. */
+EXPORT Object *observe_gradient(Object *self, Object *const *given, i64 count) {
+    Owned owned;
+    owned.count = 0;
+    Object *reduction = 0, *recorder = PART(RECORDER);
+    if (count == 2 && is_plain(self, given[1]) && is(attribute(self, given[0], ROLE), SHARED(OUTPUT))) {
+        Object *key[] = {own(&owned, attribute(self, given[0], LAYER)), own(&owned, attribute(self, given[0], CALL)),
+                         own(&owned, attribute(self, given[0], SLOT)), SHARED(OUTPUT)};
+        Object *place = tuple_of(&owned, key, 3), *site = tuple_of(&owned, key, 4);
+        Object *axes = own(&owned, py->attribute(recorder, SHARED(AXES)));
+        Object *nodes = own(&owned, py->attribute(recorder, SHARED(NODES)));
+        Object *node = own(&owned, py->call(SHARED(CURRENT_NODE), 0, 0, 0));
+        if (place && site && axes && nodes && node && !py->store(nodes, site, node)) {
+            Object *axis = py->lookup(axes, place);
+            reduction = reduced(PART(OF_REDUCE), given[1], axis ? axis : SHARED(NONE));
+        }
+    }
+    give_back(&owned);
     if (reduction) return reduction;
     py->clear();
     return py->call(PART(PYTHON), given, count, 0);

@@ -94,15 +94,16 @@ class Reducer:
         parts = self._parts()
         return (None if parts is None else compiled_function("reduce", parts)) or self.reduce
 
-    def observer(self, recorder: Any, observe: Callable[..., Measured]) -> Callable[..., Measured]:
-        """Return a function that does as `observe` does, compiled as `fastest` is.
+    def observer(self, name: str, recorder: Any, observe: Callable[..., Measured]) -> Callable[..., Measured]:
+        """Return an observer that reduces tensors, compiled as `fastest` is.
 
         Args:
-            recorder: Has `axes`, an `AxisReader`.
-            observe: Takes a `ModuleCall`, a slot and a tensor; reduces the tensor along the axis that `axes` reads.
+            name: Of the compiled function: "observe" or "observe_gradient".
+            recorder: A `Recorder` or a `GradientRecorder`, as the name asks for.
+            observe: The observer in Python.
         """
         parts = self._parts()
-        return (None if parts is None else compiled_function("observe", (ALIKE, observe, parts, recorder))) or observe
+        return (None if parts is None else compiled_function(name, (ALIKE, observe, parts, recorder))) or observe
 
     def _parts(self) -> tuple[Any, ...] | None:
         return None if self.sketches else self._fused.parts(self.reduce, self._latest)

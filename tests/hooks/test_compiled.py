@@ -1,9 +1,11 @@
-"""The compiled hook does as the Python one, whatever the call, and leaves nothing behind."""
+"""The compiled hooks do as the Python ones, whatever the call, and leave nothing behind."""
 
 import copy
 import gc
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from hookscope.hooks import calls, compiled
 from hookscope.hooks.compiled import compiled_function
 from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
@@ -83,17 +86,25 @@ def network() -> nn.Sequential:
 
 
 @pytest.fixture
-def left_to_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The layers whose calls the compiled hook has left to Python."""
-    layers: list[str] = []
-    only = calls.CallHooks.only
+def left_to_python(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The functions that the compiled hooks have left calls of layers to, and the layers."""
+    left: list[tuple[str, str]] = []
 
-    def noted(self: calls.CallHooks[Any], layer: str, *given: Any) -> object:
-        layers.append(layer)
-        return only(self, layer, *given)
+    def note(owner: type, name: str, layer: Callable[..., str]) -> None:
+        function = getattr(owner, name)
 
-    monkeypatch.setattr(calls.CallHooks, "only", noted)
-    return layers
+        def noted(self: object, *given: Any) -> object:
+            left.append((name, layer(*given)))
+            return function(self, *given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(calls.CallHooks, "only", lambda layer, *_: layer)
+    note(calls.CallHooks, "before", lambda layer, *_: layer)
+    note(calls.CallHooks, "after", lambda entries, *_: entries[-1].call.layer if entries else "")
+    note(GradientWatch, "outputs", lambda call, *_: call.layer)
+    note(GradientWatch, "_arrive", lambda sites, _gradient: sites[0].layer)
+    return left
 
 
 def captured_calls(network: nn.Module, forward: Callable[[], object], **options: Any) -> list[str]:
@@ -102,11 +113,56 @@ def captured_calls(network: nn.Module, forward: Callable[[], object], **options:
     return [seen.layer for seen in captured.observations]
 
 
-def test_a_usual_call_is_not_left_to_python(network: nn.Module, left_to_python: list[str]) -> None:
+def test_a_usual_call_is_not_left_to_python(network: nn.Module, left_to_python: list[tuple[str, str]]) -> None:
     values = torch.randn(1, 3, 8, 8)
     assert captured_calls(network, lambda: network(values)) == ["0", "1", "2", "3", "4", ""]
-    assert captured_calls(network, lambda: network(values).sum().backward(), gradients=lambda *_: 0)
     assert left_to_python == []
+    assert captured_calls(network, lambda: network(values).sum().backward(), gradients=lambda *_: 0)
+    # An output that is the input needs an alias, and a view is looked at again before the backward pass.
+    assert left_to_python == [("outputs", "2"), ("outputs", "3"), ("_arrive", "3"), ("_arrive", "2")]
+
+
+class Joins(nn.Module):
+    """As a layer of DenseNet: takes a list, which may change meanwhile."""
+
+    def __init__(self, change: Callable[[list[Tensor]], object]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        joined = torch.cat(features, 1)
+        self.change(features)
+        return joined * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda _: None, lambda given: given.append(given[0]), lambda given: given.clear(), lambda given: given[1].add_(1)],
+    ids=["as it was", "longer", "empty", "overwritten"],
+)
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_list_of_inputs_is_usual_too(
+    change: Callable[[list[Tensor]], object],
+    watched: bool,
+    left_to_python: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = nn.Sequential(Joins(change))
+    values = torch.randn(2, 3)
+
+    def seen() -> list[Any]:
+        options: Any = {"gradients": lambda _site, gradient: gradient.sum().item()} if watched else {}
+        modules = {"join": network[0]}
+        with capture(network, modules, lambda call, *_: [path for path, _ in call.inputs], **options) as captured:
+            network([values.clone().requires_grad_() * 1 for _ in range(3)]).sum().backward()
+            return [each[:7] for each in captured.observations] + [each.value for each in captured.gradients]
+
+    found = seen()
+    assert found[0][3] == ["[0][0]", "[0][1]", "[0][2]"]
+    assert left_to_python == []
+    monkeypatch.setattr(calls, "compiled_function", lambda *_: None)
+    assert found == seen()
+    assert {"before", "after"} <= {name for name, _ in left_to_python}
 
 
 class Wrapped(Tensor):
@@ -125,11 +181,46 @@ class Wrapped(Tensor):
     ids=["inference", "subclass", "autocast", "vmap", "keyword"],
 )
 def test_an_unusual_call_is_left_to_python(
-    forward: Callable[[nn.Module, Tensor], object], network: nn.Module, left_to_python: list[str]
+    forward: Callable[[nn.Module, Tensor], object], network: nn.Module, left_to_python: list[tuple[str, str]]
 ) -> None:
     with torch.no_grad():
         seen = captured_calls(network, lambda: forward(network, torch.randn(1, 3, 8, 8)))
-    assert {*left_to_python} & {*seen}
+    assert {layer for _, layer in left_to_python} & {*seen}
+
+
+def test_a_gradient_that_is_differentiated_again_is_left_to_python(
+    network: nn.Module, left_to_python: list[tuple[str, str]]
+) -> None:
+    values = torch.randn(1, 3, 8, 8, requires_grad=True)
+
+    def forward() -> None:
+        (of_values,) = torch.autograd.grad(network(values).square().sum(), values, create_graph=True)
+        of_values.square().sum().backward()
+
+    assert captured_calls(network, forward, gradients=lambda *_: torch.is_grad_enabled())
+    assert {layer for function, layer in left_to_python if function == "_arrive"} == {"0", "1", "2", "3", "4"}
+
+
+@pytest.mark.parametrize("ops", [False, True])
+def test_an_observer_of_gradients_that_raises_leaves_everything_as_it_was(ops: bool, network: nn.Module) -> None:
+    def raises(*_: object) -> None:
+        raise Passed
+
+    operations = OperationChoice([parse_operation_pattern(EVERYTHING)]) if ops else None
+    output: list[Tensor] = []
+    with capture(
+        network, module_index(network)[0], lambda *_: None, gradients=raises, operations=operations
+    ) as captured:
+        output.append(network(torch.randn(1, 3, 8, 8)))
+        with pytest.raises(Passed):
+            output[0].sum().backward()
+        lock = captured._hooks.lock
+        assert lock.acquire(blocking=False)
+        lock.release()
+        with pytest.raises(RuntimeError, match="release"):
+            lock.release()
+    assert torch._C._len_torch_function_stack() == 0
+    assert not output[0]._backward_hooks
 
 
 def test_an_observer_that_raises_leaves_everything_as_it_was(network: nn.Module) -> None:
@@ -154,21 +245,38 @@ def test_an_observer_that_raises_leaves_everything_as_it_was(network: nn.Module)
     assert network(values).requires_grad
 
 
+def test_calls_of_several_threads_are_kept_apart(network: nn.Sequential) -> None:
+    def observe(_call: ModuleCall, _slot: str, tensor: Tensor) -> float:
+        time.sleep(0)  # another thread runs, up to the lock
+        return float(tensor.detach().sum())
+
+    given = [torch.full((1, 3, 8, 8), float(at)) for at in range(60)]
+    expected = sorted(float(network(each).detach().sum()) for each in given)
+    part = network[:2]
+    held = {"part": part, "part.0": part[0]}
+    with capture(network, {"whole": network, **held}, observe) as captured, ThreadPoolExecutor(8) as pool:
+        assert len([*pool.map(network, given)]) == len([*pool.map(part, given)]) == 60
+    assert sorted(each.value for each in captured.observations if each.layer == "whole") == pytest.approx(expected)
+    assert {each.call for each in captured.observations if each.layer == "part"} == {*range(60)}
+
+
 def test_no_reference_is_kept_and_none_is_lost(network: nn.Module) -> None:
     values = torch.randn(1, 3, 8, 8)
     singletons = (None, True, False, "", torch.Tensor, network[0], "0")
 
     def passes(count: int) -> list[int]:
-        with torch.no_grad():
-            for _ in range(count):
+        for _ in range(count):
+            captured_calls(network, lambda: network(values).sum().backward(), gradients=lambda *_: 0)
+            with torch.no_grad():
                 captured_calls(network, lambda: network(values))
         gc.collect()
         return [sys.getallocatedblocks(), *map(sys.getrefcount, singletons)]
 
     passes(20)
     before = passes(1)
-    after = passes(300)
-    assert max(abs(now - then) for now, then in zip(after, before, strict=True)) < 100  # of 1,800 calls
+    after = passes(600)
+    # With hooks in Python, too, a block is left at about every sixth pass; an object of ours would be at each.
+    assert max(abs(now - then) for now, then in zip(after, before, strict=True)) < 400
 
 
 def test_without_the_library_there_is_no_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -176,6 +284,11 @@ def test_without_the_library_there_is_no_function(monkeypatch: pytest.MonkeyPatc
     for cached in (compiled._library, compiled._definition):
         monkeypatch.setattr(compiled, cached.__name__, cached.__wrapped__)
     assert compiled_function("only", ()) is None
+
+
+def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_ENTRIES", (*compiled._ENTRIES, "Py_IncRef"))
+    assert compiled._library.__wrapped__() is None
 
 
 def test_an_interpreter_without_its_lock_uses_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,7 +328,7 @@ def test_compiled_code_reduces_in_hooks_as_python_does(name: str, monkeypatch: p
             recorder = SimpleNamespace(axes=SimpleNamespace(channel_axis=lambda *_, axis=axis: axis))
             in_python = partial(observed_by, reducer, axis)
             reduce = reducer.fastest() if fastest else reducer.reduce
-            observe = reducer.observer(recorder, in_python) if fastest else in_python
+            observe = reducer.observer("observe", recorder, in_python) if fastest else in_python
             call = ModuleCall("", network, 0, [("[0]", tensor)])
             measured = [reduce(tensor, axis, (0,)), reduce(tensor, axis, (0,)), observe(call, "", tensor.clone())]
             reducer.settle()

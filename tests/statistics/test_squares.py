@@ -1,0 +1,69 @@
+"""Sums of squares by two threads, held against float64 sums of torch."""
+
+import gc
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from hookscope.statistics import squares
+from hookscope.statistics.native import kernel_of, load_kernel
+from hookscope.statistics.squares import SquareSums
+
+pytestmark = pytest.mark.skipif(load_kernel() is None, reason="installed without the compiled library")
+
+TENSORS = {
+    "many sizes": lambda: [torch.randn(size) for size in (1, 7, 15, 16, 17, 31, 32, 33, 1000, 100_003)],
+    "scalar and empty": lambda: [torch.tensor(-3.0), torch.empty(0), torch.empty(0, 4)],
+    "channels last": lambda: [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(3, 4).T],
+    "tiny and huge": lambda: [torch.full((40,), 1e-30), torch.full((40,), 3e38), torch.full((3,), 1e-44)],
+    "not finite": lambda: [torch.tensor([1.0, math.inf]), torch.tensor([math.nan, 1.0])],
+    "none": list,
+}
+
+
+def expected(tensor: Tensor) -> float:
+    return float(tensor.double().square().sum())
+
+
+@pytest.mark.parametrize("variant", ["default", "avx2", "avx512"])
+@pytest.mark.parametrize("tensors", TENSORS.values(), ids=TENSORS)
+def test_sums_are_those_of_float64(tensors: object, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    supported = {"DEFAULT": 0, "AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
+    if ["default", "avx2", "avx512"].index(variant) > supported:
+        pytest.skip(f"this processor has no {variant}")
+    monkeypatch.setattr(squares, "load_kernel", lambda: kernel_of(variant))
+    given = tensors()  # type: ignore[operator]
+    sums = SquareSums(given).finish()
+    known = [each if total is None else total for each, total in zip(map(expected, given), sums, strict=True)]
+    assert known == pytest.approx([*map(expected, given)], rel=1e-12, nan_ok=True)
+    assert [total is None for total in sums] == [not each.numel() for each in given]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_tensor_is_summed_once(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        given = [torch.full((1 + at % 50,), float(at)) for at in range(500)]
+        assert SquareSums(given).finish() == [float(at**2 * (1 + at % 50)) for at in range(500)]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_other_tensors_are_left_out() -> None:
+    given = [torch.ones(4, dtype=torch.float64), torch.ones(4, 4)[:, :2], torch.ones(3, device="meta"), torch.ones(2)]
+    assert SquareSums(given).finish() == [None, None, None, 2.0]
+
+
+def test_without_the_library_nothing_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(squares, "load_kernel", lambda: None)
+    assert SquareSums([torch.ones(2)]).finish() == [None]
+
+
+def test_sums_that_nobody_takes_do_no_harm() -> None:
+    for _ in range(50):
+        SquareSums([torch.randn(200_000)])
+    gc.collect()
+    assert SquareSums([torch.ones(2)]).finish() == [2.0]
