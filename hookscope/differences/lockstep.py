@@ -36,23 +36,23 @@ class Strand(Generic[Stop]):
         result: Its return value.
         error: The exception it raised.
         random: Its states of the random generators, if strands run one at a time.
-        arrive: Called in the thread with the stop of every breakable pause, instead of reporting it to the caller; the
-            function then waits until it is started, unless this returns True.
+        passes: Called in the thread with the stop of every breakable pause; the function goes on if it returns True.
     """
 
     def __init__(
-        self, function: Callable[["Strand[Stop]"], object], stopped: "SimpleQueue[Strand[Stop]] | None" = None
+        self,
+        function: Callable[["Strand[Stop]"], object],
+        stopped: "SimpleQueue[tuple[Strand[Stop], Stop | None]] | None" = None,
     ) -> None:
         """Prepare to run a function, called with this strand; each pause is reported to `stopped`."""
         self.done = False
         self.result: object = None
         self.error: BaseException | None = None
-        self.arrive: Callable[[Stop], bool] | None = None
+        self.passes: Callable[[Stop], bool] | None = None
         self._function = function
-        self._stop: Stop | None = None
         self._abandoned = self.breaks_off = False
         self._go: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self._stopped: SimpleQueue[Strand[Stop]] = SimpleQueue() if stopped is None else stopped
+        self._stopped: SimpleQueue[tuple[Strand[Stop], Stop | None]] = SimpleQueue() if stopped is None else stopped
         self._outcomes: SimpleQueue[tuple[object, BaseException | None]] = SimpleQueue()
         self.random = RandomStates()
         self._thread = Thread(target=self._run, daemon=True)
@@ -69,7 +69,6 @@ class Strand(Generic[Stop]):
 
     def start(self) -> None:
         """Continue, concurrently with the caller."""
-        self._stop = None
         self._go.put(None)
 
     def wait(self) -> Stop | None:
@@ -104,12 +103,9 @@ class Strand(Generic[Stop]):
             AbandonedError: If the strand is abandoned, or `breaks_off` is set and the pause is `breakable`.
         """
         self._go_on(breakable=breakable)
-        if breakable and self.arrive is not None:
-            waits = not self.arrive(stop)
-        else:
-            self._stop = stop
-            self._stopped.put(self)
-            waits = True
+        waits = not breakable or self.passes is None or not self.passes(stop)
+        if waits:
+            self._stopped.put((self, stop))
         while waits and (task := self._go.get()) is not None:
             try:
                 outcome: tuple[object, BaseException | None] = (task(), None)
@@ -139,7 +135,7 @@ class Strand(Generic[Stop]):
             self.error = error
         finally:
             self.done = True
-            self._stopped.put(self)
+            self._stopped.put((self, None))
 
 
 @contextmanager
@@ -150,7 +146,7 @@ def strands(functions: Sequence[Callable[[Strand[Stop]], object]]) -> Iterator[l
     restored after the block.
     """
     started: list[Strand[Stop]] = []
-    stopped: SimpleQueue[Strand[Stop]] = SimpleQueue()
+    stopped: SimpleQueue[tuple[Strand[Stop], Stop | None]] = SimpleQueue()
     states = RandomStates()
     numpys = mtrand.get_bit_generator()
     try:
@@ -169,8 +165,7 @@ def next_stopped(strands: Sequence[Strand[Stop]]) -> tuple[Strand[Stop], Stop | 
     Which concurrent strand draws which random number is undefined: the caller can tell by `RandomStates` whether any
     was drawn.
     """
-    strand = _get(strands[0]._stopped, strands)
-    return strand, strand._stop
+    return _get(strands[0]._stopped, strands)
 
 
 def _get(queue: "SimpleQueue[T]", strands: Sequence[Strand[Stop]]) -> T:

@@ -65,7 +65,7 @@ class KeptMaps:
             b: That of B, of the same shape.
             relative_l2: Of A-B.
             added: That of what B's layer adds by itself; None if it is not known.
-            recorder: Of A: which inputs these are, and on which grids tokens may lie.
+            recorder: Of A: which inputs these are.
         """
         self._seen += 1
         is_first = self._first < _MOST_FIRST and exceeds(relative_l2, rounding_limit(self.eps, self._seen))
@@ -84,7 +84,7 @@ class KeptMaps:
     ) -> tuple[FeatureMaps, ...]:
         """Return the maps to draw, in the order of the given rows."""
         born = {birth.row for birth in births}
-        known = [(rows[each.key[:3]], each) for each in self._held if each.key[:3] in rows]
+        known = [(rows[each.key], each) for each in self._held if each.key in rows]
         known.sort(key=lambda pair: (pair[0].label in born, pair[1].rank), reverse=True)
         chosen = sorted(known[:MOST_MAPS], key=lambda pair: pair[0].index)
         return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
@@ -103,7 +103,8 @@ def _saved(a: Seen, b: Seen, recorder: Recorder) -> SavedActivation | None:
     """Return A-B of the first input, only the first channels of a large one; None if these are still too large."""
     count = len(recorder.indices)
     difference = _difference(_of_first(a.tensor, count), _of_first(b.tensor, count))
-    keeping = Recorder(1, None, None, axes=recorder.axes, indices=(0,))
+    keeping = Recorder(1, None, None, indices=(0,))
+    keeping.axes.grids += a.grids
     if a.channel_axis is not None and difference.numel():
         channels = difference.shape[a.channel_axis]
         keeping.max_channels = max(1, _MOST_BYTES_OF_ONE * channels // difference.nbytes)

@@ -1,9 +1,12 @@
-"""Run networks until all have reached the same output, compare it, and continue."""
+"""Run networks side by side, and compare their outputs.
+
+A network that runs ahead leaves copies of its outputs, up to a limit; the last one to reach an output compares it, in
+its own thread, and goes on at once.
+"""
 
 import math
-import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
 from threading import Lock
@@ -16,7 +19,12 @@ from hookscope.differences.lockstep import RandomStates, Strand, next_stopped
 from hookscope.differences.maps import KeptMaps
 from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.party import Finished, Key, Party, Ready, Seen, Stop
+from hookscope.differences.values import Value
 from hookscope.text import exception_line
+
+# Bytes of copies that networks may hold, all together; the last output copied may exceed it. Our choice: with less,
+# they wait for each other more often.
+_MOST_HELD = 12 * 2**20
 
 
 @dataclass(slots=True)
@@ -60,28 +68,6 @@ class Row:
         self.note = self.note or other.note
 
 
-class _Known:
-    """Pairs of tensors that were compared: the next layer's input is usually the last one's output."""
-
-    def __init__(self) -> None:
-        self._pairs: dict[tuple[int, int], tuple[Any, Any, tuple[int, int], Sums]] = {}
-
-    def find(self, a: Tensor, b: Tensor) -> Sums | None:
-        """Return the known sums of two tensors, unless they were modified since."""
-        known = self._pairs.get((id(a), id(b)))
-        if known is None or known[0]() is not a or known[1]() is not b or known[2] != _versions(a, b):
-            return None
-        return known[3]
-
-    def add(self, a: Tensor, b: Tensor, sums: Sums) -> None:
-        """Record the sums of two tensors."""
-        self._pairs[id(a), id(b)] = (weakref.ref(a), weakref.ref(b), _versions(a, b), sums)
-
-
-def _versions(a: Tensor, b: Tensor) -> tuple[int, int]:
-    return (-1 if a.is_inference() else a._version, -1 if b.is_inference() else b._version)
-
-
 @dataclass(slots=True)
 class Meeting:
     """The parties of a run, A first, and the comparisons of their outputs.
@@ -103,14 +89,15 @@ class Meeting:
     rows: dict[Key, Row] = field(default_factory=dict)
     needs_turns: bool = False
     _batch: dict[Key, Row] = field(default_factory=dict)
-    _known: dict[tuple[int, int], _Known] = field(default_factory=dict)
-    _compared: dict[Key, Sums | None] = field(default_factory=dict)
+    _known: dict[tuple[tuple[int, int], int, int], Sums | None] = field(default_factory=dict)
     _missed: bool = False
     _shadowed: dict[tuple[str, int], list[Tensor]] = field(default_factory=dict)
     _waiting: dict[int, Seen] = field(default_factory=dict)
-    _held: list[dict[Key, Seen]] = field(default_factory=list)
+    _held: list[dict[Key, tuple[Seen, int]]] = field(default_factory=list)
+    _held_bytes: list[int] = field(default_factory=list)
     _finished: dict[int, Finished] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
+    _comparing: Lock = field(default_factory=Lock)
     _first_input: int = 0
     _count: int = 0
 
@@ -123,85 +110,80 @@ class Meeting:
 
         Returns:
             How each party ended; None if the batch must be repeated: concurrent parties drew a random number or
-            raised, or one has overwritten a tensor before it was compared.
+            raised, or an input was overwritten before it was compared.
         """
         self._first_input, self._count = first_input, count
         if not first_input:
             self.maps.clear()
-        self._known = {pair: _Known() for pair in combinations(range(len(self.parties)), 2)}
-        self._batch.clear()
-        self._compared.clear()
+        for found in (self._batch, self._known, self._shadowed, self._waiting, self._finished):
+            found.clear()
         self._missed = self.needs_turns = False
-        self._shadowed.clear()
-        self._waiting, self._finished = {}, {}
-        self._held = [{} for _ in self.parties]
+        self._held, self._held_bytes = [{} for _ in self.parties], [0] * len(self.parties)
         for strand in self.strands:
             self._prepare(strand)
-        if self.shared_threads is None:
-            self._run_in_turns()
-        else:
-            self._run_together()
+        for place, strand in enumerate(self.strands):
+            strand.passes = partial(self._passes, place)
+        try:
+            if self.shared_threads is None:
+                self._run_in_turns()
+            else:
+                self._run_together()
+        finally:
+            for strand in self.strands:
+                strand.passes = None
+            self._held.clear()
         if self._missed:
             for party in self.parties:
-                party.looks_before = party.rewinds = True
+                party.copies_all = party.rewinds = True
         if self._missed or self.needs_turns:
             return None
         return [self._finished[each] for each in range(len(self.parties))]
 
     def _run_in_turns(self) -> None:
-        places = range(len(self.parties))
-        while len(self._finished) < len(places):
-            for place in places:
-                if place not in self._waiting and place not in self._finished:
-                    self._note(place, self.strands[place].resume())
-            if any(each.error is not None for each in self._finished.values()):
-                for place in places:
-                    self._break_off(place)
-            elif self._waiting:
-                self._meet()
+        """Run each party until it has copied enough, or to its end, and then the next one."""
+        while len(self._finished) < len(self.parties):
+            for place, strand in enumerate(self.strands):
+                if place in self._finished:
+                    continue
+                seen = self._waiting.pop(place, None)
+                if seen is not None and self._failed():
+                    strand.breaks_off = True
+                elif seen is not None:
+                    strand.call(partial(self._hold, place, seen))
+                self._note(place, strand.resume())
 
     def _run_together(self) -> None:
-        """Run all concurrently: the last to arrive at an output compares it, in its thread, and continues at once."""
+        """Run all concurrently."""
         before = self.strands[0].random
         if not all(strand.random == before for strand in self.strands):
             self.needs_turns = True
-            for place in range(len(self.strands)):
-                self._break_off(place)
+            for place, strand in enumerate(self.strands):
+                strand.breaks_off = True
+                self._note(place, strand.resume())
             return
         before.enter()
-        for place, strand in enumerate(self.strands):
-            strand.arrive = partial(self._arrive, place)
+        for strand in self.strands:
             strand.start()
         while len(self._finished) < len(self.strands):
             strand, stop = next_stopped(self.strands)
-            place = self.strands.index(strand)
-            with self._lock:
-                self._note(place, stop)
-                self._meet_once_all_are_there(place)
+            if not isinstance(stop, Seen):
+                with self._lock:
+                    self._note(self.strands.index(strand), stop)
+                    self._start_waiting()
         for strand in self.strands:
-            strand.arrive, strand.breaks_off = None, False
-        self.needs_turns = RandomStates() != before or any(each.error for each in self._finished.values())
+            strand.breaks_off = False
+        self.needs_turns = RandomStates() != before or self._failed()
 
-    def _arrive(self, place: int, stop: Stop) -> bool:
-        """Record a party's stop, and compare if it is the last to arrive; tell whether it continues at once."""
-        with self._lock:
-            if not self.strands[place].breaks_off:
-                self._note(place, stop)
-                self._meet_once_all_are_there(place)
-            return place not in self._waiting
-
-    def _meet_once_all_are_there(self, place: int) -> None:
-        """Compare if all others wait or have finished, and start them, except the one at `place`."""
-        waited = [at for at in self._waiting if at != place]
-        if any(each.error is not None for each in self._finished.values()):
+    def _start_waiting(self) -> None:
+        """After a party's end: start the others, so that they do not wait for what it will not reach."""
+        if self._failed():
             for strand in self.strands:
                 strand.breaks_off = True
-            self._waiting.clear()
-        elif len(self._waiting) + len(self._finished) == len(self.parties) and self._waiting:
-            self._meet()
-        for at in waited:
-            if at not in self._waiting:
-                self.strands[at].start()
+        for place, seen in [*self._waiting.items()]:
+            del self._waiting[place]
+            if not self._failed():
+                self._hold(place, seen)
+            self.strands[place].start()
 
     def _note(self, place: int, stop: Stop | None) -> None:
         """Record a party's stop, during a batch or after it.
@@ -213,20 +195,71 @@ class Meeting:
         if error is not None:
             raise error
         if isinstance(stop, Seen):
-            self._waiting[place] = stop
+            return
+        self._finished[place] = stop if isinstance(stop, Finished) else Finished()
+        for at, held in enumerate(self._held):
+            for key in held.keys() - self._held[place].keys():
+                self._held_bytes[at] -= held.pop(key)[1]
+
+    def _passes(self, place: int, seen: Stop) -> bool:
+        """Compare what all other parties have shown, else hold a copy; tell whether the party goes on at once."""
+        if not isinstance(seen, Seen):
+            return False
+        others = [at for at in range(len(self.parties)) if at != place]
+        with self._lock:
+            if self.strands[place].breaks_off:
+                return True
+            there = {at: each for at in others if (each := self._shown_by(at, seen.key)) is not None}
+            if len(there) < len(others):
+                return self._goes_ahead(place, seen, others)
+            waited = [at for at in others if self._waiting.get(at) is there[at]]
+            for at in waited:
+                del self._waiting[at]
+            for at in others:
+                self._held_bytes[at] -= self._held[at].pop(seen.key, (seen, 0))[1]
+        there[place] = seen
+        with self._comparing:
+            self._compare(seen.key, [there[at] for at in range(len(self.parties))])
+        if self.shared_threads is not None:
+            for at in waited:
+                self.strands[at].start()
+        return True
+
+    def _failed(self) -> bool:
+        """Tell whether a party raised: the others go on to what it did not reach, and may raise before it."""
+        return any(each.error is not None for each in self._finished.values())
+
+    def _goes_ahead(self, place: int, seen: Seen, others: Sequence[int]) -> bool:
+        """Hold a copy for the parties that are still to come, or let this one wait; tell whether it goes on at once."""
+        waits = self._failed() or self.shadows or sum(self._held_bytes) >= _MOST_HELD
+        if self.shared_threads is not None and all(at in self._waiting or at in self._finished for at in others):
+            waits = False  # else all would
+        if waits:
+            self._waiting[place] = seen
         else:
-            self._finished[place] = stop if isinstance(stop, Finished) else Finished()
+            self._hold(place, seen)
+        return not waits
+
+    def _shown_by(self, place: int, key: Key) -> Seen | None:
+        """Return an output that a party waits at, or has gone on from."""
+        waiting = self._waiting.get(place)
+        if waiting is not None and waiting.key == key:
+            return waiting
+        held = self._held[place].get(key)
+        return None if held is None else held[0]
+
+    def _hold(self, place: int, seen: Seen) -> None:
+        """Copy an output, unless a party has ended without it."""
+        if not all(seen.key in self._held[at] for at in self._finished):
+            return
+        held = self.parties[place].copied(seen, known_too=self.shadows)
+        self._held[place][seen.key] = held
+        self._held_bytes[place] += held[1]
 
     def keep(self) -> None:
         """Merge the rows of the last batch."""
         for key, row in self._batch.items():
             self.rows.setdefault(key, Row()).merge(row)
-
-    def _break_off(self, place: int) -> None:
-        """Make a party that is paused during a batch abandon it."""
-        if place not in self._finished:
-            self.strands[place].breaks_off = True
-            self._note(place, self.strands[place].resume())
 
     def _prepare(self, strand: Strand[Stop]) -> None:
         """Advance a party to just before its forward pass."""
@@ -236,45 +269,21 @@ class Meeting:
         if strand.error is not None:
             raise strand.error
 
-    def _meet(self) -> None:
-        """Compare the outputs that all parties have reached; hold the others."""
-        waiting, held, finished = self._waiting, self._held, self._finished
-        met = False
-        for key in {each.key: None for each in waiting.values()}:
-            there = {at: each for at, each in waiting.items() if each.key == key}
-            there |= {at: each[key] for at, each in enumerate(held) if key in each and at not in there}
-            if len(there) == len(self.parties):
-                self._compare(key, [there[at] for at in range(len(self.parties))])
-            elif not any(at in finished and at not in there for at in range(len(self.parties))):
-                continue
-            met = True
-            for at in there:
-                held[at].pop(key, None)
-                if at in waiting and waiting[at].key == key:
-                    del waiting[at]
-        if not met:
-            for at, seen in waiting.items():
-                copies = tuple(each.clone() for each in seen.inputs)
-                held[at][seen.key] = replace(seen, tensor=seen.tensor.clone(), inputs=copies)
-            waiting.clear()
-
     def _compare(self, key: Key, seen: Sequence[Seen]) -> None:
         """Compare one output of all parties."""
-        call, (a, b) = key[:2], seen[:2]
-        if key[3] == "input":
-            self._compared[key] = self._sums((0, 1), a.tensor, b.tensor)
-            return
+        a, b = seen[:2]
         row = self._batch.setdefault(key, Row())
         row.note = row.note or comparable(a.tensor, b.tensor)
         row.coarser = coarser(a.tensor, b.tensor)
         axis = a.channel_axis if a.channel_axis is not None and a.tensor.shape[0] == self._count else None
         for pair in combinations(range(len(seen)), 2):
-            sums = self._sums(pair, seen[pair[0]].tensor, seen[pair[1]].tensor, axis if pair == (0, 1) else None)
+            sums = self._sums(pair, seen[pair[0]].output, seen[pair[1]].output, axis if pair == (0, 1) else None)
             if sums is not None:
-                row.sums.setdefault(pair, Sums()).merge(sums)
-            if pair == (0, 1):
-                self._compared[key] = sums
-        self._compare_inputs(row, call, a, b)
+                row.sums[pair] = sums
+        if len(a.inputs) == len(b.inputs):
+            found = [self._sums((0, 1), one, other) for one, other in zip(a.inputs, b.inputs, strict=True)]
+            known = tuple(each for each in found if each is not None)
+            row.inputs = known if len(known) == len(found) else ()
         if self.shadows:
             self._shadow(row, key, a, b)
         if not self._first_input and (0, 1) in row.sums and self.parties[0].lists(a.layer):
@@ -282,32 +291,24 @@ class Meeting:
             with torch.no_grad():
                 self.maps.offer(a, b, row.sums[0, 1].relative_l2, added, self.parties[0].recorder)
 
-    def _sums(self, pair: tuple[int, int], a: Tensor, b: Tensor, channel_axis: int | None = None) -> Sums | None:
-        """Return the sums of two tensors, cached if known; None if they cannot be compared."""
-        if comparable(a, b):
-            return None
-        known = self._known[pair].find(a, b)
-        if known is None or (channel_axis is not None and known.squares is None):
-            has_inputs = a.dim() > 0 and a.shape[0] == self._count
-            known = Sums()
-            with torch.no_grad():
-                known.add(a, b, self._first_input if has_inputs else 0, channel_axis)
-            self._known[pair].add(a, b, known)
-        return known
-
-    def _compare_inputs(self, row: Row, call: tuple[str, int], a: Seen, b: Seen) -> None:
-        overwritten = a.overwrote or (*call, 0, "input")
-        if a.overwrote != b.overwrote:  # one of the inputs is already overwritten
+    def _sums(self, pair: tuple[int, int], a: Value, b: Value, channel_axis: int | None = None) -> Sums | None:
+        """Return the sums of two values, those found before if there are; None if they cannot be compared."""
+        key = (pair, a.token, b.token)
+        if key in self._known:
+            known = self._known[key]
+            if known is None or channel_axis is None or known.squares is not None:
+                return known
+        if a.tensor is None or b.tensor is None:
             self._missed = True
-            return
-        if overwritten in self._compared:
-            found = [self._compared[overwritten]]
-        elif len(a.inputs) == len(b.inputs):
-            found = [self._sums((0, 1), one, other) for one, other in zip(a.inputs, b.inputs, strict=True)]
-        else:
-            return
-        known = tuple(each for each in found if each is not None)
-        row.inputs = known if len(known) == len(found) else ()
+            return None
+        sums: Sums | None = None
+        if not comparable(a.tensor, b.tensor):
+            has_inputs = a.tensor.dim() > 0 and a.tensor.shape[0] == self._count
+            sums = Sums()
+            with torch.no_grad():
+                sums.add(a.tensor, b.tensor, self._first_input if has_inputs else 0, channel_axis)
+        self._known[key] = sums
+        return sums
 
     def _shadow(self, row: Row, key: Key, a: Seen, b: Seen) -> None:
         """Run B's layer on A's input."""
@@ -331,7 +332,7 @@ class Meeting:
 
 def _run_alone(party: Party, seen: Seen, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
     """Run one layer of a network on inputs of another, converted to the device and dtype of its own."""
-    like = iter(seen.inputs)
+    like = iter([each.tensor for each in seen.inputs])
 
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -1,12 +1,11 @@
 """One of the networks that run in lockstep: its hooks, and where it pauses."""
 
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookscope.differences.alignment import Call, CallKey
 from hookscope.differences.lockstep import AbandonedError, RandomStates, Strand
+from hookscope.differences.values import Value, Values
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
@@ -31,26 +31,31 @@ from hookscope.inspection.state.preservation import Mode, Preserved, preserved
 from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.results.labels import row_label
 
-Key = tuple[str, int, int, Literal["output", "input"]]
-"""(layer, call, which of its tensors, output or input), in the names of A."""
+Key = tuple[str, int, int]
+"""(layer, call, which of its tensors), in the names of A."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A pause at a tensor that has a partner.
+class Seen(NamedTuple):
+    """An output that has a partner.
 
     Attributes:
-        inputs: Input tensors of the call, as in `ModuleCall`.
-        overwrote: The earlier output that the call took as input and overwrote; None if there is none.
+        output: Its value; the tensor is always there.
+        inputs: The values that the call was given; of a call that overwrote its first input, that one alone.
         channel_axis: The axis of the tensor that counts channels; None if none does.
+        grids: The spatial sizes of maps up to here, latest last.
     """
 
     key: Key
     layer: str
-    tensor: Tensor
-    inputs: tuple[Tensor, ...] = ()
-    overwrote: Key | None = None
+    output: Value
+    inputs: tuple[Value, ...] = ()
     channel_axis: int | None = None
+    grids: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def tensor(self) -> Tensor:
+        """The output itself, or a copy."""
+        return cast("Tensor", self.output.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,7 @@ class Party:
         threads: Number of CPU threads; None for torch's default.
         keeps: What to keep of each call until it returns: a copy of its inputs from before any hook, or the states of
             autocast and of the random generators.
-        looks_before: Whether to pause before every layer that overwrites its input, not only if that input was not
-            seen as an output.
+        copies_all: Whether to copy inputs that were seen before, too, before they are overwritten.
         batch: The next batch; None ends the run.
         shown: Outputs of all batches, in order, by (layer, call, which).
         passed_through: Whether each was an unchanged input in every batch.
@@ -116,7 +120,7 @@ class Party:
     threads: int | None = None
     keeps: Literal["inputs", "states", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
-    looks_before: bool = False
+    copies_all: bool = False
     batch: Batch | None = None
     rewinds: bool = False
     shown: dict[tuple[str, int, int], Shown] = field(default_factory=dict)
@@ -124,8 +128,8 @@ class Party:
     captured: Capture[int] | None = None
     _given: dict[str, list[Any]] = field(default_factory=dict)
     _counts: Counter[object] = field(default_factory=Counter)
-    _seen: dict[int, tuple[weakref.ref[Tensor], int, Key]] = field(default_factory=dict)
-    _overwrote: dict[CallKey, Key] = field(default_factory=dict)
+    _values: Values = field(default_factory=Values)
+    _overwrote: dict[CallKey, Value] = field(default_factory=dict)
     _is_paused: bool = False
 
     def run(self, strand: Strand[Stop]) -> None:
@@ -148,7 +152,7 @@ class Party:
                 operations=self.operations,
             )
         )
-        block.enter_context(self._before_calls(strand))
+        block.enter_context(self._before_calls())
         state.mark_hooks()
         is_first = True
         while self._next(strand, state, is_first=is_first):
@@ -165,8 +169,9 @@ class Party:
             self.rewinds = False
         elif not is_first:
             state.mark()
-        for kept in (self._counts, self._given, self._seen, self._overwrote):
+        for kept in (self._counts, self._given, self._overwrote):
             kept.clear()
+        self._values = Values()
         self.recorder.start(batch.indices)
         strand.pause(Ready(has_batch=True), breakable=False)
         if strand.breaks_off:  # before the forward pass began
@@ -210,13 +215,26 @@ class Party:
         """Tell whether rows of a layer or operation are shown."""
         return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
 
+    def copied(self, seen: Seen, *, known_too: bool) -> tuple[Seen, int]:
+        """Return an output that lasts when the network goes on, and how many bytes were copied for it.
+
+        Inputs that were seen before are left out, unless `known_too`.
+        """
+        output, taken = self._values.kept(seen.output, known_too=True)
+        inputs = []
+        for each in seen.inputs:
+            value, more = self._values.kept(each, known_too=known_too or self.copies_all)
+            inputs.append(value)
+            taken += more
+        return seen._replace(output=output, inputs=tuple(inputs)), taken
+
     def kept_of(self, layer: str) -> Any:
         """Pop what was kept of the latest call of a layer; None if nothing was."""
         given = self._given.get(layer)
         return given.pop() if given else None
 
     def _observe(self, strand: Strand[Stop], call: ModuleCall, slot: str, tensor: Tensor) -> int:
-        """Record an output in the hook and wait for its partner; return its index among the call's tensors."""
+        """Record and show an output in the hook; return its index among the call's tensors."""
         place = (call.layer, call.call)
         which = self._counts[place]
         self._counts[place] += 1
@@ -228,16 +246,15 @@ class Party:
             self.shown[*place, which] = Shown(row_label(call.layer, call.call, slot), call.layer, kind, shape, dtype)
         partner = self.partner(place)
         if partner is not None:
-            inputs = tuple([given for _, given in call.inputs])
-            key: Key = (*partner, which, "output")
-            if not self.looks_before and not tensor.is_inference():
-                self._seen[id(tensor)] = weakref.ref(tensor), tensor._version, key
-            strand.pause(Seen(key, call.layer, tensor, inputs, self._overwrote.pop(place, None), axis))
+            overwrote = self._overwrote.pop(place, None)
+            given = [self._values.of(each) for _, each in call.inputs] if overwrote is None else [overwrote]
+            grids = tuple(self.recorder.axes.grids)
+            strand.pause(Seen((*partner, which), call.layer, self._values.of(tensor), tuple(given), axis, grids))
         return which
 
     @contextmanager
-    def _before_calls(self, strand: Strand[Stop]) -> Iterator[None]:
-        """Add pre-hooks that show inputs about to be overwritten, and keep all inputs if `keeps` is set."""
+    def _before_calls(self) -> Iterator[None]:
+        """Add pre-hooks that copy inputs about to be overwritten, and keep what `keeps` says."""
         handles: list[RemovableHandle] = []
         try:
             for name, module in self.hooked.items():
@@ -245,7 +262,7 @@ class Party:
                     keep = Hook(self._keep_inputs if self.keeps == "inputs" else self._keep_states, name)
                     handles.append(module.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
                 if vars(module).get("inplace") is True and not [*module.children()]:
-                    before = Hook(self._before_overwriting, strand, name)
+                    before = Hook(self._before_overwriting, name)
                     handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             yield
         finally:
@@ -290,22 +307,16 @@ class Party:
         # Nested calls need several; calls that raised leave extra ones.
         self._given[layer] = [*self._given.get(layer, [])[-3:], what]
 
-    def _before_overwriting(self, strand: Strand[Stop], layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before_overwriting(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._is_paused:
             return
         place = (layer, self._counts[layer])
         self._counts[layer] += 1
-        partner = self.partner(place)
         given = tensors_given(args, kwargs)
-        if partner is None or not given:
-            return
-        tensor = given[0][1]
-        known = self._seen.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
-            self._overwrote[place] = known[2]
-            return
-        with torch._C.DisableTorchFunction(), plain_arithmetic():
-            strand.pause(Seen((*partner, 0, "input"), layer, tensor))
+        if given and self.partner(place) is not None:
+            with torch._C.DisableTorchFunction(), plain_arithmetic():
+                value = self._values.of(given[0][1])
+                self._overwrote[place] = self._values.kept(value, known_too=self.copies_all)[0]
 
 
 def looked_at(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -236,8 +236,9 @@ def _run_all(
     ):
         if compiled:
             compiled.strand = running[-1]
-        # Dynamo's settings hold for all threads: if one network is compiled, they take turns.
-        threads = None if compiled else share_threads(parties)
+        # Dynamo's settings hold for all threads: if one network is compiled, they take turns. So they do if B waits at
+        # each output to run its layer on A's inputs.
+        threads = None if compiled or shadow else share_threads(parties)
         meeting = Meeting(parties, running[: len(parties)], KeptMaps(coarsest_eps(parties)), shadow, threads)
         for batch in queue:
             _run_batch(batch, queue, meeting, outputs, ran, compiled)

@@ -23,7 +23,8 @@ def threads_kept() -> Iterator[None]:
 def share_threads(parties: Sequence[Party]) -> int | None:
     """Give each party an equal share of the CPU's threads, so that all can run at the same time.
 
-    If they took turns, the OpenMP threads of the one that waits would spin, and slow down the one that works.
+    If they took turns, the OpenMP threads of the one that waits would spin, and slow down the one that works. To end
+    them at each turn (omp_pause_resource) is no way out: new ones may start on the core of the one that works.
 
     Returns:
         How many threads they share; None where they take turns: on an accelerator, with a single thread, and where

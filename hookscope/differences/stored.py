@@ -19,6 +19,7 @@ from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.party import Seen
 from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows, partners
 from hookscope.differences.tolerances import exceeded, parse_condition
+from hookscope.differences.values import Value
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.session import package_versions
@@ -71,8 +72,9 @@ class _Drawing:
         if axis is not None and len(shape) > 3:
             grid = shape[2:] if axis == 1 else shape[1:-1]
             self.axes.add_grid(grid, makes_maps="2d" in found.a.kind or "3d" in found.a.kind)
-        seen = [Seen((found.label, 0, 0, "output"), found.call[0], each, channel_axis=axis) for each in (a, b)]
-        recorder = Recorder(0, None, None, axes=self.axes, indices=tuple(range(self.inputs)))
+        key, grids = (found.label, 0, 0), tuple(self.axes.grids)
+        seen = [Seen(key, found.call[0], Value(0, each), channel_axis=axis, grids=grids) for each in (a, b)]
+        recorder = Recorder(0, None, None, indices=tuple(range(self.inputs)))
         self.kept.offer(seen[0], seen[1], relative_l2, None, recorder)
 
 

@@ -18,7 +18,7 @@ def paired_rows(parties: Sequence[Party], meeting: Meeting, pairing: Pairing) ->
     """Return a row for each pair of outputs, those of modules around others too, in A's order of execution."""
     rows: list[DifferenceRow] = []
     for place, shown in parties[_A].shown.items():
-        row, partner = meeting.rows.get((*place, "output")), pairing.partner(place[:2])
+        row, partner = meeting.rows.get(place), pairing.partner(place[:2])
         if row is None or partner is None:
             continue
         other = parties[_B].shown[(*partner[0], place[2])]
@@ -79,7 +79,7 @@ def _alone(party: Party, other: Party, side: str, pairing: Pairing, meeting: Mee
             continue
         partner = pairing.partner(place[:2])
         key = place if side == "A" or partner is None else (*partner[0], place[2])
-        if partner is not None and (*key, "output") in meeting.rows:
+        if partner is not None and key in meeting.rows:
             continue
         reason = _reason(place, party, other, "B" if side == "A" else "A", pairing)
         yield Unmatched("A" if side == "A" else "B", shown.label, shown.kind, shown.shape, reason)

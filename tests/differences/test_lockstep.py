@@ -95,7 +95,7 @@ def test_one_that_is_received_goes_on_without_its_caller() -> None:
         return True
 
     with strands([function]) as (strand,):
-        strand.arrive = receive
+        strand.passes = receive
         assert strand.resume() == 3
         assert received == [1, 2]
 
@@ -111,10 +111,11 @@ def test_one_that_is_received_may_wait_until_another_thread_starts_it() -> None:
         return False
 
     with strands([function]) as (strand,):
-        strand.arrive = receive
+        strand.passes = receive
         strand.start()
         assert arrived.wait(timeout=60)
         assert not strand.done
+        assert next_stopped([strand]) == (strand, 1)
         assert strand.call(threading.get_ident) != threading.get_ident()
         strand.start()
         assert next_stopped([strand]) == (strand, None)
