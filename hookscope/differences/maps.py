@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -108,8 +108,11 @@ def _saved(a: Seen, b: Seen, recorder: Recorder) -> SavedActivation | None:
     if a.channel_axis is not None and difference.numel():
         channels = difference.shape[a.channel_axis]
         keeping.max_channels = max(1, _MOST_BYTES_OF_ONE * channels // difference.nbytes)
-    keeping.keep((a.layer, a.key[1], ""), difference, a.channel_axis)
-    return next((each for each in keeping.kept if each.values.nbytes <= _MOST_BYTES_OF_ONE), None)
+    found = next(keeping.slices((a.layer, a.key[1], ""), difference, a.channel_axis), None)
+    if found is None or found.values.nbytes > _MOST_BYTES_OF_ONE:
+        return None
+    is_part = found.values.numel() < difference.numel()  # whose rest is not held
+    return replace(found, values=found.values.clone()) if is_part else found
 
 
 def _rank(relative_l2: float) -> float:

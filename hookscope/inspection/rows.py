@@ -1,7 +1,7 @@
 """From hooks to rows: reduce in the hook, merge over batches, set flags, keep maps to draw."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 import torch
@@ -136,7 +136,12 @@ class Recorder:
         return self.reducer.reduce(tensor, axis, self.indices)
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
-        """Clone the slices that belong to the inputs to be drawn, if there are any."""
+        """Clone the `slices`."""
+        found = self.slices(key, tensor, axis)
+        self.kept += [replace(each, values=each.values.detach().clone()) for each in found]
+
+    def slices(self, key: Place, tensor: Tensor, axis: int | None) -> Iterator[SavedActivation]:
+        """Return the slices that belong to the inputs to be drawn, if there are any, in the tensor's own memory."""
         is_dense = tensor.layout == torch.strided and not tensor.is_nested
         if self.grids_for <= min(self.indices, default=0) or not is_dense or not tensor.numel():
             return
@@ -156,9 +161,7 @@ class Recorder:
             if self.max_channels is not None and axis is not None:
                 values = values.narrow(axis - 1, 0, min(self.max_channels, channel_count))  # noqa: PLW2901
             grids = tuple(self.axes.grids)
-            self.kept.append(
-                SavedActivation(key, index, values.detach().clone(), axis, channel_count, shape, grids, note)
-            )
+            yield SavedActivation(key, index, values, axis, channel_count, shape, grids, note)
             if note:
                 break
 
