@@ -31,7 +31,6 @@ from hookscope.models import LoadedModel
 from hookscope.results.gradients import Gradients, InputGradients
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics import Reducer
-from hookscope.statistics.squares import SquareSums
 
 
 class PassError(ModelError):
@@ -175,7 +174,6 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         broken = _run_batches(run, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
         named = named_parameters(network)
 
-    squares = SquareSums([each.parameter for each in named])  # while rows are made
     merge_batch(run)
     if broken is None and operations is not None and (missing := operations.missing()):
         raise LayerNotFoundError(missing)
@@ -191,7 +189,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         loss=loss_record(run.losses),
         rows=results,
         gradients=gradients,
-        parameters=parameter_rows(named, squares, on_tensor, recorder.reducer),
+        parameters=parameter_rows(named, on_tensor, recorder.reducer),
         uncalled=uncalled(inspected, selected, captured.called, broke_off=failure is not None, mode=mode),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))

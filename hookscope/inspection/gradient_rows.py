@@ -19,7 +19,7 @@ from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord,
 from hookscope.results.labels import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
-from hookscope.statistics.squares import SquareSums
+from hookscope.statistics.squares import square_sums
 from hookscope.statistics.storage import as_real_floats, stored_values
 
 
@@ -233,19 +233,13 @@ def named_parameters(network: nn.Module) -> list[NamedParameter]:
 
 
 def parameter_rows(
-    parameters: Sequence[NamedParameter],
-    squares: SquareSums,
-    on_tensor: Callable[[str, Tensor], None] | None,
-    reducer: Reducer,
+    parameters: Sequence[NamedParameter], on_tensor: Callable[[str, Tensor], None] | None, reducer: Reducer
 ) -> tuple[ParameterRow, ...]:
-    """Measure parameters and their gradients; `on_tensor` is called with "NAME grad" and each gradient.
-
-    `squares` is of the parameters, in order.
-    """
+    """Measure parameters and their gradients; `on_tensor` is called with "NAME grad" and each gradient."""
     gradients = [(index, each.gradient) for index, each in enumerate(parameters) if each.gradient is not None]
     gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():
-        norms = _l2_norms([each.parameter for each in parameters], squares.finish())
+        norms = _l2_norms([each.parameter for each in parameters])
         reduce = reducer.fastest()
         measured = [reduce(gradient, None, (0,)) for _, gradient in gradients]
         reducer.settle()
@@ -272,16 +266,17 @@ def parameter_rows(
     return tuple(rows)
 
 
-def _l2_norms(parameters: Sequence[nn.Parameter], square_sums: Sequence[float | None]) -> list[float | None]:
+def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
     """Return the root of the sum of squares of each; None where it does not exist (meta) or is not finite.
 
-    Sums that are not known are taken in float64 over rows of axis 0, within which the tensor's own float32 or better is
-    good to 1e-5.
+    What compiled code does not read is summed in float64 over rows of axis 0, within which the tensor's own float32 or
+    better is good to 1e-5.
     """
-    norms = [None if each is None or not math.isfinite(each) else math.sqrt(each) for each in square_sums]
+    known = square_sums(parameters)
+    norms = [None if each is None or not math.isfinite(each) else math.sqrt(each) for each in known]
     left, rows = [], []
     for index, parameter in enumerate(parameters):
-        if square_sums[index] is None and not parameter.is_meta:
+        if known[index] is None and not parameter.is_meta:
             values = as_real_floats(stored_values(parameter.detach(), ())[0])
             if values.numel():
                 left.append(index)

@@ -1,4 +1,4 @@
-/* Sums of squares of many float32 tensors, in float64, by any number of threads at once. */
+/* Sums of squares of many float32 tensors, in float64: one after the other, shared among threads. */
 
 #include "native.h"
 
@@ -11,8 +11,9 @@ typedef struct {
     const float *const *values; /* of `count` tensors */
     const i64 *sizes;
     double *sums; /* written */
-    i64 count;
-    i64 taken; /* how many tensors threads have begun with, all together */
+    i64 count, threads;
+    const Runtime *runtime; /* null for one thread */
+    i64 taken;              /* how many tensors threads have begun with, all together; 0 at first */
 } Squares;
 
 INLINE double sum_of(const float *values, i64 size) {
@@ -41,7 +42,13 @@ INLINE void sum_all(Squares *squares) {
 }
 
 #define VARIANT(name, target)                                                                                          \
-    target EXPORT void sum_squares_##name(Squares *squares) { sum_all(squares); }
+    target static void sum_##name(void *squares) { sum_all((Squares *)squares); }                                      \
+    target EXPORT void sum_squares_##name(Squares *squares) {                                                          \
+        if (squares->runtime && squares->threads > 1)                                                                  \
+            squares->runtime->run(sum_##name, squares, (unsigned)squares->threads, 0);                                 \
+        else                                                                                                           \
+            sum_all(squares);                                                                                          \
+    }
 
 VARIANT(default, )
 #if defined(__x86_64__)
