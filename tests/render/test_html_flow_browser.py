@@ -86,6 +86,16 @@ def test_a_block_leads_to_its_drawing_and_a_row_to_its_page(open_page: Open) -> 
     assert page.locator("[id=flow-2]").count() == 1
 
 
+def test_the_focus_stays_where_the_reader_has_moved_it(open_page: Open) -> None:
+    page = open_page("#flow-2").page
+    until(page, "document.activeElement.id === 'flow-2'")
+    page.keyboard.press("Tab")
+    inside = page.evaluate("document.activeElement.textContent")
+    page.evaluate("dispatchEvent(new HashChangeEvent('hashchange'))")  # which may come later than the key
+    assert page.evaluate("document.activeElement.textContent") == inside
+    assert page.evaluate("document.activeElement.id") != "flow-2"
+
+
 def test_a_block_leads_from_a_page_to_the_tree_and_going_back_opens_it_again(open_page: Open) -> None:
     page = open_page(f"#layer={LONG}.0.conv").page
     page.click("#body figure.flow .output a")

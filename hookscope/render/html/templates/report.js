@@ -81,7 +81,8 @@ function reveal(figure) {
     if (each.tagName === "DETAILS") each.open = true;
   }
   figure.scrollIntoView();
-  figure.focus({ preventScroll: true });
+  // The browser may have brought the focus here already, and the reader moved it on.
+  if (!figure.contains(document.activeElement)) figure.focus({ preventScroll: true });
 }
 
 function placed(figure, row) {
