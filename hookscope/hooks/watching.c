@@ -47,11 +47,10 @@ static int returns(Object *function, Object *given, Object *other) {
 }
 
 /* Tell whether the hook of the tensor that came last is the newest one of this tensor, which is the same. */
-static int has_hook(const Object *latest, Object *self, Object *tensor, i64 version, i64 hook_count) {
-    Object *items = (Object *)latest;
-    return items != SHARED(NONE) && py->value(py->item(items, LATEST_VERSION)) == version &&
-           py->value(py->item(items, LATEST_COUNT)) == hook_count &&
-           is(py->call(py->item(items, LATEST_REFERENCE), 0, 0, 0), tensor);
+static int has_hook(Object *self, Object *latest, Object *tensor, i64 version, i64 hook_count) {
+    return latest != SHARED(NONE) && py->value(py->item(latest, LATEST_VERSION)) == version &&
+           py->value(py->item(latest, LATEST_COUNT)) == hook_count &&
+           is(py->call(py->item(latest, LATEST_REFERENCE), 0, 0, 0), tensor);
 }
 
 /* As `GradientWatch._hook`: return the tensor's hooks, with a new one for a list of sites. */
@@ -77,7 +76,7 @@ static int watch(Owned *owned, Object *self, Object *key, Object *site, Object *
     Object *hooks = own(owned, py->attribute(tensor, SHARED(HOOKS)));
     if (!sites || !latest || !hooks || py->store(sites, key, site)) return -1;
     i64 count = hooks == SHARED(NONE) ? 0 : py->size(hooks);
-    if (has_hook(latest, self, tensor, version, count))
+    if (has_hook(self, latest, tensor, version, count))
         return py->append(py->item(latest, LATEST_SITES), site) ? -1 : 1;
     Object *of_tensor = list_of(owned, site);
     hooks = of_tensor ? hooked(owned, self, tensor, hooks, of_tensor) : 0;
@@ -89,12 +88,11 @@ static int watch(Owned *owned, Object *self, Object *key, Object *site, Object *
 }
 
 int watch_output(Owned *owned, Object *self, Object *made, Object *output, i64 version) {
-    Object *type = py->type(output), *latest = PART(WATCH);
-    if (!is(type, SHARED(TENSOR)) || !is(py->attribute(output, SHARED(REQUIRES_GRAD)), SHARED(TRUE)) ||
+    if (!is(py->type(output), SHARED(TENSOR)) || !is(py->attribute(output, SHARED(REQUIRES_GRAD)), SHARED(TRUE)) ||
         !is(py->attribute(output, SHARED(IS_LEAF)), SHARED(FALSE)) ||
         !is(py->method(SHARED(IS_VIEW), &output, 1, 0), SHARED(FALSE)) ||
-        !returns(SHARED(IS_TRANSFORMED), output, SHARED(FALSE)) || !is_empty(latest, SHARED(CLONE_AT)) ||
-        !is_empty(latest, SHARED(HOPELESS)))
+        !returns(SHARED(IS_TRANSFORMED), output, SHARED(FALSE)) || !is_empty(PART(WATCH), SHARED(CLONE_AT)) ||
+        !is_empty(PART(WATCH), SHARED(HOPELESS)))
         return 0;
     Object *named[] = {py->item(made, LAYER), py->item(made, NUMBER), SHARED(EMPTY), SHARED(ROLE)};
     Object *key = tuple_of(owned, named, 4), *sites = own(owned, py->attribute(PART(WATCH), SHARED(OF_SITES)));
