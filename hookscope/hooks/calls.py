@@ -112,11 +112,10 @@ class CallHooks(Generic[T]):
 
         Called when the capture is set up.
         """
-        watching, bypass = None, None
+        watching = None
         if self.watch is not None and (self.watch.with_inputs or (watching := self.watch.parts()) is None):
             return self.only, self.before, self.after
-        if self.with_operations:
-            bypass = torch._C.DisableTorchFunction
+        bypass = torch._C.DisableTorchFunction if self.with_operations else None
         lock = self.lock.acquire, self.lock.release
 
         def compiled(name: str, python: Callable[..., object]) -> Callable[..., object]:

@@ -63,7 +63,7 @@ def compiled_function(name: str, parts: tuple[Any, ...]) -> Callable[..., Any] |
 
 
 def definition_of(name: str) -> int | None:
-    """Return the address of what compiled code makes a function of; None as for `compiled_function`."""
+    """Return the address of a function's `PyMethodDef`; None as for `compiled_function`."""
     definition = _definition(name)
     return None if definition is None else ctypes.addressof(definition)
 
