@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from hookscope.attribution.guided import ADVICE, ActivationCalls, Rule, ruled
 from hookscope.attribution.question import Question
 from hookscope.errors import ModelError, UsageError
+from hookscope.errors.installing import install_command
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
-from hookscope.installing import install_command
 from hookscope.results.attributions import Method
 from hookscope.text import shape_text
 

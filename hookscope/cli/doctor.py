@@ -14,7 +14,7 @@ from hookscope.cli import options
 from hookscope.cli.console import consoles
 from hookscope.cli.greeting import has_demo
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
-from hookscope.installing import install_command, reinstall_command
+from hookscope.errors.installing import install_command, reinstall_command
 from hookscope.text import counted, safe_text, some_of, strict_json
 
 # Extras, a package of each, and what they are for.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.cli.preview import check_preview, show_picture
 from hookscope.errors import OutputError, UsageError
-from hookscope.installing import install_command
+from hookscope.errors.installing import install_command
 from hookscope.text import safe_text
 
 if TYPE_CHECKING:

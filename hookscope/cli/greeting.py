@@ -7,7 +7,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from hookscope.installing import install_command
+from hookscope.errors.installing import install_command
 
 # Our choice: a folder with more entries is not searched to its end.
 _MOST_ENTRIES = 1000

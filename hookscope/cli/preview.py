@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError
-from hookscope.installing import install_command
+from hookscope.errors.installing import install_command
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from hookscope.errors import ImageError
-from hookscope.installing import package_command
+from hookscope.errors.installing import package_command
 from hookscope.text import one_line
 
 # Pillow logs some damage before it raises; without a handler Python would print that to stderr.

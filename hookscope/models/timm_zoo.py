@@ -20,7 +20,7 @@ from hookscope.errors import (
     UsageError,
     nearest,
 )
-from hookscope.installing import install_command
+from hookscope.errors.installing import install_command
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import REMEDY, DownloadError, fetch, is_cached, unreachable

@@ -22,7 +22,7 @@ from hookscope.errors import (
     ModelError,
     UsageError,
 )
-from hookscope.installing import install_command
+from hookscope.errors.installing import install_command
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
-from hookscope.installing import package_command
+from hookscope.errors.installing import package_command
 from hookscope.render import gradient_tables, terminal
 from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hookscope.installing import install_command, package_command, reinstall_command
+from hookscope.errors.installing import install_command, package_command, reinstall_command
 from tests.cli.conftest import CAT, Run, environment, networks, run  # noqa: F401 - fixtures
 
 METADATA = "pipx_metadata.json"
@@ -48,7 +48,7 @@ def test_the_command_is_one_that_works_in_the_environment(
     for name, text in files.items():
         (tmp_path / folder / name).write_text(text, encoding="utf-8")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / folder))
-    monkeypatch.setattr("hookscope.installing.find_spec", lambda _name: None)  # uv leaves pip out
+    monkeypatch.setattr("hookscope.errors.installing.find_spec", lambda _name: None)  # uv leaves pip out
     assert (install_command("timm"), reinstall_command("torch")) == commands
 
 
@@ -92,6 +92,6 @@ def test_a_package_that_no_extra_has_is_added_in_the_same_way(tmp_path: Path, mo
 
 
 def test_no_other_text_says_how_packages_are_added() -> None:
-    package = Path(__file__).parents[1] / "hookscope"
+    package = Path(__file__).parents[2] / "hookscope"
     saying = [path.name for path in package.rglob("*.py") if "pip install" in path.read_text(encoding="utf-8")]
     assert saying == ["installing.py"]
