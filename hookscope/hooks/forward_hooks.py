@@ -175,10 +175,11 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
     hooks, watch, key, attached = captured._hooks, captured._watch, captured._key, captured._attached
     only, before, after = hooks.fastest()
     gives_aliases = watch is not None and watch.with_inputs
-    first: dict[int, tuple[str, nn.Module]] = {}
+    seen: set[int] = set()
     for name, module in layers.items():
-        first.setdefault(id(module), (name, module))
-    for name, module in first.values():
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
         if _only_returns(module) and not gives_aliases:
             hook = Hook(only, name, bool(vars(module).get("inplace")))
         else:

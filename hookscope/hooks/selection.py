@@ -12,19 +12,22 @@ from hookscope.hooks.patterns import Pattern, parse_pattern
 
 def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tuple[str, ...]]]:
     """Return every module once by its first dotted name, and the other names of modules that have several."""
-    first: dict[int, str] = {}
-    modules: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {"": model}
     aliases: dict[str, tuple[str, ...]] = {}
+    first = {id(model): ""}
 
-    def walk(name: str, module: nn.Module) -> None:  # as `named_modules`, without a generator for each level
-        known = first.setdefault(id(module), name)
-        if known == name:
-            modules[name] = module
-        else:
-            aliases[known] = (*aliases.get(known, ()), name)
+    def walk(prefix: str, module: nn.Module) -> None:  # as `named_modules`, without a generator for each level
         for child_name, child in module._modules.items():
-            if child is not None:
-                walk(f"{name}.{child_name}" if name else child_name, child)
+            if child is None:
+                continue
+            name = prefix + child_name
+            known = first.setdefault(id(child), name)
+            if known == name:
+                modules[name] = child
+            else:
+                aliases[known] = (*aliases.get(known, ()), name)
+            if child._modules:
+                walk(f"{name}.", child)
 
     walk("", model)
     return modules, aliases

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from hookscope.inspection.rows import Recorder, same_values
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
 from hookscope.results.labels import row_label
+from hookscope.results.quick import make_all
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.squares import square_sums
@@ -128,13 +130,13 @@ def gradient_rows(
     # A container shares the reduction of its last child.
     reductions = {id(each.reduction): each.reduction for each in arrived if each.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
-    rows = []
+    arguments: list[tuple[Any, ...]] = []
     for index, each in enumerate(gradients.values()):
         site, operation = each.site, each.site.operation
         statistics = measured.get(id(each.reduction))
         status = _status(not site.untracked, statistics)
-        rows.append(
-            GradientRow(  # in the order of the fields, which takes less time
+        arguments.append(
+            (
                 index,
                 positions.get(id(each)),
                 site.layer,
@@ -153,6 +155,7 @@ def gradient_rows(
                 "" if operation is None else operation.source,
             )
         )
+    rows = make_all(GradientRow, arguments)
     if loss is not None and any(row.status == "zero" for row in rows):
         rows = _with_consumers(rows, loss, nodes)
     return _with_repeats(rows, activations)
@@ -244,14 +247,14 @@ def parameter_rows(
         measured = [reduce(gradient, None, (0,)) for _, gradient in gradients]
         reducer.settle()
         statistics = dict(zip((index for index, _ in gradients), summarise(collect(measured)), strict=True))
-    rows = []
+    arguments: list[tuple[Any, ...]] = []
     for index, (each, norm) in enumerate(zip(parameters, norms, strict=True)):
         gradient = statistics.get(index)
         name, *aliases = each.names
         if on_tensor is not None and each.gradient is not None:
             on_tensor(f"{name} grad", each.gradient)
-        rows.append(
-            ParameterRow(
+        arguments.append(
+            (
                 index,
                 name,
                 each.kind,
@@ -263,7 +266,7 @@ def parameter_rows(
                 tuple(aliases),
             )
         )
-    return tuple(rows)
+    return tuple(make_all(ParameterRow, arguments))
 
 
 def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:

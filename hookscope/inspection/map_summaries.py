@@ -70,6 +70,8 @@ def summarise_maps(
 
 def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tuple[MapSummary, ...]:
     """Return summaries by row and input."""
+    if not saved:
+        return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
     result = []
     fetched = [_fetched([getattr(each, name) for each in saved]) for name in ("means", "strongest", "channels")]

@@ -16,6 +16,9 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.text import safe_text
 
+# Modules whose parameters may be those of the module that they are in; parametrisations are in a ModuleDict.
+_HOLDS_PARAMETERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleDict)
+
 
 @dataclass(frozen=True, slots=True)
 class InspectedNetwork:
@@ -59,9 +62,11 @@ def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
     network = unwrap(model.module if isinstance(model, LoadedModel) else model)
     modules, aliases = module_index(network)
     counts, total = count_parameters(modules)
-    for name, module in modules.items():
-        if module._modules:
-            counts[name] = sum(each.numel() for each in owned_parameters(module))
+    kinds = {*map(type, modules.values())}
+    if any(issubclass(kind, _HOLDS_PARAMETERS) for kind in kinds):
+        for name, module in modules.items():
+            if module._modules:
+                counts[name] = sum(each.numel() for each in owned_parameters(module))
     if isinstance(model, LoadedModel):
         return InspectedNetwork(network, model.info, model.warnings, model.notes, modules, aliases, counts)
     kind = type(network).__name__

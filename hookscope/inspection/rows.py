@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledL
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow
 from hookscope.results.labels import row_label
+from hookscope.results.quick import make_all
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
@@ -25,19 +26,6 @@ from hookscope.text import counted
 
 # A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
 _DEAD_FRACTION = 0.5
-
-# All flags, in the order of display.
-_FLAGS: tuple[Flag, ...] = (
-    "not a tensor",
-    "unmeasured",
-    "non-finite",
-    "all zero",
-    "constant",
-    "dead channels",
-    "in-place",
-    "pass-through",
-    "shape varies",
-)
 
 # Fields that are counts or comparisons, and those that are sums, which may be rounded differently. Channels depend on
 # an axis that is inferred anew at each module.
@@ -198,37 +186,35 @@ def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[
     # A container shares the reduction of its last child.
     reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
-    result = []
-    shown: dict[Place, TensorStatistics] = {}
-    labels = {place: row_label(*place) for place in rows}
+    nothing = TensorStatistics((), "none", 0)
+
+    def statistics_of(row: Row) -> TensorStatistics:
+        return nothing if row.reduction is None else measured[id(row.reduction)]
+
+    modules, counts, aliases = inspected.modules, inspected.parameter_counts, inspected.aliases
+    arguments: list[tuple[Any, ...]] = []
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
-        statistics = TensorStatistics((), "none", 0) if row.reduction is None else measured[id(row.reduction)]
-        shown[layer, call, slot] = statistics
-        operation = row.operation
-        repeats = row.repeats if row.repeats and _counted_alike(statistics, shown[row.repeats]) else None
-        result.append(
-            LayerRow(  # in the order of the fields, which takes less time
+        statistics, operation, repeats = statistics_of(row), row.operation, row.repeats
+        repeats = repeats if repeats and _counted_alike(statistics, statistics_of(rows[repeats])) else None
+        arguments.append(
+            (
                 index,
                 layer,
-                type(inspected.modules[layer]).__name__ if operation is None else operation.name,
+                type(modules[layer]).__name__ if operation is None else operation.name,
                 call,
                 slot,
-                inspected.parameter_counts[layer] if operation is None else 0,
+                counts[layer] if operation is None else 0,
                 statistics,
                 _flags(row, statistics),
-                inspected.aliases.get(layer, ()),
-                labels[repeats] if repeats else "",
+                aliases.get(layer, ()),
+                row_label(*repeats) if repeats else "",
                 (),
                 None if operation is None else operation.owner,
                 "" if operation is None else operation.source,
-                _labelled(row.sources, labels) if row.sources else (),
+                tuple([each if isinstance(each, str) else row_label(*each) for each in row.sources]),
             )
         )
-    return tuple(result)
-
-
-def _labelled(sources: Sequence[Place | str], labels: Mapping[Place, str]) -> tuple[str, ...]:
-    return tuple([each if isinstance(each, str) else labels[each] for each in sources])
+    return tuple(make_all(LayerRow, arguments))
 
 
 def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tuple[str, ...]:
@@ -250,20 +236,26 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
 
 
 def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
-    constant = statistics.min is not None and statistics.min == statistics.max and statistics.element_count > 1
-    dead_fraction = (statistics.dead_channel_count and statistics.dead_channel_fraction) or 0
-    holds = (
-        row.reduction is None,
-        statistics.unmeasured is not None,
-        bool(statistics.nan_count or statistics.inf_count),
-        constant and statistics.min == 0,
-        constant and statistics.min != 0,
-        not constant and dead_fraction >= _DEAD_FRACTION,
-        row.in_place,
-        row.passed_through,
-        row.shape_varies,
-    )
-    return tuple(compress(_FLAGS, holds)) if True in holds else ()
+    """Return the flags of a row in the order of display."""
+    low, high = statistics.min, statistics.max
+    flags: list[Flag] = []
+    if row.reduction is None:
+        flags.append("not a tensor")
+    if statistics.unmeasured is not None:
+        flags.append("unmeasured")
+    if statistics.nan_count or statistics.inf_count:
+        flags.append("non-finite")
+    if low is not None and low == high and statistics.element_count > 1:
+        flags.append("all zero" if low == 0 else "constant")
+    elif statistics.dead_channel_count and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
+        flags.append("dead channels")
+    if row.in_place:
+        flags.append("in-place")
+    if row.passed_through:
+        flags.append("pass-through")
+    if row.shape_varies:
+        flags.append("shape varies")
+    return tuple(flags)
 
 
 def uncalled(

@@ -1,9 +1,14 @@
 """Make frozen dataclasses in less than half of the time, for results that come by the thousand."""
 
 import dataclasses
+from collections.abc import Iterable
+from itertools import starmap
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+# Of each quick class, the one that is not frozen.
+_settable: dict[type, type] = {}
 
 
 def quick(frozen: type[T]) -> type[T]:
@@ -26,6 +31,7 @@ def quick(frozen: type[T]) -> type[T]:
         eq=False,
         slots=True,
     )
+    _settable[frozen] = settable
     become, fill = object.__setattr__, vars(settable)["__init__"]
 
     def construct(self: T, *args: Any, **kwargs: Any) -> None:
@@ -36,6 +42,14 @@ def quick(frozen: type[T]) -> type[T]:
     vars(construct)["__wrapped__"] = vars(frozen)["__init__"]  # the signature
     setattr(frozen, "__init__", construct)  # noqa: B010 - mypy lets no one assign it
     return frozen
+
+
+def make_all(kind: type[T], arguments: Iterable[tuple[Any, ...]]) -> list[T]:
+    """Make objects of a quick class from positional arguments, in half of the time that its constructor takes."""
+    made: list[Any] = [*starmap(_settable[kind], arguments)]
+    for each in made:
+        each.__class__ = kind
+    return made
 
 
 def _defaults(each: "dataclasses.Field[Any]") -> Any:

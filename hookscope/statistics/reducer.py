@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hookscope.hooks.compiled import compiled_function
 from hookscope.results.distribution import quantiles
+from hookscope.results.quick import make_all
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics.native import ALIKE, FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
@@ -285,7 +286,8 @@ def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:
     """Turn reductions over the whole input, one per activation, into statistics, in order."""
     distributions = [each.distribution for each in reductions if each.distribution is not None]
     at_levels = iter(quantiles(distributions, QUANTILE_LEVELS))
-    return [_statistics(each, None if each.distribution is None else next(at_levels)) for each in reductions]
+    arguments = [_statistics(each, None if each.distribution is None else next(at_levels)) for each in reductions]
+    return make_all(TensorStatistics, arguments)
 
 
 def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics:
@@ -301,39 +303,26 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
     return summarise([reduce_tensor(tensor, channel_axis)])[0]
 
 
-def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> TensorStatistics:
-    elements, count = reduction.element_count, reduction.finite_count
-    if reduction.unmeasured or not elements:
-        return TensorStatistics(reduction.shape, reduction.dtype, elements, unmeasured=reduction.unmeasured)
-    nonzero_count, per_channel = reduction.nonzero_count, reduction.channel_nonzero
+def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> tuple[Any, ...]:
+    """Return the values of the fields of `TensorStatistics`."""
+    shape, dtype, elements, axis, count, mean, squared_deviations = reduction[:7]
+    low, high, abs_sum, square_sum, nan_count, nonzero_count = reduction[7:13]
+    per_channel, distribution, unmeasured, sketch = reduction[13:]
+    if unmeasured or not elements:
+        return (shape, dtype, elements, *[None] * 13, unmeasured)
     channel_count = dead_channel_count = None
     if per_channel is not None:
         channel_count = per_channel.size
         dead_channel_count = 0 if nonzero_count == elements else channel_count - int(np.count_nonzero(per_channel))
-    mean = std = low = high = mean_abs = l2 = None
+    numbers: tuple[float | None, ...] = (None,) * 6
     if count:
-        mean, low, high = reduction.mean, reduction.min, reduction.max
-        std, l2 = math.sqrt(reduction.squared_deviations / count), math.sqrt(reduction.square_sum)
-        mean_abs = reduction.abs_sum / count
-    return TensorStatistics(  # in the order of the fields, which takes less time: there may be thousands
-        reduction.shape,
-        reduction.dtype,
-        elements,
-        mean,
-        std,
-        low,
-        high,
-        mean_abs,
-        l2,
+        std, mean_abs, l2 = math.sqrt(squared_deviations / count), abs_sum / count, math.sqrt(square_sum)
+        numbers = (mean, std, low, high, mean_abs, l2)
+    return (
+        *(shape, dtype, elements, *numbers),
         (elements - nonzero_count) / elements,
-        reduction.nan_count,
-        elements - count - reduction.nan_count,
-        reduction.channel_axis,
-        channel_count,
-        dead_channel_count,
-        at_levels,
-        None,
-        reduction.distribution,
-        None,
-        reduction.sketch,
+        nan_count,
+        elements - count - nan_count,
+        *(axis, channel_count, dead_channel_count),
+        *(at_levels, None, distribution, None, sketch),
     )

@@ -47,7 +47,10 @@ _EMPTY_MODULE = [*vars(nn.Module())]
 
 _TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
 
-# Torch's own modules by class and number of attributes, where these have been seen to be constants.
+# What a class may define that does nothing while its modules run.
+_INERT = frozenset({"__init__", "__module__", "__qualname__", "__doc__", "__annotations__", "__parameters__"})
+
+# Modules of torch's own code by class and number of attributes, where these have been seen to be constants.
 _constant: set[tuple[type, int]] = set()
 
 # Modules of the standard library whose classes keep what they hold in attributes.
@@ -146,12 +149,17 @@ def _keeps_still(module: nn.Module) -> bool:
     attributes = vars(module)
     key = (type(module), len(attributes))
     if key not in _constant:
-        if key[0] not in _TORCHS_OWN or not all(
+        if not _runs_torchs_code(key[0]) or not all(
             type(value) in {tuple, list} and _LEAVES.issuperset(map(type, value)) for value in _own_values(attributes)
         ):
             return False
         _constant.add(key)
     return not attributes["training"]
+
+
+def _runs_torchs_code(kind: type) -> bool:
+    """Tell whether a class is one of torch's own, or builds one of those and adds no code that runs later."""
+    return kind in _TORCHS_OWN or (_INERT.issuperset(vars(kind)) and all(map(_runs_torchs_code, kind.__bases__)))
 
 
 def _own_values(attributes: dict[str, Any]) -> list[Any]:
