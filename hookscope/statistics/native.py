@@ -233,5 +233,6 @@ ALIKE: tuple[Any, ...] = (
     *("_version", "dtype", "is_cpu", "is_nested", "is_neg", "data_ptr", "shape", "stride"),
     *("known", "all_nonzero", "address", "axes", "channel_axis", "nodes", "layer", "call", "slot", "role", "output"),
     torch._C._current_autograd_node,  # noqa: SLF001 - the public way registers a hook
+    *("_habits", "_axis_by_shape", "second", "last", "__dict__", "dims", ""),
     *(None, True, False, 0),
 )

@@ -17,7 +17,7 @@ enum { OF_REDUCE = PYTHON + 1, RECORDER };
 enum {
     TENSOR, PARAMETER, FLOAT32, LAYOUT_OF, REDUCTION, NEW, FROM_BYTES,
     VERSION, DTYPE, IS_CPU, IS_NESTED, IS_NEG, DATA_PTR, SHAPE, STRIDE, KNOWN, ALL_NONZERO, ADDRESS, AXES, CHANNEL_AXIS,
-    NODES, LAYER, CALL, SLOT, ROLE, OUTPUT, CURRENT_NODE,
+    NODES, LAYER, CALL, SLOT, ROLE, OUTPUT, CURRENT_NODE, HABITS, AXIS_BY_SHAPE, SECOND, LAST, ITS_ATTRIBUTES, DIMS, EMPTY,
     NONE, TRUE, FALSE, ZERO
 };
 
@@ -30,7 +30,7 @@ typedef i32 (*Kernel)(const float *, const Layout *, const Results *);
 #define SHARED(which) py->item(py->item(self, ALIKE), which)
 
 static Object *held(Object *object) {
-    py->hold(object);
+    if (object) py->hold(object);
     return object;
 }
 
@@ -152,6 +152,48 @@ EXPORT Object *reduce(Object *self, Object *const *given, i64 count) {
     return py->call(PART(PYTHON), given, count, 0);
 }
 
+/* As `_matching` in channel_axis.py; 0 where a module does not say what it counts. `count` is given away. */
+static i64 matching_axis(Object *count, Object *shape, i64 last, int is_second) {
+    i64 channels = count ? py->value(count) : -1;
+    if (channels < 0) {
+        py->clear();
+        channels = count && py->length(count) == 1 ? py->value(py->item(count, 0)) : -1;
+    }
+    py->drop(count);
+    if (channels < 0) return 0;
+    int second_fits = py->value(py->item(shape, 1)) == channels, last_fits = py->value(py->item(shape, last)) == channels;
+    return (second_fits != last_fits ? second_fits : is_second) ? 1 : last;
+}
+
+/* `AxisReader.channel_axis` where the axis is that of the latest tensor of this shape, so that there is nothing to note;
+ * else NULL. What is returned is borrowed. */
+static Object *known_axis(Object *self, Object *axes, Object *maker, Object *kind, Object *shape) {
+    Owned owned;
+    owned.count = 0;
+    i64 last = py->length(shape) - 1, axis = 0;
+    if (last < 1) return SHARED(NONE);
+    Object *habits = own(&owned, py->attribute(axes, SHARED(HABITS)));
+    Object *by_shape = own(&owned, py->attribute(axes, SHARED(AXIS_BY_SHAPE)));
+    Object *habit = habits ? py->lookup(habits, kind) : 0;
+    Object *beyond_batch = own(&owned, py->tuple(last));
+    for (i64 at = 0; beyond_batch && at < last; at++) py->set_item(beyond_batch, at, held(py->item(shape, at + 1)));
+    Object *known = habit && by_shape && beyond_batch ? py->lookup(by_shape, beyond_batch) : 0;
+    if (known) {
+        Object *count = py->item(habit, 0), *side = py->item(habit, 1);
+        if (count != SHARED(EMPTY)) {
+            axis = matching_axis(py->attribute(maker, count), shape, last, side == SHARED(SECOND));
+        } else if (side == SHARED(EMPTY)) {
+            Object *attributes = maker == kind ? 0 : own(&owned, py->attribute(maker, SHARED(ITS_ATTRIBUTES)));
+            if (maker == kind || (attributes && !py->lookup(attributes, SHARED(DIMS)))) axis = py->value(known);
+        } else {
+            axis = side == SHARED(LAST) ? last : side == SHARED(SECOND);
+        }
+    }
+    int is_known = axis && axis == py->value(known);
+    give_back(&owned);
+    return is_known ? known : 0;
+}
+
 /* `Recorder.observe`: given the call, the slot and the tensor. */
 EXPORT Object *observe(Object *self, Object *const *given, i64 count) {
     if (count != 3 || !is_plain(self, given[2])) {
@@ -159,13 +201,23 @@ EXPORT Object *observe(Object *self, Object *const *given, i64 count) {
         return py->call(PART(PYTHON), given, count, 0);
     }
     Object *axes = py->attribute(PART(RECORDER), SHARED(AXES)), *shape = attribute(self, given[2], SHAPE);
-    Object *operation = py->item(given[0], OPERATION);
-    Object *maker = operation == SHARED(NONE) ? py->item(given[0], MODULE) : py->item(operation, 0);
-    Object *asked[] = {axes, maker, shape};
-    Object *axis = axes && shape ? py->method(SHARED(CHANNEL_AXIS), asked, 3, 0) : 0;
+    Object *operation = py->item(given[0], OPERATION), *maker = py->item(given[0], MODULE), *kind;
+    if (operation == SHARED(NONE)) {
+        kind = py->type(maker);
+    } else {
+        maker = py->item(operation, 0);
+        kind = held(maker);
+    }
+    Object *axis = axes && shape ? held(known_axis(self, axes, maker, kind, shape)) : 0;
+    if (!axis && axes && shape) {
+        Object *asked[] = {axes, maker, shape};
+        py->clear();
+        axis = py->method(SHARED(CHANNEL_AXIS), asked, 3, 0);
+    }
     Object *reduction = axis ? reduced(PART(OF_REDUCE), given[2], axis) : 0;
     py->drop(axes);
     py->drop(shape);
+    py->drop(kind);
     if (!axis) return 0;
     py->drop(axis);
     if (reduction) return reduction;

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.selection import module_index
+from hookscope.inspection.rows import Recorder
 from hookscope.inspection.state.preservation import preserved
+from hookscope.statistics import collect
+from hookscope.statistics.channel_axis import AxisReader
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.skipif(compiled_function("only", ()) is None, reason="installed without the compiled library")
@@ -74,6 +78,57 @@ def test_observes_what_the_python_hook_does(name: str, ops: bool, monkeypatch: p
     found = observations(network, args, ops=ops)
     monkeypatch.setattr(calls, "compiled_function", lambda *_: None)
     assert found == observations(network, args, ops=ops)
+
+
+def recorded(network: nn.Module, args: tuple[Any, ...], observe: Callable[[Recorder], Any]) -> list[object]:
+    """Return on which axis each output of modules and operations counts channels, and what is noted of shapes."""
+    recorder = Recorder(0, None, None)
+    recorder.start((0,))
+    operations = OperationChoice([parse_operation_pattern(EVERYTHING)])
+    with (
+        preserved(network, seed=0),
+        torch.no_grad(),
+        capture(network, module_index(network)[0], observe(recorder), operations=operations) as captured,
+        suppress(Exception),  # some of the networks raise
+    ):
+        network(*copy.deepcopy(args))
+    recorder.settle()
+    seen = [each for each in captured.observations if each.value is not None]
+    measured = collect([each.value for each in seen if each.value is not None])
+    axes = [(*each[:3], reduction.channel_axis) for each, reduction in zip(seen, measured, strict=True)]
+    return [*axes, recorder.axes._axis_by_shape, recorder.axes.grids]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors",
+    "ignore:torch.ao.quantization is deprecated",
+    "ignore:torch.quantize_per_tensor",
+)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_channels_are_counted_on_the_axis_that_python_finds(name: str) -> None:
+    torch.manual_seed(1)
+    network, args = NETWORKS[name].build().eval(), NETWORKS[name].args()
+    found = recorded(network, args, lambda recorder: recorder.observer())
+    assert found == recorded(network, args, lambda recorder: recorder.observe)
+
+
+def test_python_is_asked_for_the_axis_where_a_class_or_a_shape_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    inferred = AxisReader.channel_axis
+
+    def channel_axis(self: AxisReader, maker: nn.Module | str, shape: tuple[int, ...]) -> int | None:
+        asked.append(maker)
+        return inferred(self, maker, shape)
+
+    monkeypatch.setattr(AxisReader, "channel_axis", channel_axis)
+    norms = nn.LayerNorm(8), nn.LayerNorm(8), nn.LayerNorm((8, 8))
+    network = nn.Sequential(
+        nn.Conv2d(8, 8, 1), nn.ReLU(), nn.ReLU(), *norms, nn.ReLU(), nn.MaxPool2d(1), nn.MaxPool2d(1)
+    )
+    found = recorded(network.eval(), (torch.ones(1, 8, 8, 8),), lambda recorder: recorder.observer())
+    # A norm over two axes does not say which one counts channels; pooling finds them on another axis.
+    assert asked == [network[0], network[1], network[3], network[5], network[7], network]
+    assert [each[-1] for each in found[:-2]] == [1, 1, 1, 3, 3, 3, 3, 1, 1, 1]
 
 
 class Passed(Exception):
