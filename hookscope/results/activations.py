@@ -13,7 +13,6 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.labels import row_label, row_of
 from hookscope.results.network import Failure, ModelInfo
 from hookscope.results.provenance import Provenance
-from hookscope.results.quick import quick
 from hookscope.results.showing import Shown, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.text import counted
@@ -31,7 +30,6 @@ Flag = Literal[
 ]
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class LayerRow(MeasuredTensor):
     """One output of one call of one module.

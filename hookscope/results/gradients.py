@@ -7,7 +7,6 @@ from typing import Literal
 from hookscope.results.activations import FeatureMaps, Run
 from hookscope.results.findings import Finding
 from hookscope.results.labels import row_label, row_of
-from hookscope.results.quick import quick
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
 GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached"]
@@ -19,7 +18,6 @@ autograd tracks it, but the loss does not depend on it.
 """
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class GradientRow(MeasuredTensor):
     """The gradient of the loss with respect to one output, or one input, of one call of one module.
@@ -81,7 +79,6 @@ def parameter_owner(name: str, kind: str) -> str:
     return owner.rpartition(".")[0] if kind in _HOLDERS else owner
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ParameterRow(MeasuredTensor):
     """The gradient of the loss with respect to one parameter.

@@ -5,13 +5,11 @@ from operator import attrgetter
 from typing import Any
 
 from hookscope.results.distribution import Distribution, Histogram
-from hookscope.results.quick import quick
 from hookscope.results.sketches import Sketch
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class TensorStatistics:
     """Statistics of one tensor, over the whole input (all batches).

@@ -1,13 +1,12 @@
-"""Quickly made dataclasses behave as plain frozen ones do."""
+"""Dataclasses that are made all at once behave as those that are made one by one."""
 
 import copy
-import inspect
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 
 import pytest
 
-from hookscope.results.quick import quick
+from hookscope.results.quick import make_all
 
 
 class Named:
@@ -24,8 +23,8 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain(Named):
-    """As dataclasses makes it."""
+class Row(Named):
+    """As results are."""
 
     name: str
     values: tuple[int, ...] = ()
@@ -33,38 +32,27 @@ class Plain(Named):
     weight: float | None = field(default=None, repr=False, compare=False)
 
 
-@quick
-@dataclass(frozen=True, slots=True)
-class Quick(Named):
-    """The same, made quickly."""
-
-    name: str
-    values: tuple[int, ...] = ()
-    notes: list[str] = field(default_factory=list)
-    weight: float | None = field(default=None, repr=False, compare=False)
-
-
-@pytest.mark.parametrize("make", [lambda each: each("a", (1,), ["n"], 2.0), lambda each: each(values=(2,), name="b")])
-def test_fields_and_their_text_are_those_of_a_plain_one(make):
-    plain, made = make(Plain), make(Quick)
+@pytest.mark.parametrize("arguments", [("a", (1,), ["n"], 2.0), ("b", (2,)), ("c",)])
+def test_objects_are_equal_to_those_of_the_constructor(arguments):
+    plain, (made,) = Row(*arguments), make_all(Row, [arguments])
+    assert type(made) is Row
     assert [getattr(made, each.name) for each in fields(made)] == [getattr(plain, each.name) for each in fields(plain)]
-    assert repr(made) == repr(plain).replace("Plain", "Quick")
-    assert made.shown == plain.shown
-    assert inspect.signature(Quick).parameters.keys() == inspect.signature(Plain).parameters.keys()
+    assert (made, repr(made), made.shown) == (plain, repr(plain), plain.shown)
+
+
+def test_each_is_made_of_its_own_values():
+    assert make_all(Row, [("a",), ("b", (1,))]) == [Row("a"), Row("b", (1,))]
+    assert make_all(Row, []) == []
 
 
 def test_defaults_are_made_anew_each_time():
-    assert Quick("a").notes == []
-    assert Quick("a").notes is not Quick("a").notes
-
-
-def test_equality_leaves_out_what_is_not_compared():
-    assert Quick("a", (1,), [], 1.0) == Quick("a", (1,), [], 2.0)
-    assert Quick("a") != Quick("b")
+    first, second = make_all(Row, [("a",), ("a",)])
+    assert first.notes == []
+    assert first.notes is not second.notes
 
 
 def test_instances_cannot_be_changed():
-    made = Quick("a")
+    (made,) = make_all(Row, [("a",)])
     with pytest.raises(FrozenInstanceError):
         made.name = "b"
     with pytest.raises(FrozenInstanceError):
@@ -73,14 +61,14 @@ def test_instances_cannot_be_changed():
 
 
 def test_copies_pickles_and_replacements_are_equal():
-    made = Quick("a", (1, 2), ["n"], 3.0)
+    (made,) = make_all(Row, [("a", (1, 2), ["n"], 3.0)])
     for same in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made)), replace(made)):
-        assert type(same) is Quick
+        assert type(same) is Row
         assert (same, same.weight) == (made, 3.0)
-    assert replace(made, name="b") == Quick("b", (1, 2), ["n"])
+    assert replace(made, name="b") == Row("b", (1, 2), ["n"])
 
 
 @pytest.mark.parametrize("arguments", [(), ("a", (), [], None, "one too many")])
 def test_wrong_arguments_raise(arguments):
     with pytest.raises(TypeError, match="argument"):
-        Quick(*arguments)
+        make_all(Row, [arguments])
