@@ -16,9 +16,6 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.text import safe_text
 
-# Modules whose parameters may be those of the module that they are in; parametrisations are in a ModuleDict.
-_HOLDS_PARAMETERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleDict)
-
 
 @dataclass(frozen=True, slots=True)
 class InspectedNetwork:
@@ -63,10 +60,10 @@ def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
     modules, aliases = module_index(network)
     counts, total = count_parameters(modules)
     kinds = {*map(type, modules.values())}
-    if any(issubclass(kind, _HOLDS_PARAMETERS) for kind in kinds):
-        for name, module in modules.items():
-            if module._modules:
-                counts[name] = sum(each.numel() for each in owned_parameters(module))
+    has_lists = any(issubclass(kind, nn.ParameterList | nn.ParameterDict) for kind in kinds)
+    for name, module in modules.items():
+        if has_lists or "parametrizations" in module._modules:  # else a module owns what it holds directly
+            counts[name] = sum(each.numel() for each in owned_parameters(module))
     if isinstance(model, LoadedModel):
         return InspectedNetwork(network, model.info, model.warnings, model.notes, modules, aliases, counts)
     kind = type(network).__name__

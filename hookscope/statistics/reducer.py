@@ -286,8 +286,10 @@ def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:
     """Turn reductions over the whole input, one per activation, into statistics, in order."""
     distributions = [each.distribution for each in reductions if each.distribution is not None]
     at_levels = iter(quantiles(distributions, QUANTILE_LEVELS))
-    arguments = [_statistics(each, None if each.distribution is None else next(at_levels)) for each in reductions]
-    return make_all(TensorStatistics, arguments)
+    return make_all(
+        TensorStatistics,
+        (_statistics(each, None if each.distribution is None else next(at_levels)) for each in reductions),
+    )
 
 
 def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics:
