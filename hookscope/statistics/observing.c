@@ -152,7 +152,7 @@ EXPORT Object *reduce(Object *self, Object *const *given, i64 count) {
     return py->call(PART(PYTHON), given, count, 0);
 }
 
-/* As `_matching` in channel_axis.py; 0 where a module does not say what it counts. `count` is given away. */
+/* As `_matching` in channel_axis.py; 0 where Python must decide. Drops `count`, which may be NULL. */
 static i64 matching_axis(Object *count, Object *shape, i64 last, int is_second) {
     i64 channels = count ? py->value(count) : -1;
     if (channels < 0) {
@@ -165,8 +165,8 @@ static i64 matching_axis(Object *count, Object *shape, i64 last, int is_second) 
     return (second_fits != last_fits ? second_fits : is_second) ? 1 : last;
 }
 
-/* `AxisReader.channel_axis` where the axis is that of the latest tensor of this shape, so that there is nothing to note;
- * else NULL. What is returned is borrowed. */
+/* `AxisReader.channel_axis` where it changes nothing that is remembered: the axis is the one known for this shape, or there
+ * is none. Else NULL, perhaps with an error. What is returned is borrowed. */
 static Object *known_axis(Object *self, Object *axes, Object *maker, Object *kind, Object *shape) {
     Owned owned;
     owned.count = 0;

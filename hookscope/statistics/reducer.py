@@ -306,7 +306,7 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
 
 
 def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> tuple[Any, ...]:
-    """Return the values of the fields of `TensorStatistics`."""
+    """Return the values of the fields of `TensorStatistics`, in their order."""
     shape, dtype, elements, axis, count, mean, squared_deviations = reduction[:7]
     low, high, abs_sum, square_sum, nan_count, nonzero_count = reduction[7:13]
     per_channel, distribution, unmeasured, sketch = reduction[13:]

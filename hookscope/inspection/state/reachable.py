@@ -48,7 +48,10 @@ _EMPTY_MODULE = [*vars(nn.Module())]
 _TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
 
 # What a class may define that does nothing while its modules run.
-_INERT = frozenset({"__init__", "__module__", "__qualname__", "__doc__", "__annotations__", "__parameters__"})
+_INERT = frozenset(
+    {"__init__", "__module__", "__qualname__", "__doc__", "__annotations__", "__parameters__"}
+    | {"__static_attributes__", "__firstlineno__"}  # from Python 3.13 on
+)
 
 # Modules of torch's own code by class and number of attributes, where these have been seen to be constants.
 _constant: set[tuple[type, int]] = set()
@@ -158,7 +161,7 @@ def _keeps_still(module: nn.Module) -> bool:
 
 
 def _runs_torchs_code(kind: type) -> bool:
-    """Tell whether a class is one of torch's own, or builds one of those and adds no code that runs later."""
+    """Tell whether a class is one of torch's own, or derives from them and adds nothing but a constructor."""
     return kind in _TORCHS_OWN or (_INERT.issuperset(vars(kind)) and all(map(_runs_torchs_code, kind.__bases__)))
 
 
