@@ -12,15 +12,14 @@
 #define ANY (-1)
 #define NO_TASK (-1)
 
-/* What `self` holds, in the order of `_compiled` in calls.py. */
-enum { ALIKE, HOOKS, PYTHON, OBSERVE, WATCHING, ACQUIRE, RELEASE, COUNTS, BYPASS };
-
-/* What is alike for all captures, in the order of `_ALIKE` in calls.py. */
+/* What `self` holds: first what is alike for all captures, in the order of `_ALIKE` in calls.py, then in that of
+ * `CallHooks.fastest`. */
 enum {
     TENSOR, PARAMETER, MODULE_CALL, OBSERVATION, ENTRY, NEW,
     TASK, LEVEL, IS_CASTING, HAS_GRADIENTS, SET_GRADIENTS,
-    ENTER, EXIT, OBSERVATIONS, IDENTITIES, KNOWN, NAMES, VERSION, REPLACED,
-    LIST, ALIASES, NONE, TRUE, FALSE, EMPTY, PATHS, LIST_PATHS
+    ENTER, EXIT, NAMES, VERSION, REPLACED,
+    LIST, ALIASES, NONE, TRUE, FALSE, EMPTY, PATHS, LIST_PATHS,
+    HOOKS, PYTHON, OBSERVE, WATCHING, ACQUIRE, RELEASE, COUNTS, OBSERVATIONS, KNOWN, BYPASS
 };
 
 /* The items of `ModuleCall` and of `Entry`. */
@@ -29,53 +28,50 @@ enum { ENTRY_FRAME, ENTRY_CALL, ENTRY_VERSIONS, ENTRY_ARGS, ENTRY_SOURCES, ENTRY
 
 /* A call that begins or ends. */
 typedef struct {
-    Object *self, *layer, *module, *output;
+    Parts self;
+    Object *layer, *module, *output;
     int overwrites;
     Object *bypass;
-    Object *known; /* `Identities._known` */
     Object *inputs[MOST_INPUTS], *paths; /* of the inputs, as `tensors_given` names them */
     i64 versions[MOST_INPUTS], version;  /* of the inputs, and of the output */
     i64 input_count;
     Owned owned;
 } Call;
 
-#define PART(which) py->item(self, which)
-#define SHARED(which) py->item(py->item(self, ALIKE), which)
-
 /* Return a named tuple of a class. */
 static Object *named(Call *call, i64 class, Object *const *fields, i64 count) {
-    Object *self = call->self;
-    Object *given[] = {SHARED(class), tuple_of(&call->owned, fields, count)};
-    return given[1] ? own(&call->owned, py->call(SHARED(NEW), given, 2, 0)) : 0;
+    Parts self = call->self;
+    Object *given[] = {self[class], tuple_of(&call->owned, fields, count)};
+    return given[1] ? own(&call->owned, py->call(self[NEW], given, 2, 0)) : 0;
 }
 
 /* Tell whether a function returns an object. */
-static int returns(Object *self, i64 function, i64 object) {
-    return is(py->call(SHARED(function), 0, 0, 0), SHARED(object));
+static int returns(Parts self, i64 function, i64 object) {
+    return is(py->call(self[function], 0, 0, 0), self[object]);
 }
 
 /* Return what a function without arguments returns, an integer; -1 on an error. */
-static i64 integer_of(Object *self, i64 function) {
-    Object *returned = py->call(SHARED(function), 0, 0, 0);
+static i64 integer_of(Parts self, i64 function) {
+    Object *returned = py->call(self[function], 0, 0, 0);
     i64 value = returned ? py->value(returned) : -1;
     py->drop(returned);
     return value;
 }
 
-static int is_plain(Object *self, Object *value) {
+static int is_plain(Parts self, Object *value) {
     Object *type = py->type(value);
     py->drop(type); /* its instance keeps it */
-    return type == SHARED(TENSOR) || type == SHARED(PARAMETER);
+    return type == self[TENSOR] || type == self[PARAMETER];
 }
 
-static int watches(Object *self) { return PART(WATCHING) != SHARED(NONE); }
+static int watches(Parts self) { return self[WATCHING] != self[NONE]; }
 
 /* Tell whether an object is a list: its subclasses are left to Python. */
-static int is_list(Object *self, Object *value) { return is(py->type(value), SHARED(LIST)); }
+static int is_list(Parts self, Object *value) { return is(py->type(value), self[LIST]); }
 
 /* Tell whether `GradientWatch.note_inputs` may find aliases. */
-static int has_aliases(Object *self) {
-    Object *aliases = watches(self) ? py->attribute(py->item(PART(WATCHING), WATCH_SELF), SHARED(ALIASES)) : 0;
+static int has_aliases(Parts self) {
+    Object *aliases = watches(self) ? py->attribute(parts_of(self[WATCHING])[WATCH_SELF], self[ALIASES]) : 0;
     i64 count = aliases ? py->size(aliases) : 0;
     py->drop(aliases);
     return count != 0;
@@ -83,13 +79,13 @@ static int has_aliases(Object *self) {
 
 /* Read the arguments of a module, tensors or one list of them; tell whether they are those of a usual call. */
 static int takes_plain(Call *call, Object *args, Object *kwargs) {
-    Object *self = call->self;
+    Parts self = call->self;
     if (py->dict_length(kwargs)) return 0;
     call->input_count = py->length(args);
     if (call->input_count < 0) py->clear(); /* not a tuple */
     Object *list = call->input_count == 1 && is_list(self, py->item(args, 0)) ? py->item(args, 0) : 0;
     if (list) call->input_count = py->list_length(list);
-    call->paths = SHARED(list ? LIST_PATHS : PATHS);
+    call->paths = self[list ? LIST_PATHS : PATHS];
     if (call->input_count < 1 || call->input_count > MOST_INPUTS) return 0;
     for (i64 at = 0; at < call->input_count; at++) {
         call->inputs[at] = list ? py->list_item(list, at) : py->item(args, at);
@@ -100,15 +96,15 @@ static int takes_plain(Call *call, Object *args, Object *kwargs) {
 }
 
 /* Tell whether nothing is under way that needs Python's attention. */
-static int is_usual(Object *self) {
+static int is_usual(Parts self) {
     /* There is no task outside of backward passes, in which checkpointing recomputes. */
     return integer_of(self, TASK) == NO_TASK && returns(self, LEVEL, NONE) && returns(self, IS_CASTING, FALSE) &&
            (!watches(self) || returns(self, HAS_GRADIENTS, TRUE));
 }
 
 /* Read a tensor's version; tell whether it has one. */
-static int read_version(Object *self, Object *tensor, i64 *version) {
-    Object *read = py->attribute(tensor, SHARED(VERSION));
+static int read_version(Parts self, Object *tensor, i64 *version) {
+    Object *read = py->attribute(tensor, self[VERSION]);
     if (!read) {
         py->clear();
         return 0;
@@ -120,7 +116,7 @@ static int read_version(Object *self, Object *tensor, i64 *version) {
 
 /* Read the versions of what the call has shown so far; tell whether all have one: inference tensors have none. */
 static int read_versions(Call *call) {
-    Object *self = call->self;
+    Parts self = call->self;
     for (i64 at = 0; at < call->input_count; at++)
         if (!read_version(self, call->inputs[at], call->versions + at)) return 0;
     return !call->output || read_version(self, call->output, &call->version);
@@ -129,7 +125,7 @@ static int read_versions(Call *call) {
 /* Return where a tensor at a version was shown, a list that is borrowed; NULL if it is not known. */
 static Object *shown_at(const Call *call, Object *tensor, i64 version) {
     Object *key = py->identity(tensor);
-    Object *entry = key ? py->lookup(call->known, key) : 0;
+    Object *entry = key ? py->lookup(call->self[KNOWN], key) : 0;
     py->drop(key);
     if (!entry) return 0;
     Object *there = py->call(py->item(entry, 0), 0, 0, 0);
@@ -139,11 +135,11 @@ static Object *shown_at(const Call *call, Object *tensor, i64 version) {
 }
 
 /* As `Identities.sources`. */
-static Object *sources_of(Call *call, Object *hooks) {
-    Object *self = call->self;
+static Object *sources_of(Call *call) {
+    Parts self = call->self;
     Object *found[MOST_INPUTS];
-    if (PART(BYPASS) == SHARED(NONE)) return tuple_of(&call->owned, found, 0);
-    Object *names = own(&call->owned, py->attribute(hooks, SHARED(NAMES)));
+    if (self[BYPASS] == self[NONE]) return tuple_of(&call->owned, found, 0);
+    Object *names = own(&call->owned, py->attribute(self[HOOKS], self[NAMES]));
     for (i64 at = 0; names && at < call->input_count; at++) {
         Object *shown = shown_at(call, call->inputs[at], call->overwrites ? ANY : call->versions[at]);
         if (shown && py->list_length(shown) > 0) {
@@ -159,7 +155,7 @@ static Object *sources_of(Call *call, Object *hooks) {
 
 /* As `Identities.show`: return what the output repeats, NULL on an error, and set whether it is an unchanged input. */
 static Object *show(Call *call, Object *place, int *passed_through) {
-    Object *self = call->self;
+    Parts self = call->self;
     Object *shown = shown_at(call, call->output, call->version);
     *passed_through = 0;
     for (i64 at = 0; at < call->input_count && !call->overwrites; at++)
@@ -170,7 +166,7 @@ static Object *show(Call *call, Object *place, int *passed_through) {
         Object *entry[] = {own(&call->owned, py->reference(call->output, 0)), own(&call->owned, py->integer(call->version)),
                            list_of(&call->owned, place)};
         Object *known = tuple_of(&call->owned, entry, 3), *key = own(&call->owned, py->identity(call->output));
-        if (!known || !key || py->store(call->known, key, known)) return 0;
+        if (!known || !key || py->store(self[KNOWN], key, known)) return 0;
     } else if (!py->list_length(shown)) {
         if (py->append(shown, place)) return 0;
     } else if (*passed_through) {
@@ -178,117 +174,116 @@ static Object *show(Call *call, Object *place, int *passed_through) {
         py->hold(first);
         return own(&call->owned, first);
     }
-    return SHARED(NONE);
+    return self[NONE];
 }
 
 /* Return what the observer returns, called without gradients. */
 static Object *observed(Call *call, Object *made) {
-    Object *self = call->self;
-    Object *given[] = {made, SHARED(EMPTY), call->output}, *off = SHARED(FALSE), *on = SHARED(TRUE);
+    Parts self = call->self;
+    Object *given[] = {made, self[EMPTY], call->output}, *off = self[FALSE], *on = self[TRUE];
     int has_gradients = returns(self, HAS_GRADIENTS, TRUE);
-    if (has_gradients) always(py->call, SHARED(SET_GRADIENTS), &off, 1);
-    Object *value = own(&call->owned, py->call(PART(OBSERVE), given, 3, 0));
-    if (has_gradients) always(py->call, SHARED(SET_GRADIENTS), &on, 1);
+    if (has_gradients) always(py->call, self[SET_GRADIENTS], &off, 1);
+    Object *value = own(&call->owned, py->call(self[OBSERVE], given, 3, 0));
+    if (has_gradients) always(py->call, self[SET_GRADIENTS], &on, 1);
     return value;
 }
 
 /* Return the number of the call, counted from 0. */
 static Object *count_of(Call *call) {
-    Object *self = call->self;
-    Object *before = py->lookup(PART(COUNTS), call->layer);
+    Parts self = call->self;
+    Object *before = py->lookup(self[COUNTS], call->layer);
     i64 number = before ? py->value(before) : 0;
     Object *next = own(&call->owned, py->integer(number + 1));
-    return !next || py->store(PART(COUNTS), call->layer, next) ? 0 : own(&call->owned, py->integer(number));
+    return !next || py->store(self[COUNTS], call->layer, next) ? 0 : own(&call->owned, py->integer(number));
 }
 
 /* Watch the gradient of the output; return its replacement, None to keep it. */
 static Object *watched(Call *call, Object *made) {
-    Object *self = call->self, *watching = PART(WATCHING), *inputs = py->item(made, CALL_INPUTS);
-    if (watching == SHARED(NONE)) return SHARED(NONE);
+    Parts self = call->self;
+    Object *watching = self[WATCHING], *inputs = py->item(made, CALL_INPUTS);
+    if (watching == self[NONE]) return self[NONE];
     int is_input = 0;
     for (i64 at = 0; at < call->input_count; at++) is_input |= call->inputs[at] == call->output;
     if (call->overwrites || !is_input) {
         int is_done = watch_output(&call->owned, watching, made, call->output, call->version);
-        if (is_done) return is_done > 0 ? SHARED(NONE) : 0;
+        if (is_done) return is_done > 0 ? self[NONE] : 0;
     }
-    Object *pair[] = {SHARED(EMPTY), call->output};
+    Object *pair[] = {self[EMPTY], call->output};
     Object *outputs = list_of(&call->owned, tuple_of(&call->owned, pair, 2));
     Object *given[] = {made, call->output, outputs, call->overwrites ? list_of(&call->owned, 0) : inputs};
     if (!outputs || !given[3]) return 0;
-    Object *result = own(&call->owned, py->call(py->item(watching, WATCH_OUTPUTS), given, 4, 0));
-    Object *replaced[] = {PART(HOOKS), outputs, result};
-    if (result && result != SHARED(NONE) && !own(&call->owned, py->method(SHARED(REPLACED), replaced, 3, 0))) return 0;
+    Object *result = own(&call->owned, py->call(parts_of(watching)[WATCH_OUTPUTS], given, 4, 0));
+    Object *replaced[] = {self[HOOKS], outputs, result};
+    if (result && result != self[NONE] && !own(&call->owned, py->method(self[REPLACED], replaced, 3, 0))) return 0;
     return result;
 }
 
 /* As `CallHooks._begin`: count the call, and return its `ModuleCall`. */
 static Object *begun(Call *call) {
-    Object *self = call->self;
+    Parts self = call->self;
     Object *number = count_of(call), *inputs = list_of(&call->owned, 0);
     for (i64 at = 0; inputs && at < call->input_count; at++) {
         Object *pair[] = {py->item(call->paths, at), call->inputs[at]}, *given = tuple_of(&call->owned, pair, 2);
         if (!given || py->append(inputs, given)) return 0;
     }
-    Object *fields[CALL_ITEMS] = {call->layer, call->module, number, inputs, SHARED(NONE)};
+    Object *fields[CALL_ITEMS] = {call->layer, call->module, number, inputs, self[NONE]};
     return named(call, MODULE_CALL, fields, CALL_ITEMS);
 }
 
 /* As `CallHooks._finish`: record what the call has returned, and watch it. */
 static Object *ended(Call *call, Object *made, Object *sources) {
-    Object *self = call->self, *number = py->item(made, CALL_NUMBER);
-    Object *where[] = {call->layer, number, SHARED(EMPTY)}, *place = tuple_of(&call->owned, where, 3);
+    Parts self = call->self;
+    Object *number = py->item(made, CALL_NUMBER);
+    Object *where[] = {call->layer, number, self[EMPTY]}, *place = tuple_of(&call->owned, where, 3);
     if (!sources || !place) return 0;
     int passed_through;
     Object *repeats = show(call, place, &passed_through);
     Object *value = repeats ? observed(call, made) : 0;
     Object *seen[] = {call->layer,
                       number,
-                      SHARED(EMPTY),
+                      self[EMPTY],
                       value,
-                      SHARED(passed_through ? TRUE : FALSE),
-                      SHARED(call->overwrites ? TRUE : FALSE),
+                      self[passed_through ? TRUE : FALSE],
+                      self[call->overwrites ? TRUE : FALSE],
                       repeats,
-                      SHARED(NONE),
+                      self[NONE],
                       sources};
     Object *observation = named(call, OBSERVATION, seen, 9);
-    Object *observations = own(&call->owned, py->attribute(PART(HOOKS), SHARED(OBSERVATIONS)));
-    if (!observation || !observations || py->append(observations, observation)) return 0;
+    if (!observation || py->append(self[OBSERVATIONS], observation)) return 0;
     return watched(call, made);
 }
 
 /* Take the lock, and bypass torch function modes; return 0 on an error, which `leave` expects, too. */
 static int enter(Call *call) {
-    Object *self = call->self;
+    Parts self = call->self;
     call->bypass = 0;
-    if (!own(&call->owned, py->call(PART(ACQUIRE), 0, 0, 0))) return 0;
-    call->bypass = SHARED(NONE);
-    if (PART(BYPASS) != SHARED(NONE)) {
-        call->bypass = own(&call->owned, py->call(PART(BYPASS), 0, 0, 0));
-        if (call->bypass && !own(&call->owned, py->method(SHARED(ENTER), &call->bypass, 1, 0))) call->bypass = 0;
+    if (!own(&call->owned, py->call(self[ACQUIRE], 0, 0, 0))) return 0;
+    call->bypass = self[NONE];
+    if (self[BYPASS] != self[NONE]) {
+        call->bypass = own(&call->owned, py->call(self[BYPASS], 0, 0, 0));
+        if (call->bypass && !own(&call->owned, py->method(self[ENTER], &call->bypass, 1, 0))) call->bypass = 0;
         if (!call->bypass) {
-            always(py->call, PART(RELEASE), 0, 0);
+            always(py->call, self[RELEASE], 0, 0);
             return 0;
         }
     }
-    Object *identities = own(&call->owned, py->attribute(PART(HOOKS), SHARED(IDENTITIES)));
-    call->known = identities ? own(&call->owned, py->attribute(identities, SHARED(KNOWN))) : 0;
-    return call->known != 0;
+    return 1;
 }
 
 /* Leave a call to Python, of which nothing is recorded. */
 static Object *left(Call *call, Object *const *given, i64 count) {
     give_back(&call->owned);
-    return py->call(py->item(call->self, PYTHON), given, count, 0);
+    return py->call(call->self[PYTHON], given, count, 0);
 }
 
 /* Undo `enter`, and return the result of the hook. */
 static Object *leave(Call *call, Object *result) {
-    Object *self = call->self;
+    Parts self = call->self;
     if (result) py->hold(result);
     if (call->bypass) {
-        Object *exit[] = {call->bypass, SHARED(NONE), SHARED(NONE), SHARED(NONE)};
-        if (call->bypass != SHARED(NONE)) always(py->method, SHARED(EXIT), exit, 4);
-        always(py->call, PART(RELEASE), 0, 0);
+        Object *exit[] = {call->bypass, self[NONE], self[NONE], self[NONE]};
+        if (call->bypass != self[NONE]) always(py->method, self[EXIT], exit, 4);
+        always(py->call, self[RELEASE], 0, 0);
     }
     give_back(&call->owned);
     return result;
@@ -297,10 +292,10 @@ static Object *leave(Call *call, Object *result) {
 /* The hooks: functions of Python's, of the kind METH_FASTCALL. Each is given what its Python one is. */
 
 /* `CallHooks.only`. */
-EXPORT Object *only(Object *self, Object *const *given, i64 count) {
+EXPORT Object *only(Object *parts, Object *const *given, i64 count) {
     enum { LAYER, OVERWRITES, MODULE, ARGS, KWARGS, OUTPUT, ARGUMENTS };
     Call seen, *call = &seen;
-    call->self = self;
+    Parts self = call->self = parts_of(parts);
     call->owned.count = 0;
     if (count != ARGUMENTS || !is_plain(self, given[OUTPUT]) || !takes_plain(call, given[ARGS], given[KWARGS]) ||
         !is_usual(self))
@@ -308,13 +303,13 @@ EXPORT Object *only(Object *self, Object *const *given, i64 count) {
     call->layer = given[LAYER];
     call->module = given[MODULE];
     call->output = given[OUTPUT];
-    call->overwrites = given[OVERWRITES] == SHARED(TRUE);
+    call->overwrites = given[OVERWRITES] == self[TRUE];
     int is_left = 0;
     Object *result = 0;
     if (enter(call)) {
         is_left = !read_versions(call);
         Object *made = is_left ? 0 : begun(call);
-        if (made) result = ended(call, made, sources_of(call, PART(HOOKS)));
+        if (made) result = ended(call, made, sources_of(call));
     }
     result = leave(call, result);
     return is_left ? left(call, given, count) : result;
@@ -331,10 +326,10 @@ static Object *versions_of(Call *call) {
 }
 
 /* `CallHooks.before`. */
-EXPORT Object *before(Object *self, Object *const *given, i64 count) {
+EXPORT Object *before(Object *parts, Object *const *given, i64 count) {
     enum { LAYER, ENTRIES, MODULE, ARGS, KWARGS, ARGUMENTS };
     Call seen, *call = &seen;
-    call->self = self;
+    Parts self = call->self = parts_of(parts);
     call->owned.count = 0;
     if (count != ARGUMENTS || !takes_plain(call, given[ARGS], given[KWARGS]) || !is_usual(self))
         return left(call, given, count);
@@ -349,9 +344,9 @@ EXPORT Object *before(Object *self, Object *const *given, i64 count) {
         Object *made = is_left ? 0 : begun(call);
         Object *frame = made ? own(&call->owned, py->identity(py->frame())) : 0;
         Object *versions = frame ? versions_of(call) : 0;
-        Object *fields[ENTRY_ITEMS] = {frame, made, versions, given[ARGS], versions ? sources_of(call, PART(HOOKS)) : 0};
+        Object *fields[ENTRY_ITEMS] = {frame, made, versions, given[ARGS], versions ? sources_of(call) : 0};
         Object *entry = named(call, ENTRY, fields, ENTRY_ITEMS);
-        if (entry && !py->append(given[ENTRIES], entry)) result = SHARED(NONE);
+        if (entry && !py->append(given[ENTRIES], entry)) result = self[NONE];
     }
     result = leave(call, result);
     return is_left ? left(call, given, count) : result;
@@ -366,7 +361,8 @@ static i64 place_of(Object *entries) {
 
 /* Read the inputs of a call that has begun, from its `ModuleCall`; tell whether all are plain. */
 static int took_plain(Call *call, Object *made) {
-    Object *self = call->self, *inputs = py->item(made, CALL_INPUTS);
+    Parts self = call->self;
+    Object *inputs = py->item(made, CALL_INPUTS);
     call->input_count = is_list(self, inputs) ? py->list_length(inputs) : 0;
     if (call->input_count < 1 || call->input_count > MOST_INPUTS) return 0;
     for (i64 at = 0; at < call->input_count; at++) {
@@ -377,10 +373,10 @@ static int took_plain(Call *call, Object *made) {
 }
 
 /* `CallHooks.after`. */
-EXPORT Object *after(Object *self, Object *const *given, i64 count) {
+EXPORT Object *after(Object *parts, Object *const *given, i64 count) {
     enum { ENTRIES, MODULE, ARGS, KWARGS, OUTPUT, ARGUMENTS };
     Call seen, *call = &seen;
-    call->self = self;
+    Parts self = call->self = parts_of(parts);
     call->owned.count = 0;
     i64 at = count == ARGUMENTS ? place_of(given[ENTRIES]) : -1;
     Object *entry = at < 0 ? 0 : py->list_item(given[ENTRIES], at), *made = entry ? py->item(entry, ENTRY_CALL) : 0;

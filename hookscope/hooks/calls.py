@@ -75,7 +75,7 @@ _ALIKE: tuple[Any, ...] = (
     torch._C._functorch.maybe_current_level,
     torch._C._is_any_autocast_enabled,
     *(torch.is_grad_enabled, torch._C._set_grad_enabled),
-    *("__enter__", "__exit__", "observations", "_identities", "_known", "names", "_version", "_replaced"),
+    *("__enter__", "__exit__", "names", "_version", "_replaced"),
     *(list, "_aliases", None, True, False, ""),
     *(tuple(f"{start}[{at}]" for at in range(_MOST_INPUTS)) for start in ("", "[0]")),
 )
@@ -101,11 +101,12 @@ class CallHooks(Generic[T]):
     counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _identities: Identities = field(default_factory=Identities)
 
-    def restart(self) -> None:
-        """Begin another forward pass."""
-        self.observations = []
-        self.counts.clear()
-        self._identities = Identities()
+    def restart(self) -> list[Observation[T]]:
+        """Begin another forward pass; return the observations of the latest. Compiled hooks know the containers."""
+        finished = [*self.observations]
+        for each in (self.observations, self.counts, self._identities.known):
+            each.clear()
+        return finished
 
     def fastest(self) -> tuple[Callable[..., object], Callable[..., object], Callable[..., object]]:
         """Return `only`, `before` and `after`, compiled where this installation has them.
@@ -119,7 +120,8 @@ class CallHooks(Generic[T]):
         lock = self.lock.acquire, self.lock.release
 
         def compiled(name: str, python: Callable[..., object]) -> Callable[..., object]:
-            parts = (_ALIKE, self, python, self.observe, watching, *lock, self.counts, bypass)
+            filled = self.counts, self.observations, self._identities.known
+            parts = (*_ALIKE, self, python, self.observe, watching, *lock, *filled, bypass)
             return compiled_function(name, parts) or python
 
         return compiled("only", self.only), compiled("before", self.before), compiled("after", self.after)

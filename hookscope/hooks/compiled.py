@@ -2,7 +2,7 @@
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,14 +40,28 @@ class _Definition(ctypes.Structure):
     )
 
 
+class Parts(int):
+    """Objects that a compiled function works with besides its arguments, as the address of an array of them."""
+
+    _held: Any
+
+    @classmethod
+    def of(cls, objects: Sequence[Any]) -> "Parts":
+        """Hold these objects, in the order that the C file says."""
+        held = (ctypes.py_object * len(objects))(*objects)
+        parts = cls(ctypes.addressof(held))
+        parts._held = held
+        return parts
+
+
 class _Library(NamedTuple):
     functions: ctypes.PyDLL
-    new_function: Callable[[int, tuple[Any, ...], None], Any]  # of a definition, with `self` and no module
+    new_function: Callable[[int, Parts, None], Any]  # of a definition, with `self` and no module
     interpreter: _Interpreter  # which must outlive the functions
 
 
-def compiled_function(name: str, parts: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """Return a function of the library, with the objects that it works with besides its arguments.
+def compiled_function(name: str, parts: Sequence[Any]) -> Callable[..., Any] | None:
+    """Return a function of the library, with its `Parts`.
 
     Args:
         name: As in C.
@@ -59,7 +73,7 @@ def compiled_function(name: str, parts: tuple[Any, ...]) -> Callable[..., Any] |
     library, address = _library(), definition_of(name)
     if library is None or address is None:
         return None
-    return library.new_function(address, parts, None)  # type: ignore[no-any-return]
+    return library.new_function(address, Parts.of(parts), None)  # type: ignore[no-any-return]
 
 
 def definition_of(name: str) -> int | None:

@@ -55,9 +55,8 @@ class Capture(Generic[T]):
 
     def restart(self) -> list[Observation[T]]:
         """Return the observations and start over, counting calls from 0: call it once per forward pass."""
-        finished = self._hooks.observations
         self._called_before |= self._hooks.counts.keys()
-        self._hooks.restart()
+        finished = self._hooks.restart()
         if self._watch is not None:
             self._watch.restart()
         return finished

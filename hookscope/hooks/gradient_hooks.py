@@ -33,7 +33,7 @@ from hookscope.hooks.autograd import (
     view_of,
     why_untracked,
 )
-from hookscope.hooks.compiled import definition_of
+from hookscope.hooks.compiled import Parts, definition_of
 from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, shape_of
 from hookscope.hooks.pytree import replaceable_inputs, with_tensors
 from hookscope.hooks.recognition import Replays
@@ -89,7 +89,7 @@ class GradientWatch(Generic[T]):
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
 
-    def parts(self) -> tuple[Any, ...] | None:
+    def parts(self) -> Parts | None:
         """Return what compiled hooks need to watch outputs as `outputs` does, in the order of watching.c.
 
         None if this installation has none.
@@ -99,8 +99,8 @@ class GradientWatch(Generic[T]):
             return None
         bypass = torch._C.DisableTorchFunction if self.with_operations else None
         lock: Any = self.lock
-        arrival = (_ALIKE, self, self._arrive, self.observe, lock.acquire, lock.release, bypass)
-        return (_ALIKE, self, self.outputs, definition, arrival)
+        own = (self, self.outputs, definition, self._arrive, self.observe, lock.acquire, lock.release, bypass)
+        return Parts.of((*own, *_ALIKE))
 
     def met(self) -> list[GradientSite[T]]:
         """Return the sites; those whose tensor was overwritten, so that the gradient is incomplete, are untracked."""

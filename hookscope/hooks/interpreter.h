@@ -47,6 +47,11 @@ typedef struct {
 
 extern HIDDEN const Interpreter *py;
 
+/* What a function works with besides its arguments: see `Parts` in compiled.py. */
+typedef Object *const *Parts;
+
+static inline Parts parts_of(Object *address) { return (Parts)py->value(address); }
+
 #define MOST_OWNED 512 /* more than a call with MOST_INPUTS makes */
 
 /* References to give back when all is recorded. */

@@ -19,9 +19,13 @@ _Known = tuple[weakref.ref[Tensor], int, list[Place]]
 
 @dataclass(slots=True)
 class Identities:
-    """The tensors of one forward pass, each until it is written to. Inference tensors are not recognised."""
+    """The tensors of one forward pass, each until it is written to. Inference tensors are not recognised.
 
-    _known: dict[int, _Known] = field(default_factory=dict)
+    Attributes:
+        known: By `id`.
+    """
+
+    known: dict[int, _Known] = field(default_factory=dict)
 
     def show(
         self, place: Place, tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], *, in_place: bool
@@ -33,7 +37,7 @@ class Identities:
         """
         if tensor.is_inference():
             return False, None
-        known = self._known
+        known = self.known
         entry = known.get(id(tensor))  # `_find` and `_add` inlined: this runs at every call of every module
         shown = entry[2] if entry is not None and entry[0]() is tensor and entry[1] == tensor._version else None
         passed_through = False
@@ -71,7 +75,7 @@ class Identities:
         """
         found: list[Place | str] = []
         for _, tensor in inputs:
-            known = self._known.get(id(tensor))
+            known = self.known.get(id(tensor))
             is_known = known is not None and known[0]() is tensor and known[2]
             if known is not None and is_known and (overwritten or known[1] == tensor._version):
                 found.append(known[2][0])
@@ -80,13 +84,13 @@ class Identities:
         return tuple(found)
 
     def _find(self, tensor: Tensor) -> list[Place] | None:
-        known = self._known.get(id(tensor))
+        known = self.known.get(id(tensor))
         if known is None or known[0]() is not tensor or known[1] != tensor._version:
             return None
         return known[2]
 
     def _add(self, tensor: Tensor, shown: list[Place]) -> None:
-        self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, shown)
+        self.known[id(tensor)] = (weakref.ref(tensor), tensor._version, shown)
 
 
 @dataclass(slots=True)

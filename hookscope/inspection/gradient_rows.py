@@ -84,7 +84,7 @@ class GradientRecorder:
     def observer(self) -> Callable[[GradientSite[Measured], Tensor], Measured]:
         """Return `observe`, compiled if this installation has it and nothing but statistics is wanted."""
         more = self.on_tensor or self.maps.grids_for
-        return self.observe if more else self.maps.reducer.observer("observe_gradient", self, self.observe)
+        return self.observe if more else self.maps.reducer.observer("observe_gradient", self.observe, self)
 
     def observe(self, site: GradientSite[Measured], gradient: Tensor) -> Measured:
         """Reduce one gradient in the hook."""

@@ -84,7 +84,7 @@ class Recorder:
 
     def start(self, indices: tuple[int, ...]) -> None:
         """Begin a forward pass over the inputs at `indices`."""
-        self.axes = AxisReader()
+        self.axes.restart()
         self.indices = indices
 
     def settle(self) -> None:
@@ -108,7 +108,7 @@ class Recorder:
     def observer(self) -> Callable[[ModuleCall, str, Tensor], Measured]:
         """Return `observe`, compiled if this installation has it and nothing but statistics is wanted."""
         more = self.on_call or self.on_tensor or self.grids_for or self.with_summaries
-        return self.observe if more else self.reducer.observer("observe", self, self.observe)
+        return self.observe if more else self.reducer.observer("observe", self.observe, *self.axes.parts())
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""

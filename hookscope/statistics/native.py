@@ -6,7 +6,7 @@ everything is left to torch.
 
 import ctypes
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,10 +183,10 @@ class FusedReducer:
             reduce: What it leaves other tensors to.
             latest: A list of one item, for the tensor that was reduced last; None at first.
         """
-        if self._kernel is None or not self._kernel.address or self._tables is not None:
+        if self._kernel is None or not self._kernel.address or self._tables is not None or not (read := _reader()):
             return None
         self._describe_room(0)
-        return (ALIKE, reduce, latest, self._threads, self._kernel.address, self._results_address)
+        return (*ALIKE, reduce, latest, {}, [], self._threads, self._kernel.address, self._results_address, read)
 
 
 def address_of(tensor: Tensor) -> int:
@@ -226,13 +226,48 @@ def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | N
     return layout
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Tell whether a plain tensor is dense float32 on the CPU."""
+    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _layout(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> object:
+    """Return what observing.c reads of a layout, in its order, and the layout, which must live as long."""
+    layout = layout_of(shape, strides, channel_axis, threads)
+    return None if layout is None else (layout.address, layout.known, layout.all_nonzero, layout)
+
+
+def _described(tensor: Tensor) -> tuple[object, ...]:
+    """Return what observing.c remembers of tensors of one shape and strides, in its order."""
+    return tensor.shape, tensor.stride(), tensor.shape[1:], {}
+
+
+class _Exchange(ctypes.Structure):
+    """The start of DLPack's `DLPackExchangeAPI`."""
+
+    _fields_ = (
+        *(("version", ctypes.c_uint32 * 2), ("previous", ctypes.c_void_p)),
+        *((name, ctypes.c_void_p) for name in ("allocate", "manage", "make", "read")),
+    )
+
+
+@cache
+def _reader() -> int:
+    """Return the address of torch's function that tells where a tensor's values lie; 0 if it has none."""
+    capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return 0
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.argtypes, pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    exchange = _Exchange.from_address(pointer(capsule, b"dlpack_exchange_api"))
+    return exchange.read or 0 if exchange.version[0] == 1 else 0
+
+
 # What the functions of observing.c work with, in its order.
 ALIKE: tuple[Any, ...] = (
-    *(Tensor, nn.Parameter, torch.float32, layout_of, Reduction, tuple.__new__),
-    partial(np.frombuffer, dtype=np.float64),
-    *("_version", "dtype", "is_cpu", "is_nested", "is_neg", "data_ptr", "shape", "stride"),
-    *("known", "all_nonzero", "address", "axes", "channel_axis", "nodes", "layer", "call", "slot", "role", "output"),
+    *(Tensor, nn.Parameter, _is_dense, _described, _layout, Reduction, tuple.__new__, np.frombuffer),  # as float64
+    *("_version", "is_neg", "channel_axis", "nodes", "axes", "layer", "call", "slot", "role", "output"),
     torch._C._current_autograd_node,  # noqa: SLF001 - the public way registers a hook
-    *("_habits", "_axis_by_shape", "second", "last", "__dict__", "dims", ""),
+    *("second", "last", "__dict__", "dims", ""),
     *(None, True, False, 0),
 )

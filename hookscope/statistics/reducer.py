@@ -20,7 +20,7 @@ from hookscope.hooks.compiled import compiled_function
 from hookscope.results.distribution import quantiles
 from hookscope.results.quick import make_all
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.statistics.native import ALIKE, FusedReducer
+from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
 from hookscope.statistics.sketch import finished, sketch_slices
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
@@ -92,22 +92,22 @@ class Reducer:
 
     def fastest(self) -> Callable[[Tensor, int | None, Sequence[int]], Measured]:
         """Return `reduce`, compiled where this installation has it and nothing but statistics is asked for."""
-        parts = self._parts()
+        parts = self._parts(self.reduce)
         return (None if parts is None else compiled_function("reduce", parts)) or self.reduce
 
-    def observer(self, name: str, recorder: Any, observe: Callable[..., Measured]) -> Callable[..., Measured]:
+    def observer(self, name: str, observe: Callable[..., Measured], *others: Any) -> Callable[..., Measured]:
         """Return an observer that reduces tensors, compiled as `fastest` is.
 
         Args:
             name: Of the compiled function: "observe" or "observe_gradient".
-            recorder: A `Recorder` or a `GradientRecorder`, as the name asks for.
             observe: The observer in Python.
+            others: What else the compiled function works with, as observing.c says.
         """
-        parts = self._parts()
-        return (None if parts is None else compiled_function(name, (ALIKE, observe, parts, recorder))) or observe
+        parts = self._parts(observe)
+        return (None if parts is None else compiled_function(name, (*parts, *others))) or observe
 
-    def _parts(self) -> tuple[Any, ...] | None:
-        return None if self.sketches else self._fused.parts(self.reduce, self._latest)
+    def _parts(self, python: Callable[..., Measured]) -> tuple[Any, ...] | None:
+        return None if self.sketches else self._fused.parts(python, self._latest)
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: Sequence[int] = (0,)) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.

@@ -325,15 +325,35 @@ def test_compiled_code_reduces_in_hooks_as_python_does(name: str, monkeypatch: p
         found = []
         for fastest in (True, False):
             reducer = Reducer()
-            recorder = SimpleNamespace(axes=SimpleNamespace(channel_axis=lambda *_, axis=axis: axis))
+            axes = SimpleNamespace(channel_axis=lambda *_, axis=axis: axis)
             in_python = partial(observed_by, reducer, axis)
             reduce = reducer.fastest() if fastest else reducer.reduce
-            observe = reducer.observer("observe", recorder, in_python) if fastest else in_python
+            observe = reducer.observer("observe", in_python, axes, {}, {}) if fastest else in_python
             call = ModuleCall("", network, 0, [("[0]", tensor)])
             measured = [reduce(tensor, axis, (0,)), reduce(tensor, axis, (0,)), observe(call, "", tensor.clone())]
             reducer.settle()
             found.append([repr(each) for each in summarise(collect(measured))])
         assert found[0] == found[1]
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse")
+@pytest.mark.parametrize("readable", [True, False], ids=["read by compiled code", "without its way to memory"])
+def test_one_reducer_reduces_odd_tensors_in_turn(readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that torch raises on when it is asked where their values lie come between others, and come twice."""
+    monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
+    if not readable:
+        monkeypatch.setattr(native, "_reader", lambda: 0)
+    tensors = [make() for make in odd_tensors().values()] * 2
+    found = []
+    for fastest in (True, False):
+        reducer = Reducer()
+        reduce = reducer.fastest() if fastest else reducer.reduce
+        assert (reduce != reducer.reduce) == (fastest and readable)
+        measured = [reduce(tensor, None, (0,)) for tensor in tensors]
+        reducer.settle()
+        found.append([repr(each) for each in summarise(collect(measured))])
+    assert found[0] == found[1]
 
 
 def observed_by(reducer: Reducer, axis: int | None, _call: ModuleCall, _slot: str, tensor: Tensor) -> Measured:
