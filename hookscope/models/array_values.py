@@ -119,7 +119,7 @@ def _reduced(values: NDArray[np.floating]) -> Reduction:
 def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
     """Return the compiled reduction of float32 values, on one thread; None if this installation has none.
 
-    It returns None for what is not finite, and for values that vary little about a large mean.
+    It returns None for what is not finite.
     """
     try:
         library = ctypes.CDLL(str(LIBRARY))
@@ -135,7 +135,7 @@ def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
         limits = kernel.SMALLEST_SQUARABLE, kernel.LARGEST_SQUARABLE, kernel.CANCELLATION_LIMIT
         results = kernel.Results(found.ctypes.data, nonzero.ctypes.data, None, None, 0, None, None, None, *limits)
         outcome = reduce(values.ctypes.data, ctypes.addressof(layout), ctypes.addressof(results))
-        if outcome in (kernel.RARE, kernel.CANCELLED):
+        if outcome == kernel.RARE:
             return None
         mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = found.tolist()
         moments = (values.size, mean, squared_deviations, low, high, abs_sum, square_sum)

@@ -3,8 +3,8 @@
 import ctypes
 
 # What `reduce` in native.c returns, and how many numbers it writes.
-RARE, CANCELLED, WITH_ZEROS = 1, 2, 4
-BIN_COUNT_SHIFT = 3
+RARE, WITH_ZEROS = 1, 2
+BIN_COUNT_SHIFT = 2
 FOUND = 7
 
 # Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8

@@ -46,6 +46,7 @@ typedef struct {
     const float *values;
     const Layout *layout;
     float scale; /* what values are multiplied by before they are summed */
+    double centre; /* what deviations are from */
     double *nonzero;
     Table *tables; /* null where nothing is to be binned */
     Part *parts;
@@ -148,6 +149,28 @@ INLINE Part scan(const float *values, i64 count, float scale, Table *table) {
     return part;
 }
 
+/* Sum deviations from a centre, and their squares. */
+INLINE Part deviations(const float *values, i64 count, double centre) {
+    doubles sum = {0}, square_sum = {0};
+    i64 at = 0;
+    for (; at + LANES <= count; at += LANES) {
+        doubles deviation = __builtin_convertvector(load(values + at), doubles) - centre;
+        sum += deviation;
+        square_sum += deviation * deviation;
+    }
+    Part part = {0, 0, 0, 0, 0, 0, {0}};
+    for (int lane = 0; lane < LANES; lane++) {
+        part.sum += sum[lane];
+        part.square_sum += square_sum[lane];
+    }
+    for (; at < count; at++) {
+        double deviation = values[at] - centre;
+        part.sum += deviation;
+        part.square_sum += deviation * deviation;
+    }
+    return part;
+}
+
 /* Count what is not zero in channels begin..end. */
 INLINE void count_nonzero(const Job *job, i64 begin, i64 end) {
     i64 before = job->layout->before, channels = job->layout->channels, after = job->layout->after;
@@ -180,15 +203,22 @@ INLINE unsigned share(const Job *job, i64 whole, i64 grain, i64 *begin, i64 *end
     return (unsigned)number;
 }
 
+INLINE i64 value_count(const Layout *layout) { return layout->before * layout->channels * layout->after; }
+
 INLINE void scan_share(Job *job) {
     i64 begin, end;
-    i64 count = job->layout->before * job->layout->channels * job->layout->after;
-    unsigned number = share(job, count, STRETCH, &begin, &end);
+    unsigned number = share(job, value_count(job->layout), STRETCH, &begin, &end);
     const float *values = job->values + begin;
     i64 size = end - begin;
     job->parts[number] = job->scale != 1 ? scan(values, size, job->scale, 0)
                          : job->tables   ? scan(values, size, 1, job->tables + number)
                                          : scan(values, size, 1, 0);
+}
+
+INLINE void deviate_share(Job *job) {
+    i64 begin, end;
+    unsigned number = share(job, value_count(job->layout), STRETCH, &begin, &end);
+    job->parts[number] = deviations(job->values + begin, end - begin, job->centre);
 }
 
 INLINE void count_share(Job *job) {
@@ -204,12 +234,17 @@ INLINE void over(Job *job, void (*task)(void *)) {
         task(job);
 }
 
-/* Scan all values. */
-INLINE Part scan_all(Job *job, void (*scan_task)(void *)) {
+/* What threads do together. */
+typedef struct {
+    void (*scan)(void *), (*deviate)(void *), (*count)(void *);
+} Tasks;
+
+/* Return what a task finds in all values. */
+INLINE Part found_by(Job *job, void (*task)(void *)) {
     Part parts[MAX_THREADS], all = {0, 0, 0, __builtin_inff(), -__builtin_inff(), 0, {0}};
     job->parts = parts;
     for (unsigned each = 0; each < job->threads; each++) parts[each] = all;
-    over(job, scan_task);
+    over(job, task);
     for (unsigned each = 0; each < job->threads; each++) {
         all.sum += parts[each].sum;
         all.square_sum += parts[each].square_sum;
@@ -265,8 +300,7 @@ INLINE i64 bin_subnormals(Table *table, const float *values, i64 count) {
 
 /* List the bins that hold any value, and empty them; return how many there are. */
 INLINE i64 list_bins(const Job *job, const Part *all, const Results *results) {
-    const Layout *layout = job->layout;
-    i64 count = layout->before * layout->channels * layout->after, zeros = 0;
+    i64 count = value_count(job->layout), zeros = 0;
     for (i64 at = 0; at < PARTS; at++) {
         zeros += emptied(job->tables, job->threads, at);
         zeros += emptied(job->tables, job->threads, NEGATIVE + at);
@@ -308,16 +342,15 @@ INLINE i64 list_bins(const Job *job, const Part *all, const Results *results) {
 }
 
 /* Find the numbers of one tensor. */
-INLINE i32 find(Job *job, const Results *results, Part *all, void (*scan_task)(void *), void (*count_task)(void *)) {
-    const Layout *layout = job->layout;
-    i64 count = layout->before * layout->channels * layout->after;
-    *all = scan_all(job, scan_task);
+INLINE i32 find(Job *job, const Results *results, Part *all, Tasks tasks) {
+    i64 count = value_count(job->layout);
+    *all = found_by(job, tasks.scan);
     float largest = all->high > -all->low ? all->high : -all->low;
     /* With a NaN, the sum of magnitudes is one; with Inf, the largest is. */
     if (all->abs_sum != all->abs_sum || largest == __builtin_inff()) return RARE;
     if (all->low != all->high && !(largest > results->smallest && largest < results->largest)) {
         job->scale = scale_for(largest);
-        *all = scan_all(job, scan_task);
+        *all = found_by(job, tasks.scan);
     }
     double scale = 1 / (double)job->scale; /* to multiply sums by */
     double mean = all->sum / (double)count, squared_deviations = all->square_sum - mean * all->sum;
@@ -328,16 +361,17 @@ INLINE i32 find(Job *job, const Results *results, Part *all, void (*scan_task)(v
         squared_deviations = 0;
         abs_sum = (double)largest * (double)count;
         square_sum = mean * mean * (double)count;
+    } else if (mean * all->sum > results->cancellation * squared_deviations) {
+        job->centre = mean * scale;
+        Part about = found_by(job, tasks.deviate);
+        mean = job->centre + about.sum / (double)count;
+        squared_deviations = about.square_sum - about.sum / (double)count * about.sum;
     } else {
-        if (mean * all->sum > results->cancellation * squared_deviations) {
-            if (scale != 1) return RARE;
-            outcome |= CANCELLED;
-        }
         mean *= scale;
         squared_deviations *= scale * scale;
     }
-    if (all->zeros && layout->by_channel) {
-        over(job, count_task);
+    if (all->zeros && job->layout->by_channel) {
+        over(job, tasks.count);
         outcome |= WITH_ZEROS;
     }
     const double found[FOUND] = {mean,        squared_deviations > 0 ? squared_deviations : 0,
@@ -349,16 +383,16 @@ INLINE i32 find(Job *job, const Results *results, Part *all, void (*scan_task)(v
 }
 
 /* Reduce one tensor. */
-INLINE i32 reduce(Job *job, const Results *results, void (*scan_task)(void *), void (*count_task)(void *)) {
+INLINE i32 reduce(Job *job, const Results *results, Tasks tasks) {
     const Layout *layout = job->layout;
-    i64 count = layout->before * layout->channels * layout->after;
+    i64 count = value_count(layout);
     int exact = count <= results->exact_limit;
     job->threads = !job->runtime ? 1 : layout->threads > MAX_THREADS ? MAX_THREADS : (unsigned)layout->threads;
     job->scale = 1;
     job->tables = exact ? 0 : results->tables;
     if (job->tables && count > MOST_BINNED) return RARE;
     Part all;
-    i32 outcome = find(job, results, &all, scan_task, count_task);
+    i32 outcome = find(job, results, &all, tasks);
     if (outcome == RARE) {
         if (job->tables)
             for (i64 at = 0; at < BINS; at++) emptied(job->tables, job->threads, at);
@@ -374,10 +408,11 @@ INLINE i32 reduce(Job *job, const Results *results, void (*scan_task)(void *), v
 
 #define VARIANT(name, target)                                                                                          \
     target static void scan_##name(void *job) { scan_share((Job *)job); }                                              \
+    target static void deviate_##name(void *job) { deviate_share((Job *)job); }                                        \
     target static void count_##name(void *job) { count_share((Job *)job); }                                            \
     target EXPORT i32 reduce_tensor_##name(const float *values, const Layout *layout, const Results *results) {        \
-        Job job = {values, layout, 1, results->nonzero, 0, 0, results->runtime, 1};                                    \
-        return reduce(&job, results, scan_##name, count_##name);                                                       \
+        Job job = {values, layout, 1, 0, results->nonzero, 0, 0, results->runtime, 1};                                 \
+        return reduce(&job, results, (Tasks){scan_##name, deviate_##name, count_##name});                              \
     }
 
 VARIANT(default, )

@@ -45,15 +45,13 @@ typedef struct {
     i64 *counts;     /* how many values they hold */
     const Runtime *runtime; /* null for one thread */
     double smallest, largest;   /* the magnitudes that can be squared */
-    double cancellation;        /* mean^2 over variance from which on digits are lost */
+    double cancellation;        /* mean^2 over variance from which on a second pass keeps digits from being lost */
     i64 most_channels;          /* that `nonzero` has room for */
 } Results;
 
 #define FOUND 7
 
-/* What `reduce` returns: RARE alone (not finite, or varied little about a magnitude that cannot be squared; what is
- * written means nothing), or any of the others. */
+/* What `reduce` returns: RARE alone (not finite, or too many for the bins; what is written means nothing), or the others. */
 #define RARE 1
-#define CANCELLED 2  /* the first two results have lost digits: the values vary little about a large mean */
-#define WITH_ZEROS 4 /* `nonzero` is written */
-#define BIN_COUNT_SHIFT 3 /* the bits from here on: how many bins are written */
+#define WITH_ZEROS 2 /* `nonzero` is written */
+#define BIN_COUNT_SHIFT 2 /* the bits from here on: how many bins are written */

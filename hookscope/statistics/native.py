@@ -5,6 +5,7 @@ everything is left to torch.
 """
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -19,7 +20,6 @@ from hookscope.results.distribution import EXACT_LIMIT, Distribution, distributi
 from hookscope.statistics.kernel import (
     BIN_COUNT_SHIFT,
     CANCELLATION_LIMIT,
-    CANCELLED,
     FOUND,
     LARGEST_SQUARABLE,
     RARE,
@@ -31,7 +31,6 @@ from hookscope.statistics.kernel import (
 )
 from hookscope.statistics.reduction import Reduction
 from hookscope.statistics.storage import in_memory_order
-from hookscope.statistics.torch_reductions import centred
 
 # The variant for what torch says the processor has; "default" runs on any.
 _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
@@ -41,6 +40,9 @@ _PARALLEL_ELEMENTS = 32768
 _BINS, _COUNTERS, MAX_THREADS = 17856, 4, 16
 # Room for counts of so many channels is made at once. Our choice: few networks have more.
 _FEWEST_CHANNELS = 4096
+
+# So many layouts are remembered. Our choice: a network has some dozens.
+_MOST_LAYOUTS = 1024
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
@@ -126,8 +128,8 @@ class FusedReducer:
             channel_axis: The axis whose slices count as channels; None for no channel count.
 
         Returns:
-            Its reduction; None for tensors that are not dense float32 on the CPU, and for rare values (not finite, or
-            varied little about a magnitude that float32 cannot square): these are torch's to reduce.
+            Its reduction; None for tensors that are not dense float32 on the CPU, and for values that are not finite:
+            these are torch's to reduce.
         """
         if self._kernel is None or not (address := address_of(tensor)):
             return None
@@ -142,8 +144,6 @@ class FusedReducer:
             return None
         shape, dtype, count, axis = layout.known[:4]
         mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._found.tolist()
-        if outcome & CANCELLED:
-            mean, squared_deviations = centred(in_memory_order(tensor.detach(), None)[0].reshape(-1), mean)
         if nonzero is not None and outcome & WITH_ZEROS:
             nonzero = self._nonzero[: nonzero.size].copy()
         distribution = None
@@ -186,7 +186,10 @@ class FusedReducer:
         if self._kernel is None or not self._kernel.address or self._tables is not None or not (read := _reader()):
             return None
         self._describe_room(0)
-        return (*ALIKE, reduce, latest, {}, [], self._threads, self._kernel.address, self._results_address, read)
+        layouts = _layouts[self._threads]
+        if len(layouts) > _MOST_LAYOUTS:
+            layouts.clear()
+        return (*ALIKE, reduce, latest, layouts, [], self._threads, self._kernel.address, self._results_address, read)
 
 
 def address_of(tensor: Tensor) -> int:
@@ -210,7 +213,7 @@ def useful_threads(element_count: int, threads: int) -> int:
     return threads if element_count >= _PARALLEL_ELEMENTS else 1
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(_MOST_LAYOUTS)
 def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> Layout | None:
     """Return how such tensors lie in memory; None for those that are empty or have gaps."""
     like = torch.empty_strided(shape, strides, device="meta")
@@ -237,8 +240,12 @@ def _layout(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | Non
     return None if layout is None else (layout.address, layout.known, layout.all_nonzero, layout)
 
 
+# What observing.c remembers of tensors, by number of threads, then by shape and strides as bytes.
+_layouts: defaultdict[int, dict[bytes, tuple[object, ...]]] = defaultdict(dict)
+
+
 def _described(tensor: Tensor) -> tuple[object, ...]:
-    """Return what observing.c remembers of tensors of one shape and strides, in its order."""
+    """Return what is known of tensors of one shape and strides, in the order of observing.c."""
     return tensor.shape, tensor.stride(), tensor.shape[1:], {}
 
 

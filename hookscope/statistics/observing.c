@@ -173,7 +173,7 @@ static Object *reduced(Parts self, Object *tensor, i64 version, const Memory *me
     Kernel kernel = (Kernel)py->value(self[KERNEL]);
     if (sizes->channels > results->most_channels) return 0;
     i32 outcome = kernel((const float *)(memory->data + memory->offset), sizes, results);
-    if (!(outcome & (RARE | CANCELLED))) reduction = reduction_of(self, layout, outcome, sizes, results);
+    if (outcome != RARE) reduction = reduction_of(self, layout, outcome, sizes, results);
     if (reduction) remember(self, tensor, version, axis, reduction);
     return reduction;
 }
