@@ -179,8 +179,9 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         if id(module) in seen:
             continue
         seen.add(id(module))
-        if _only_returns(module) and not gives_aliases:
-            hook = Hook(only, name, bool(vars(module).get("inplace")))
+        state = vars(module)
+        if not gives_aliases and _only_returns(type(module), state):
+            hook = Hook(only, name, bool(state.get("inplace")))
         else:
             entries: list[Entry] = []
             hook = Hook(after, entries)
@@ -195,12 +196,11 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
 _TORCHS_OWN = frozenset(each for each in vars(nn).values() if isinstance(each, type))
 
 
-def _only_returns(module: nn.Module) -> bool:
-    """Tell whether the module is one of torch's own that calls no modules and overwrites its input always or never.
+def _only_returns(kind: type[nn.Module], state: Mapping[str, Any]) -> bool:
+    """Tell whether a module is one of torch's own that calls no modules and overwrites its input always or never.
 
     No other hook can run during such a call: a single forward hook is enough, which makes capturing cheaper.
     """
-    kind, state = type(module), vars(module)
     return (
         kind in _TORCHS_OWN
         and not (state["_modules"] or state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)

@@ -186,33 +186,24 @@ def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[
     # A container shares the reduction of its last child.
     reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
-    nothing = TensorStatistics((), "none", 0)
-
-    def statistics_of(row: Row) -> TensorStatistics:
-        return nothing if row.reduction is None else measured[id(row.reduction)]
-
+    measured[id(None)] = TensorStatistics((), "none", 0)
     modules, counts, aliases = inspected.modules, inspected.parameter_counts, inspected.aliases
     arguments: list[tuple[Any, ...]] = []
     for index, ((layer, call, slot), row) in enumerate(rows.items()):
-        statistics, operation, repeats = statistics_of(row), row.operation, row.repeats
-        repeats = repeats if repeats and _counted_alike(statistics, statistics_of(rows[repeats])) else None
+        statistics, operation, repeats, sources = measured[id(row.reduction)], row.operation, row.repeats, row.sources
+        if repeats and not _counted_alike(statistics, measured[id(rows[repeats].reduction)]):
+            repeats = None
+        if operation is None:
+            kind, count, owner, source = type(modules[layer]).__name__, counts[layer], None, ""
+        else:
+            kind, count, owner, source = operation.name, 0, operation.owner, operation.source
+        if sources:
+            sources = tuple([each if isinstance(each, str) else row_label(*each) for each in sources])
+        names = aliases.get(layer, ())
+        repeated = row_label(*repeats) if repeats else ""
+        flags = _flags(row, statistics)
         arguments.append(
-            (
-                index,
-                layer,
-                type(modules[layer]).__name__ if operation is None else operation.name,
-                call,
-                slot,
-                counts[layer] if operation is None else 0,
-                statistics,
-                _flags(row, statistics),
-                aliases.get(layer, ()),
-                row_label(*repeats) if repeats else "",
-                (),
-                None if operation is None else operation.owner,
-                "" if operation is None else operation.source,
-                tuple([each if isinstance(each, str) else row_label(*each) for each in row.sources]),
-            )
+            (index, layer, kind, call, slot, count, statistics, flags, names, repeated, (), owner, source, sources)
         )
     return tuple(make_all(LayerRow, arguments))
 

@@ -316,15 +316,10 @@ def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> tu
     if per_channel is not None:
         channel_count = per_channel.size
         dead_channel_count = 0 if nonzero_count == elements else channel_count - int(np.count_nonzero(per_channel))
-    numbers: tuple[float | None, ...] = (None,) * 6
+    measured: tuple[Any, ...] = (shape, dtype, elements, None, None, None, None, None, None)
     if count:
         std, mean_abs, l2 = math.sqrt(squared_deviations / count), abs_sum / count, math.sqrt(square_sum)
-        numbers = (mean, std, low, high, mean_abs, l2)
-    return (
-        *(shape, dtype, elements, *numbers),
-        (elements - nonzero_count) / elements,
-        nan_count,
-        elements - count - nan_count,
-        *(axis, channel_count, dead_channel_count),
-        *(at_levels, None, distribution, None, sketch),
-    )
+        measured = (shape, dtype, elements, mean, std, low, high, mean_abs, l2)
+    zero_fraction, inf_count = (elements - nonzero_count) / elements, elements - count - nan_count
+    counted = (zero_fraction, nan_count, inf_count, axis, channel_count, dead_channel_count)
+    return measured + counted + (at_levels, None, distribution, None, sketch)
