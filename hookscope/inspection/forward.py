@@ -116,7 +116,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     recorder.operations = None if judged else operations
     began = time.perf_counter()
     with (
-        preserved(network, seed, modules=inspected.modules.values()) as state,
+        preserved(network, seed, modules=inspected.modules.values(), differentiates=False) as state,
         capture(network, selected, recorder.observer(), edits=placed.by_name, operations=operations) as captured,
     ):
         state.mark_hooks()

@@ -77,7 +77,7 @@ static int read_memory(Parts self, Object *tensor, Memory *memory) {
 }
 
 /* Return what is known of tensors of this shape and these strides, the tuple (shape, strides, shape beyond the batch,
- * layouts by channel axis); NULL with an error. What is returned is borrowed. */
+ * layouts by channel axis); NULL with an error. */
 static Object *layouts_of(Parts self, Object *tensor, const Memory *memory) {
     i64 sizes[2 * MOST_AXES];
     for (i64 at = 0; at < memory->axis_count; at++) {
@@ -85,11 +85,10 @@ static Object *layouts_of(Parts self, Object *tensor, const Memory *memory) {
         sizes[memory->axis_count + at] = memory->strides[at];
     }
     Object *key = py->bytes((const char *)sizes, 2 * memory->axis_count * (i64)sizeof(i64));
-    Object *layouts = key ? py->lookup(self[LAYOUTS], key) : 0;
+    Object *layouts = key ? held(py->lookup(self[LAYOUTS], key)) : 0; /* another thread may forget it */
     if (key && !layouts) {
-        Object *described = py->call(self[DESCRIBED], &tensor, 1, 0);
-        if (described && !py->store(self[LAYOUTS], key, described)) layouts = described;
-        py->drop(described);
+        layouts = py->call(self[DESCRIBED], &tensor, 1, 0);
+        if (layouts && py->store(self[LAYOUTS], key, layouts)) py->clear();
     }
     py->drop(key);
     return layouts;
@@ -178,8 +177,8 @@ static Object *reduced(Parts self, Object *tensor, i64 version, const Memory *me
     return reduction;
 }
 
-/* Read a tensor's version and memory, and return what is known of such tensors, borrowed; NULL, perhaps with an error, if it
- * is for Python to reduce. */
+/* Read a tensor's version and memory, and return what `layouts_of` does; NULL, perhaps with an error, if it is for Python to
+ * reduce. */
 static Object *readable(Parts self, Object *tensor, i64 *version, Memory *memory) {
     if (!is_plain(self, tensor)) return 0;
     *version = integer_of(attribute(self, tensor, VERSION)); /* inference tensors have none */
@@ -194,6 +193,7 @@ EXPORT Object *reduce(Object *parts, Object *const *given, i64 count) {
     Object *layouts = count ? readable(self, given[0], &version, &memory) : 0;
     Object *axis = count > 1 ? given[1] : self[NONE];
     Object *reduction = layouts ? reduced(self, given[0], version, &memory, layouts, axis) : 0;
+    py->drop(layouts);
     if (reduction) return reduction;
     py->clear();
     return py->call(self[PYTHON], given, count, 0);
@@ -258,8 +258,9 @@ EXPORT Object *observe(Object *parts, Object *const *given, i64 count) {
     Object *layouts = count == 3 ? readable(self, given[2], &version, &memory) : 0, *reduction = 0;
     if (layouts) {
         Object *axis = channel_axis(self, given[0], &memory, layouts);
+        if (axis) reduction = reduced(self, given[2], version, &memory, layouts, axis);
+        py->drop(layouts);
         if (!axis) return 0;
-        reduction = reduced(self, given[2], version, &memory, layouts, axis);
         py->drop(axis);
     }
     if (reduction) return reduction;
@@ -274,7 +275,7 @@ EXPORT Object *observe_gradient(Object *parts, Object *const *given, i64 count) 
     i64 version;
     Owned owned;
     owned.count = 0;
-    Object *layouts = count == 2 ? readable(self, given[1], &version, &memory) : 0, *reduction = 0;
+    Object *layouts = count == 2 ? own(&owned, readable(self, given[1], &version, &memory)) : 0, *reduction = 0;
     if (layouts && is(attribute(self, given[0], ROLE), self[OUTPUT])) {
         Object *key[] = {own(&owned, attribute(self, given[0], LAYER)), own(&owned, attribute(self, given[0], CALL)),
                          own(&owned, attribute(self, given[0], SLOT)), self[OUTPUT]};

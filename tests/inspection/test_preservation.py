@@ -166,6 +166,38 @@ def test_an_embedding_that_limits_norms_is_put_back_in_a_large_network_without_c
     assert torch.equal(network[0].weight, before)
 
 
+class Caching(nn.Module):
+    """It keeps its output in an attribute, as some layers of torchvision and timm keep a mask."""
+
+    __module__ = "torchvision.models.caching"
+    mask: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mask = x * self.scale
+        return self.mask
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_gradients_stay_where_a_network_of_known_layers_keeps_something(backward: bool) -> None:
+    network = nn.Sequential(nn.Linear(3, 3), Caching())
+    parameters = [*network.parameters()]
+    gradients = [torch.ones_like(each) for each in parameters]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    parameters[0].requires_grad_(False)
+    batch = torch.randn(2, 3)
+    inspect_gradients(network, batch, "sum") if backward else inspect(network, batch)
+    assert "mask" not in vars(network[1])
+    assert [each.requires_grad for each in parameters] == [False, True, True]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, torch.ones_like(parameter))
+
+
 def test_a_hook_that_writes_to_a_weight_of_a_large_network_is_seen() -> None:
     network = nn.Sequential(nn.Linear(1000, 3000), nn.Linear(3000, 4))
     network[1].register_forward_pre_hook(lambda module, _: module.weight.data.mul_(2))

@@ -34,12 +34,13 @@ class Preserved:
     _devices: Sequence[int]
     _snapshot: Snapshot
     _seed: int
+    _differentiates: bool
     _generators: tuple[Any, ...] | None = None
 
     def mark(self) -> None:
         """Remember the network and random states as they are now, for `rewind`."""
         if self._snapshot.changed():
-            self._snapshot = Snapshot(self._modules)
+            self._snapshot = Snapshot(self._modules, differentiates=self._differentiates)
         devices = [torch.cuda.get_rng_state(device) for device in self._devices]
         self._generators = (torch.get_rng_state(), random.getstate(), np.random.get_state(), devices)
 
@@ -73,7 +74,12 @@ class Preserved:
 
 @contextmanager
 def preserved(
-    network: nn.Module, seed: int, mode: Mode = "eval", modules: Iterable[nn.Module] | None = None
+    network: nn.Module,
+    seed: int,
+    mode: Mode = "eval",
+    modules: Iterable[nn.Module] | None = None,
+    *,
+    differentiates: bool = True,
 ) -> Iterator[Preserved]:
     """Put the network in a mode and seed random numbers for the block, and restore everything after it.
 
@@ -96,6 +102,7 @@ def preserved(
 
     With mode "train" a network whose root is in train mode already stays as it is, with whatever parts its owner has
     frozen in eval mode. `modules` are all of the network's, once each, from a caller that has listed them already.
+    Where the block never `differentiates`, less has to be looked at.
 
     Raises:
         ModelError: If the network refuses the mode, or something could not be put back; everything else has been.
@@ -111,12 +118,18 @@ def preserved(
     try:
         if switches and not own_ways:
             network.train(mode == "train")
-        start = Snapshot(modules)
+        start = Snapshot(modules, differentiates=differentiates)
         with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
                 _seed(seed, cuda)
             state = Preserved(
-                frozenset(node for _, node, _ in start.histories), network, modules, cuda, copy.copy(start), seed
+                frozenset(node for _, node, _ in start.histories),
+                network,
+                modules,
+                cuda,
+                copy.copy(start),
+                seed,
+                differentiates,
             )
             try:
                 if own_ways:

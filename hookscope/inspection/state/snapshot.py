@@ -34,8 +34,13 @@ class Snapshot:
         values: What the tensors hold.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        """Take a snapshot of a network, whose modules these are, each once."""
+    def __init__(self, modules: Sequence[nn.Module], *, differentiates: bool = True) -> None:
+        """Take a snapshot of a network.
+
+        Args:
+            modules: All of it, each once.
+            differentiates: Whether there may be a backward pass until it is compared.
+        """
         own_code = has_own_code(modules)
         self._found = found = reachable(modules, closely=own_code)
         self._with_hooks = own_code  # those of modules are among what was found
@@ -48,7 +53,8 @@ class Snapshot:
         self.owners: list[Any] = found.owners + tensors if own_code else found.owners
         with torch._C.DisableTorchFunction():
             self.leaves = [each for each in found.tensors.values() if each.is_leaf and each.requires_grad]
-            self.leaves += found.parameters.values()
+            # Nothing happens to parameters in a forward pass of torch's layers alone.
+            self.leaves += found.parameters.values() if own_code or differentiates else ()
             self._attributes = [vars(each) for each in self.owners]
             self.histories = [*_histories(tensors)]
             self.note()
@@ -117,7 +123,7 @@ class Snapshot:
 
     def _put_back_references(self) -> list[Problem]:
         problems: list[Problem] = []
-        known = {*map(id, self.leaves)}
+        known = {*self._found.parameters, *map(id, self.leaves)}
         for owner, kind, attributes in zip(self.owners, self._kinds, self._attributes, strict=True):
             if isinstance(owner, nn.Module):  # it may have registered parameters, which have got gradients
                 for parameter in owner._parameters.values():
