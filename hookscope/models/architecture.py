@@ -1,6 +1,7 @@
 """Infer which known network names and shapes belong to. Nothing is built for it, and torch is not needed."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -86,9 +87,9 @@ def _readings(shapes: Shapes) -> list[Shapes]:
 
 def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str:
     best, sentence = _LEAST_ALIKE, ""
-    firsts = [{name.partition(".")[0] for name in given} for given in forms]
+    counts = [Counter(name.partition(".")[0] for name in given) for given in forms]
     for pattern in patterns:
-        close = [given for given, heads in zip(forms, firsts, strict=True) if _bound(pattern, given, heads) > best]
+        close = [given for given, count in zip(forms, counts, strict=True) if _bound(pattern, count) > best]
         own = pattern.published_shapes() if close and not pattern.is_int8 else {}
         for given in close if own else ():
             needed = {name: shape for name, shape in own.items() if name in given or not name.endswith(COUNTER)}
@@ -106,10 +107,15 @@ def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str
     return sentence
 
 
-def _bound(pattern: NetworkPattern, given: Shapes, firsts: set[str]) -> Fraction:
-    """Return an upper bound of the names that a network and a file share, from how their names begin."""
-    least = max(len(given), sum(pattern.counts.values()) - pattern.optional_count)
-    return Fraction(sum(count for first, count in pattern.counts.items() if first in firsts), max(least, 1))
+def _bound(pattern: NetworkPattern, given: Counter[str]) -> Fraction:
+    """Return an upper bound of the share of names that a network and a file have in common.
+
+    Args:
+        pattern: The network.
+        given: How many names of the file begin with each first part.
+    """
+    least = max(given.total(), sum(pattern.counts.values()) - pattern.optional_count)
+    return Fraction(sum(min(count, given[first]) for first, count in pattern.counts.items()), max(least, 1))
 
 
 def _named_first(names: Sequence[str]) -> str:

@@ -103,12 +103,12 @@ def _moments(rows: Tensor, plain: Sequence[bool]) -> list[tuple[float, float, fl
         mean = total / count
         squared_deviations = square_sum - mean * total
         if plain[at] and mean * total > CANCELLATION_LIMIT * squared_deviations:
-            mean, squared_deviations = centred(rows[at], mean)
+            mean, squared_deviations = _centred(rows[at], mean)
         moments.append((mean, square_sum, max(0.0, squared_deviations)))
     return moments
 
 
-def centred(flat: Tensor, mean: float) -> tuple[float, float]:
+def _centred(flat: Tensor, mean: float) -> tuple[float, float]:
     """Return the mean and the sum of squared deviations of values that vary little about a large mean.
 
     A rough mean leaves each deviation off by a constant, which their own mean shows; only if it dwarfs the deviations,
