@@ -26,7 +26,7 @@ _CHECK_AT_MOST_SECONDS = 1.0
 
 # What a script that uses the peer loads: some load the rest on first use.
 _LOADS = {
-    "inspect": "from hookscope import inspect",
+    "activations": "from hookscope import activations",
     "torch": "import torch",
     "torchvision feature extractor": "import torchvision.models.feature_extraction",
     "timm": "import timm.models",
