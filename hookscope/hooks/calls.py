@@ -102,8 +102,9 @@ class CallHooks(Generic[T]):
     _identities: Identities = field(default_factory=Identities)
 
     def restart(self) -> list[Observation[T]]:
-        """Begin another forward pass; return the observations of the latest. Compiled hooks know the containers."""
+        """Begin another forward pass; return the observations of the latest."""
         finished = [*self.observations]
+        # Emptied, not replaced: compiled hooks hold these very objects.
         for each in (self.observations, self.counts, self._identities.known):
             each.clear()
         return finished

@@ -155,8 +155,6 @@ def name_test(body: str) -> Callable[[str], bool]:
         expression = re.compile(body[1:-1])
         return lambda candidate: expression.search(candidate) is not None
     folded = body.lower()
-    if folded == "*":
-        return lambda _candidate: True
     if _GLOB.search(body):
         whole = re.compile(fnmatch.translate(folded))
         return lambda candidate: whole.match(candidate.lower()) is not None

@@ -127,7 +127,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     if hooked is not None:
         selected = {name: each for name, each in inspected.modules.items() if name in hooked}
-    maps = Recorder(grids_for, max_channels, None, recorder.reducer, operations=operations)
+    maps = Recorder(grids_for, max_channels, None, recorder.reducer, recorder.axes, operations)
     gradient_recorder = GradientRecorder(maps, on_tensor)
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))

@@ -222,7 +222,6 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
     while True:
         run.recorder.start(places)
         run.gradient_recorder.maps.start(places)
-        run.gradient_recorder.maps.axes = run.recorder.axes
         try:
             with _autocast(run):
                 args, kwargs = _given(run, batch)

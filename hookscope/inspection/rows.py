@@ -186,7 +186,7 @@ def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[
     # A container shares the reduction of its last child.
     reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
-    measured[id(None)] = TensorStatistics((), "none", 0)
+    measured[id(None)] = TensorStatistics((), "none", 0)  # where no tensor was returned
     modules, counts, aliases = inspected.modules, inspected.parameter_counts, inspected.aliases
     arguments: list[tuple[Any, ...]] = []
     for index, ((layer, call, slot), row) in enumerate(rows.items()):

@@ -45,13 +45,14 @@ typedef struct {
     i64 *counts;     /* how many values they hold */
     const Runtime *runtime; /* null for one thread */
     double smallest, largest;   /* the magnitudes that can be squared */
-    double cancellation;        /* mean^2 over variance from which on a second pass keeps digits from being lost */
+    double cancellation;        /* mean^2 over variance above which deviations are summed in a second pass */
     i64 most_channels;          /* that `nonzero` has room for */
 } Results;
 
 #define FOUND 7
 
-/* What `reduce` returns: RARE alone (not finite, or too many for the bins; what is written means nothing), or the others. */
+/* What `reduce` returns: RARE alone if values are not finite or too many for the bins, where what is written means nothing;
+ * else any of the others. */
 #define RARE 1
 #define WITH_ZEROS 2 /* `nonzero` is written */
 #define BIN_COUNT_SHIFT 2 /* the bits from here on: how many bins are written */

@@ -235,7 +235,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def _layout(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> object:
-    """Return what observing.c reads of a layout, in its order, and the layout, which must live as long."""
+    """Return what observing.c reads of a layout, in its order, and last the layout itself, to keep its memory."""
     layout = layout_of(shape, strides, channel_axis, threads)
     return None if layout is None else (layout.address, layout.known, layout.all_nonzero, layout)
 

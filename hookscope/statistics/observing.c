@@ -16,8 +16,8 @@ enum {
     VERSION, IS_NEG, CHANNEL_AXIS, NODES, AXES_BY_PLACE, LAYER, CALL, SLOT, ROLE, OUTPUT, CURRENT_NODE,
     SECOND, LAST, ITS_ATTRIBUTES, DIMS, EMPTY, NONE, TRUE, FALSE, ZERO,
     PYTHON, LATEST, LAYOUTS, ERRORS, THREADS, KERNEL, RESULTS, READ,
-    GIVEN, HABITS, AXIS_BY_SHAPE,
-    AXES = GIVEN, RECORDER = GIVEN
+    AXES, HABITS, AXIS_BY_SHAPE,
+    RECORDER = AXES
 };
 
 /* The items of `Reduction`, of `ModuleCall`, and of what DESCRIBED and LAYOUT return, that are used here. */
@@ -63,7 +63,7 @@ static int is_plain(Parts self, Object *tensor) {
 
 /* Read where a plain tensor's values lie; tell whether the kernel can read them there, perhaps with an error.
  *
- * An error of torch's takes longer than all else. After the first, no further one is risked.
+ * torch takes 0.8 ms to raise where a tensor has no plain memory. After its first error, tensors are checked beforehand.
  */
 static int read_memory(Parts self, Object *tensor, Memory *memory) {
     if (py->list_length(self[ERRORS]) && !is(py->call(self[IS_DENSE], &tensor, 1, 0), self[TRUE])) return 0;
@@ -177,8 +177,8 @@ static Object *reduced(Parts self, Object *tensor, i64 version, const Memory *me
     return reduction;
 }
 
-/* Read a tensor's version and memory, and return what `layouts_of` does; NULL, perhaps with an error, if it is for Python to
- * reduce. */
+/* Read a tensor's version and memory, and return what `layouts_of` does; NULL, perhaps with an error, if Python must reduce
+ * it. */
 static Object *readable(Parts self, Object *tensor, i64 *version, Memory *memory) {
     if (!is_plain(self, tensor)) return 0;
     *version = integer_of(attribute(self, tensor, VERSION)); /* inference tensors have none */

@@ -102,7 +102,7 @@ def preserved(
 
     With mode "train" a network whose root is in train mode already stays as it is, with whatever parts its owner has
     frozen in eval mode. `modules` are all of the network's, once each, from a caller that has listed them already.
-    Where the block never `differentiates`, less has to be looked at.
+    `differentiates` is False for a block without a backward pass, which leaves less to compare.
 
     Raises:
         ModelError: If the network refuses the mode, or something could not be put back; everything else has been.

@@ -39,7 +39,7 @@ class Snapshot:
 
         Args:
             modules: All of it, each once.
-            differentiates: Whether there may be a backward pass until it is compared.
+            differentiates: Whether a backward pass may run before the network is compared with the snapshot.
         """
         own_code = has_own_code(modules)
         self._found = found = reachable(modules, closely=own_code)
@@ -53,7 +53,7 @@ class Snapshot:
         self.owners: list[Any] = found.owners + tensors if own_code else found.owners
         with torch._C.DisableTorchFunction():
             self.leaves = [each for each in found.tensors.values() if each.is_leaf and each.requires_grad]
-            # Nothing happens to parameters in a forward pass of torch's layers alone.
+            # A forward pass of torch's layers alone changes nothing of a parameter that is looked at here.
             self.leaves += found.parameters.values() if own_code or differentiates else ()
             self._attributes = [vars(each) for each in self.owners]
             self.histories = [*_histories(tensors)]
