@@ -1,10 +1,11 @@
-/* The hooks of calls.py for the usual call: plain tensors in and out, and no backward pass, transform or autocast under
- * way. Any other call is left to Python, before anything is recorded.
+/* The hooks of calls.py for the usual call: plain tensors in and out, and no backward pass under way. Any other call is left
+ * to Python, before anything is recorded.
  *
  * They are compiled because hooks run between the network's kernels, which fill the caches: the interpreter's code and
  * data for a hook come from memory each time, and take several times as long as the hook does alone.
  */
 
+#include "observing.h"
 #include "watching.h"
 
 /* Calls with more inputs are left to Python. */
@@ -15,11 +16,11 @@
 /* What `self` holds: first what is alike for all captures, in the order of `_ALIKE` in calls.py, then in that of
  * `CallHooks.fastest`. */
 enum {
-    TENSOR, PARAMETER, MODULE_CALL, OBSERVATION, ENTRY, NEW,
-    TASK, LEVEL, IS_CASTING, HAS_GRADIENTS, SET_GRADIENTS,
+    TENSOR, PARAMETER, MODULE_CALL, OBSERVATION, ENTRY,
+    TASK, HAS_GRADIENTS,
     ENTER, EXIT, NAMES, VERSION, REPLACED,
     LIST, ALIASES, NONE, TRUE, FALSE, EMPTY, PATHS, LIST_PATHS,
-    HOOKS, PYTHON, OBSERVE, WATCHING, ACQUIRE, RELEASE, COUNTS, OBSERVATIONS, KNOWN, BYPASS
+    HOOKS, PYTHON, VALUE, OBSERVING, WATCHING, ACQUIRE, RELEASE, COUNTS, OBSERVATIONS, KNOWN, BYPASS
 };
 
 /* The items of `ModuleCall` and of `Entry`. */
@@ -30,6 +31,7 @@ enum { ENTRY_FRAME, ENTRY_CALL, ENTRY_VERSIONS, ENTRY_ARGS, ENTRY_SOURCES, ENTRY
 typedef struct {
     Parts self;
     Object *layer, *module, *output;
+    Object *number, *made; /* of the call, counted from 0, and its `ModuleCall`, NULL until it is needed */
     int overwrites;
     Object *bypass;
     Object *inputs[MOST_INPUTS], *paths; /* of the inputs, as `tensors_given` names them */
@@ -38,11 +40,10 @@ typedef struct {
     Owned owned;
 } Call;
 
-/* Return a named tuple of a class. */
-static Object *named(Call *call, i64 class, Object *const *fields, i64 count) {
-    Parts self = call->self;
-    Object *given[] = {self[class], tuple_of(&call->owned, fields, count)};
-    return given[1] ? own(&call->owned, py->call(self[NEW], given, 2, 0)) : 0;
+/* Return a named tuple of a class with these fields; NULL as `tuple_of` does. */
+static Object *record(Call *call, i64 class, Object *const *fields, i64 count) {
+    Object *items = tuple_of(&call->owned, fields, count);
+    return items ? own(&call->owned, named(call->self[class], items)) : 0;
 }
 
 /* Tell whether a function returns an object. */
@@ -98,8 +99,7 @@ static int takes_plain(Call *call, Object *args, Object *kwargs) {
 /* Tell whether nothing is under way that needs Python's attention. */
 static int is_usual(Parts self) {
     /* There is no task outside of backward passes, in which checkpointing recomputes. */
-    return integer_of(self, TASK) == NO_TASK && returns(self, LEVEL, NONE) && returns(self, IS_CASTING, FALSE) &&
-           (!watches(self) || returns(self, HAS_GRADIENTS, TRUE));
+    return integer_of(self, TASK) == NO_TASK && (!watches(self) || returns(self, HAS_GRADIENTS, TRUE));
 }
 
 /* Read a tensor's version; tell whether it has one. */
@@ -164,8 +164,8 @@ static Object *show(Call *call, Object *place, int *passed_through) {
             *passed_through = 1;
     if (!shown) {
         Object *entry[] = {own(&call->owned, py->reference(call->output, 0)), own(&call->owned, py->integer(call->version)),
-                           list_of(&call->owned, place)};
-        Object *known = tuple_of(&call->owned, entry, 3), *key = own(&call->owned, py->identity(call->output));
+                           acyclic(list_of(&call->owned, place))};
+        Object *known = acyclic(tuple_of(&call->owned, entry, 3)), *key = own(&call->owned, py->identity(call->output));
         if (!known || !key || py->store(self[KNOWN], key, known)) return 0;
     } else if (!py->list_length(shown)) {
         if (py->append(shown, place)) return 0;
@@ -177,31 +177,47 @@ static Object *show(Call *call, Object *place, int *passed_through) {
     return self[NONE];
 }
 
-/* Return what the observer returns, called without gradients. */
-static Object *observed(Call *call, Object *made) {
-    Parts self = call->self;
-    Object *given[] = {made, self[EMPTY], call->output}, *off = self[FALSE], *on = self[TRUE];
-    int has_gradients = returns(self, HAS_GRADIENTS, TRUE);
-    if (has_gradients) always(py->call, self[SET_GRADIENTS], &off, 1);
-    Object *value = own(&call->owned, py->call(self[OBSERVE], given, 3, 0));
-    if (has_gradients) always(py->call, self[SET_GRADIENTS], &on, 1);
-    return value;
+/* Return the `ModuleCall`; NULL on an error. */
+static Object *made_of(Call *call) {
+    if (call->made) return call->made;
+    Object *inputs = list_of(&call->owned, 0);
+    for (i64 at = 0; inputs && at < call->input_count; at++) {
+        Object *pair[] = {py->item(call->paths, at), call->inputs[at]}, *given = tuple_of(&call->owned, pair, 2);
+        if (!given || py->append(inputs, given)) return 0;
+    }
+    Object *fields[CALL_ITEMS] = {call->layer, call->module, call->number, inputs, call->self[NONE]};
+    return call->made = record(call, MODULE_CALL, fields, CALL_ITEMS);
 }
 
-/* Return the number of the call, counted from 0. */
-static Object *count_of(Call *call) {
+/* As `CallHooks.value`. */
+static Object *observed(Call *call) {
+    Parts self = call->self;
+    Object *value = 0;
+    if (self[OBSERVING] != self[NONE])
+        value = own(&call->owned, observe_output(self[OBSERVING], call->module, call->output, call->version));
+    if (value || !made_of(call)) return value;
+    Object *given[] = {call->made, self[EMPTY], call->output};
+    return own(&call->owned, py->call(self[VALUE], given, 3, 0));
+}
+
+/* As `CallHooks._begin`: count the call; tell whether that was done. */
+static int begin(Call *call) {
     Parts self = call->self;
     Object *before = py->lookup(self[COUNTS], call->layer);
     i64 number = before ? py->value(before) : 0;
     Object *next = own(&call->owned, py->integer(number + 1));
-    return !next || py->store(self[COUNTS], call->layer, next) ? 0 : own(&call->owned, py->integer(number));
+    if (!next || py->store(self[COUNTS], call->layer, next)) return 0;
+    call->number = own(&call->owned, py->integer(number));
+    return call->number != 0;
 }
 
 /* Watch the gradient of the output; return its replacement, None to keep it. */
-static Object *watched(Call *call, Object *made) {
+static Object *watched(Call *call) {
     Parts self = call->self;
-    Object *watching = self[WATCHING], *inputs = py->item(made, CALL_INPUTS);
+    Object *watching = self[WATCHING];
     if (watching == self[NONE]) return self[NONE];
+    Object *made = made_of(call), *inputs = made ? py->item(made, CALL_INPUTS) : 0;
+    if (!made) return 0;
     int is_input = 0;
     for (i64 at = 0; at < call->input_count; at++) is_input |= call->inputs[at] == call->output;
     if (call->overwrites || !is_input) {
@@ -218,45 +234,31 @@ static Object *watched(Call *call, Object *made) {
     return result;
 }
 
-/* As `CallHooks._begin`: count the call, and return its `ModuleCall`. */
-static Object *begun(Call *call) {
-    Parts self = call->self;
-    Object *number = count_of(call), *inputs = list_of(&call->owned, 0);
-    for (i64 at = 0; inputs && at < call->input_count; at++) {
-        Object *pair[] = {py->item(call->paths, at), call->inputs[at]}, *given = tuple_of(&call->owned, pair, 2);
-        if (!given || py->append(inputs, given)) return 0;
-    }
-    Object *fields[CALL_ITEMS] = {call->layer, call->module, number, inputs, self[NONE]};
-    return named(call, MODULE_CALL, fields, CALL_ITEMS);
-}
-
 /* As `CallHooks._finish`: record what the call has returned, and watch it. */
-static Object *ended(Call *call, Object *made, Object *sources) {
+static Object *ended(Call *call, Object *sources) {
     Parts self = call->self;
-    Object *number = py->item(made, CALL_NUMBER);
-    Object *where[] = {call->layer, number, self[EMPTY]}, *place = tuple_of(&call->owned, where, 3);
+    Object *where[] = {call->layer, call->number, self[EMPTY]}, *place = acyclic(tuple_of(&call->owned, where, 3));
     if (!sources || !place) return 0;
     int passed_through;
     Object *repeats = show(call, place, &passed_through);
-    Object *value = repeats ? observed(call, made) : 0;
-    Object *seen[] = {call->layer,
-                      number,
-                      self[EMPTY],
+    Object *value = repeats ? observed(call) : 0;
+    Object *seen[] = {place,
                       value,
                       self[passed_through ? TRUE : FALSE],
                       self[call->overwrites ? TRUE : FALSE],
                       repeats,
                       self[NONE],
                       sources};
-    Object *observation = named(call, OBSERVATION, seen, 9);
+    Object *observation = record(call, OBSERVATION, seen, 7);
+    if (self[OBSERVING] != self[NONE]) acyclic(observation); /* what other observers return may lead to it */
     if (!observation || py->append(self[OBSERVATIONS], observation)) return 0;
-    return watched(call, made);
+    return watched(call);
 }
 
 /* Take the lock, and bypass torch function modes; return 0 on an error, which `leave` expects, too. */
 static int enter(Call *call) {
     Parts self = call->self;
-    call->bypass = 0;
+    call->bypass = call->number = call->made = 0;
     if (!own(&call->owned, py->call(self[ACQUIRE], 0, 0, 0))) return 0;
     call->bypass = self[NONE];
     if (self[BYPASS] != self[NONE]) {
@@ -308,8 +310,7 @@ EXPORT Object *only(Object *parts, Object *const *given, i64 count) {
     Object *result = 0;
     if (enter(call)) {
         is_left = !read_versions(call);
-        Object *made = is_left ? 0 : begun(call);
-        if (made) result = ended(call, made, sources_of(call));
+        if (!is_left && begin(call)) result = ended(call, sources_of(call));
     }
     result = leave(call, result);
     return is_left ? left(call, given, count) : result;
@@ -341,11 +342,11 @@ EXPORT Object *before(Object *parts, Object *const *given, i64 count) {
     Object *result = 0;
     if (enter(call)) {
         is_left = !read_versions(call);
-        Object *made = is_left ? 0 : begun(call);
+        Object *made = !is_left && begin(call) ? made_of(call) : 0;
         Object *frame = made ? own(&call->owned, py->identity(py->frame())) : 0;
         Object *versions = frame ? versions_of(call) : 0;
         Object *fields[ENTRY_ITEMS] = {frame, made, versions, given[ARGS], versions ? sources_of(call) : 0};
-        Object *entry = named(call, ENTRY, fields, ENTRY_ITEMS);
+        Object *entry = record(call, ENTRY, fields, ENTRY_ITEMS);
         if (entry && !py->append(given[ENTRIES], entry)) result = self[NONE];
     }
     result = leave(call, result);
@@ -392,11 +393,13 @@ EXPORT Object *after(Object *parts, Object *const *given, i64 count) {
     Object *result = 0;
     if (enter(call)) {
         is_left = !read_versions(call);
+        call->number = py->item(made, CALL_NUMBER);
+        call->made = made;
         if (!is_left) {
             Object *versions = py->item(entry, ENTRY_VERSIONS);
             for (i64 each = 0; each < call->input_count; each++)
                 call->overwrites |= py->value(py->list_item(versions, each)) != call->versions[each];
-            if (!py->remove(given[ENTRIES], place_of(given[ENTRIES]))) result = ended(call, made, py->item(entry, ENTRY_SOURCES));
+            if (!py->remove(given[ENTRIES], place_of(given[ENTRIES]))) result = ended(call, py->item(entry, ENTRY_SOURCES));
         }
     }
     result = leave(call, result);

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.compiled import compiled_function
+from hookscope.hooks.compiled import compiled_function, parts_of
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.observed import ModuleCall, Observation, Operation, Place
 from hookscope.hooks.pytree import tensors_given, tensors_in
@@ -70,11 +70,8 @@ class Entry(NamedTuple):
 
 # What the hooks of calls.c work with in every capture, in its order.
 _ALIKE: tuple[Any, ...] = (
-    *(Tensor, nn.Parameter, ModuleCall, Observation, Entry, tuple.__new__),
-    torch._C._current_graph_task_id,
-    torch._C._functorch.maybe_current_level,
-    torch._C._is_any_autocast_enabled,
-    *(torch.is_grad_enabled, torch._C._set_grad_enabled),
+    *(Tensor, nn.Parameter, ModuleCall, Observation, Entry),
+    *(torch._C._current_graph_task_id, torch.is_grad_enabled),
     *("__enter__", "__exit__", "names", "_version", "_replaced"),
     *(list, "_aliases", None, True, False, ""),
     *(tuple(f"{start}[{at}]" for at in range(_MOST_INPUTS)) for start in ("", "[0]")),
@@ -118,11 +115,11 @@ class CallHooks(Generic[T]):
         if self.watch is not None and (self.watch.with_inputs or (watching := self.watch.parts()) is None):
             return self.only, self.before, self.after
         bypass = torch._C.DisableTorchFunction if self.with_operations else None
-        lock = self.lock.acquire, self.lock.release
+        lock, observing = (self.lock.acquire, self.lock.release), parts_of(self.observe, "observe")
 
         def compiled(name: str, python: Callable[..., object]) -> Callable[..., object]:
             filled = self.counts, self.observations, self._identities.known
-            parts = (*_ALIKE, self, python, self.observe, watching, *lock, *filled, bypass)
+            parts = (*_ALIKE, self, python, self.value, observing, watching, *lock, *filled, bypass)
             return compiled_function(name, parts) or python
 
         return compiled("only", self.only), compiled("before", self.before), compiled("after", self.after)
@@ -309,27 +306,32 @@ class CallHooks(Generic[T]):
         *,
         in_place: bool,
     ) -> None:
-        observe, show = self.observe, self._identities.show
+        show = self._identities.show
         if not outputs:
-            seen = Observation(call.layer, call.call, "", None, False, in_place, None, call.operation, sources)
+            place = (call.layer, call.call, "")
+            seen = Observation(place, None, False, in_place, None, call.operation, sources)
             self.observations.append(seen)
         for slot, tensor in outputs:
-            passed_through, repeats = show((call.layer, call.call, slot), tensor, given, in_place=in_place)
-            if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp or another transform
-                value = _observe_physical(observe, call, slot, tensor)
-            elif torch._C._is_any_autocast_enabled():
-                with plain_arithmetic():
-                    value = observe(call, slot, tensor)
-            elif torch.is_grad_enabled():  # without a context manager, which would cost several calls
-                torch._C._set_grad_enabled(False)
-                try:
-                    value = observe(call, slot, tensor)
-                finally:
-                    torch._C._set_grad_enabled(True)
-            else:
-                value = observe(call, slot, tensor)
-            what = (call.layer, call.call, slot, value, passed_through, in_place, repeats, call.operation, sources)
+            place = (call.layer, call.call, slot)
+            passed_through, repeats = show(place, tensor, given, in_place=in_place)
+            value = self.value(call, slot, tensor)
+            what = (place, value, passed_through, in_place, repeats, call.operation, sources)
             self.observations.append(_new(Observation, what))
+
+    def value(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:
+        """Return what the observer returns for an output, under `no_grad` and without autocast and transforms."""
+        if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp or another transform
+            return _observe_physical(self.observe, call, slot, tensor)
+        if torch._C._is_any_autocast_enabled():
+            with plain_arithmetic():
+                return self.observe(call, slot, tensor)
+        if not torch.is_grad_enabled():
+            return self.observe(call, slot, tensor)
+        torch._C._set_grad_enabled(False)  # without a context manager, which would cost several calls
+        try:
+            return self.observe(call, slot, tensor)
+        finally:
+            torch._C._set_grad_enabled(True)
 
     def _without_overrides(
         self, inputs: Sequence[tuple[str, Tensor]], outputs: Sequence[tuple[str, Tensor]]

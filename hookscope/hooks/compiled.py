@@ -5,13 +5,14 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python would take for a module
 
 # `Interpreter` of interpreter.h, in its order.
 _ENTRIES = (
-    *("Py_IncRef", "Py_DecRef", "PyObject_Type", "PyObject_GetAttr", "PyObject_SetAttr"),
+    *("Py_IncRef", "Py_DecRef", "PyObject_Type", "PyType_GetSlot", "PyObject_GetAttr", "PyObject_SetAttr"),
     *("PyObject_GetItem", "PyObject_SetItem", "PySequence_DelItem", "PyObject_Size"),
     *("PyObject_Vectorcall", "PyObject_VectorcallMethod"),
     *("PyTuple_New", "PyTuple_SetItem", "PyTuple_GetItem", "PyTuple_Size"),
@@ -19,7 +20,7 @@ _ENTRIES = (
     *("PyDict_GetItemWithError", "PyDict_SetItem", "PyDict_Size"),
     *("PyLong_FromLongLong", "PyLong_FromVoidPtr", "PyLong_AsLongLong"),
     *("PyFloat_FromDouble", "PyBytes_FromStringAndSize"),
-    *("PyWeakref_NewRef", "PyErr_Clear", "PyErr_Fetch", "PyErr_Restore"),
+    *("PyWeakref_NewRef", "PyErr_Clear", "PyErr_Fetch", "PyErr_Restore", "PyObject_GC_UnTrack"),
     *("PyEval_GetFrame", "PyCFunction_NewEx"),
 )
 _METH_FASTCALL = 0x80
@@ -74,6 +75,12 @@ def compiled_function(name: str, parts: Sequence[Any]) -> Callable[..., Any] | N
     if library is None or address is None:
         return None
     return library.new_function(address, Parts.of(parts), None)  # type: ignore[no-any-return]
+
+
+def parts_of(function: Any, name: str) -> Parts | None:
+    """Return the parts of a compiled function of this name; None for any other."""
+    parts = getattr(function, "__self__", None) if isinstance(function, BuiltinFunctionType) else None
+    return parts if isinstance(parts, Parts) and function.__name__ == name else None
 
 
 def definition_of(name: str) -> int | None:

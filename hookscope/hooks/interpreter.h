@@ -9,6 +9,7 @@ typedef struct {
     void (*hold)(Object *);                                       /* Py_IncRef */
     void (*drop)(Object *);                                       /* Py_DecRef; NULL is allowed */
     Object *(*type)(Object *);                                    /* PyObject_Type */
+    void *(*slot)(Object *, int);                                 /* PyType_GetSlot */
     Object *(*attribute)(Object *, Object *);                     /* PyObject_GetAttr */
     int (*set_attribute)(Object *, Object *, Object *);           /* PyObject_SetAttr */
     Object *(*element)(Object *, Object *);                       /* PyObject_GetItem */
@@ -38,6 +39,7 @@ typedef struct {
     void (*clear)(void);                                          /* PyErr_Clear */
     void (*take_error)(Object **, Object **, Object **);          /* PyErr_Fetch */
     void (*put_error)(Object *, Object *, Object *);              /* PyErr_Restore */
+    void (*untrack)(void *);                                      /* PyObject_GC_UnTrack */
     Object *(*frame)(void);                                       /* PyEval_GetFrame; borrowed */
     Object *(*function)(void *, Object *, Object *);              /* PyCFunction_NewEx */
 } Interpreter;
@@ -78,6 +80,28 @@ static inline Object *tuple_of(Owned *owned, Object *const *objects, i64 count) 
         py->hold(objects[at]);
         py->set_item(made, at, objects[at]);
     }
+    return made;
+}
+
+/* Return an object of a named tuple's class with these items, a tuple; NULL with an error. `tuple.__new__` does the same
+ * behind three more tuples. */
+static inline Object *named(Object *class, Object *items) {
+    enum { TP_NEW = 65 };
+    Object *type = py->type(items), *given = py->tuple(1), *made = 0;
+    if (given) {
+        py->hold(items);
+        py->set_item(given, 0, items);
+        made = ((Object * (*)(Object *, Object *, Object *)) py->slot(type, TP_NEW))(class, given, 0);
+    }
+    py->drop(given);
+    py->drop(type);
+    return made;
+}
+
+/* Return an object that can be in no cycle, or NULL, hidden from the collector of cycles, which else walks all that hooks
+ * have recorded several times during a pass. */
+static inline Object *acyclic(Object *made) {
+    if (made) py->untrack(made);
     return made;
 }
 

@@ -61,8 +61,8 @@ class Observation(NamedTuple, Generic[T]):
     """What was observed of one output tensor.
 
     Attributes:
-        call: As `ModuleCall.call`.
-        slot: Path inside a nested output; "" for a plain tensor.
+        place: The layer, as `ModuleCall.layer`, the number of the call, and the path inside a nested output, "" for a
+            plain tensor.
         value: The return value of `observe`; None if the module returned no tensor.
         passed_through: Whether the output is an unchanged input; not detected for inference tensors.
         in_place: Whether the module overwrote an input; for inference tensors known only for torch's own activations.
@@ -73,15 +73,28 @@ class Observation(NamedTuple, Generic[T]):
             name of a parameter or buffer, "input" for an input of the network, "" for anything else.
     """
 
-    layer: str
-    call: int
-    slot: str
+    place: Place
     value: T | None
     passed_through: bool
     in_place: bool
     repeats: Place | None
     operation: Operation | None = None
     sources: tuple[Place | str, ...] = ()
+
+    @property
+    def layer(self) -> str:
+        """The layer of its place."""
+        return self.place[0]
+
+    @property
+    def call(self) -> int:
+        """The number of the call of its place."""
+        return self.place[1]
+
+    @property
+    def slot(self) -> str:
+        """The slot of its place."""
+        return self.place[2]
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from hookscope.inspection.gradient_rows import (
 )
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.network import inspected_network, queue_of
-from hookscope.inspection.rows import Recorder, feature_maps, layer_rows, uncalled, unlisted
+from hookscope.inspection.rows import Recorder, Rows, feature_maps, layer_rows, uncalled, unlisted
 from hookscope.inspection.run import Break, choose
 from hookscope.inspection.state.preservation import Mode, preserved
 from hookscope.models import LoadedModel
@@ -239,7 +239,7 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
                     return broken
                 merge_batch(run)
                 first_broken = broken, {name: getattr(run, name) for name in ("rows", "gradients", *_GATHERED)}
-                run.rows, run.gradients = {}, {}
+                run.rows, run.gradients = Rows(), {}
             _undo(run, before, held)
         finished(len(run.records))
     if first_broken is None or run.records:

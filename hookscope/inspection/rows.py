@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Operation, Place
+from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Place
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses import Output, output_at
@@ -34,22 +34,17 @@ _SUMMED = ("mean", "std", "mean_abs", "l2")
 
 
 @dataclass(slots=True)
-class Row:
-    """The statistics of one (layer, call, slot) so far.
+class Rows:
+    """What each place has shown so far, over all batches.
 
     Attributes:
-        repeats: As in `Observation`; None once a batch differs.
-        operation: What was called; None for a module.
-        sources: As in `Observation`, of the first batch.
+        seen: In execution order. An output is passed through, and repeats another, where it does in every batch;
+            `sources` are those of the first.
+        varying: The places whose shape, beyond the batch axis, differs between batches.
     """
 
-    reduction: Reduction | None
-    in_place: bool
-    passed_through: bool
-    repeats: Place | None = None
-    operation: Operation | None = None
-    sources: tuple[Place | str, ...] = ()
-    shape_varies: bool = False
+    seen: dict[Place, Observation[Reduction]] = field(default_factory=dict)
+    varying: set[Place] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,51 +156,61 @@ class Recorder:
                 self.summaries.append(summary)
 
 
-def merge_observations(rows: dict[Place, Row], observations: Sequence[Observation[Measured]]) -> None:
+def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]]) -> None:
     """Merge one forward pass into the rows; new ones are appended in execution order."""
     reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
-    for layer, call, slot, value, passed_through, in_place, repeats, operation, sources in observations:
-        reduction = None if value is None else next(reductions)
-        key = (layer, call, slot)
-        row = rows.get(key)
-        if row is None:
-            rows[key] = Row(reduction, in_place, passed_through, repeats, operation, sources)
-            continue
-        row.passed_through &= passed_through
-        if row.repeats != repeats:
-            row.repeats = None
-        if row.reduction is None or reduction is None:
-            row.reduction = row.reduction or reduction
-        else:
-            row.shape_varies |= row.reduction.shape[1:] != reduction.shape[1:]
-            row.reduction = merge(row.reduction, reduction)
+    for seen in observations:
+        reduction = None if seen.value is None else next(reductions)
+        row: Any = seen if reduction is seen.value else seen._replace(value=reduction)
+        known = rows.seen.setdefault(row.place, row)
+        if known is not row:
+            rows.seen[row.place] = _merged(rows, known, row)
 
 
-def layer_rows(inspected: InspectedNetwork, rows: Mapping[Place, Row]) -> tuple[LayerRow, ...]:
+def _merged(rows: Rows, known: Observation[Reduction], new: Observation[Reduction]) -> Observation[Reduction]:
+    """Return what a place has shown in all batches, with a new one."""
+    first, second = known.value, new.value
+    if first is not None and second is not None:
+        if first.shape[1:] != second.shape[1:]:
+            rows.varying.add(known.place)
+        first = merge(first, second)
+    return known._replace(
+        value=first or second,
+        passed_through=known.passed_through and new.passed_through,
+        repeats=known.repeats if known.repeats == new.repeats else None,
+    )
+
+
+def layer_rows(inspected: InspectedNetwork, rows: Rows) -> tuple[LayerRow, ...]:
     """Turn rows into results, in execution order."""
     # A container shares the reduction of its last child.
-    reductions = {id(row.reduction): row.reduction for row in rows.values() if row.reduction is not None}
+    reductions = {id(row.value): row.value for row in rows.seen.values() if row.value is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     measured[id(None)] = TensorStatistics((), "none", 0)  # where no tensor was returned
+    return tuple(make_all(LayerRow, _fields_of_rows(inspected, rows, measured)))
+
+
+def _fields_of_rows(
+    inspected: InspectedNetwork, rows: Rows, measured: Mapping[int, TensorStatistics]
+) -> Iterator[tuple[Any, ...]]:
+    """Return the values of the fields of `LayerRow`, in their order.
+
+    `measured` holds the statistics by `id` of the reductions.
+    """
     modules, counts, aliases = inspected.modules, inspected.parameter_counts, inspected.aliases
-    arguments: list[tuple[Any, ...]] = []
-    for index, ((layer, call, slot), row) in enumerate(rows.items()):
-        statistics, operation, repeats, sources = measured[id(row.reduction)], row.operation, row.repeats, row.sources
-        if repeats and not _counted_alike(statistics, measured[id(rows[repeats].reduction)]):
-            repeats = None
+    for index, (place, value, passed_through, in_place, repeats, operation, sources) in enumerate(rows.seen.values()):
+        (layer, call, slot), statistics = place, measured[id(value)]
+        if repeats and not _counted_alike(statistics, measured[id(rows.seen[repeats].value)]):
+            repeats = None  # noqa: PLW2901
         if operation is None:
             kind, count, owner, source = type(modules[layer]).__name__, counts[layer], None, ""
         else:
             kind, count, owner, source = operation.name, 0, operation.owner, operation.source
-        if sources:
-            sources = tuple([each if isinstance(each, str) else row_label(*each) for each in sources])
         names = aliases.get(layer, ())
         repeated = row_label(*repeats) if repeats else ""
-        flags = _flags(row, statistics)
-        arguments.append(
-            (index, layer, kind, call, slot, count, statistics, flags, names, repeated, (), owner, source, sources)
-        )
-    return tuple(make_all(LayerRow, arguments))
+        inputs = tuple([each if isinstance(each, str) else row_label(*each) for each in sources]) if sources else ()
+        flags = _flags(statistics, value, in_place, passed_through, place in rows.varying)
+        yield index, layer, kind, call, slot, count, statistics, flags, names, repeated, (), owner, source, inputs
 
 
 def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tuple[str, ...]:
@@ -226,11 +231,13 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
     return first is second or all(getattr(first, name) == getattr(second, name) for name in _COUNTED)
 
 
-def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
+def _flags(
+    statistics: TensorStatistics, value: Reduction | None, in_place: bool, passed_through: bool, varies: bool
+) -> tuple[Flag, ...]:
     """Return the flags of a row in the order of display."""
     low, high = statistics.min, statistics.max
     flags: list[Flag] = []
-    if row.reduction is None:
+    if value is None:
         flags.append("not a tensor")
     if statistics.unmeasured is not None:
         flags.append("unmeasured")
@@ -240,11 +247,11 @@ def _flags(row: Row, statistics: TensorStatistics) -> tuple[Flag, ...]:
         flags.append("all zero" if low == 0 else "constant")
     elif statistics.dead_channel_count and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
         flags.append("dead channels")
-    if row.in_place:
+    if in_place:
         flags.append("in-place")
-    if row.passed_through:
+    if passed_through:
         flags.append("pass-through")
-    if row.shape_varies:
+    if varies:
         flags.append("shape varies")
     return tuple(flags)
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from hookscope.hooks.callers import has_own_operations
 from hookscope.hooks.forward_hooks import Capture
-from hookscope.hooks.observed import Place
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import exact_operation, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_from
@@ -18,7 +17,7 @@ from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import execution_order
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
-from hookscope.inspection.rows import Recorder, Row, predictions, unnamed_warning
+from hookscope.inspection.rows import Recorder, Rows, predictions, unnamed_warning
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
@@ -61,7 +60,6 @@ class Run:
         captured: What the hooks have seen in the latest pass.
         output_key: Which of several outputs holds the class scores; None for the only one.
         verify: Whether the first batch is to be compared to a pass without hooks.
-        rows: What each (layer, call, slot) has shown.
         best: The best classes of the inputs that ran.
         verification: How the comparison ended; None before it, or without one.
     """
@@ -76,7 +74,7 @@ class Run:
     captured: Capture[Measured]
     output_key: str | None
     verify: bool
-    rows: dict[Place, Row] = field(default_factory=dict)
+    rows: Rows = field(default_factory=Rows)
     records: list[InputRecord] = field(default_factory=list)
     best: list[Prediction] = field(default_factory=list)
     unnamed: str = ""  # why predictions have no names, once an output shows it

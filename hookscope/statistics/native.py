@@ -272,7 +272,7 @@ def _reader() -> int:
 
 # What the functions of observing.c work with, in its order.
 ALIKE: tuple[Any, ...] = (
-    *(Tensor, nn.Parameter, _is_dense, _described, _layout, Reduction, tuple.__new__),
+    *(Tensor, nn.Parameter, _is_dense, _described, _layout, Reduction),
     np.frombuffer,  # of float64
     *("_version", "is_neg", "channel_axis", "nodes", "axes", "layer", "call", "slot", "role", "output"),
     torch._C._current_autograd_node,  # noqa: SLF001 - the public way registers a hook

@@ -2,7 +2,7 @@
  * neither distributions nor sketches are asked for. Any other tensor is left to Python. Why it is compiled: see calls.c.
  */
 
-#include "../hooks/interpreter.h"
+#include "../hooks/observing.h"
 #include "native.h"
 
 /* What `self` holds: first what is alike for all, in the order of `ALIKE` in native.py, then in that of
@@ -12,7 +12,7 @@
  * reduced last. LAYOUTS is a dict, see `layouts_of`, and ERRORS a list, see `read_memory`. KERNEL is the address of the
  * function of native.c, RESULTS that of its last argument, READ that of a `Read`. */
 enum {
-    TENSOR, PARAMETER, IS_DENSE, DESCRIBED, LAYOUT, REDUCTION, NEW, FROM_BYTES,
+    TENSOR, PARAMETER, IS_DENSE, DESCRIBED, LAYOUT, REDUCTION, FROM_BYTES,
     VERSION, IS_NEG, CHANNEL_AXIS, NODES, AXES_BY_PLACE, LAYER, CALL, SLOT, ROLE, OUTPUT, CURRENT_NODE,
     SECOND, LAST, ITS_ATTRIBUTES, DIMS, EMPTY, NONE, TRUE, FALSE, ZERO,
     PYTHON, LATEST, LAYOUTS, ERRORS, THREADS, KERNEL, RESULTS, READ,
@@ -126,16 +126,16 @@ static Object *reduction_of(Parts self, Object *layout, i32 outcome, const Layou
     while (at < REDUCTION_ITEMS) items[at++] = held(self[NONE]);
     int is_whole = 1;
     for (at = 0; at < REDUCTION_ITEMS; at++) is_whole &= items[at] != 0;
-    Object *given[] = {self[REDUCTION], is_whole ? py->tuple(REDUCTION_ITEMS) : 0}, *made = 0;
+    Object *filled = is_whole ? py->tuple(REDUCTION_ITEMS) : 0;
     for (at = 0; at < REDUCTION_ITEMS; at++) {
-        if (given[1])
-            py->set_item(given[1], at, items[at]);
+        if (filled)
+            py->set_item(filled, at, items[at]);
         else
             py->drop(items[at]);
     }
-    if (given[1]) made = py->call(self[NEW], given, 2, 0);
-    py->drop(given[1]);
-    return made;
+    Object *made = filled ? named(self[REDUCTION], filled) : 0;
+    py->drop(filled);
+    return acyclic(made);
 }
 
 /* Return the reduction of the tensor that came last, if this is it, unmodified. */
@@ -177,20 +177,22 @@ static Object *reduced(Parts self, Object *tensor, i64 version, const Memory *me
     return reduction;
 }
 
-/* Read a tensor's version and memory, and return what `layouts_of` does; NULL, perhaps with an error, if Python must reduce
- * it. */
-static Object *readable(Parts self, Object *tensor, i64 *version, Memory *memory) {
-    if (!is_plain(self, tensor)) return 0;
-    *version = integer_of(attribute(self, tensor, VERSION)); /* inference tensors have none */
-    return *version >= 0 && read_memory(self, tensor, memory) ? layouts_of(self, tensor, memory) : 0;
+/* Return a plain tensor's version; -1, with no error, if it has none: inference tensors do not. */
+static i64 version_of(Parts self, Object *tensor) {
+    return is_plain(self, tensor) ? integer_of(attribute(self, tensor, VERSION)) : -1;
+}
+
+/* Read a plain tensor's memory, and return what `layouts_of` does; NULL, perhaps with an error, if Python must reduce it. */
+static Object *readable(Parts self, Object *tensor, Memory *memory) {
+    return read_memory(self, tensor, memory) ? layouts_of(self, tensor, memory) : 0;
 }
 
 /* `Reducer.reduce`: a function of Python's, of the kind METH_FASTCALL. */
 EXPORT Object *reduce(Object *parts, Object *const *given, i64 count) {
     Parts self = parts_of(parts);
     Memory memory;
-    i64 version;
-    Object *layouts = count ? readable(self, given[0], &version, &memory) : 0;
+    i64 version = count ? version_of(self, given[0]) : -1;
+    Object *layouts = version >= 0 ? readable(self, given[0], &memory) : 0;
     Object *axis = count > 1 ? given[1] : self[NONE];
     Object *reduction = layouts ? reduced(self, given[0], version, &memory, layouts, axis) : 0;
     py->drop(layouts);
@@ -234,48 +236,59 @@ static Object *known_axis(Parts self, Object *maker, Object *kind, const Memory 
 }
 
 /* Return what `AxisReader.channel_axis` does; NULL with an error. */
-static Object *channel_axis(Parts self, Object *call, const Memory *memory, Object *layouts) {
-    Object *operation = py->item(call, OPERATION), *maker = py->item(call, MODULE), *kind;
-    if (operation == self[NONE]) {
-        kind = py->type(maker);
-    } else {
-        maker = py->item(operation, 0);
-        kind = held(maker);
-    }
+static Object *channel_axis(Parts self, Object *maker, Object *kind, const Memory *memory, Object *layouts) {
     Object *axis = held(known_axis(self, maker, kind, memory, layouts));
-    py->drop(kind);
     if (axis) return axis;
     Object *asked[] = {self[AXES], maker, py->item(layouts, SHAPE)};
     py->clear();
     return py->method(self[CHANNEL_AXIS], asked, 3, 0);
 }
 
+/* Return the reduction of a plain tensor that a module, or an operation of that name, has returned; NULL, with no error, if
+ * it is for Python to reduce. */
+static Object *output_reduced(Parts self, Object *maker, Object *kind, Object *tensor, i64 version) {
+    Memory memory;
+    Object *layouts = readable(self, tensor, &memory);
+    Object *axis = layouts ? channel_axis(self, maker, kind, &memory, layouts) : 0;
+    Object *reduction = axis ? reduced(self, tensor, version, &memory, layouts, axis) : 0;
+    py->drop(axis);
+    py->drop(layouts);
+    if (!reduction) py->clear();
+    return reduction;
+}
+
+Object *observe_output(Object *parts, Object *module, Object *output, i64 version) {
+    Object *kind = py->type(module);
+    Object *reduction = output_reduced(parts_of(parts), module, kind, output, version);
+    py->drop(kind);
+    return reduction;
+}
+
 /* `Recorder.observe`: given the call, the slot and the tensor. */
 EXPORT Object *observe(Object *parts, Object *const *given, i64 count) {
     Parts self = parts_of(parts);
-    Memory memory;
-    i64 version;
-    Object *layouts = count == 3 ? readable(self, given[2], &version, &memory) : 0, *reduction = 0;
-    if (layouts) {
-        Object *axis = channel_axis(self, given[0], &memory, layouts);
-        if (axis) reduction = reduced(self, given[2], version, &memory, layouts, axis);
-        py->drop(layouts);
-        if (!axis) return 0;
-        py->drop(axis);
+    i64 version = count == 3 ? version_of(self, given[2]) : -1;
+    Object *reduction = 0;
+    if (version >= 0) {
+        Object *operation = py->item(given[0], OPERATION);
+        if (operation == self[NONE]) {
+            reduction = observe_output(parts, py->item(given[0], MODULE), given[2], version);
+        } else {
+            Object *name = py->item(operation, 0);
+            reduction = output_reduced(self, name, name, given[2], version);
+        }
     }
-    if (reduction) return reduction;
-    py->clear();
-    return py->call(self[PYTHON], given, count, 0);
+    return reduction ? reduction : py->call(self[PYTHON], given, count, 0);
 }
 
 /* `GradientRecorder.observe`: given the site and the gradient. */
 EXPORT Object *observe_gradient(Object *parts, Object *const *given, i64 count) {
     Parts self = parts_of(parts);
     Memory memory;
-    i64 version;
     Owned owned;
     owned.count = 0;
-    Object *layouts = count == 2 ? own(&owned, readable(self, given[1], &version, &memory)) : 0, *reduction = 0;
+    i64 version = count == 2 ? version_of(self, given[1]) : -1;
+    Object *layouts = version >= 0 ? own(&owned, readable(self, given[1], &memory)) : 0, *reduction = 0;
     if (layouts && is(attribute(self, given[0], ROLE), self[OUTPUT])) {
         Object *key[] = {own(&owned, attribute(self, given[0], LAYER)), own(&owned, attribute(self, given[0], CALL)),
                          own(&owned, attribute(self, given[0], SLOT)), self[OUTPUT]};

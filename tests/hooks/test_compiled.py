@@ -95,7 +95,7 @@ def recorded(network: nn.Module, args: tuple[Any, ...], observe: Callable[[Recor
     recorder.settle()
     seen = [each for each in captured.observations if each.value is not None]
     measured = collect([each.value for each in seen if each.value is not None])
-    axes = [(*each[:3], reduction.channel_axis) for each, reduction in zip(seen, measured, strict=True)]
+    axes = [(each.place, reduction.channel_axis) for each, reduction in zip(seen, measured, strict=True)]
     return [*axes, recorder.axes._axis_by_shape, recorder.axes.grids]
 
 
@@ -210,10 +210,10 @@ def test_a_list_of_inputs_is_usual_too(
         modules = {"join": network[0]}
         with capture(network, modules, lambda call, *_: [path for path, _ in call.inputs], **options) as captured:
             network([values.clone().requires_grad_() * 1 for _ in range(3)]).sum().backward()
-            return [each[:7] for each in captured.observations] + [each.value for each in captured.gradients]
+            return [*captured.observations] + [each.value for each in captured.gradients]
 
     found = seen()
-    assert found[0][3] == ["[0][0]", "[0][1]", "[0][2]"]
+    assert found[0].value == ["[0][0]", "[0][1]", "[0][2]"]
     assert left_to_python == []
     monkeypatch.setattr(calls, "compiled_function", lambda *_: None)
     assert found == seen()
@@ -229,11 +229,9 @@ class Wrapped(Tensor):
     [
         lambda network, values: torch.inference_mode()(network)(values.clone()),
         lambda network, values: network(values.as_subclass(Wrapped)),
-        lambda network, values: torch.autocast("cpu", torch.bfloat16)(network)(values),
-        lambda network, values: torch.vmap(network)(values.unsqueeze(0)),
         lambda network, values: network[2](input=network[:2](values)),
     ],
-    ids=["inference", "subclass", "autocast", "vmap", "keyword"],
+    ids=["inference", "subclass", "keyword"],
 )
 def test_an_unusual_call_is_left_to_python(
     forward: Callable[[nn.Module, Tensor], object], network: nn.Module, left_to_python: list[tuple[str, str]]
@@ -241,6 +239,48 @@ def test_an_unusual_call_is_left_to_python(
     with torch.no_grad():
         seen = captured_calls(network, lambda: forward(network, torch.randn(1, 3, 8, 8)))
     assert {layer for _, layer in left_to_python} & {*seen}
+
+
+def plain_sum(_call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[object, ...]:
+    """Return the shape and the sum that an observer finds, and what is under way meanwhile."""
+    under_way = torch.is_grad_enabled(), torch._C._is_any_autocast_enabled()
+    return tuple(tensor.shape), tensor.double().sum().item(), torch._C._functorch.maybe_current_level(), under_way
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda network, values: network(values),
+        lambda network, values: torch.autocast("cpu", torch.bfloat16)(network)(values),
+        lambda network, values: torch.vmap(network)(values.unsqueeze(1)),
+        lambda network, values: torch.func.grad(lambda given: network(given).sum())(values),
+    ],
+    ids=["plain", "autocast", "vmap", "grad"],
+)
+@pytest.mark.parametrize("observed", ["by Python", "compiled"])
+def test_observers_work_on_plain_values_whatever_is_under_way(
+    forward: Callable[[nn.Module, Tensor], object],
+    observed: str,
+    network: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = torch.randn(2, 3, 8, 8)
+
+    def seen() -> list[Any]:
+        recorder = Recorder(0, None, None)
+        recorder.start((0,))
+        observe: Any = plain_sum if observed == "by Python" else recorder.observer()
+        with capture(network, module_index(network)[0], observe) as captured:
+            forward(network, values)
+        recorder.settle()
+        found = [each.value for each in captured.observations]
+        return found if observed == "by Python" else [each[:-4] for each in collect(found)]
+
+    found = seen()
+    assert len(found) == 6
+    assert observed == "compiled" or {each[2:] for each in found} == {(None, (False, False))}
+    monkeypatch.setattr(calls, "compiled_function", lambda *_: None)
+    assert found == seen()
 
 
 def test_a_gradient_that_is_differentiated_again_is_left_to_python(

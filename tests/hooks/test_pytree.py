@@ -267,10 +267,12 @@ def test_the_keys_and_values_of_a_transformer_have_rows() -> None:
     network = LlamaForCausalLM(LlamaConfig(vocab_size=20, pad_token_id=0, **sizes)).eval()
     given = torch.arange(6).reshape(2, 3)
     with torch.no_grad():
-        cache = network(given).past_key_values
+        output = network(given)
+    name_of_cache = "cache" if "cache" in output else "past_key_values"  # from transformers 5.24 on, and before
+    cache = output[name_of_cache]
     rows = {row.label: row.activation for row in inspect(network, given, ["name:/^$/"]).rows}
     for at, layer in enumerate(cache.layers):
         for name in ("keys", "values"):
             expected = getattr(layer, name)
-            found = rows[f"(model)['past_key_values'].layers[{at}].{name}"]
+            found = rows[f"(model)['{name_of_cache}'].layers[{at}].{name}"]
             assert (found.shape, found.mean) == (tuple(expected.shape), pytest.approx(expected.mean().item(), rel=1e-5))
