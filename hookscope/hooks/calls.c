@@ -11,6 +11,7 @@
 /* Calls with more inputs are left to Python. */
 #define MOST_INPUTS 64
 #define ANY (-1)
+#define ITS_OWN (-2)
 #define NO_TASK (-1)
 
 /* What `self` holds: first what is alike for all captures, in the order of `_ALIKE` in calls.py, then in that of
@@ -35,8 +36,7 @@ typedef struct {
     int overwrites;
     Object *bypass;
     Object *inputs[MOST_INPUTS], *paths; /* of the inputs, as `tensors_given` names them */
-    i64 versions[MOST_INPUTS], version;  /* of the inputs, and of the output */
-    i64 input_count;
+    i64 input_count, version;              /* of the output */
     Owned owned;
 } Call;
 
@@ -102,7 +102,7 @@ static int is_usual(Parts self) {
     return integer_of(self, TASK) == NO_TASK && (!watches(self) || returns(self, HAS_GRADIENTS, TRUE));
 }
 
-/* Read a tensor's version; tell whether it has one. */
+/* Read a tensor's version; tell whether it has one: inference tensors have none. */
 static int read_version(Parts self, Object *tensor, i64 *version) {
     Object *read = py->attribute(tensor, self[VERSION]);
     if (!read) {
@@ -114,15 +114,7 @@ static int read_version(Parts self, Object *tensor, i64 *version) {
     return 1;
 }
 
-/* Read the versions of what the call has shown so far; tell whether all have one: inference tensors have none. */
-static int read_versions(Call *call) {
-    Parts self = call->self;
-    for (i64 at = 0; at < call->input_count; at++)
-        if (!read_version(self, call->inputs[at], call->versions + at)) return 0;
-    return !call->output || read_version(self, call->output, &call->version);
-}
-
-/* Return where a tensor at a version was shown, a list that is borrowed; NULL if it is not known. */
+/* Return where a tensor at a version, perhaps the one it has, was shown, a list that is borrowed; NULL if it is not known. */
 static Object *shown_at(const Call *call, Object *tensor, i64 version) {
     Object *key = py->identity(tensor);
     Object *entry = key ? py->lookup(call->self[KNOWN], key) : 0;
@@ -130,8 +122,8 @@ static Object *shown_at(const Call *call, Object *tensor, i64 version) {
     if (!entry) return 0;
     Object *there = py->call(py->item(entry, 0), 0, 0, 0);
     py->drop(there); /* the caller of the hook holds the tensor */
-    if (there != tensor || (version != ANY && py->value(py->item(entry, 1)) != version)) return 0;
-    return py->item(entry, 2);
+    if (there != tensor || (version == ITS_OWN && !read_version(call->self, tensor, &version))) return 0;
+    return version == ANY || py->value(py->item(entry, 1)) == version ? py->item(entry, 2) : 0;
 }
 
 /* As `Identities.sources`. */
@@ -141,7 +133,7 @@ static Object *sources_of(Call *call) {
     if (self[BYPASS] == self[NONE]) return tuple_of(&call->owned, found, 0);
     Object *names = own(&call->owned, py->attribute(self[HOOKS], self[NAMES]));
     for (i64 at = 0; names && at < call->input_count; at++) {
-        Object *shown = shown_at(call, call->inputs[at], call->overwrites ? ANY : call->versions[at]);
+        Object *shown = shown_at(call, call->inputs[at], call->overwrites ? ANY : ITS_OWN);
         if (shown && py->list_length(shown) > 0) {
             found[at] = py->list_item(shown, 0);
         } else {
@@ -159,8 +151,7 @@ static Object *show(Call *call, Object *place, int *passed_through) {
     Object *shown = shown_at(call, call->output, call->version);
     *passed_through = 0;
     for (i64 at = 0; at < call->input_count && !call->overwrites; at++)
-        if (call->inputs[at] == call->output ||
-            (shown && shown_at(call, call->inputs[at], call->versions[at]) == shown))
+        if (call->inputs[at] == call->output || (shown && shown_at(call, call->inputs[at], ITS_OWN) == shown))
             *passed_through = 1;
     if (!shown) {
         Object *entry[] = {own(&call->owned, py->reference(call->output, 0)), own(&call->owned, py->integer(call->version)),
@@ -275,6 +266,7 @@ static int enter(Call *call) {
 /* Leave a call to Python, of which nothing is recorded. */
 static Object *left(Call *call, Object *const *given, i64 count) {
     give_back(&call->owned);
+    py->clear();
     return py->call(call->self[PYTHON], given, count, 0);
 }
 
@@ -309,18 +301,19 @@ EXPORT Object *only(Object *parts, Object *const *given, i64 count) {
     int is_left = 0;
     Object *result = 0;
     if (enter(call)) {
-        is_left = !read_versions(call);
+        is_left = !read_version(self, call->output, &call->version);
         if (!is_left && begin(call)) result = ended(call, sources_of(call));
     }
     result = leave(call, result);
     return is_left ? left(call, given, count) : result;
 }
 
-/* Return a list of the versions of the inputs. */
+/* Return a list of the versions of the inputs, NULL if one has none; perhaps with an error. */
 static Object *versions_of(Call *call) {
     Object *versions = list_of(&call->owned, 0);
     for (i64 at = 0; versions && at < call->input_count; at++) {
-        Object *version = own(&call->owned, py->integer(call->versions[at]));
+        i64 read;
+        Object *version = read_version(call->self, call->inputs[at], &read) ? own(&call->owned, py->integer(read)) : 0;
         if (!version || py->append(versions, version)) return 0;
     }
     return versions;
@@ -341,11 +334,11 @@ EXPORT Object *before(Object *parts, Object *const *given, i64 count) {
     int is_left = 0;
     Object *result = 0;
     if (enter(call)) {
-        is_left = !read_versions(call);
-        Object *made = !is_left && begin(call) ? made_of(call) : 0;
+        Object *versions = versions_of(call);
+        is_left = !versions;
+        Object *made = versions && begin(call) ? made_of(call) : 0;
         Object *frame = made ? own(&call->owned, py->identity(py->frame())) : 0;
-        Object *versions = frame ? versions_of(call) : 0;
-        Object *fields[ENTRY_ITEMS] = {frame, made, versions, given[ARGS], versions ? sources_of(call) : 0};
+        Object *fields[ENTRY_ITEMS] = {frame, made, versions, given[ARGS], frame ? sources_of(call) : 0};
         Object *entry = record(call, ENTRY, fields, ENTRY_ITEMS);
         if (entry && !py->append(given[ENTRIES], entry)) result = self[NONE];
     }
@@ -392,15 +385,17 @@ EXPORT Object *after(Object *parts, Object *const *given, i64 count) {
     int is_left = 0;
     Object *result = 0;
     if (enter(call)) {
-        is_left = !read_versions(call);
         call->number = py->item(made, CALL_NUMBER);
         call->made = made;
-        if (!is_left) {
-            Object *versions = py->item(entry, ENTRY_VERSIONS);
-            for (i64 each = 0; each < call->input_count; each++)
-                call->overwrites |= py->value(py->list_item(versions, each)) != call->versions[each];
-            if (!py->remove(given[ENTRIES], place_of(given[ENTRIES]))) result = ended(call, py->item(entry, ENTRY_SOURCES));
+        is_left = !read_version(self, call->output, &call->version);
+        Object *versions = py->item(entry, ENTRY_VERSIONS);
+        for (i64 each = 0; !is_left && each < call->input_count; each++) {
+            i64 version = ANY;
+            is_left = !read_version(self, call->inputs[each], &version);
+            call->overwrites |= py->value(py->list_item(versions, each)) != version;
         }
+        if (!is_left && !py->remove(given[ENTRIES], place_of(given[ENTRIES])))
+            result = ended(call, py->item(entry, ENTRY_SOURCES));
     }
     result = leave(call, result);
     return is_left ? left(call, given, count) : result;
