@@ -1,6 +1,7 @@
 """Whole processes: how soon a command or an import is there, and a command beside a bare script."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,10 +42,13 @@ _LOADS = {
 def run(command: Sequence[str]) -> str:
     """Run a command in the repository root; return what it printed.
 
+    It keeps bytecode, whatever the environment says: else hookscope is compiled anew each time, and torch is not.
+
     Raises:
         subprocess.CalledProcessError: If it failed.
     """
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=environment).stdout
 
 
 def measure_start_up() -> Section:
