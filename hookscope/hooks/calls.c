@@ -36,7 +36,8 @@ typedef struct {
     int overwrites;
     Object *bypass;
     Object *inputs[MOST_INPUTS], *paths; /* of the inputs, as `tensors_given` names them */
-    i64 input_count, version;              /* of the output */
+    i64 input_count;
+    i64 version; /* of the output */
     Owned owned;
 } Call;
 
@@ -154,8 +155,8 @@ static Object *show(Call *call, Object *place, int *passed_through) {
         if (call->inputs[at] == call->output || (shown && shown_at(call, call->inputs[at], ITS_OWN) == shown))
             *passed_through = 1;
     if (!shown) {
-        Object *entry[] = {own(&call->owned, py->reference(call->output, 0)), own(&call->owned, py->integer(call->version)),
-                           acyclic(list_of(&call->owned, place))};
+        Object *entry[] = {own(&call->owned, py->reference(call->output, 0)),
+                           own(&call->owned, py->integer(call->version)), acyclic(list_of(&call->owned, place))};
         Object *known = acyclic(tuple_of(&call->owned, entry, 3)), *key = own(&call->owned, py->identity(call->output));
         if (!known || !key || py->store(self[KNOWN], key, known)) return 0;
     } else if (!py->list_length(shown)) {

@@ -115,7 +115,8 @@ class FusedReducer:
         shape = (min(self._threads, MAX_THREADS), _BINS, _COUNTERS)
         self._tables = np.zeros(shape, np.uint32) if distributions else None
         self._values = np.empty(EXACT_LIMIT, np.float32)
-        self._keys, self._counts = np.empty(_BINS, np.int32), np.empty(_BINS, np.int64)
+        bins = _BINS if distributions else 0
+        self._keys, self._counts = np.empty(bins, np.int32), np.empty(bins, np.int64)
         self._results = Results()
         self._results_address = ctypes.addressof(self._results)
         self._has_room = False
