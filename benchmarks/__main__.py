@@ -8,11 +8,12 @@ machine that does nothing else, and is kept in `benchmarks/results/`. A run of s
 `--device cuda` measures what runs on a GPU: times are between CUDA events with the work in between finished, TF32 is
 off, and what each way finds there is held against what is found on the CPU.
 
-Exit codes: 0 every budget holds; 1 one is missed; 2 it cannot run.
+Exit codes: 0 every budget holds; 1 one is missed; 2 it cannot run, or a section cannot: the others are kept.
 """
 
 import argparse
 import re
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,10 +47,14 @@ def main() -> int:
     torch.set_num_threads(THREADS)  # as each section does
     machine, now = describe(options.device), datetime.now(UTC)
     console = Console(width=None if sys.stdout.isatty() else 180, markup=False, highlight=False)
-    measured = {}
+    measured, failed = {}, []
     for name in options.only or sections:
-        measured[name] = measure_apart(options.device, name)
-        console.print(section_table(measured[name]))
+        try:
+            measured[name] = measure_apart(options.device, name)
+        except subprocess.CalledProcessError:  # its traceback is on the terminal
+            failed.append(name)
+        else:
+            console.print(section_table(measured[name]))
     command = " ".join(["python -m benchmarks", *sys.argv[1:]])
     report = Report(now.date().isoformat(), command, machine, measured)
     console.print(budget_table(report))
@@ -59,7 +64,9 @@ def main() -> int:
         output.write_text(to_json(report), encoding="utf-8")
         draw(report, output.with_suffix(".png"))
         console.print(f"Written: {output} and {output.with_suffix('.png').name}")
-    return int(report.missed)
+    if failed:
+        console.print(f"Not measured: {', '.join(failed)}. Each said above why.")
+    return 2 if failed else int(report.missed)
 
 
 def file_name(date: str, machine: Machine) -> str:

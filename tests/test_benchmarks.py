@@ -3,15 +3,18 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks import __main__ as command
 from benchmarks import documentation
 from benchmarks.__main__ import RESULTS, file_name
 from benchmarks.capture_ways import WAYS, four, hand_written
@@ -174,6 +177,26 @@ def test_results_come_back_from_json_as_they_were() -> None:
     assert from_json(text) == report()
     with pytest.raises(ValueError, match="schema_version"):
         from_json(text.replace('"schema_version": 1', '"schema_version": 2'))
+
+
+def test_a_section_that_fails_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = Section("Start-up", "A note.", (Measurement("a process", "hookscope", 0.1, "s"),))
+
+    def measure(_device: str, name: str) -> Section:
+        if name == "page":
+            raise CalledProcessError(1, "page")
+        return section
+
+    output = tmp_path / "results.json"
+    arguments = ["--only", "page", "--only", "start-up", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+    monkeypatch.setattr(command, "measure_apart", measure)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _count: None)
+    assert command.main() == 2
+    assert from_json(output.read_text()).sections == {"start-up": section}
+    assert "Not measured: page." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -120,17 +120,19 @@ def gravest(exit_codes: Iterable[int]) -> int:
     return min(exit_codes, key=_GRAVITY.index, default=EXIT_DONE)
 
 
-def nearest(wanted: str, known: Iterable[str], count: int = 3) -> str:
+def nearest(wanted: str, known: Iterable[str], count: int = 3, *, prefix: str = "") -> str:
     """Return a sentence naming the candidates closest to `wanted`, or an empty string.
 
     Args:
         wanted: What the user wrote.
         known: What would have been right.
         count: How many candidates to name at most.
+        prefix: What candidates may begin with that makes none nearer.
     """
-    by_folded = {name.lower(): name for name in known}
+    by_folded = {name.removeprefix(prefix).lower(): name for name in known}
     # An input method for Chinese or Japanese may write full-width letters, which NFKC maps to the usual ones.
-    close = get_close_matches(normalize("NFKC", str(wanted)).lower(), by_folded, n=count, cutoff=0.5)
+    folded = normalize("NFKC", str(wanted)).removeprefix(prefix).lower()
+    close = get_close_matches(folded, by_folded, n=count, cutoff=0.5)
     return f" Nearest: {', '.join(repr(by_folded[name]) for name in close)}." if close else ""
 
 

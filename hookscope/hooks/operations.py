@@ -72,7 +72,7 @@ class OperationChoice:
         for pattern in (*self.patterns, *(pattern for pattern, _ in self.edits)):
             if pattern.text not in self.matched and pattern.text != EVERYTHING:
                 known = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
-                ran = nearest(pattern.text, known) if known else " The network's own code called none."
+                ran = nearest(pattern.text, known, prefix="op:") if known else " The network's own code called none."
                 return f"No operation matches {pattern.text!r}.{ran} List them with `hookscope layers MODEL --ops`."
         return ""
 

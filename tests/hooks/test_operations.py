@@ -206,12 +206,12 @@ def test_patterns_select_by_module_and_name(patterns: tuple[str, ...]) -> None:
     assert [each.layer for each in seen] == PATTERNS[patterns]
 
 
-def test_a_pattern_that_selects_nothing_offers_what_ran() -> None:
+def test_a_pattern_that_selects_nothing_offers_what_ran_under_a_like_name() -> None:
     choice = everything("op:reul")
-    network = Written(lambda _, x: F.relu(x))
+    network = Written(lambda _, x: F.relu(x).view(-1))
     with torch.no_grad(), capture(network, {}, clone, operations=choice):
         network(X)
-    assert choice.missing().startswith("No operation matches 'op:reul'. Nearest: 'op:relu'")
+    assert choice.missing().startswith("No operation matches 'op:reul'. Nearest: 'op:relu'. List")
 
 
 @pytest.mark.parametrize("text", ["op:", ":relu", "op:relu@1"])
