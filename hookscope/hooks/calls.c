@@ -15,7 +15,7 @@
 #define NO_TASK (-1)
 
 /* What `self` holds: first what is alike for all captures, in the order of `_ALIKE` in calls.py, then in that of
- * `CallHooks.fastest`. */
+ * `CallHooks.fastest`. OBSERVING and WATCHING are the `Parts` of an observer that is compiled and of a watch, or None. */
 enum {
     TENSOR, PARAMETER, MODULE_CALL, OBSERVATION, ENTRY,
     TASK, HAS_GRADIENTS,
