@@ -65,7 +65,7 @@ def main() -> int:
         draw(report, output.with_suffix(".png"))
         console.print(f"Written: {output} and {output.with_suffix('.png').name}")
     if failed:
-        console.print(f"Not measured: {', '.join(failed)}. Each said above why.")
+        console.print(f"Not measured: {', '.join(failed)}. The errors are above.")
     return 2 if failed else int(report.missed)
 
 

@@ -42,7 +42,7 @@ _LOADS = {
 def run(command: Sequence[str]) -> str:
     """Run a command in the repository root; return what it printed.
 
-    It keeps bytecode, whatever the environment says: else hookscope is compiled anew each time, and torch is not.
+    Bytecode is written whatever the environment says. Otherwise each process compiles hookscope anew, but not torch.
 
     Raises:
         subprocess.CalledProcessError: If it failed.

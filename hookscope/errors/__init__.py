@@ -127,7 +127,7 @@ def nearest(wanted: str, known: Iterable[str], count: int = 3, *, prefix: str = 
         wanted: What the user wrote.
         known: What would have been right.
         count: How many candidates to name at most.
-        prefix: What candidates may begin with that makes none nearer.
+        prefix: What many candidates begin with; it is not compared.
     """
     by_folded = {name.removeprefix(prefix).lower(): name for name in known}
     # An input method for Chinese or Japanese may write full-width letters, which NFKC maps to the usual ones.

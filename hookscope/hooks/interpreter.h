@@ -83,8 +83,8 @@ static inline Object *tuple_of(Owned *owned, Object *const *objects, i64 count) 
     return made;
 }
 
-/* Return an object of a named tuple's class with these items, a tuple; NULL with an error. `tuple.__new__` does the same
- * behind three more tuples. */
+/* Return an object of a named tuple's class with these items, a tuple; NULL with an error. A call of `tuple.__new__` would
+ * make three more tuples. */
 static inline Object *named(Object *class, Object *items) {
     enum { TP_NEW = 65 };
     Object *type = py->type(items), *given = py->tuple(1), *made = 0;
@@ -98,8 +98,8 @@ static inline Object *named(Object *class, Object *items) {
     return made;
 }
 
-/* Return an object that can be in no cycle, or NULL, hidden from the collector of cycles, which else walks all that hooks
- * have recorded several times during a pass. */
+/* Hide an object that cannot be in a reference cycle from Python's garbage collector, and return it; NULL is allowed. The
+ * collector would walk all that hooks have recorded, several times in a pass. */
 static inline Object *acyclic(Object *made) {
     if (made) py->untrack(made);
     return made;

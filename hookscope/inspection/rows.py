@@ -200,14 +200,14 @@ def _fields_of_rows(
     modules, counts, aliases = inspected.modules, inspected.parameter_counts, inspected.aliases
     for index, (place, value, passed_through, in_place, repeats, operation, sources) in enumerate(rows.seen.values()):
         (layer, call, slot), statistics = place, measured[id(value)]
-        if repeats and not _counted_alike(statistics, measured[id(rows.seen[repeats].value)]):
-            repeats = None  # noqa: PLW2901
         if operation is None:
             kind, count, owner, source = type(modules[layer]).__name__, counts[layer], None, ""
         else:
             kind, count, owner, source = operation.name, 0, operation.owner, operation.source
         names = aliases.get(layer, ())
-        repeated = row_label(*repeats) if repeats else ""
+        repeated = ""
+        if repeats and _counted_alike(statistics, measured[id(rows.seen[repeats].value)]):
+            repeated = row_label(*repeats)
         inputs = tuple([each if isinstance(each, str) else row_label(*each) for each in sources]) if sources else ()
         flags = _flags(statistics, value, in_place, passed_through, place in rows.varying)
         yield index, layer, kind, call, slot, count, statistics, flags, names, repeated, (), owner, source, inputs

@@ -231,8 +231,10 @@ def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | N
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Tell whether a plain tensor is dense float32 on the CPU."""
-    return tensor.dtype is torch.float32 and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_nested
+    """Tell whether a plain tensor is dense float32 on the CPU, and stands for no other inside `torch.func`."""
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested
+    is_wrapper = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - there is no public way
+    return tensor.dtype is torch.float32 and tensor.is_cpu and is_strided and not is_wrapper
 
 
 def _layout(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> object:

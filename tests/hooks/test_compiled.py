@@ -26,6 +26,7 @@ from hookscope.inspection.rows import Recorder
 from hookscope.inspection.state.preservation import preserved
 from hookscope.statistics import collect
 from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.native import ALIKE
 from tests.networks import NETWORKS
 
 pytestmark = pytest.mark.skipif(compiled_function("only", ()) is None, reason="installed without the compiled library")
@@ -281,6 +282,17 @@ def test_observers_work_on_plain_values_whatever_is_under_way(
     assert observed == "compiled" or {each[2:] for each in found} == {(None, (False, False))}
     monkeypatch.setattr(calls, "compiled_function", lambda *_: None)
     assert found == seen()
+
+
+def test_torch_raises_once_on_tensors_that_have_no_memory(network: nn.Module) -> None:
+    recorder = Recorder(0, None, None)
+    recorder.start((0,))
+    observe: Any = recorder.observer()
+    errors = observe.__self__._held[len(ALIKE) + 3]
+    with torch.no_grad(), capture(network, module_index(network)[0], observe) as captured:
+        torch.vmap(network)(torch.randn(2, 1, 3, 8, 8))
+    assert len(captured.observations) == 6
+    assert errors == [True]  # each takes torch 0.8 ms
 
 
 def test_a_gradient_that_is_differentiated_again_is_left_to_python(
