@@ -625,6 +625,16 @@ BY_HAND: dict[str, Network] = {
 
 NETWORKS: dict[str, Network] = {**TORCHVISION, **BY_HAND}
 
+# One network for each mechanism, all small: `pytest -m exhaustive` runs the others.
+MECHANISMS = (
+    *("resnext", "vit", "retinanet", "quantized resnet18"),  # residual sums in place; tokens; lists of boxes; packed int8
+    *("channels-last memory", "dtypes and odd values", "bfloat16", "complex spectrum", "ragged and nothing"),
+    *("shared module", "tied weights", "parametrized weights", "stubbornly frozen BatchNorm", "changing buffers"),
+    *("checkpointing", "reentrant checkpointing", "functional in-place", "inference mode inside", "gradients inside"),
+    *("language model", "key-value cache", "dict input", "recurrent", "transformer encoder", "autocast inside"),
+    *("random noise", "part that raises", "user's hooks", "compiled part", "DataParallel"),
+)
+
 
 def pictures_with_boxes() -> tuple[Any, ...]:
     """Return what detectors are trained with: two pictures, two boxes in each."""
