@@ -844,6 +844,7 @@ def _module_table(
     from hookscope.inputs import noise_batch, to_device
     from hookscope.inspection.device import floating_dtype
     from hookscope.inspection.forward import list_modules
+    from hookscope.inspection.run import unseen_in_scripts
     from hookscope.models import example_shape
     from hookscope.results.network import ModuleTable
 
@@ -856,7 +857,8 @@ def _module_table(
         noise = noise_batch(shape, 0, loaded.preprocessing.kind)
         args = to_device(noise, _device(loaded), floating_dtype(loaded.module)).args
     rows, failure = list_modules(loaded.module, args, patterns, ops=ops)
-    return ModuleTable(loaded.info, rows, failure, warnings, loaded.notes)
+    unseen = unseen_in_scripts(dict(loaded.module.named_modules())) if ops else ()
+    return ModuleTable(loaded.info, rows, failure, warnings, (*loaded.notes, *unseen))
 
 
 def _device(loaded: LoadedModel) -> str:

@@ -33,12 +33,11 @@ _MODULE = str(Path(_TORCH, "nn", "modules", "module.py"))
 CALL = nn.Module.__call__.__code__
 """The code of the outermost frame of a module's call."""
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
-# These files run the graphs of exported programs and of TorchScript, and so count as the network's own code.
+# These files run the graphs of exported programs, and so count as the network's own code.
 _GRAPH_CODE = (
     str(Path(_TORCH, "fx", "interpreter.py")),
     str(Path(_TORCH, "export", "unflatten.py")),
     str(Path(_HOOKSCOPE, "models", "unflattened.py")),
-    str(Path(_HOOKSCOPE, "models", "torchscript.py")),
 )
 
 
@@ -110,8 +109,7 @@ def has_own_operations(module: nn.Module) -> bool:
 
 def stands_for_torchs(module: nn.Module) -> bool:
     """Tell whether a layer loaded from a file replaces one of torch's: operations in its graph are then the layer's."""
-    is_torchs = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and "forward" not in vars(module)
-    return is_torchs and not getattr(module, "with_torchs_operations", False)
+    return type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and "forward" not in vars(module)
 
 
 def runs_networks_code(module: nn.Module, known: dict[type, bool]) -> bool:

@@ -121,7 +121,6 @@ class OperationMode(TorchFunctionMode, Generic[T]):
     Attributes:
         hooks: The hooks of the capture.
         callers: The modules that run the network's code, by `id`; None for layers whose operations are not its own.
-        names: Names of all modules, by `id`.
     """
 
     def __init__(self, hooks: CallHooks[T], choice: OperationChoice) -> None:
@@ -131,7 +130,6 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self._choice = choice
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self.callers: dict[int, Caller | None] = {}
-        self.names: dict[int, str] = {}
         self._off_in: set[int] = set()
         self._is_paused = False
 
@@ -144,16 +142,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             return _run(func, args, kwargs or {})
         return self.run(operation_name(func), func, args, kwargs or {}, caller)
 
-    def run(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        args: Any,
-        kwargs: dict[str, Any],
-        caller: FrameType,
-        source: str | None = None,
-        owner: nn.Module | None = None,
-    ) -> Any:
+    def run(self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], caller: FrameType) -> Any:
         """Run an operation, and observe it if a module's own code has called it.
 
         Args:
@@ -162,10 +151,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             caller: The frame of the network's code that calls it, see `caller_of`.
-            source: The line that calls it, "net.py:14"; None for the frame's own line.
-            owner: The module that calls it; None for the module whose forward is running.
         """
-        called = self._called(name, caller, owner) if name else None
+        called = self._called(name, caller) if name else None
         if called is None:
             return _run(func, args, kwargs)
         kind, module = called
@@ -182,15 +169,12 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             output = edit_operation(kind.edits, name, output)
             outputs = _returned(output) or outputs
         if kind.is_observed:
-            operation = Operation(name, kind.owner, source_line(caller) if source is None else source)
+            operation = Operation(name, kind.owner, source_line(caller))
             output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
         return separate_operation(kind.edits, name, output) if kind.edits else output
 
-    def _called(self, name: str, caller: FrameType, inside: nn.Module | None = None) -> tuple[_Kind, nn.Module] | None:
-        """Return an operation's kind and the module that calls it; None if it is neither observed nor edited.
-
-        `inside` is the module that calls it if Python does not run that module's forward.
-        """
+    def _called(self, name: str, caller: FrameType) -> tuple[_Kind, nn.Module] | None:
+        """Return an operation's kind and the module that calls it; None if it is neither observed nor edited."""
         frame: FrameType | None = caller
         below: CodeType | None = None
         while frame is not None:
@@ -212,8 +196,6 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         if found is None or found.code not in (None, below):  # called by one of its hooks
             return None
         owner = found.name
-        if inside is not None and inside is not module:
-            owner, module = self.names.get(id(inside), owner), inside
         kind = self._kinds.get((owner, name))
         if kind is None:
             choice, label = self._choice, f"{owner or _ROOT}:{name}"
@@ -277,15 +259,6 @@ def is_networks_own(trace: TracebackType) -> bool:
 _ASKED, _ACTS = OperationMode.__torch_function__.__code__, OperationMode.run.__code__
 
 
-def observing() -> "OperationMode[Any] | None":
-    """Return the active mode of this thread, for code that runs operations without calling torch functions."""
-    for place in range(torch._C._len_torch_function_stack()):
-        mode = torch._C._get_function_stack_at(place)
-        if isinstance(mode, OperationMode):
-            return mode
-    return None
-
-
 @contextmanager
 def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Observe the operations of a network's modules for the length of a `with` block.
@@ -297,7 +270,6 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         mode: The mode to activate.
         modules: All modules of the network by name.
     """
-    mode.names.update((id(module), name) for name, module in modules.items())
     attached: list[MutableMapping[Any, Any]] = []
     key: Any = object()
 

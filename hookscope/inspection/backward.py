@@ -175,7 +175,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         named = named_parameters(network)
 
     merge_batch(run)
-    if broken is None and operations is not None and (missing := operations.missing()):
+    if broken is None and (missing := run.missing_operations()):
         raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows)
     gradients = gradient_rows(inspected, run.gradients, results, run.differentiated, gradient_recorder.nodes)

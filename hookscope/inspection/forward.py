@@ -141,7 +141,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         run.records.extend(broken.records)
         failure = broken.ended.failure
         called |= {failure.layer} if failure else set()
-    elif operations is not None and (missing := operations.missing()):
+    elif missing := run.missing_operations():
         raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows)
     left_out = () if judged else unlisted(results, operations)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from hookscope.hooks.callers import has_own_operations
+from hookscope.hooks.callers import has_own_operations, stands_for_torchs
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import exact_operation, is_operation_pattern, parse_operation_pattern
@@ -26,7 +26,7 @@ from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
 from hookscope.statistics import Measured, native
-from hookscope.text import printable
+from hookscope.text import printable, some_of
 
 # Measured on two idle cores, statistics of every layer, a picture of 224 pixels: resnet34 183 ms by torch and 58 ms by
 # the kernel, efficientnet_b0 292 ms and 41 ms.
@@ -97,12 +97,12 @@ class Run:
         known = self.inspected.notes
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             known = (*known, _WITHOUT_KERNEL)
-        chosen = self.operations is not None and any(not pattern.exclude for pattern in self.operations.patterns)
-        unseen = _unseen(self.inspected.modules) if chosen else []
-        if not unseen:
-            return known
-        shown = ", ".join(printable(name, 80) for name in unseen[:3]) + (", …" if len(unseen) > 3 else "")
-        return (*known, f"What TorchScript computes inside {shown} is not seen as operations.")
+        return known if self.operations is None else (*known, *unseen_in_scripts(self.inspected.modules))
+
+    def missing_operations(self) -> str:
+        """Return the message for a pattern of operations that selected nothing; "" if all selected something."""
+        missing = "" if self.operations is None else self.operations.missing()
+        return " ".join([missing, *unseen_in_scripts(self.inspected.modules)]) if missing else ""
 
     def warnings(self, own: Iterable[str] = ()) -> tuple[str, ...]:
         """Return what a reader must see, each sentence once, with `own` after those about the network."""
@@ -112,13 +112,25 @@ class Run:
         return tuple(dict.fromkeys([*everything, *unnamed]))
 
 
-def _unseen(modules: Mapping[str, nn.Module]) -> list[str]:
-    """Return the names of what in TorchScript does not show its operations."""
-    names = [name or "(model)" for name, module in modules.items() if isinstance(module, torch.jit.ScriptModule)]
-    for module in modules.values():
-        if isinstance(module, ScriptLayer):
-            names += module.unseen_operations
-    return [*dict.fromkeys(names)]
+def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Return a note that names the modules of TorchScript, whose operations are not seen; none if there are none.
+
+    Modules inside a named one, and layers of torch's, are left out. `modules` has each after the one that holds it.
+    """
+    scripts: list[str] = []
+    for name, module in modules.items():
+        if _is_script(module) and not any(not outer or name.startswith(f"{outer}.") for outer in scripts):
+            scripts.append(name)
+    if not scripts:
+        return ()
+    shown = some_of([printable(name, 80) or "(model)" for name in scripts], 3)
+    return (f"Operations inside TorchScript are not seen: {shown}.",)
+
+
+def _is_script(module: nn.Module) -> bool:
+    if isinstance(module, ScriptLayer):
+        return not stands_for_torchs(module)
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def choose(
@@ -143,7 +155,8 @@ def choose(
         edits: As for `--edit`.
         recorder: Tells which axis counts channels.
         ops: Whether all operations are selected.
-        judged: Whether operations that verdicts are about are also observed, if the network's own code calls any.
+        judged: Whether operations that verdicts are about are also observed, if the network's own code or TorchScript,
+            where they are not seen, may call any.
 
     Raises:
         LayerNotFoundError: If a pattern or an edit selects nothing.
@@ -156,7 +169,7 @@ def choose(
     others, operations = split_patterns(layers, inspected.modules, ops=ops)
     selected = {} if others is None else select_from(inspected.modules, inspected.aliases, others, order)
     placed = place_edits(edits, inspected.network, order, recorder)
-    judged = judged and any(map(has_own_operations, inspected.modules.values()))
+    judged = judged and any(has_own_operations(each) or _is_script(each) for each in inspected.modules.values())
     if placed.of_operations or judged:
         operations = operations or OperationChoice(())
         operations.edits, operations.judged = placed.of_operations, judged

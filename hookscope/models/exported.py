@@ -72,11 +72,11 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
     """
     import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
 
-    from hookscope.models.torchscript import hookable, read_script  # noqa: PLC0415 - only for such files
+    from hookscope.models.torchscript import hookable  # noqa: PLC0415 - only for such files
 
     def load() -> Any:
         with seeded(seed):
-            return read_script(path)
+            return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
 
     with _loading(path, "TorchScript", "save"):
         module, remarks = hookable(load)

@@ -5,7 +5,7 @@ Graphs belong to types, so that all instances of one scripted type share theirs.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from hookscope.models.module_stubs import MODAL
 
 # A traced module has one method per call: forward, forward1, forward2; an overloaded one forward__0, forward__1.
-FORWARD = re.compile(r"forward(__)?\d*\Z")
+_FORWARD = re.compile(r"forward(__)?\d*\Z")
 
 # Values that come back from Python as what they were. Objects of scripted classes, futures and the like do not.
 _PLAIN = {
@@ -22,7 +22,7 @@ _PLAIN = {
     *("DeviceObjType", "OptionalType", "UnionType", "ListType", "DictType", "TupleType"),
 }
 
-# How torch's schema language writes them. What is not here is returned as Any, and its type found by looking at it.
+# How torch's schema language writes them. What is not here is _returned as Any, and its type found by looking at it.
 _WRITTEN = {
     "TensorType": "Tensor",
     "IntType": "int",
@@ -59,7 +59,7 @@ class Plan:
 
 def planned(script: Any, twin: Callable[[], Any]) -> Plan:
     """Look through the graphs of a script; `twin` gives a second copy of it."""
-    owners = instances_of(script)
+    owners = _instances_of(script)
     plan = Plan()
     for instances in owners.values():
         handle = instances[0][1]
@@ -67,21 +67,21 @@ def planned(script: Any, twin: Callable[[], Any]) -> Plan:
             plan.forced += sum(map(_is_forced, graph.findAllNodes("prim::Constant", True)))
             plan.attentions += [(graph, node) for node in graph.findAllNodes(_ATTENTION, True)]
             for node in graph.findAllNodes("prim::CallMethod", True):
-                if not FORWARD.match(node.s("name")) or node.inputsAt(0).unique() == next(graph.inputs()).unique():
+                if not _FORWARD.match(node.s("name")) or node.inputsAt(0).unique() == next(graph.inputs()).unique():
                     continue
-                if does_nothing(node):
-                    plan.traced_away.update(names_of(node.inputsAt(0), instances))
+                if _does_nothing(node):
+                    plan.traced_away.update(_names_of(node.inputsAt(0), instances))
                 elif _can_run_in_python(node, owners, twin):
-                    plan.calls.append((graph, node, returned(node.output().type())))
+                    plan.calls.append((graph, node, _returned(node.output().type())))
                 else:
-                    plan.skipped.update(names_of(node.inputsAt(0), instances))
+                    plan.skipped.update(_names_of(node.inputsAt(0), instances))
             for node in graph.findAllNodes("prim::fork", True):  # runs what it is given in a separate thread
                 for value in node.inputs():
-                    plan.skipped.update(names_of(value, instances))
+                    plan.skipped.update(_names_of(value, instances))
     return plan
 
 
-def instances_of(script: Any) -> dict[str, list[tuple[str, Any]]]:
+def _instances_of(script: Any) -> dict[str, list[tuple[str, Any]]]:
     """Return the modules of a script by the qualified names of their types: (name, handle)."""
     owners: dict[str, list[tuple[str, Any]]] = {}
     for name, module in script.named_modules():
@@ -89,12 +89,12 @@ def instances_of(script: Any) -> dict[str, list[tuple[str, Any]]]:
     return owners
 
 
-def does_nothing(call: Any) -> bool:
-    """Tell whether nothing goes in or out: tracing leaves that of a layer that returned its input."""
+def _does_nothing(call: Any) -> bool:
+    """Tell whether nothing goes in or out: tracing leaves that of a layer that _returned its input."""
     return len(list(call.inputs())) == 1 and call.output().type().kind() == "NoneType"
 
 
-def names_of(value: Any, instances: list[tuple[str, Any]]) -> list[str]:
+def _names_of(value: Any, instances: list[tuple[str, Any]]) -> list[str]:
     """Return the names of the submodules that a value in the graph of these instances is; none if that varies."""
     path: list[str] = []
     while value.node().kind() == "prim::GetAttr" and value.type().kind() in ("ClassType", "InterfaceType"):
@@ -116,9 +116,9 @@ def _can_run_in_python(call: Any, owners: dict[str, list[tuple[str, Any]]], twin
     """Tell whether a call can be made through Python without a difference."""
     receiver, *arguments = call.inputs()
     result = call.output().type()
-    if not all(is_plain(value.type()) for value in (*arguments, call.output())):
+    if not all(_is_plain(value.type()) for value in (*arguments, call.output())):
         return False
-    if "Any" in returned(result) and _holds_container(result):  # an empty one does not show its type
+    if "Any" in _returned(result) and _holds_container(result):  # an empty one does not show its type
         return False
     if not any(_holds_container(value.type()) for value in arguments):
         return True
@@ -158,20 +158,20 @@ def _holds_container(kind: Any) -> bool:
     return _is_container(kind) or any(map(_holds_container, kind.containedTypes()))
 
 
-def is_plain(kind: Any) -> bool:
+def _is_plain(kind: Any) -> bool:
     """Tell whether values of a type come back from Python as what they were."""
-    return kind.kind() in _PLAIN and all(map(is_plain, kind.containedTypes()))
+    return kind.kind() in _PLAIN and all(map(_is_plain, kind.containedTypes()))
 
 
-def returned(kind: Any) -> tuple[str, ...]:
+def _returned(kind: Any) -> tuple[str, ...]:
     """Return how an operator's returns are written, given a call's type: a tuple of several items becomes several."""
     items = kind.containedTypes() if kind.kind() == "TupleType" else []
-    return tuple(map(written_type, items)) if len(items) > 1 else (written_type(kind),)
+    return tuple(map(_written_type, items)) if len(items) > 1 else (_written_type(kind),)
 
 
-def written_type(kind: Any) -> str:
+def _written_type(kind: Any) -> str:
     """Return a type in the schema language."""
-    inner = [written_type(part) for part in kind.containedTypes()]
+    inner = [_written_type(part) for part in kind.containedTypes()]
     if kind.kind() == "TupleType" and len(inner) > 1:
         pattern: str | None = f"({', '.join(['{}'] * len(inner))})"
     else:
@@ -180,23 +180,13 @@ def written_type(kind: Any) -> str:
 
 
 def reroute(graph: Any, node: Any, returns: tuple[str, ...], operator: str) -> None:
-    """Put an operator in place of a call, given the module, the method's name and a tuple of the arguments."""
-    receiver, *arguments = node.inputs()
-    substitute(graph, node, returns, operator, [receiver, node.s("name")], arguments)
-
-
-def substitute(
-    graph: Any, node: Any, returns: tuple[str, ...], operator: str, leading: Sequence[Any], arguments: Sequence[Any]
-) -> None:
-    """Put an operator in place of a node.
+    """Put an operator in place of a call, given the module, the method's name and a tuple of the arguments.
 
     Args:
         graph: The graph.
-        node: The node; it is destroyed.
+        node: The call; it is destroyed.
         returns: What the operator returns, as `Plan.calls` has it.
         operator: Its name.
-        leading: What it is given first: values of the graph, texts and whole numbers.
-        arguments: Values that it is given after that, as one tuple.
     """
 
     def insert(kind: str, inputs: list[Any], count: int = 1) -> Any:
@@ -205,27 +195,15 @@ def substitute(
         made.insertBefore(node)
         return made
 
-    def value_of(given: Any) -> Any:
-        if not isinstance(given, str | int):
-            return given
-        constant = insert("prim::Constant", [])
-        if isinstance(given, str):
-            constant.s_("value", given)
-            constant.output().setType(torch._C.StringType.get())
-        else:
-            constant.i_("value", given)
-            constant.output().setType(torch._C.IntType.get())
-        return constant.output()
-
-    first = [value_of(given) for given in leading]
-    packed = insert("prim::TupleConstruct", list(arguments))
+    receiver, *arguments = node.inputs()
+    method = insert("prim::Constant", [])
+    method.s_("value", node.s("name"))
+    method.output().setType(torch._C.StringType.get())
+    packed = insert("prim::TupleConstruct", arguments)
     packed.output().setType(torch._C.TupleType([value.type() for value in arguments]))
-    outputs = list(node.outputs())
-    kind = node.outputsAt(0).type()
-    items = [value.type() for value in outputs] if len(outputs) > 1 else [kind]
-    if len(outputs) == 1 and len(returns) > 1:
-        items = kind.containedTypes()
-    routed = insert(operator, [*first, packed.output()], len(items))
+    kind = node.output().type()
+    items = kind.containedTypes() if len(returns) > 1 else [kind]
+    routed = insert(operator, [receiver, method.output(), packed.output()], len(items))
     values = []
     for value, item, written in zip(routed.outputs(), items, returns, strict=True):
         if written == "Any":
@@ -235,11 +213,9 @@ def substitute(
             cast = value
         cast.setType(item)
         values.append(cast)
-    if len(outputs) == 1 and len(values) > 1:
-        values = [insert("prim::TupleConstruct", values).output()]
-        values[0].setType(kind)
-    for output, value in zip(outputs, values, strict=True):
-        output.replaceAllUsesWith(value)
+    (result,) = values if len(values) == 1 else [insert("prim::TupleConstruct", values).output()]
+    result.setType(kind)
+    node.output().replaceAllUsesWith(result)
     node.destroy()
 
 

@@ -6,30 +6,22 @@ a freshly loaded script is replaced by an operator of ours, which calls a module
 That module runs its hooks like any other, and in between the layer's own compiled method. Parameters, buffers and mode
 are the script's own.
 
-Operations are observed in copies of the graphs, which run each operation from Python in the same way, and run only
-while operations are observed.
-
-The graph interface is private to torch. Where it is missing, the network runs as it is, and only its output and its
-parameters can be seen; where the graphs have no calls left (frozen, optimised), also the operations.
+Operations inside a script are not seen. The graph interface is private to torch: where it is missing, and where the
+graphs have no calls left (frozen, optimised), the network runs as it is, and only its output and its parameters can be
+seen.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+import re
+from collections.abc import Callable, Iterator, MutableMapping
 from functools import cache
-from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
-from hookscope.hooks.callers import has_own_operations
-from hookscope.hooks.operations import observing
 from hookscope.models.module_stubs import always_training, layer_class, set_sizes, some_layers
-from hookscope.models.scriptgraph import Plan, define_weights, groups, instances_of, permutation, planned, reroute
-from hookscope.models.scriptoperations import Observable, ScriptOperation, cause_of
-from hookscope.models.scriptsource import Origins
+from hookscope.models.scriptgraph import Plan, define_weights, groups, permutation, planned, reroute
 
 
 class _Tensors(MutableMapping[str, Tensor]):
@@ -94,113 +86,50 @@ class ScriptLayer(nn.Module):
         method = self.__dict__["_script"]._get_method(self.__dict__["_method"])
         try:
             with torch.jit.optimized_execution(False):  # type: ignore[attr-defined] # documented all the same
-                if observing() is not None and (observable := self._observable(method, args, kwargs)) is not None:
-                    return observable()
                 return method(*args, **kwargs)
         except BaseException as error:
             if not _raised and isinstance(error, RuntimeError | torch.jit.Error):
-                raise RuntimeError(cause_of(error)) from error
+                raise RuntimeError(_cause_of(error)) from error
             if not _raised:
                 raise
         raise _raised.pop()  # here, where the interpreter's report does not become its context
-
-    @property
-    def with_torchs_operations(self) -> bool:
-        """Whether operations of torch's own layers count as the network's, as nothing else of those layers is left."""
-        return self in _graphs and _graphs[self].with_torchs
-
-    @property
-    def unseen_operations(self) -> tuple[str, ...]:
-        """Names of layers, functions and types of the whole script whose operations were met and cannot be seen."""
-        return tuple(_graphs[self].unseen) if self in _graphs else ()
-
-    def _observable(self, method: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
-        """Return a call of the method's copy that shows its operations; None if there is none."""
-        if self not in _graphs or not has_own_operations(self):
-            return None
-        handle = self.__dict__["_script"]
-        function = _graphs[self].method(handle, self.__dict__["_method"])
-        if function is None:
-            return None
-        _, *expected = method.schema.arguments
-        given: list[object] = [*args]
-        for argument in expected[len(args) :]:
-            if argument.name not in kwargs and not argument.has_default_value():
-                return None  # the method itself says what is missing
-            given.append(kwargs.get(argument.name, argument.default_value))
-        if len(given) != len(expected) or not kwargs.keys() <= {each.name for each in expected[len(args) :]}:
-            return None
-        return lambda: function(handle, *given)
 
 
 _layers: WeakValueDictionary[Any, ScriptLayer] = WeakValueDictionary()
 """What stands for a script module, by the latter's handle, whose hash and equality are those of the object."""
 
-_graphs: WeakKeyDictionary[ScriptLayer, Observable] = WeakKeyDictionary()
-"""The graphs of the whole script, with their operations: not in the layers, whose state a run may put back."""
-
 _raised: list[BaseException] = []
 """The exception of Python code called by a running script; the interpreter of scripts would turn it into text."""
 
-_operators: dict[tuple[tuple[str, ...], str], str] = {}
-"""Our operators by what they return and do."""
+_operators: dict[tuple[str, ...], str] = {}
+"""The names of our operators by what they return."""
 
 _library: list[torch.library.Library] = []
 
 
-_NO_CALLS = "the file does not say where its layers are called"
-
-
-class Script(NamedTuple):
-    """A script that has been read: its root, a `RecursiveScriptModule`, its functions by qualified name, its file."""
-
-    root: Any
-    functions: Mapping[str, Any]
-    path: Path
-
-
-def read_script(path: Path) -> Script:
-    """Read a TorchScript archive as `torch.jit.load` does, onto the CPU."""
-    try:
-        read_module: Any = torch._C.import_ir_module
-        unit: Any = torch._C.CompilationUnit()
-        read = read_module(unit, str(path), torch.device("cpu"), {}, False)
-        wrap = import_module("torch.jit._recursive").wrap_cpp_module
-    except (AttributeError, TypeError):  # this torch does it in another way
-        return Script(torch.jit.load(path, map_location="cpu"), {}, path)  # type: ignore[no-untyped-call] # torch's
-    return Script(wrap(read), {each.qualified_name: each for each in unit.get_functions()}, path)
-
-
-def hookable(load: Callable[[], Script]) -> tuple[nn.Module, tuple[str, ...]]:
+def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
     """Return modules that stand for those of a script, with their names and class names, and run it with their hooks.
 
     A list or dictionary that a layer takes or returns is copied on the way; where a layer changes one it was given, the
-    call is left alone. `load` loads the script, which has not run yet: its graphs are changed. It is called again if
-    they turn out not to be changeable, or where looking into them would fix them as they are.
+    call is left alone. `load` loads the script, a `RecursiveScriptModule` that has not run yet: its graphs are changed.
+    It is called again if they turn out not to be changeable, or where looking into them would fix them as they are.
 
     Returns the root, and what a reader must be told, such as which modules run without their hooks.
     """
-    script, functions, path = load()
-    twin = cache(load)
+    script = load()
     try:
-        plan = planned(script, lambda: twin().root)
+        plan = planned(script, cache(load))
         for call in plan.calls:
             reroute(*call, _operator(call[2]))
         for graph, node in plan.attentions:
             define_weights(graph, node)
-        limit = "" if plan.calls or _is_one_layer(script) else _NO_CALLS
+        limit = "" if plan.calls or _is_one_layer(script) else "the file does not say where its layers are called"
     except (AttributeError, RuntimeError, TypeError):  # this torch has other graphs, and some may be half changed
-        (script, functions, path), plan, limit = load(), Plan(), "this version of torch does not let hooks in"
-    instances = instances_of(script)
-    graphs = Observable(
-        Origins(path.absolute()), functions, instances, bool(limit), lambda given: _operator(given, "operate")
-    )
-    root = _layer(script, {}, {}, graphs)
+        script, plan, limit = load(), Plan(), "this version of torch does not let hooks in"
+    root = _layer(script, {}, {})
     remarks = []
     if limit:
-        seen = "the output of the whole network and its parameters"
-        seen = f"{seen}, and with --ops its operations," if limit is _NO_CALLS else seen
-        remarks.append(f"only {seen} can be seen: {limit}.")
+        remarks.append(f"only the output of the whole network and its parameters can be seen: {limit}.")
     names = [name for name, _ in script.named_modules()]
     if plan.skipped:
         skipped = some_layers([name for name in names if name in plan.skipped])
@@ -213,20 +142,19 @@ def hookable(load: Callable[[], Script]) -> tuple[nn.Module, tuple[str, ...]]:
     return root, tuple(remarks)
 
 
-def _operator(returns: tuple[str, ...], what: Literal["call", "operate"] = "call") -> str:
+def _operator(returns: tuple[str, ...]) -> str:
     """Return the name of our operator with these returns, registered when first asked for."""
-    if (returns, what) not in _operators:
+    if returns not in _operators:
         if not _library:
             _library.append(torch.library.Library("hookscope", "FRAGMENT"))  # type: ignore[no-untyped-call] # torch's
-        name = f"{what}_{len(_operators)}"
+        name = f"call_{len(_operators)}"
         written = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
-        given, function = _GIVEN[what]
         # Conservative: it may do anything, so torch neither drops nor moves nor merges it.
-        schema = f"{name}({given}, Any arguments) -> {written}"
+        schema = f"{name}(Any layer, str method, Any arguments) -> {written}"
         _library[0].define(schema, alias_analysis="CONSERVATIVE")  # type: ignore[no-untyped-call] # torch's
-        _library[0].impl(name, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call] # torch's
-        _operators[returns, what] = f"hookscope::{name}"
-    return _operators[returns, what]
+        _library[0].impl(name, _call, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call] # torch's
+        _operators[returns] = f"hookscope::{name}"
+    return _operators[returns]
 
 
 def _call(handle: Any, method: str, arguments: tuple[object, ...]) -> object:
@@ -242,42 +170,14 @@ def _call(handle: Any, method: str, arguments: tuple[object, ...]) -> object:
         layer.__dict__["_method"] = "forward"
 
 
-def _operate(handle: Any, index: int, arguments: tuple[object, ...]) -> object:
-    """Run an operation of what stands for a script module, from inside the script."""
-    layer = _layers[handle]
-    operation: ScriptOperation = _graphs[layer].operations[index]
-    name, source = operation.name, operation.source
-    try:
-        mode = observing()
-        if mode is None:
-            return operation(*arguments)
-        with torch._C.DisableTorchFunction():
-            if name != "setitem":
-                return mode.run(name, operation, arguments, {}, sys._getframe(), source, layer)
-            returned: list[object] = []  # in Python, assigning to a subscript returns nothing
-            assign = lambda *given: returned.append(operation(*given))  # noqa: E731
-            mode.run(name, assign, arguments, {}, sys._getframe(), source, layer)
-            return returned[0]
-    except BaseException as error:
-        _raised[:] = [error]
-        raise
-
-
-_GIVEN = {"call": ("Any layer, str method", _call), "operate": ("Any layer, int operation", _operate)}
-"""The leading arguments of our operators, and their functions."""
-
-
-def _layer(
-    script: Any, known: dict[Any, ScriptLayer], taken: dict[int, tuple[Any, nn.Parameter]], graphs: Observable
-) -> ScriptLayer:
+def _layer(script: Any, known: dict[Any, ScriptLayer], taken: dict[int, tuple[Any, nn.Parameter]]) -> ScriptLayer:
     """Return the layers that stand for a script module and those below it: one object for all of its names."""
     handle = script._c
     if handle not in known:
         made: Any = layer_class(ScriptLayer, _python_name(script))(script, taken)
         known[handle] = _layers[handle] = made
-        _graphs[made] = graphs
         for name, child in script._modules.items():
-            made._modules[name] = _layer(child, known, taken, graphs)
+            made._modules[name] = _layer(child, known, taken)
         set_sizes(made, groups(script), permutation(script))
     return known[handle]
 
@@ -286,6 +186,15 @@ def _python_name(script: Any) -> str:
     """Return the dotted name of the class: "__torch__.torch.nn.modules.conv.___torch_mangle_3.Conv2d" without marks."""
     parts = script._c._type().qualified_name().split(".")
     return ".".join(part for part in parts if part != "__torch__" and not part.startswith("___torch_mangle_"))
+
+
+def _cause_of(error: Exception) -> str:
+    """Return what the operator that failed said, out of TorchScript's report of where that was."""
+    lines = str(error).strip().splitlines()
+    starts = [index for index, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception): ", line)]
+    if not starts:
+        return str(error)
+    return "\n".join([lines[starts[-1]].partition(": ")[2], *lines[starts[-1] + 1 :]]).strip()
 
 
 def _is_one_layer(script: Any) -> bool:

@@ -84,31 +84,6 @@ class Mixed(nn.Module):
         return outputs
 
 
-class Failing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.matmul(self.inner(x), y)
-
-
-class Doubling(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
-class Forking(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.aside = Doubling()
-
-    def forward(self, x: Tensor) -> Tensor:
-        other = torch.jit.fork(self.aside, x)
-        result: Tensor = torch.jit.wait(other) + 1
-        return result
-
-
 BY_HAND = {
     "mixed": Network(Mixed, lambda: (torch.randn(4, 4),)),
     "branching": Network(Branching, lambda: (torch.randn(4, 4),)),

@@ -8,11 +8,15 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from hookscope.errors import LayerNotFoundError
+from hookscope.hooks.forward_hooks import capture
+from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models import torchscript
 from hookscope.models.construction import LoadedModel
 from hookscope.models.exported import load_torchscript
-from tests.models.saved import SAVERS, SEVEN, build, load_script, quiet, save_scripted, save_traced
+from tests.models.saved import SAVERS, SEVEN, build, load_script, quiet, save_scripted, save_traced, tensors_of
+from tests.models.scripts import BY_HAND
 from tests.networks import conv_net
 
 
@@ -135,6 +139,124 @@ def test_what_a_hook_raises_comes_out_as_it_is_and_leaves_nothing_behind(tmp_pat
         module(torch.randn(1, 4, 32, 32))
 
 
+def plain(path: Path) -> Any:
+    """Load an archive as torch does."""
+    with quiet():
+        return torch.jit.load(path)  # type: ignore[no-untyped-call]
+
+
+def copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(each.clone() if isinstance(each, Tensor) else each for each in args)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", BY_HAND)
+def test_conditions_loops_and_random_numbers_are_those_of_the_plain_archive(
+    name: str, train: bool, tmp_path: Path
+) -> None:
+    eager, args = build(BY_HAND[name])
+    network = load_script(eager, tmp_path).module.train(train)
+    script = plain(tmp_path / "model.pt").train(train)
+    modules = dict(network.named_modules())
+    results, states = [], []
+    for each in (script, network):
+        torch.manual_seed(3)
+        with torch.no_grad(), capture(network, modules, lambda *_: None) as captured:
+            results.append(tensors_of(each(*copies(args))))
+        states.append(torch.get_rng_state())
+    assert captured.observations
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert torch.equal(*states)
+    for key, value in script.state_dict().items():
+        assert torch.equal(value, network.state_dict()[key])
+
+
+def gradients(network: nn.Module, args: tuple[Any, ...]) -> list[Tensor | None]:
+    """Differentiate a fixed projection of the outputs; return the gradients of the parameters."""
+    network.zero_grad()
+    generator = torch.Generator().manual_seed(1)
+    outputs = [each for each in tensors_of(network(*args)) if each.requires_grad]
+    loss = torch.stack([(each * torch.randn(each.shape, generator=generator)).sum() for each in outputs]).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return [parameter.grad for _, parameter in sorted(network.named_parameters())]
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_gradients_through_writes_in_place_are_those_of_the_plain_archive(name: str, tmp_path: Path) -> None:
+    eager, args = build(BY_HAND[name])
+    network = load_script(eager, tmp_path).module
+    seen: list[str] = []
+    arrived: Any = lambda site, _: seen.append(site.layer)  # noqa: E731
+    with capture(network, dict(network.named_modules()), lambda *_: None, gradients=arrived):
+        ours = gradients(network, copies(args))
+    assert seen
+    for gradient, expected in zip(ours, gradients(plain(tmp_path / "model.pt"), copies(args)), strict=True):
+        assert (gradient is None) == (expected is None)
+        assert gradient is None or (expected is not None and torch.equal(gradient, expected))
+
+
+def test_arguments_by_name_and_defaults_reach_the_script(tmp_path: Path) -> None:
+    eager, _ = build(BY_HAND["branching"])
+    network = load_script(eager, tmp_path).module
+    x = torch.randn(4, 4)
+    with torch.no_grad(), capture(network, dict(network.named_modules()), lambda *_: None) as captured:
+        output = network(count=1, x=x.clone())
+        assert [each.layer for each in captured.observations].count("first") == 1
+        with pytest.raises(RuntimeError, match="missing value for argument 'x'"):
+            network()
+        with pytest.raises(RuntimeError, match="Unknown keyword argument 'other'"):
+            network(x, other=1)
+    with torch.no_grad():
+        expected = plain(tmp_path / "model.pt")(x.clone(), count=1)
+    assert all(torch.equal(*pair) for pair in zip(tensors_of(output), tensors_of(expected), strict=True))
+
+
+class Added(nn.Module):
+    """A network in Python whose block is a script."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.conv, self.block = nn.Conv2d(3, 3, 1), block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x)) + self.block(x)
+
+
+def scripted_residual() -> nn.Module:
+    with quiet():
+        return torch.jit.script(Added(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("form", ["scripted", "traced"])
+def test_a_note_names_the_scripts_whose_operations_are_not_seen(tmp_path: Path, form: str) -> None:
+    x = torch.randn(1, 3, 4, 4)
+    unseen = "Operations inside TorchScript are not seen: "
+    eager = Added(nn.Identity()).eval()
+    loaded = load_script(eager, tmp_path, (x,) if form == "traced" else None)
+    run = inspect(loaded, x, ops=True)
+    assert [row.label for row in run.rows if row.owner is not None] == []
+    assert run.notes[-1] == f"{unseen}(model)."
+    assert not any("TorchScript" in note for note in inspect(loaded, x).notes)
+    mixed = inspect(Added(scripted_residual()), x, ops=True)
+    assert [row.label for row in mixed.rows if row.owner is not None] == ["(model):relu", "(model):add"]
+    assert mixed.notes[-1] == f"{unseen}block."
+    layers = load_script(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()), tmp_path)
+    assert not any("TorchScript" in note for note in inspect(layers, x, ops=True).notes)
+
+
+def test_what_a_verdict_cannot_look_at_inside_a_script_is_said(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 4, 4)
+    loaded = load_script(Added(nn.Identity()).eval(), tmp_path)
+    for run in (inspect(loaded, x, judged=True), inspect_gradients(loaded, x, "sum", judged=True)):
+        assert run.notes[-1] == "Operations inside TorchScript are not seen: (model)."
+
+
+def test_a_pattern_of_operations_says_where_it_could_not_look(tmp_path: Path) -> None:
+    loaded = load_script(Added(nn.Identity()).eval(), tmp_path)
+    with pytest.raises(LayerNotFoundError, match=r"Operations inside TorchScript are not seen: \(model\)\.$"):
+        inspect(loaded, torch.randn(1, 3, 4, 4), ["op:relu"])
+
+
 def check_limited(loaded: LoadedModel, eager: nn.Module, x: Tensor, reason: str) -> None:
     (warning,) = loaded.warnings
     assert warning == f"model.pt: only the output of the whole network and its parameters{reason}."
@@ -152,7 +274,7 @@ def test_a_frozen_script_shows_its_output(tmp_path: Path) -> None:
         loaded,
         eager,
         torch.randn(2, 3, 8, 8),
-        ", and with --ops its operations, can be seen: the file does not say where its layers are called",
+        " can be seen: the file does not say where its layers are called",
     )
     assert not loaded.module.train().training
 

@@ -134,7 +134,7 @@ def measure(
     sentences = [
         *loaded.notes,
         *loaded.warnings,
-        *(forward.warnings if forward is not None else ()),
+        *((*forward.notes, *forward.warnings) if forward is not None else ()),
         *((*found.gradients.notes, *found.gradients.warnings) if found.gradients is not None else ()),
         *found.warnings,
         *((mapping_words(labelled.accuracy),) if labelled is not None else ()),
