@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from hookscope.models.classes import Classes, with_classes
     from hookscope.models.construction import FileOptions, LoadedModel
     from hookscope.models.input_spec import example_shape
-    from hookscope.models.python_source import load_function
     from hookscope.models.spec import build_on_meta, load_model, parse_model
+    from hookscope.models.user_code import load_function
 
 __all__ = [
     "Classes",
@@ -30,8 +30,8 @@ _HOMES = {
     "classes": ("Classes", "with_classes"),
     "construction": ("FileOptions", "LoadedModel"),
     "input_spec": ("example_shape",),
-    "python_source": ("load_function",),
     "spec": ("build_on_meta", "load_model", "parse_model"),
+    "user_code": ("load_function",),
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,21 +1,31 @@
-"""Infer which known network names and shapes belong to. Nothing is built for it, and torch is not needed."""
+"""Infer which known network names and shapes belong to: one of the installed libraries, by the tables of them.
+
+Only networks that the installed version of a library has and the table lacks are built, to find their shapes, which
+needs torch; those in the table are unchanged, since published weights must go on fitting.
+"""
 
 import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 from hookscope.errors import ModelNotFoundError
-from hookscope.models.network_table import COLOURS, COUNTER, Free, NetworkPattern, Shapes, Sizes
-from hookscope.models.published_networks import TIMM_SECONDS, known_pattern, timm_patterns, torchvision_patterns
+from hookscope.models.names import DEMO, timm_names, torchvision_names
+from hookscope.models.network_table import COLOURS, COUNTER, Free, NetworkPattern, Shapes, Sizes, network_table
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import counted, printable, some_of
 
 # Our choice: with less than half of the names in common, a network is not worth suggesting.
 _LEAST_ALIKE = Fraction(1, 2)
+
+# Our choice: timm has more than a thousand networks, and importing it has taken seconds already.
+TIMM_SECONDS = 20.0
 
 _PACKED = "_packed_params._packed_params"
 
@@ -43,11 +53,11 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
         then the message says so.
     """
     forms = _readings(shapes)
-    found = _fitting(torchvision_patterns(), forms)
+    found = _fitting(_torchvision_patterns(), forms)
     if found or not find_spec("timm"):
         return _with_ties(found, "torchvision")
     left: list[str] = []
-    candidates = _with_ties(_fitting(timm_patterns(set().union(*forms), left), forms), "timm")
+    candidates = _with_ties(_fitting(_timm_patterns(set().union(*forms), left), forms), "timm")
     if not left:
         return candidates
     told = f"{len(left)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
@@ -63,9 +73,9 @@ def nearest_network(shapes: Shapes) -> str:
     Names are read without wrappers' prefixes.
     """
     forms = _readings(shapes)
-    near = _nearest(torchvision_patterns(), forms)
+    near = _nearest(_torchvision_patterns(), forms)
     if not near and find_spec("timm"):
-        near = _nearest(timm_patterns(set().union(*forms), []), forms)
+        near = _nearest(_timm_patterns(set().union(*forms), []), forms)
     return near
 
 
@@ -75,7 +85,7 @@ def adapt(model: str, shapes: Shapes) -> Candidate | None:
     Its remarks say only what differs from the network as published. `model` is a name of torchvision's, "timm:NAME" or
     "demo"; nothing is known of others.
     """
-    pattern = known_pattern(model)
+    pattern = _known_pattern(model)
     found = _fitting([pattern], _readings(shapes)) if pattern else []
     return replace(found[0], remarks=found[0].remarks[1:]) if found else None
 
@@ -248,3 +258,64 @@ def _packed_names(sizes: Sizes, given: Shapes) -> dict[str, str]:
         elif len(shape) == 2 and packed:
             names[name] = name.removesuffix("weight") + _PACKED
     return names
+
+
+def _torchvision_patterns() -> Iterator[NetworkPattern]:
+    """Yield torchvision's networks, and `demo` if its package is there."""
+    table = network_table("torchvision")
+    same = installed_version("torchvision") == table.version
+    for name in (each for each in table.networks if each != DEMO) if same else torchvision_names():
+        pattern = table.networks.get(name) or _built(name)
+        if pattern is not None:
+            yield pattern
+    if find_spec("efficientnet_lite_pytorch"):
+        yield table.networks[DEMO]
+
+
+def _timm_patterns(names: Container[str], left: list[str]) -> Iterator[NetworkPattern]:
+    """Yield timm's networks.
+
+    Those that are not in the table come last, and only if their first layer has one of `names`; `left` collects those
+    for which no time was left.
+    """
+    table = network_table("timm")
+    if installed_version("timm") == table.version:
+        yield from table.networks.values()
+        return
+    from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
+
+    started, others = time.monotonic(), []
+    for name in timm_names():
+        if known := table.networks.get(f"timm:{name}"):
+            yield known
+        elif all(f"{first}.weight" in names for first in timm_zoo.names_in(timm_zoo.published(name).first_conv)):
+            others.append(f"timm:{name}")
+    left += others
+    while left and time.monotonic() < started + TIMM_SECONDS:
+        if (pattern := _built(left.pop(0))) is not None:
+            yield pattern
+
+
+def _known_pattern(model: str) -> NetworkPattern | None:
+    """Return the network of that name: torchvision's, "timm:NAME" or "demo"; None for another."""
+    if model.startswith("timm:"):
+        known = network_table("timm").networks.get(model)
+        return known or _built(model)  # the tag of its weights may change its classes
+    name = model.removeprefix("torchvision:").lower()
+    return next((pattern for pattern in _torchvision_patterns() if pattern.model == name), None)
+
+
+@cache
+def _built(model: str) -> NetworkPattern | None:
+    from hookscope.models.known_networks import pattern_of, timm_network, torchvision_network  # noqa: PLC0415 (imports torchvision, which is slow)
+
+    is_timm = model.startswith("timm:")
+    return pattern_of(timm_network(model.removeprefix("timm:")) if is_timm else torchvision_network(model))
+
+
+def installed_version(package: str) -> str | None:
+    """Return a package's version without what its builds add, as in "0.25.0+cpu"; None if it is not installed."""
+    try:
+        return version(package).partition("+")[0]
+    except PackageNotFoundError:
+        return None

@@ -18,11 +18,12 @@ from hookscope.checkpoints.fileformat import (
     safetensors_header,
 )
 from hookscope.checkpoints.isolation import read_verified
-from hookscope.models.beside import Beside, beside_weights
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import REMEDY, check_names, files_of, read_index
+from hookscope.models.training_entries import TrainingEntries, training_entries
+from hookscope.models.trusted_files import read_trusted
 from hookscope.text import counted, printable
 
 
@@ -40,7 +41,7 @@ class Checkpoint:
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
         notes: Sentences about where in the file the weights are, and what else it holds.
         categories: Names of classes by index that the file holds, of as many as one of its tensors has rows.
-        beside: What a single file holds beside them; None for a sharded one.
+        training: The entries of a single file other than its weights; None for a sharded one.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Checkpoint:
     module: nn.Module | None = None
     notes: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
-    beside: Beside | None = None
+    training: TrainingEntries | None = None
 
 
 def looks_like_file(text: str) -> bool:
@@ -82,8 +83,8 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         says = _metadata(path) if kinds[path] == "safetensors" else content
         categories, notes = _named_classes(says, weights.state, name)
         notes = (*weights.notes, *notes)
-        beside = beside_weights(content, weights.state, options.key)
-        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, notes, categories, beside)
+        training = training_entries(content, weights.state, options.key)
+        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, notes, categories, training)
     contents = _read_verified(kinds, name, replace(options, key=None))
     read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
     joined, warnings = _joined(name, read_index(path), read)
@@ -119,20 +120,9 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, object]:
-    trusted = _read_trusted if options.trust else None
+    trusted = read_trusted if options.trust else None
     check = partial(weights_in, key=options.key)
     return read_verified(kinds, name, check, remedy=REMEDY, read_trusted=trusted)
-
-
-def _read_trusted(path: Path, kind: FileKind) -> object:
-    """Return what a trusted file holds, with the readers that run its code."""
-    from hookscope.models import exported  # noqa: PLC0415 (only for trusted files)
-
-    if kind == "torchscript":
-        return exported.load_torchscript(path, 0).module
-    if kind == "exported program":
-        return exported.load_exported_program(path, 0).module
-    return exported.read_pickle(path)
 
 
 def _joined(

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import UsageError
 from hookscope.models.input_spec import default_preprocessing
+from hookscope.models.training_entries import TrainingEntries
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.text import exception_line
-
-if TYPE_CHECKING:
-    from hookscope.models.beside import Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class LoadedModel:
         warnings: Sentences a reader must see, such as that trained weights could not be had.
         example_shape: Of an input that it is known to take, batch axis first; None if nothing is known.
         notes: Sentences about how it was loaded that need no action, such as which network was recognised.
-        beside: What the weights file holds beside the weights; None without such a file.
+        training: The entries of the weights file other than the weights; None without such a file.
     """
 
     module: nn.Module
@@ -44,7 +42,7 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
     example_shape: tuple[int, ...] | None = None
     notes: tuple[str, ...] = ()
-    beside: "Beside | None" = None
+    training: TrainingEntries | None = None
 
 
 def loaded_module(module: nn.Module) -> LoadedModel:

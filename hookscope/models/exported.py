@@ -1,66 +1,22 @@
-"""Files that run code when they are read: pickles, TorchScript and exported programs.
+"""Networks that a trusted file holds whole: TorchScript and exported programs, with what is known of their inputs."""
 
-The caller has asked for trust; nothing here asks again.
-"""
-
-import logging
-import pickle
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hookscope.checkpoints.fileformat import file_kind
-from hookscope.errors import CheckpointError, ModelNotFoundError
+from hookscope.errors import ModelNotFoundError
 from hookscope.models.architecture import recognise
 from hookscope.models.checkpoint import digest_of
 from hookscope.models.classes import packed_classes
-from hookscope.models.construction import LoadedModel, model_info, seeded, silenced_known_warnings
+from hookscope.models.construction import LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing, with_channels
-from hookscope.models.python_source import importable
+from hookscope.models.trusted_files import read_exported_program, read_torchscript
 from hookscope.models.weight_sets import state_shapes
 from hookscope.models.weights import IMAGENET_CLASSES
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import counted, exception_line, printable
-
-# Pickle's message about a class or function that is no longer where it was.
-_MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
-
-
-def read_pickle(path: Path) -> object:
-    """Unpickle a file: torch's zip, its two older formats, or a bare pickle. Tensors come to the CPU.
-
-    Classes are looked for in the current folder first. Raises CheckpointError if it cannot be unpickled, or belongs to
-    classes that cannot be imported.
-    """
-    shown = printable(str(path))
-    try:
-        # By its name alone, torch would take some file for safetensors.
-        with path.open("rb") as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
-            if file_kind(path) == "pickle":
-                return pickle.load(file)  # noqa: S301 - trusted
-            return torch.load(file, map_location="cpu", weights_only=False)
-    except CheckpointError:
-        raise
-    except ModuleNotFoundError as error:
-        raise CheckpointError(
-            f"{shown} needs the Python module '{printable(str(error.name), 80)}', which cannot be imported here: "
-            f"install it, or run hookscope in the folder it lies in."
-        ) from error
-    except (Exception, SystemExit) as error:
-        missing = _MISSING_CLASS.search(str(error)) if isinstance(error, AttributeError) else None
-        if missing is None:
-            raise CheckpointError(f"{shown} cannot be unpickled: {exception_line(error)}") from error
-        raise CheckpointError(
-            f"{shown} needs '{printable(missing['name'], 80)}' of the Python module "
-            f"'{printable(missing['module'], 80)}', which does not have it here: run hookscope where it does, or save "
-            "`model.state_dict()` and name the network with --arch."
-        ) from error
+from hookscope.text import counted, printable
 
 
 def load_torchscript(path: Path, seed: int) -> LoadedModel:
@@ -70,16 +26,7 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
     those were. Code in the file runs with random number generators seeded by `seed`. Names of classes are known where
     an extra file has them, or the network is one of torchvision's. Raises CheckpointError.
     """
-    import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
-
-    from hookscope.models.torchscript import hookable  # noqa: PLC0415 - only for such files
-
-    def load() -> Any:
-        with seeded(seed):
-            return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
-
-    with _loading(path, "TorchScript", "save"):
-        module, remarks = hookable(load)
+    module, remarks = read_torchscript(path, seed)
     loaded = _described(path, module, default_preprocessing(module), remarks)
     names, note = _class_names(path, module)
     if not names:
@@ -93,7 +40,7 @@ def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
 
     They are in an extra file, or, where names and shapes are those of a network of torchvision, ImageNet's.
     """
-    from torchvision.models import get_model_weights, list_models  # noqa: PLC0415 - as above
+    from torchvision.models import get_model_weights, list_models  # noqa: PLC0415 - only for such files
 
     state = script.state_dict()
     key, names = packed_classes(path, {tensor.shape[0] for tensor in state.values() if tensor.dim()})
@@ -115,12 +62,7 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
     It runs once on its example inputs, if the file has them, to see that the tree computes the same. Raises
     CheckpointError.
     """
-    from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
-
-    with _loading(path, "an exported program", "export"), seeded(seed), path.open("rb") as file:
-        program: Any = torch.export.load(file)
-        module, remarks = unflattened(program, seed)
-        shape = _input_shape(program)
+    module, remarks, shape = read_exported_program(path, seed)
     preprocessing = default_preprocessing(module)
     if shape is not None:
         preprocessing = _fitting(preprocessing, shape, path)
@@ -131,15 +73,6 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
     known = tuple(size for size in sizes if size is not None)
     loaded = _described(path, module, preprocessing, remarks)
     return replace(loaded, example_shape=known if known and len(known) == len(sizes) else None)
-
-
-def _input_shape(program: Any) -> tuple[int | None, ...] | None:
-    """Return the shape of the program's input, None for sizes that may vary; None if it does not take one tensor."""
-    names = program.graph_signature.user_inputs
-    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    if len(values) != 1 or len(names) != 1 or not isinstance(values[0], Tensor):
-        return None
-    return tuple(size if isinstance(size, int) else None for size in values[0].shape)
 
 
 def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> Preprocessing:
@@ -163,27 +96,3 @@ def _described(path: Path, module: nn.Module, preprocessing: Preprocessing, rema
     name = printable(path.name)
     info = model_info(name, module, name, sha256=digest_of(path))
     return LoadedModel(module, info, preprocessing, tuple(f"{name}: {remark}" for remark in remarks))
-
-
-@contextmanager
-def _loading(path: Path, what: str, make: str) -> Iterator[None]:
-    """Turn whatever loading a file raises into one line, with the cause that torch.export only logs."""
-    causes: list[BaseException] = []
-
-    def collect(record: logging.LogRecord) -> bool:
-        if record.exc_info and record.exc_info[1]:
-            causes.append(record.exc_info[1])
-        return False
-
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
-    for logger in loggers:
-        logger.addFilter(collect)
-    try:
-        with silenced_known_warnings():
-            yield
-    except (Exception, SystemExit) as error:
-        shown, cause = printable(str(path)), exception_line(causes[0] if causes else error)
-        raise CheckpointError(f"{shown} cannot be loaded as {what}: {cause}; download or {make} it again.") from error
-    finally:
-        for logger in loggers:
-            logger.removeFilter(collect)

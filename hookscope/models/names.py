@@ -2,10 +2,13 @@
 
 import re
 from fnmatch import fnmatchcase
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
-from hookscope.errors import NothingMatchedError, nearest
+from hookscope.errors import NothingMatchedError, UsageError, nearest
+from hookscope.errors.installing import install_command
 from hookscope.text import printable
 
 DEMO = "demo"
@@ -26,8 +29,6 @@ def model_names(pattern: str | None = None) -> list[str]:
         return names
     folded = pattern.lower()
     if folded.startswith("timm:"):
-        from hookscope.models.timm_zoo import timm_names  # noqa: PLC0415 (an optional package, slow to import)
-
         names = [f"timm:{name}" for name in timm_names()]
     is_glob = any(c in folded for c in "*?[")
     matching = [name for name in names if (fnmatchcase(name, folded) if is_glob else folded in name)]
@@ -50,3 +51,16 @@ def torchvision_names() -> list[str]:
 
         names = list_models()
     return names
+
+
+def timm_names() -> list[str]:
+    """Return the names of timm's networks, sorted, without the tags of their weights; UsageError without timm."""
+    return sorted(import_timm().list_models())
+
+
+def import_timm() -> ModuleType:
+    """Return timm, which takes seconds to import; UsageError if it is not installed."""
+    try:
+        return import_module("timm")
+    except ImportError as error:
+        raise UsageError(f"MODEL 'timm:NAME' needs one more package: {install_command('timm')}") from error

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
-from hookscope.models import architecture
+from hookscope.models import architecture, exported
 from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
@@ -150,8 +150,6 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     path = Path(source)
     kind = file_kind(path)
     if network is None and options.file.trust and kind in ("torchscript", "exported program"):
-        from hookscope.models import exported  # noqa: PLC0415 (only for trusted files)
-
         _check_complete(path, options)
         inspect_isolated({path: kind}, printable(source), lambda *_: None, remedy=REMEDY, trust=True)
         load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
@@ -162,13 +160,13 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         origin, categories = checkpoint.name, checkpoint.categories
         info = model_info(origin, module, origin, sha256=checkpoint.sha256, categories=categories)
         preprocessing, notes = default_preprocessing(module), checkpoint.notes
-        return LoadedModel(module, info, preprocessing, checkpoint.warnings, notes=notes, beside=checkpoint.beside)
+        return LoadedModel(module, info, preprocessing, checkpoint.warnings, notes=notes, training=checkpoint.training)
     network, recognised, channels, notes = _network_of(checkpoint, network, options.arguments)
     arguments = {**recognised, **options.arguments}
     loaded = _load_network(network, replace(options, weights=checkpoint, arguments=arguments, input_channels=channels))
     name = f"{checkpoint.name} ({loaded.info.name})"
     notes = (*notes, *loaded.notes)
-    return replace(loaded, info=replace(loaded.info, name=name), notes=notes, beside=checkpoint.beside)
+    return replace(loaded, info=replace(loaded.info, name=name), notes=notes, training=checkpoint.training)
 
 
 def _network_of(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -20,10 +19,10 @@ from hookscope.errors import (
     UsageError,
     nearest,
 )
-from hookscope.errors.installing import install_command
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import REMEDY, DownloadError, fetch, is_cached, unreachable
+from hookscope.models.names import import_timm
 from hookscope.models.weights import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import exception_line, printable
@@ -34,25 +33,13 @@ _RESERVED_ARGUMENTS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay",
 _TRAINED = "timm "
 
 
-def _timm() -> ModuleType:
-    try:
-        return importlib.import_module("timm")  # an optional package, slow to import
-    except ImportError as error:
-        raise UsageError(f"MODEL 'timm:NAME' needs one more package: {install_command('timm')}") from error
-
-
-def timm_names() -> list[str]:
-    """Return the names of timm's networks, sorted, without the tags of their weights; UsageError without timm."""
-    return sorted(_timm().list_models())
-
-
 def published(name: str) -> Any:
     """Return timm's `PretrainedCfg` of a network: its weights, input and the names of its first and last layers.
 
     `name` may have the tag of its weights: "resnet50.a1_in1k". Raises UsageError if timm is missing, ModelNotFoundError
     if it has no such network, or no such weights of it.
     """
-    timm = _timm()
+    timm = import_timm()
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture):
         known = [f"timm:{known}" for known in timm.list_models()]
@@ -82,7 +69,7 @@ def build_timm(name: str, arguments: Mapping[str, Any], *, input_channels: int |
 def _created(name: str, given: Mapping[str, Any], otherwise: HookscopeError, **options: Any) -> nn.Module:
     """Build a network; on failure raise a UsageError about the arguments given, or without any `otherwise`."""
     try:
-        module: nn.Module = _timm().create_model(name, **options, **given)
+        module: nn.Module = import_timm().create_model(name, **options, **given)
     except Exception as error:
         if given:
             raise UsageError(f"timm:{name} cannot be built with {shown(given)}: {exception_line(error)}") from error

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hookscope.models.python_source import importable
+from hookscope.models.user_code import importable
 from tests.cli.conftest import Run
 from tests.models.saved import SAVERS
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from hookscope.models.architecture import installed_version
 from hookscope.models.known_networks import pattern_of, timm_network, torchvision_networks
 from hookscope.models.network_table import Library, NetworkPattern, Sizes, packed, pattern, table_name
-from hookscope.models.published_networks import installed_version
 from hookscope.models.timm_zoo import timm_names
 
 Row = tuple[str, dict[str, object], Sizes]

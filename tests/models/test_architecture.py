@@ -1,5 +1,6 @@
 import functools
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ import torch
 import torchvision.models
 from torch import nn
 
+from hookscope.errors import ModelNotFoundError
 from hookscope.models import architecture
 from hookscope.models.architecture import Candidate, adapt, nearest_network, recognise
 from hookscope.models.construction import silenced_known_warnings, skipped_initialisation
 from hookscope.models.input_spec import set_input_channels
+from hookscope.models.network_table import Library, NetworkTable, network_table
 from hookscope.models.timm_zoo import names_in, published
 from hookscope.models.weight_sets import state_shapes
 
@@ -278,7 +281,7 @@ def test_every_timm_network_names_the_layer_that_takes_the_picture() -> None:
 def test_timm_is_not_asked_about_a_torchvision_checkpoint(
     all_shapes: dict[str, Shapes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(architecture, "timm_patterns", None)
+    monkeypatch.setattr(architecture, "_timm_patterns", None)
     assert models(recognise(all_shapes["resnet50"])) == ["resnet50"]  # timm has one of equal names and shapes
 
 
@@ -292,3 +295,62 @@ def test_shapes_of_a_state_dict_include_packed_ones() -> None:
     packed = (torch.zeros(10, 4), torch.zeros(10))
     state = {"w": torch.zeros(2, 3), "fc._packed_params._packed_params": packed, "dtype": torch.qint8, "none": None}
     assert state_shapes(state) == {"w": (2, 3), "fc._packed_params._packed_params": (10, 4)}
+
+
+def without(library: Library, *names: str) -> NetworkTable:
+    table = network_table(library)
+    return NetworkTable("0.0.1", {name: each for name, each in table.networks.items() if name not in names})
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tables of earlier versions, which lack networks."""
+    tables = {"torchvision": without("torchvision", "alexnet"), "timm": without("timm", "timm:test_vit")}
+    monkeypatch.setattr(architecture, "network_table", tables.__getitem__)
+
+
+@pytest.mark.usefixtures("older")
+def test_a_network_that_the_table_does_not_hold_is_built() -> None:
+    assert models(recognise(shapes_of("alexnet", num_classes=3))) == ["alexnet"]
+    assert models(recognise(shapes_of("resnet18"))) == ["resnet18"]
+    adapted = adapt("alexnet", shapes_of("alexnet", 1))
+    assert adapted is not None
+    assert adapted.input_channels == 1
+
+
+@pytest.mark.usefixtures("older")
+def test_so_is_one_of_timm() -> None:
+    (candidate,) = recognise(timm_shapes("test_vit", num_classes=3))
+    assert (candidate.model, candidate.arguments) == ("timm:test_vit", {"num_classes": 3})
+    assert models(recognise(timm_shapes("test_convnext"))) == ["timm:test_convnext"]
+
+
+@pytest.mark.usefixtures("older")
+def test_running_out_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture, "TIMM_SECONDS", 0.0)
+    with pytest.raises(ModelNotFoundError, match=r"1 of timm's networks were not compared, as 0 s had passed"):
+        recognise(timm_shapes("test_vit"))
+    named = timm_shapes("test_vit", num_classes=3)
+    clock = iter([0.0, 0.0, 99.0])  # enough for one
+    monkeypatch.setattr(architecture, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(architecture, "TIMM_SECONDS", 20.0)
+    assert models(recognise(named)) == ["timm:test_vit"]
+
+
+def test_a_network_that_the_installed_version_has_not_is_not_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture, "installed_version", lambda _name: "0.0.1")
+    monkeypatch.setattr(architecture, "torchvision_names", lambda: ["alexnet", "vgg11"])
+    assert models(recognise(shapes_of("alexnet"))) == ["alexnet"]
+    assert adapt("resnet18", shapes_of("resnet18")) is None
+
+
+def test_the_tag_of_weights_may_change_the_classes() -> None:
+    name = "vit_tiny_patch16_224.augreg_in21k"
+    shapes = timm_shapes(name)
+    adapted = adapt(f"timm:{name}", shapes)
+    assert adapted is not None
+    assert (adapted.model, adapted.arguments) == (f"timm:{name}", {})
+    plain = adapt("timm:vit_tiny_patch16_224", shapes)
+    assert plain is not None
+    assert plain.arguments == {"num_classes": 21843}
+    assert timm.get_pretrained_cfg(name).num_classes == 21843

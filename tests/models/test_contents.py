@@ -1,6 +1,7 @@
 """What a weights file is said to hold, against what the tests put into it."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,9 @@ YOUNG = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uin
 @pytest.fixture(autouse=True)
 def only_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recognise torchvision's networks alone: timm's take a while, and are another file's matter."""
-    monkeypatch.setattr("hookscope.models.architecture.find_spec", lambda _name: None)
+    monkeypatch.setattr(
+        "hookscope.models.architecture.find_spec", lambda name: None if name == "timm" else find_spec(name)
+    )
 
 
 def saved(path: Path, kind: Kind, state: dict[str, Any]) -> Path:

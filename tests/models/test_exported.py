@@ -15,7 +15,7 @@ import torch
 from hookscope.errors import CheckpointError, UntrustedFileError
 from hookscope.models import load_model
 from hookscope.models.construction import FileOptions
-from hookscope.models.exported import read_pickle
+from hookscope.models.trusted_files import read_pickle
 from tests.models.hostile import Call
 from tests.models.saved import NINE, SAVERS, SEVEN, build, save_exported, save_scripted, tensors_of
 from tests.models.test_checkpoint import save_legacy

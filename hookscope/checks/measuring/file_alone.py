@@ -61,9 +61,9 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
         None,
         unmeasured={"non-finite-parameter": " ".join(unread)} if unread and not broken else {},
         no_network=reason,
-        optimisers=optimiser_values(read.beside),
-        scalers=scaler_values(read.beside),
-        copies=copy_values(read.beside),
+        optimisers=optimiser_values(read.training),
+        scalers=scaler_values(read.training),
+        copies=copy_values(read.training),
         warnings=(*read.notes, *read.warnings, *unread),
         seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},
     )

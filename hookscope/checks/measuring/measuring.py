@@ -100,9 +100,9 @@ def measure(
     norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
     with found.timed("stored"):
         stored, unread = stored_tensors(subject.network)
-        optimisers = optimiser_values(loaded.beside) if "optimizer-state" in wanted else ()
-        scalers = scaler_values(loaded.beside) if "scaler-state" in wanted else ()
-        copies = copy_values(loaded.beside) if "averaged-weights" in wanted else ()
+        optimisers = optimiser_values(loaded.training) if "optimizer-state" in wanted else ()
+        scalers = scaler_values(loaded.training) if "scaler-state" in wanted else ()
+        copies = copy_values(loaded.training) if "averaged-weights" in wanted else ()
     found.warnings += unread
     if unread and not any(each.nan_count or each.inf_count for each in stored):
         found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))

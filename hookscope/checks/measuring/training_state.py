@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookscope.checks.measuring.weight_structure import SUBNORMAL_BELOW, spread_beyond_chance
-from hookscope.models.beside import AveragedCopy, Beside
+from hookscope.models.training_entries import AveragedCopy, TrainingEntries
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.statistics.storage import stored_values
 from hookscope.text import printable
@@ -40,20 +40,20 @@ _TRAINED_SPREAD = 10.0
 _PIECE_ELEMENTS = 2**18  # our choice: few enough to need little memory
 
 
-def optimiser_values(beside: Beside | None) -> tuple[OptimiserValues, ...]:
+def optimiser_values(entries: TrainingEntries | None) -> tuple[OptimiserValues, ...]:
     """Measure the states of the optimisers beside the weights."""
-    if beside is None:
+    if entries is None:
         return ()
-    rates = _rates(beside.schedules[0][1]) if len(beside.schedules) == len(beside.optimisers) == 1 else []
-    return tuple(_optimiser(key, state, rates) for key, state in beside.optimisers)
+    rates = _rates(entries.schedules[0][1]) if len(entries.schedules) == len(entries.optimisers) == 1 else []
+    return tuple(_optimiser(key, state, rates) for key, state in entries.optimisers)
 
 
-def scaler_values(beside: Beside | None) -> tuple[ScalerValues, ...]:
+def scaler_values(entries: TrainingEntries | None) -> tuple[ScalerValues, ...]:
     """Read the states of the GradScalers beside the weights."""
     names = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
     return tuple(
         ScalerValues(key, *((_plain(dict.get(state, name)) or [math.nan])[0] for name in names))
-        for key, state in (beside.scalers if beside else ())
+        for key, state in (entries.scalers if entries else ())
     )
 
 
@@ -169,14 +169,14 @@ def _plain(value: object) -> list[float]:
     return numbers
 
 
-def copy_values(beside: Beside | None) -> tuple[CopyValues, ...]:
+def copy_values(entries: TrainingEntries | None) -> tuple[CopyValues, ...]:
     """Measure the averaged copies beside the weights, and compare their names and shapes with the weights'."""
-    return tuple(_copies(beside)) if beside else ()
+    return tuple(_copies(entries)) if entries else ()
 
 
-def _copies(beside: Beside) -> Iterator[CopyValues]:
-    own = {name: value for name, value in (beside.state or {}).items() if isinstance(value, Tensor)}
-    for copy in beside.copies:
+def _copies(entries: TrainingEntries) -> Iterator[CopyValues]:
+    own = {name: value for name, value in (entries.state or {}).items() if isinstance(value, Tensor)}
+    for copy in entries.copies:
         paired = set(copy.names.values())
         reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != own[mine].shape)
         alike = {name: (copy.tensors[name], own[mine]) for name, mine in copy.names.items() if name not in reshaped}

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hookscope.checks.measuring.training_state import copy_values, optimiser_values, scaler_values
-from hookscope.models.beside import Beside, beside_weights
+from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.results.training_state import OptimiserValues
 from tests.checks.checkpoints.gratings import trained_on_gratings
 
@@ -20,11 +20,11 @@ Optimiser = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Schedule = Callable[[Any], lr_scheduler.LRScheduler]
 
 
-def saved(folder: Path, **parts: Any) -> Beside:
+def saved(folder: Path, **parts: Any) -> TrainingEntries:
     """Write a training checkpoint, read it, and return what stands beside the weights below "model"."""
     torch.save(parts, folder / "training.pt")
     content = torch.load(folder / "training.pt")
-    return beside_weights(content, content["model"], "model")
+    return training_entries(content, content["model"], "model")
 
 
 def in_bursts(parameters: list[nn.Parameter], optimiser: torch.optim.Optimizer, schedule: Any, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""What a training checkpoint holds beside the weights: states of optimisers, scalers, schedules; averaged copies."""
+"""The entries of a training checkpoint other than its weights: optimisers, scalers, schedules, averaged copies."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class AveragedCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What stands beside the weights in their file.
+class TrainingEntries:
+    """The entries of a training checkpoint other than its weights.
 
     `optimisers`, `scalers` and `schedules` are states as `torch.optim.Optimizer`, `torch.amp.GradScaler` and torch's
     learning-rate schedulers return them, unchecked, each with its place in the file; `state` is what is loaded.
@@ -50,10 +50,10 @@ class Beside:
     state: Mapping[str, Any] | None = None
 
 
-def beside_weights(content: object, state: Mapping[str, Any], key: str | None) -> Beside:
-    """Return what a file holds beside the weights at `key`, which are `state`; all tensors detached, nothing copied."""
+def training_entries(content: object, state: Mapping[str, Any], key: str | None) -> TrainingEntries:
+    """Return the entries of a file other than the weights at `key`, which are `state`: detached tensors, no copies."""
     parts = [*_parts(content)]
-    return Beside(
+    return TrainingEntries(
         tuple(each for each in parts if is_optimiser(each[1])),
         tuple(each for each in parts if dict.keys(each[1]) >= _SCALER),
         tuple(each for each in parts if dict.keys(each[1]) >= _SCHEDULE),

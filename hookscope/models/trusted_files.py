@@ -1,0 +1,136 @@
+"""Read files whose reading runs code: pickles, TorchScript and exported programs.
+
+The caller has asked for trust; nothing here asks again.
+"""
+
+import logging
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.checkpoints.fileformat import FileKind, file_kind
+from hookscope.errors import CheckpointError
+from hookscope.models.construction import seeded, silenced_known_warnings
+from hookscope.models.user_code import importable
+from hookscope.text import exception_line, printable
+
+# Pickle's message about a class or function that is no longer where it was.
+_MISSING_CLASS = re.compile(r"Can't get attribute '(?P<name>[^']+)' on <module '(?P<module>[^']+)'")
+
+
+def read_trusted(path: Path, kind: FileKind) -> object:
+    """Return what a trusted file of any of these kinds holds: of a program its module. Raises CheckpointError."""
+    if kind == "torchscript":
+        return read_torchscript(path, 0)[0]
+    if kind == "exported program":
+        return read_exported_program(path, 0).module
+    return read_pickle(path)
+
+
+def read_pickle(path: Path) -> object:
+    """Unpickle a file: torch's zip, its two older formats, or a bare pickle. Tensors come to the CPU.
+
+    Classes are looked for in the current folder first. Raises CheckpointError if it cannot be unpickled, or belongs to
+    classes that cannot be imported.
+    """
+    shown = printable(str(path))
+    try:
+        # By its name alone, torch would take some file for safetensors.
+        with path.open("rb") as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
+            if file_kind(path) == "pickle":
+                return pickle.load(file)  # noqa: S301 - trusted
+            return torch.load(file, map_location="cpu", weights_only=False)
+    except CheckpointError:
+        raise
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"{shown} needs the Python module '{printable(str(error.name), 80)}', which cannot be imported here: "
+            f"install it, or run hookscope in the folder it lies in."
+        ) from error
+    except (Exception, SystemExit) as error:
+        missing = _MISSING_CLASS.search(str(error)) if isinstance(error, AttributeError) else None
+        if missing is None:
+            raise CheckpointError(f"{shown} cannot be unpickled: {exception_line(error)}") from error
+        raise CheckpointError(
+            f"{shown} needs '{printable(missing['name'], 80)}' of the Python module "
+            f"'{printable(missing['module'], 80)}', which does not have it here: run hookscope where it does, or save "
+            "`model.state_dict()` and name the network with --arch."
+        ) from error
+
+
+def read_torchscript(path: Path, seed: int) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return TorchScript as a tree of modules, and remarks on it, as `hookable` does.
+
+    Code in the file runs with random number generators seeded by `seed`. Raises CheckpointError.
+    """
+    import torchvision  # noqa: F401, PLC0415 - registers operators that detection networks call
+
+    from hookscope.models.torchscript import hookable  # noqa: PLC0415 - only for such files
+
+    def load() -> Any:
+        with seeded(seed):
+            return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call] # torch's
+
+    with _loading(path, "TorchScript", "save"):
+        return hookable(load)
+
+
+class ReadProgram(NamedTuple):
+    """An exported program as a tree of modules, remarks on it, and the shape of its input.
+
+    In `input_shape` a size that may vary is None; it is None if the program does not take one tensor.
+    """
+
+    module: nn.Module
+    remarks: tuple[str, ...]
+    input_shape: tuple[int | None, ...] | None
+
+
+def read_exported_program(path: Path, seed: int) -> ReadProgram:
+    """Return an exported program (.pt2), as `unflattened` does. Raises CheckpointError.
+
+    It runs once on its example inputs, if the file has them, with random number generators seeded by `seed`.
+    """
+    from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
+
+    with _loading(path, "an exported program", "export"), seeded(seed), path.open("rb") as file:
+        program: Any = torch.export.load(file)
+        return ReadProgram(*unflattened(program, seed), _input_shape(program))
+
+
+def _input_shape(program: Any) -> tuple[int | None, ...] | None:
+    names = program.graph_signature.user_inputs
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    if len(values) != 1 or len(names) != 1 or not isinstance(values[0], Tensor):
+        return None
+    return tuple(size if isinstance(size, int) else None for size in values[0].shape)
+
+
+@contextmanager
+def _loading(path: Path, what: str, make: str) -> Iterator[None]:
+    """Turn whatever loading a file raises into one line, with the cause that torch.export only logs."""
+    causes: list[BaseException] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            causes.append(record.exc_info[1])
+        return False
+
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch.export.pt2_archive._package")]
+    for logger in loggers:
+        logger.addFilter(collect)
+    try:
+        with silenced_known_warnings():
+            yield
+    except (Exception, SystemExit) as error:
+        shown, cause = printable(str(path)), exception_line(causes[0] if causes else error)
+        raise CheckpointError(f"{shown} cannot be loaded as {what}: {cause}; download or {make} it again.") from error
+    finally:
+        for logger in loggers:
+            logger.removeFilter(collect)

@@ -1,0 +1,146 @@
+"""Import and run a user's own Python. Imports leave nothing behind but the modules."""
+
+import importlib
+import importlib.util
+import itertools
+import operator
+import stat
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
+from hookscope.text import exception_line, printable
+
+_numbers = itertools.count()
+
+
+# What a file's own folder gave to the last import. Another file's folder may have modules of the same names.
+_siblings: set[str] = set()
+
+
+@contextmanager
+def importable(folder: Path, *, is_file: bool) -> Iterator[None]:
+    """Let imports find what lies in `folder`, as if Python had been started there, and leave no bytecode in it."""
+    if is_file:
+        for sibling in _siblings:
+            sys.modules.pop(sibling, None)
+        _siblings.clear()
+    before_path, before_bytecode, before_modules = list(sys.path), sys.dont_write_bytecode, set(sys.modules)
+    folder = folder.resolve()
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path[:] = before_path
+        sys.dont_write_bytecode = before_bytecode
+        if is_file:
+            _siblings.update(name for name in sys.modules.keys() - before_modules if _is_sibling(name, folder))
+
+
+def _is_sibling(name: str, folder: Path) -> bool:
+    """Say whether an imported module lies in `folder` and is neither hookscope's own nor installed there."""
+    module = sys.modules[name]
+    file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+    if not isinstance(file, str) or name.startswith("hookscope"):
+        return False
+    return Path(file).is_relative_to(folder) and not {"site-packages", "dist-packages"} & set(Path(file).parts)
+
+
+def load_function(path: Path, name: str) -> Callable[..., Any]:
+    """Import a Python file and return the callable of that name in it.
+
+    Raises InputError if the file cannot be read, ModelError if it raises, ModelNotFoundError if it has no such name,
+    and UsageError if what has the name cannot be called.
+    """
+    check_readable(path)
+    with importable(path.parent, is_file=True):
+        found = attribute(import_file(path), name, str(path))
+    if not callable(found):
+        raise UsageError(f"{printable(f'{path.name}:{name}')} is a {type(found).__name__}, not a function.")
+    return found
+
+
+def check_readable(path: Path) -> None:
+    """Raise InputError unless a path is a file that can be read."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would block for ever
+            raise InputError(f"{printable(str(path))} is not a file.")
+        with path.open("rb"):
+            pass
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{printable(str(path))} does not exist. FILE.py:NAME is a Python file, and what in it builds the network."
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a path"
+        raise InputError(f"{printable(str(path))} cannot be read: {reason}.") from error
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file under a name that no other module has. Raises ModelError for what its code raises."""
+    shown = printable(str(path))
+    name = f"hookscope_model_{next(_numbers)}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise InputError(f"{shown} cannot be imported.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up
+    try:
+        with user_code(f"{shown} raised while it was imported"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module of the current folder or an installed package; ModelNotFoundError if there is none."""
+    with user_code(f"{name} raised while it was imported"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # it was found, and itself imports something missing
+            missing = error
+    raise ModelNotFoundError(
+        f"No module '{missing.name}' in the current folder or among the installed packages; "
+        "give net.py:FACTORY, package.module:FACTORY, or a name that `hookscope models` lists."
+    ) from missing
+
+
+def attribute(home: ModuleType, factory: str, source: str) -> object:
+    """Return what `home`, named `source` in messages, has by a dotted name; ModelNotFoundError if it has nothing."""
+    try:
+        return operator.attrgetter(factory)(home)
+    except AttributeError as error:
+        offered = [name for name, value in vars(home).items() if callable(value) and not name.startswith("_")]
+        hint = nearest(factory, offered) or " Name a function in it."
+        raise ModelNotFoundError(f"{printable(source)} has no '{printable(factory)}'.{hint}") from error
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises, an attempt to exit included, into one line with its place."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{what}: {_place(error)}{exception_line(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Return "net.py:12: " for where the user's code raised: the innermost line outside installed packages."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}: "
+    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")} | {str(Path(__file__).parent)}
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(("<", *installed))]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
