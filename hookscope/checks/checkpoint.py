@@ -29,7 +29,7 @@ from hookscope.errors import (
     is_out_of_memory,
 )
 from hookscope.inputs import Batch, load_input
-from hookscope.inputs.thumbnails import thumbnails
+from hookscope.inputs.preprocessing import thumbnails
 from hookscope.models import LoadedModel
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow, MapSummary

@@ -26,10 +26,10 @@ from hookscope.inputs.batches import (
     to_device,
 )
 from hookscope.inputs.finding import TENSOR_SUFFIXES, find_inputs
-from hookscope.inputs.labelled import LabelledFiles, find_labelled
+from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
 from hookscope.inputs.loading import load_input, read_tensor
 from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
-from hookscope.inputs.options import assumed_preparation, parse_shape, preprocessing_from_options
+from hookscope.inputs.preprocessing_options import assumed_preparation, parse_shape, preprocessing_from_options
 
 __all__ = [
     "TENSOR_SUFFIXES",

@@ -12,7 +12,7 @@ from PIL.Image import Image
 
 from hookscope.errors import ImageError, UsageError
 from hookscope.inputs.loading import load_input, looks_like_tensor
-from hookscope.inputs.prefetch import Ahead
+from hookscope.inputs.prefetch import Prefetcher
 from hookscope.inputs.tensors import input_rank
 from hookscope.results.inputs import InputKind, InputRecord, Preprocessing
 from hookscope.text import one_line, shape_text
@@ -66,7 +66,7 @@ def load_batches(
             raise error
         on_error(error)
 
-    files = Ahead(map(_file, paths), preprocessing, batch_size)
+    files = Prefetcher(map(_file, paths), preprocessing, batch_size)
     try:
         inputs = _inputs(files, preprocessing, refuse)
         if preprocessing.kind == "flow":
@@ -90,7 +90,7 @@ class _Input(NamedTuple):
 _Refuse = Callable[[ImageError], None]
 
 
-def _inputs(files: Ahead, preprocessing: Preprocessing, refuse: _Refuse) -> Iterator[_Input | None]:
+def _inputs(files: Prefetcher, preprocessing: Preprocessing, refuse: _Refuse) -> Iterator[_Input | None]:
     """Yield the inputs in files in order, None for a file that cannot be used."""
     while True:
         try:

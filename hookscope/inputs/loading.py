@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from hookscope.errors import ImageError
 from hookscope.inputs.pictures import is_quiet_picture, read_picture, take_picture
-from hookscope.inputs.preparing import check_suits_pictures, prepare_picture
+from hookscope.inputs.preprocessing import check_suits_pictures, prepare_picture
 from hookscope.inputs.tensors import prepare_tensor, read_numpy, read_stored
 from hookscope.results.inputs import MAX_PIXELS, InputRecord, Preprocessing
 from hookscope.text import one_line

@@ -12,7 +12,7 @@ from PIL import Image
 from hookscope.errors import ImageError
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.loading import read_upright, take_upright
-from hookscope.inputs.thumbnails import thumbnails
+from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Photograph, Preprocessing, Region
 
 _NO_PICTURE = 205  # of 255: what stands for inputs that cannot be shown

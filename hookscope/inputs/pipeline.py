@@ -13,7 +13,7 @@ from hookscope.errors import ImageError
 from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, noise_batch, to_device
 from hookscope.inputs.named import NamedInput, named_batch, with_named
 from hookscope.inputs.photographs import Photographs
-from hookscope.inputs.thumbnails import thumbnails
+from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.provenance import SHOWN_INPUTS
 

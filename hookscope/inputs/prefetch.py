@@ -24,7 +24,7 @@ Loaded = tuple[torch.Tensor, InputRecord]
 _MOST_READERS = 4
 
 
-class Ahead:
+class Prefetcher:
     """Files in order, of which the next few are read ahead from the first one on.
 
     As many threads read as there are processors, and four at most; each ends when there is nothing to read.

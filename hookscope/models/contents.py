@@ -1,21 +1,28 @@
 """List what a weights file holds, without building a network and without holding its values in memory.
 
-A separate process with limits on memory and time reads the file and returns the rows of the table. torch, which takes
-seconds to import, is only used for files that need it.
+A separate process with limits on memory and time reads the file and returns the rows of the table. Files of plainly
+stored tensors and values are read here, without torch, which takes seconds to import; others by `tensor_contents`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from hookscope.checkpoints.fileformat import FileKind, version_of
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.checkpoints.fileformat import FileKind, open_regular, version_of
 from hookscope.checkpoints.limits import reading_limits
+from hookscope.checkpoints.nested import TensorLike
+from hookscope.checkpoints.plain import PlainTensor, plain_content
 from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
 from hookscope.models.architecture import Candidate, nearest_network, recognise
-from hookscope.models.listing import shared_prefix
-from hookscope.models.plain_contents import list_plain
+from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, values_of
+from hookscope.models.listing import file_listing, shared_prefix, tensor_row
 from hookscope.models.shards import check_names, files_of, read_index
+from hookscope.models.tied import Layout, tied_to
+from hookscope.models.weight_sets import parts_of
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import printable
 
@@ -65,10 +72,10 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
 
 
 def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
-    """Return what `list_plain` does in a process with limits; None also where it fails: torch says what is wrong."""
+    """Return what `_list_plain` does in a process with limits; None also where it fails: torch says what is wrong."""
     try:
         before = [version_of(path) for path in kinds]
-        found = run_forked(lambda: list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))
+        found = run_forked(lambda: _list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))
         changed = before != [version_of(path) for path in kinds]
     except (CheckpointError, MemoryError):
         return None
@@ -78,6 +85,63 @@ def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[
         return None
     listed: list[dict[str, Any]] | None = found
     return None if changed else listed
+
+
+def _list_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
+    """Return the listing of each file of plainly stored tensors and values; None if any holds anything else.
+
+    Raises CheckpointError if one holds no tensors, or was cut short meanwhile; NothingMatchedError if there is nothing
+    at `key`.
+    """
+    listed = []
+    for path, kind in kinds.items():
+        content = plain_content(path, kind)
+        if content is None:
+            return None
+        parts = parts_of(content, printable(str(path)), key)
+        places = [(part.key, name, _plain(tensor)) for part in parts for name, tensor in part.tensors]
+        owners = tied_to([place[:2] for place in places], [_layout(tensor) for *_, tensor in places])
+        with open_regular(path) as file:
+            known = {_stretch(tensor): tensor for *_, tensor in places}
+            values = {each: values_of(_pieces(file, tensor), tensor.dtype) for each, tensor in known.items()}
+        rows = [
+            tensor_row((name, tensor.shape, tensor.dtype), tensor.byte_count, values[_stretch(tensor)], owner)
+            for (_, name, tensor), owner in zip(places, owners, strict=True)
+        ]
+        listed.append(file_listing(path, kind, content, parts, rows))
+    return listed
+
+
+def _plain(tensor: TensorLike) -> PlainTensor:
+    if not isinstance(tensor, PlainTensor):
+        raise TypeError(type(tensor).__name__)
+    return tensor
+
+
+def _layout(tensor: PlainTensor) -> Layout | None:
+    if not tensor.byte_count:
+        return None
+    bits, item = tensor.dtype, tensor.item_bytes
+    return Layout(tensor.storage, bits, item, tensor.offset, tensor.shape, tensor.strides)
+
+
+def _stretch(tensor: PlainTensor) -> tuple[int, int, str]:
+    """Return which bytes of a file are a tensor's, and as what they are read."""
+    return tensor.begin, tensor.byte_count, tensor.dtype
+
+
+def _pieces(file: BinaryIO, tensor: PlainTensor) -> Iterator[NDArray[np.generic]]:
+    """Yield the elements of a tensor in pieces, as `ValueReader` does."""
+    kind = np.dtype(ARRAY_TYPES[tensor.dtype])
+    file.seek(tensor.begin)
+    left = tensor.byte_count
+    while left:
+        wanted = min(PIECE_ELEMENTS * kind.itemsize, left)
+        content = file.read(wanted)
+        if len(content) < wanted:
+            raise CheckpointError("the file was cut short while it was read")
+        left -= len(content)
+        yield np.frombuffer(content, kind)
 
 
 def _unlisted(index: Path, found: Mapping[Path, Mapping[str, Any]]) -> list[str]:

@@ -13,8 +13,8 @@ from hookscope.models.classes import packed_classes
 from hookscope.models.construction import LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.trusted_files import read_exported_program, read_torchscript
+from hookscope.models.weight_choice import IMAGENET_CLASSES
 from hookscope.models.weight_sets import state_shapes
-from hookscope.models.weights import IMAGENET_CLASSES
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import counted, printable
 

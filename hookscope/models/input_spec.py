@@ -6,9 +6,8 @@ from typing import Any
 from torch import nn
 
 from hookscope.errors import UsageError
+from hookscope.models.network_table import COLOURS
 from hookscope.results.inputs import Preprocessing
-
-COLOURS = 3
 
 # Our choices where the first layer leaves them open: torchvision's usual image, its 3-D ResNets' clip, any signal.
 _IMAGE_PIXELS = 224

@@ -17,8 +17,8 @@ from hookscope.models.checkpoint import looks_like_file
 from hookscope.models.construction import LoadedModel, model_info, seeded
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.statedict import load_into
-from hookscope.models.user_code import attribute, check_readable, import_file, import_module, importable, user_code
-from hookscope.models.weights import BuildOptions, ChosenWeights
+from hookscope.models.user_code import check_readable, find_attribute, import_file, import_module, importable, user_code
+from hookscope.models.weight_choice import BuildOptions, ChosenWeights
 from hookscope.text import printable
 
 
@@ -57,7 +57,7 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
     with importable(Path(source).parent if is_file else Path.cwd(), is_file=is_file):
         with seeded(options.seed):
             home = import_file(Path(source)) if is_file else import_module(source)
-        made = attribute(home, factory, source)
+        made = find_attribute(home, factory, source)
         with seeded(options.seed):
             module = _make(made, options.arguments, name, on_meta=options.on_meta)
     chosen = options.file_weights() or ChosenWeights(f"as built by {name}")

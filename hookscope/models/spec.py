@@ -17,8 +17,8 @@ from hookscope.models.names import model_names
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.shards import REMEDY
 from hookscope.models.statedict import foreign_names
+from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.weight_sets import state_shapes
-from hookscope.models.weights import BuildOptions
 from hookscope.text import printable
 
 # Suffixes of pictures: MODEL and IMAGE were swapped.

@@ -1,4 +1,4 @@
-"""List what a weights file holds with torch, which reads what `plain_contents` does not.
+"""List what a weights file holds with torch, which reads what `contents` does not without it.
 
 A separate process with limits on memory and time reads the file and returns the rows of the table.
 """
@@ -21,8 +21,8 @@ from hookscope.errors import CheckpointError
 from hookscope.models.array_values import Values
 from hookscope.models.listing import file_listing, tensor_row
 from hookscope.models.shards import REMEDY
+from hookscope.models.tensor_values import ValueReader
 from hookscope.models.tied import Layout, tied_to
-from hookscope.models.values import ValueReader
 from hookscope.models.weight_sets import parts_of
 from hookscope.text import printable
 

@@ -23,7 +23,7 @@ from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
 from hookscope.models.download import REMEDY, DownloadError, fetch, is_cached, unreachable
 from hookscope.models.names import import_timm
-from hookscope.models.weights import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import exception_line, printable
 

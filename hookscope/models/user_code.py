@@ -62,7 +62,7 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
     """
     check_readable(path)
     with importable(path.parent, is_file=True):
-        found = attribute(import_file(path), name, str(path))
+        found = find_attribute(import_file(path), name, str(path))
     if not callable(found):
         raise UsageError(f"{printable(f'{path.name}:{name}')} is a {type(found).__name__}, not a function.")
     return found
@@ -117,7 +117,7 @@ def import_module(name: str) -> ModuleType:
     ) from missing
 
 
-def attribute(home: ModuleType, factory: str, source: str) -> object:
+def find_attribute(home: ModuleType, factory: str, source: str) -> object:
     """Return what `home`, named `source` in messages, has by a dotted name; ModelNotFoundError if it has nothing."""
     try:
         return operator.attrgetter(factory)(home)

@@ -29,7 +29,7 @@ from hookscope.models.download import DownloadError, fetch, is_cached, unreachab
 from hookscope.models.input_spec import set_input_channels
 from hookscope.models.names import DEMO
 from hookscope.models.statedict import fits
-from hookscope.models.weights import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import exception_line, printable
 

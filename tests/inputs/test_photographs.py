@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from hookscope.inputs import load_input
 from hookscope.inputs.batches import Batch
 from hookscope.inputs.photographs import Photographs
-from hookscope.inputs.thumbnails import thumbnails
+from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Preprocessing, Region
 from tests.inputs.written import random_pixels, save
 

@@ -19,7 +19,7 @@ from hookscope.models import build_on_meta, load_model
 from hookscope.models.construction import FileOptions, replaced, silenced_known_warnings
 from hookscope.models.download import cached_file
 from hookscope.models.names import model_names
-from hookscope.models.weights import BuildOptions
+from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.zoo import load_torchvision
 from tests.models.hostile import Call
 from tests.models.saved import random_numbers_untouched

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from hookscope.errors import InputError
-from hookscope.inputs.thumbnails import thumbnails
+from hookscope.inputs.preprocessing import thumbnails
 from hookscope.render.html import report_html
 from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic
 from hookscope.render.html.layers import layers_of, tree_of

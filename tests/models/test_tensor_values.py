@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookscope.models import values
-from hookscope.models.values import ValueReader, Values
+from hookscope.models import tensor_values
+from hookscope.models.tensor_values import ValueReader, Values
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
@@ -27,7 +27,7 @@ EIGHT_BITS = [
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 16 elements, so that small tensors are read in several."""
-    monkeypatch.setattr(values, "PIECE_ELEMENTS", 16)
+    monkeypatch.setattr(tensor_values, "PIECE_ELEMENTS", 16)
 
 
 def stored(tensor: torch.Tensor, before: int = 24) -> tuple[io.BytesIO, int, torch.Tensor]:
@@ -101,7 +101,7 @@ def test_every_pattern_of_bits_is_read_as_torch_reads_it(dtype: torch.dtype) -> 
     limits = torch.iinfo(integers)
     patterns = torch.arange(limits.min, limits.max + 1).to(integers).view(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(values, "PIECE_ELEMENTS", 2**14)
+        patch.setattr(tensor_values, "PIECE_ELEMENTS", 2**14)
         assert_values(in_file(patterns), patterns.float().double().numpy())
 
 
@@ -180,7 +180,7 @@ def test_quantised_tensors_are_measured_by_what_they_stand_for() -> None:
 )
 def test_a_view_too_scattered_is_not_read(view: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert in_file(view) == Values(0, 0, 0, 1, 1, 1, 0)
-    monkeypatch.setattr(values, "_GATHER_BYTES_LIMIT", 100 if view.numel() > 9 else 10)
+    monkeypatch.setattr(tensor_values, "_GATHER_BYTES_LIMIT", 100 if view.numel() > 9 else 10)
     assert ValueReader().in_file(*stored(view)) is None
     assert ValueReader().in_memory(view) is None
 
