@@ -99,7 +99,7 @@ def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str
     best, sentence = _LEAST_ALIKE, ""
     counts = [Counter(name.partition(".")[0] for name in given) for given in forms]
     for pattern in patterns:
-        close = [given for given, count in zip(forms, counts, strict=True) if _bound(pattern, count) > best]
+        close = [given for given, count in zip(forms, counts, strict=True) if _most_alike(pattern, count) > best]
         own = pattern.published_shapes() if close and not pattern.is_int8 else {}
         for given in close if own else ():
             needed = {name: shape for name, shape in own.items() if name in given or not name.endswith(COUNTER)}
@@ -117,7 +117,7 @@ def _nearest(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> str
     return sentence
 
 
-def _bound(pattern: NetworkPattern, given: Counter[str]) -> Fraction:
+def _most_alike(pattern: NetworkPattern, given: Counter[str]) -> Fraction:
     """Return an upper bound of the share of names that a network and a file have in common.
 
     Args:
@@ -138,7 +138,7 @@ def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> lis
     int8 = any(name.endswith(".zero_point") for name in forms[0])
     for pattern in patterns:
         for index, shapes in enumerate(forms if pattern.is_int8 == int8 else ()):
-            if candidate := _settled(pattern, shapes):
+            if candidate := _fitted(pattern, shapes):
                 left_out = len(forms[0]) - len(shapes)
                 more = (f"{left_out} other tensors in the file",) if left_out else ()
                 found.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
@@ -148,7 +148,7 @@ def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> lis
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
-def _settled(pattern: NetworkPattern, given: Shapes) -> Candidate | None:
+def _fitted(pattern: NetworkPattern, given: Shapes) -> Candidate | None:
     """Return the network with the arguments that make it fit `given` exactly; None if none do."""
     if pattern.is_int8:
         given, names = _packed_shapes(given), _packed_names(pattern.sizes, given)
@@ -164,7 +164,7 @@ def _settled(pattern: NetworkPattern, given: Shapes) -> Candidate | None:
     for group in (pattern.heads, pattern.auxiliary):
         members = {names[name] for name in group if name in names}
         without |= members if members.isdisjoint(given) else set()
-    counts = None if missing - without else _counts(pattern, own, given)
+    counts = None if missing - without else _fitting_counts(pattern, own, given)
     if counts is None:
         return None
     arguments: dict[str, Any] = {}
@@ -184,7 +184,7 @@ def _settled(pattern: NetworkPattern, given: Shapes) -> Candidate | None:
     return Candidate(pattern.model, arguments, other, _remarks(pattern, arguments, other, counters, len(given)))
 
 
-def _counts(pattern: NetworkPattern, own: Sizes, given: Shapes) -> dict[str, int] | None:
+def _fitting_counts(pattern: NetworkPattern, own: Sizes, given: Shapes) -> dict[str, int] | None:
     """Return how many classes and channels, and which side of the picture, explain all shapes; None if nothing does."""
     counts: dict[str, int] = {}
     for name, shape in given.items():
@@ -196,13 +196,13 @@ def _counts(pattern: NetworkPattern, own: Sizes, given: Shapes) -> dict[str, int
                 if size != now:
                     return None
                 continue
-            what, count = _count(pattern, size, now)
+            what, count = _count_of(pattern, size, now)
             if count < 1 or counts.setdefault(what, count) != count:
                 return None
     return counts
 
 
-def _count(pattern: NetworkPattern, size: Free, now: int) -> tuple[str, int]:
+def _count_of(pattern: NetworkPattern, size: Free, now: int) -> tuple[str, int]:
     """Return what a size follows, and how much of that makes it `now`; 0 if nothing does."""
     if size.of == "patches":
         patches = max(now - size.number, 0)
@@ -232,7 +232,6 @@ def _remarks(
 
 
 def _with_ties(found: Sequence[Candidate], library: str) -> tuple[Candidate, ...]:
-    """Return the candidates with a remark each on the others."""
     told = []
     for candidate in found:
         others = [other.model for other in found if other is not candidate]

@@ -91,7 +91,6 @@ def _widened(piece: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
 
 
 def _reduced(values: NDArray[np.floating]) -> Reduction:
-    """Reduce flat values to what `values_of` needs of them."""
     if values.dtype == np.float32 and (compiled := _compiled()) is not None and (found := compiled(values)):
         return found
     finite = values[np.isfinite(values)].astype(np.float64)

@@ -99,20 +99,20 @@ def _list_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[st
         if content is None:
             return None
         parts = parts_of(content, printable(str(path)), key)
-        places = [(part.key, name, _plain(tensor)) for part in parts for name, tensor in part.tensors]
+        places = [(part.key, name, _as_plain(tensor)) for part in parts for name, tensor in part.tensors]
         owners = tied_to([place[:2] for place in places], [_layout(tensor) for *_, tensor in places])
         with open_regular(path) as file:
-            known = {_stretch(tensor): tensor for *_, tensor in places}
+            known = {_bytes_of(tensor): tensor for *_, tensor in places}
             values = {each: values_of(_pieces(file, tensor), tensor.dtype) for each, tensor in known.items()}
         rows = [
-            tensor_row((name, tensor.shape, tensor.dtype), tensor.byte_count, values[_stretch(tensor)], owner)
+            tensor_row((name, tensor.shape, tensor.dtype), tensor.byte_count, values[_bytes_of(tensor)], owner)
             for (_, name, tensor), owner in zip(places, owners, strict=True)
         ]
         listed.append(file_listing(path, kind, content, parts, rows))
     return listed
 
 
-def _plain(tensor: TensorLike) -> PlainTensor:
+def _as_plain(tensor: TensorLike) -> PlainTensor:
     if not isinstance(tensor, PlainTensor):
         raise TypeError(type(tensor).__name__)
     return tensor
@@ -125,13 +125,12 @@ def _layout(tensor: PlainTensor) -> Layout | None:
     return Layout(tensor.storage, bits, item, tensor.offset, tensor.shape, tensor.strides)
 
 
-def _stretch(tensor: PlainTensor) -> tuple[int, int, str]:
+def _bytes_of(tensor: PlainTensor) -> tuple[int, int, str]:
     """Return which bytes of a file are a tensor's, and as what they are read."""
     return tensor.begin, tensor.byte_count, tensor.dtype
 
 
 def _pieces(file: BinaryIO, tensor: PlainTensor) -> Iterator[NDArray[np.generic]]:
-    """Yield the elements of a tensor in pieces, as `ValueReader` does."""
     kind = np.dtype(ARRAY_TYPES[tensor.dtype])
     file.seek(tensor.begin)
     left = tensor.byte_count

@@ -26,7 +26,7 @@ class DownloadError(CheckpointError):
 PROBE_SECONDS = 3.0
 STALL_SECONDS = 7.0
 
-REMEDY = "Download it on a machine with network access, and give the file with --weights."
+DOWNLOAD_REMEDY = "Download it on a machine with network access, and give the file with --weights."
 
 
 def cached_file(url: str) -> Path:
@@ -53,7 +53,7 @@ def fetch(url: str) -> Path:
     if is_cached(url):
         return path
     if reason := unreachable(url):
-        raise DownloadError(f"{url} cannot be downloaded: {reason}. {REMEDY}")
+        raise DownloadError(f"{url} cannot be downloaded: {reason}. {DOWNLOAD_REMEDY}")
     digest = re.search(r"-([a-f0-9]{8,})\.", path.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def fetch(url: str) -> Path:
             socket.setdefaulttimeout(STALL_SECONDS)
             torch.hub.download_url_to_file(url, str(path), digest and digest[1], progress=sys.stderr.isatty())
     except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torch.hub's word for another digest
-        raise DownloadError(f"{url} cannot be downloaded: {_reason(error)}. {REMEDY}") from error
+        raise DownloadError(f"{url} cannot be downloaded: {_reason(error)}. {DOWNLOAD_REMEDY}") from error
     return path
 
 

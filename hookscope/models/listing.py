@@ -99,7 +99,6 @@ def _summary(value: object) -> str:
 
 
 def _producer(path: Path, kind: FileKind, content: object) -> str:
-    """Return what wrote a file, as far as it tells."""
     top: dict[Any, Any] = content if isinstance(content, dict) else {}
     names = [f"{name} {printable(str(dict.get(top, key)), 40)}" for key, name in _SIGNATURES.items() if key in top]
     if kind == "torch":

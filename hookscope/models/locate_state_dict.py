@@ -15,13 +15,13 @@ from hookscope.models.weight_sets import (
     WEIGHTS_KEYS,
     Keys,
     dotted,
-    inside,
+    entries_at,
     is_optimiser,
     listed,
-    reach,
+    resolved_key,
     shown_key,
+    summary_of,
     tensors_of,
-    walked,
     weight_candidates,
 )
 from hookscope.text import exception_line, printable
@@ -47,8 +47,8 @@ def weights_in(content: object, name: str, key: str | None = None) -> Weights:
     more than their storage has; UsageError if there are several and no `key`; NothingMatchedError if there is nothing
     at `key`; ModelError if a trusted Module raises.
     """
-    keys, prefix = (_find(content, name), "") if key is None else walked(content, key, name)
-    found, ignored = reach(content, keys, prefix)
+    keys, prefix = (_find(content, name), "") if key is None else resolved_key(content, key, name)
+    found, ignored = entries_at(content, keys, prefix)
     where = ".".join(filter(None, [dotted(keys), printable(prefix.rstrip("."), 80)]))
     module = found if isinstance(found, nn.Module) else None
     holds = f"{name} has at '{where}'" if where else f"{name} holds"
@@ -90,8 +90,8 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
         raise CheckpointError(f"{where} a {type(state).__name__}, not a state dict (tensors by name).")
     if not tensors_of(state):
         if any(is_optimiser(value) for value in dict.values(state)):
-            raise CheckpointError(f"{where} an optimiser's state, but no weights: {inside(state)}.")
-        raise CheckpointError(f"{where} no tensors by name: {inside(state)}.")
+            raise CheckpointError(f"{where} an optimiser's state, but no weights: {summary_of(state)}.")
+        raise CheckpointError(f"{where} no tensors by name: {summary_of(state)}.")
     plain: OrderedDict[str, Any] = OrderedDict()
     for key, value in dict.items(state):
         if isinstance(key, str):

@@ -22,7 +22,7 @@ _PLAIN = {
     *("DeviceObjType", "OptionalType", "UnionType", "ListType", "DictType", "TupleType"),
 }
 
-# How torch's schema language writes them. What is not here is _returned as Any, and its type found by looking at it.
+# How torch's schema language writes them. What is not here is returned as Any, and its type found by looking at it.
 _WRITTEN = {
     "TensorType": "Tensor",
     "IntType": "int",
@@ -70,14 +70,14 @@ def planned(script: Any, twin: Callable[[], Any]) -> Plan:
                 if not _FORWARD.match(node.s("name")) or node.inputsAt(0).unique() == next(graph.inputs()).unique():
                     continue
                 if _does_nothing(node):
-                    plan.traced_away.update(_names_of(node.inputsAt(0), instances))
+                    plan.traced_away.update(_submodule_names(node.inputsAt(0), instances))
                 elif _can_run_in_python(node, owners, twin):
-                    plan.calls.append((graph, node, _returned(node.output().type())))
+                    plan.calls.append((graph, node, _return_types(node.output().type())))
                 else:
-                    plan.skipped.update(_names_of(node.inputsAt(0), instances))
+                    plan.skipped.update(_submodule_names(node.inputsAt(0), instances))
             for node in graph.findAllNodes("prim::fork", True):  # runs what it is given in a separate thread
                 for value in node.inputs():
-                    plan.skipped.update(_names_of(value, instances))
+                    plan.skipped.update(_submodule_names(value, instances))
     return plan
 
 
@@ -90,11 +90,11 @@ def _instances_of(script: Any) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _does_nothing(call: Any) -> bool:
-    """Tell whether nothing goes in or out: tracing leaves that of a layer that _returned its input."""
+    """Tell whether nothing goes in or out: tracing leaves that of a layer that returned its input."""
     return len(list(call.inputs())) == 1 and call.output().type().kind() == "NoneType"
 
 
-def _names_of(value: Any, instances: list[tuple[str, Any]]) -> list[str]:
+def _submodule_names(value: Any, instances: list[tuple[str, Any]]) -> list[str]:
     """Return the names of the submodules that a value in the graph of these instances is; none if that varies."""
     path: list[str] = []
     while value.node().kind() == "prim::GetAttr" and value.type().kind() in ("ClassType", "InterfaceType"):
@@ -118,7 +118,7 @@ def _can_run_in_python(call: Any, owners: dict[str, list[tuple[str, Any]]], twin
     result = call.output().type()
     if not all(_is_plain(value.type()) for value in (*arguments, call.output())):
         return False
-    if "Any" in _returned(result) and _holds_container(result):  # an empty one does not show its type
+    if "Any" in _return_types(result) and _holds_container(result):  # an empty one does not show its type
         return False
     if not any(_holds_container(value.type()) for value in arguments):
         return True
@@ -143,7 +143,6 @@ def _overwrites_containers(graph: Any) -> bool:
 
 
 def _values(block: Any) -> Iterator[Any]:
-    """Yield every value that is computed in a graph or block."""
     for node in block.nodes():
         yield from node.outputs()
         for inner in node.blocks():
@@ -163,14 +162,13 @@ def _is_plain(kind: Any) -> bool:
     return kind.kind() in _PLAIN and all(map(_is_plain, kind.containedTypes()))
 
 
-def _returned(kind: Any) -> tuple[str, ...]:
+def _return_types(kind: Any) -> tuple[str, ...]:
     """Return how an operator's returns are written, given a call's type: a tuple of several items becomes several."""
     items = kind.containedTypes() if kind.kind() == "TupleType" else []
     return tuple(map(_written_type, items)) if len(items) > 1 else (_written_type(kind),)
 
 
 def _written_type(kind: Any) -> str:
-    """Return a type in the schema language."""
     inner = [_written_type(part) for part in kind.containedTypes()]
     if kind.kind() == "TupleType" and len(inner) > 1:
         pattern: str | None = f"({', '.join(['{}'] * len(inner))})"
@@ -244,20 +242,19 @@ def groups(script: Any) -> int | None:
     """Return the group count of a convolution: an attribute if it was scripted, a constant in its graph if traced."""
     known = getattr(script, "groups", None)
     if known is None:
-        known = next((node.inputsAt(8).toIValue() for node in _nodes(script, "aten::_convolution")), None)
+        known = next((node.inputsAt(8).toIValue() for node in _forward_nodes(script, "aten::_convolution")), None)
     return known if isinstance(known, int) else None
 
 
 def permutation(script: Any) -> list[int] | None:
     """Return the order in which a permuting layer puts the axes: found like `groups`."""
     known = getattr(script, "dims", None)
-    for node in _nodes(script, "aten::permute") if known is None else ():
+    for node in _forward_nodes(script, "aten::permute") if known is None else ():
         known = [value.toIValue() for value in node.inputsAt(1).node().inputs()]
     return known if isinstance(known, list) and all(isinstance(axis, int) for axis in known) else None
 
 
-def _nodes(script: Any, kind: str) -> list[Any]:
-    """Return the nodes of a kind in a module's forward."""
+def _forward_nodes(script: Any, kind: str) -> list[Any]:
     found: list[Any] = []
     if script._c._has_method("forward"):
         found = script._c._get_method("forward").graph.findAllNodes(kind, True)

@@ -7,7 +7,7 @@ from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular, 
 from hookscope.errors import CheckpointError
 from hookscope.text import printable
 
-REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
+TRUST_REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
 """Advice about a file that runs code, for messages."""
 
 
@@ -38,7 +38,7 @@ def read_index(path: Path) -> dict[Path, list[str]]:
         if not isinstance(shard, str):
             raise CheckpointError(f"{name} names no file for '{printable(tensor, 80)}'; download it again.")
         by_shard.setdefault(shard, []).append(tensor)
-    shards = {_beside(path, shard, name): tensors for shard, tensors in sorted(by_shard.items())}
+    shards = {_shard_path(path, shard, name): tensors for shard, tensors in sorted(by_shard.items())}
     missing = [shard for shard in shards if not shard.exists()]
     if missing:
         raise CheckpointError(
@@ -48,7 +48,7 @@ def read_index(path: Path) -> dict[Path, list[str]]:
     return shards
 
 
-def _beside(index: Path, shard: str, name: str) -> Path:
+def _shard_path(index: Path, shard: str, name: str) -> Path:
     """Return where a shard lies; refuse one that is outside of its index's folder."""
     plain = shard not in ("", ".", "..") and shard.isprintable() and not {"/", "\\"} & set(shard)
     if not plain:

@@ -15,7 +15,7 @@ from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.names import model_names
 from hookscope.models.python_source import load_python, parse_arguments
-from hookscope.models.shards import REMEDY
+from hookscope.models.shards import TRUST_REMEDY
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.weight_sets import state_shapes
@@ -151,7 +151,7 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     kind = file_kind(path)
     if network is None and options.file.trust and kind in ("torchscript", "exported program"):
         _check_complete(path, options)
-        inspect_isolated({path: kind}, printable(source), lambda *_: None, remedy=REMEDY, trust=True)
+        inspect_isolated({path: kind}, printable(source), lambda *_: None, remedy=TRUST_REMEDY, trust=True)
         load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
         return load(path, options.seed)
     checkpoint = read_checkpoint(path, options.file)

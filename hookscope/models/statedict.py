@@ -62,7 +62,7 @@ def load_into(
     outside = [key for key in state if key not in mapping]
     # A lazy parameter takes the shape it is given.
     formed = {key: value for key, value in own.items() if not nn.parameter.is_lazy(value)}
-    reshaped = {key: value for key, value in named.items() if key in formed and not _copies(value, own[key], key)}
+    reshaped = {key: value for key, value in named.items() if key in formed and not _copyable(value, own[key], key)}
     fitting = OrderedDict((key, value) for key, value in named.items() if key not in reshaped)
     # Without it (safetensors) modules would take the file for one of torch's first versions.
     vars(fitting)["_metadata"] = _versions(state, removed) or getattr(own, "_metadata", None)
@@ -105,9 +105,9 @@ def load_into(
     remarks.append(_sentence(origin, "of its tensors are not used", unused))
     what = "of the network's tensors are not in it and keep their initial values"
     remarks.append(_sentence(origin, what, absent + replaced))
-    remarks += _idle(options.allow_missing, [*missing, *reshaped], "--allow-missing", "no name that is missing")
+    remarks += _unneeded(options.allow_missing, [*missing, *reshaped], "--allow-missing", "no name that is missing")
     nothing = "no name that the network does not know"
-    remarks += _idle(options.allow_unexpected, unexpected + reshaped_there, "--allow-unexpected", nothing)
+    remarks += _unneeded(options.allow_unexpected, unexpected + reshaped_there, "--allow-unexpected", nothing)
     return tuple(filter(None, remarks))
 
 
@@ -178,13 +178,12 @@ def _sentence(origin: str, what: str, names: list[str]) -> str:
     return f"{origin}: {_group(what, [printable(name, 80) for name in names])}." if names else ""
 
 
-def _idle(patterns: Sequence[str], names: Sequence[str], option: str, nothing: str) -> list[str]:
-    """Return a sentence for each pattern that was not needed."""
+def _unneeded(patterns: Sequence[str], names: Sequence[str], option: str, nothing: str) -> list[str]:
     idle = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in names)]
     return [f"{option} '{printable(pattern)}' matches {nothing}." for pattern in idle]
 
 
-def _copies(value: object, own: object, name: str) -> bool:
+def _copyable(value: object, own: object, name: str) -> bool:
     """Say whether a value of the file can be copied into the network's without losing more than precision."""
     if _form(value) != _form(own):
         return False

@@ -20,7 +20,7 @@ from hookscope.checkpoints.reading import read_layout, tensors_within
 from hookscope.errors import CheckpointError
 from hookscope.models.array_values import Values
 from hookscope.models.listing import file_listing, tensor_row
-from hookscope.models.shards import REMEDY
+from hookscope.models.shards import TRUST_REMEDY
 from hookscope.models.tensor_values import ValueReader
 from hookscope.models.tied import Layout, tied_to
 from hookscope.models.weight_sets import parts_of
@@ -31,10 +31,10 @@ _THREADS = 2  # our choice: two read as fast as memory gives
 
 def list_with_torch(kinds: Mapping[Path, FileKind], name: str, key: str | None) -> list[dict[str, Any]]:
     """Return the listing of each file, called `name` in messages. Raises as `list_contents`."""
-    return inspect_isolated(kinds, name, partial(_look, key), remedy=REMEDY)
+    return inspect_isolated(kinds, name, partial(_list_file, key), remedy=TRUST_REMEDY)
 
 
-def _look(key: str | None, path: Path, kind: FileKind, content: object) -> dict[str, Any]:
+def _list_file(key: str | None, path: Path, kind: FileKind, content: object) -> dict[str, Any]:
     """Return the listing of one file, as JSON can hold it."""
     parts = parts_of(content, printable(str(path)), key)
     tensors = [_detached(tensor) for part in parts for _, tensor in part.tensors]
@@ -69,7 +69,7 @@ def _byte_count(tensor: Tensor) -> int:
 
 def _values(path: Path, kind: FileKind, content: object, tensors: Sequence[Tensor]) -> list[Values | None]:
     """Return the statistics of each tensor; those of one that is there twice are read once."""
-    base = _mapped_at(path, kind, content)
+    base = _mapping_address(path, kind, content)
     views = [_layout(tensor) or at for at, tensor in enumerate(tensors)]
     distinct: dict[object, Tensor] = {}
     for view, tensor in zip(views, tensors, strict=True):
@@ -112,7 +112,7 @@ def _layout(tensor: Tensor) -> Layout | None:
     return Layout(storage, bits, tensor.element_size(), *place)
 
 
-def _mapped_at(path: Path, kind: FileKind, content: object) -> int | None:
+def _mapping_address(path: Path, kind: FileKind, content: object) -> int | None:
     """Return the address at which the first byte of a file is mapped; None if its tensors are copies.
 
     Reading mapped values would fill memory with the whole file: they are read from the file instead, piece by piece.

@@ -38,7 +38,7 @@ class ValueReader:
         if max(span, math.prod(sizes)) * layout.element_size() > _GATHER_BYTES_LIMIT:
             return None
         gathered = torch.cat([piece.clone() for piece in self._pieces(file, begin, layout.dtype, span)])
-        return self._values(_cut(gathered.as_strided(sizes, strides).reshape(-1)), layout.dtype, repeats)
+        return self._values(_in_pieces(gathered.as_strided(sizes, strides).reshape(-1)), layout.dtype, repeats)
 
     def in_memory(self, tensor: Tensor) -> Values | None:
         """Return the statistics of a tensor in memory, of any layout; None as for `in_file`, and without data."""
@@ -46,10 +46,10 @@ class ValueReader:
             return None
         if tensor.layout is not torch.strided:
             values = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
-            return self._values(_cut(values.reshape(-1)), tensor.dtype, 1, zeros=tensor.numel() - values.numel())
+            return self._values(_in_pieces(values.reshape(-1)), tensor.dtype, 1, zeros=tensor.numel() - values.numel())
         if tensor.is_quantized:
             by_channel = tensor.qscheme() not in (torch.per_tensor_affine, torch.per_tensor_symmetric)
-            return self._values(iter([tensor]) if by_channel else _cut(tensor.reshape(-1)), tensor.dtype, 1)
+            return self._values(iter([tensor]) if by_channel else _in_pieces(tensor.reshape(-1)), tensor.dtype, 1)
         tensor = tensor.resolve_conj().resolve_neg()
         sizes, strides, repeats = _distinct(tensor)
         if not tensor.numel() or _is_dense(sizes, strides):
@@ -58,7 +58,7 @@ class ValueReader:
             return None
         else:
             flat = tensor.as_strided(sizes, strides).reshape(-1)
-        return self._values(_cut(flat), tensor.dtype, repeats)
+        return self._values(_in_pieces(flat), tensor.dtype, repeats)
 
     def _pieces(self, file: BinaryIO, begin: int, dtype: torch.dtype, count: int) -> Iterator[Tensor]:
         """Yield so many elements of a file in pieces, all in the same work space: each is overwritten by the next."""
@@ -142,7 +142,6 @@ def _is_dense(sizes: Iterable[int], strides: Iterable[int]) -> bool:
     return True
 
 
-def _cut(flat: Tensor) -> Iterator[Tensor]:
-    """Yield the elements of a tensor in pieces."""
+def _in_pieces(flat: Tensor) -> Iterator[Tensor]:
     for begin in range(0, flat.numel(), PIECE_ELEMENTS):
         yield flat[begin : begin + PIECE_ELEMENTS]

@@ -67,15 +67,14 @@ def _owners(layouts: Mapping[int, Layout]) -> dict[int, int]:
     for begin, end, at in sorted(spans):
         open_spans = [span for span in open_spans if span[0] > begin]
         for _, other in open_spans:
-            if _share(layouts[at], layouts[other]):
+            if _share_an_element(layouts[at], layouts[other]):
                 earlier, later = sorted((at, other))
                 owners[later] = min(owners.get(later, earlier), earlier)
         open_spans.append((end, at))
     return owners
 
 
-def _share(first: Layout, second: Layout) -> bool:
-    """Say whether two views of one storage have an element in common."""
+def _share_an_element(first: Layout, second: Layout) -> bool:
     try:
         return bool(np.shares_memory(_Elements(first), _Elements(second), max_work=_OVERLAP_WORK))  # type: ignore[arg-type]  # NumPy's stub knows no limits
     except np.exceptions.TooHardError:

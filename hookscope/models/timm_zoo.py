@@ -21,7 +21,7 @@ from hookscope.errors import (
 )
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
-from hookscope.models.download import REMEDY, DownloadError, fetch, is_cached, unreachable
+from hookscope.models.download import DOWNLOAD_REMEDY, DownloadError, fetch, is_cached, unreachable
 from hookscope.models.names import import_timm
 from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
 from hookscope.results.inputs import Preprocessing
@@ -137,7 +137,7 @@ def _weights_file(config: Any) -> Path:
         return fetch(url)
     address = hf_hub_url(repository, safe, revision=revision or None)
     if reason := unreachable(address):
-        raise DownloadError(f"{address} cannot be downloaded: {reason}. {REMEDY}")
+        raise DownloadError(f"{address} cannot be downloaded: {reason}. {DOWNLOAD_REMEDY}")
     try:
         try:
             return Path(hf_hub_download(repository, safe, revision=revision or None))
@@ -146,7 +146,7 @@ def _weights_file(config: Any) -> Path:
         except EntryNotFoundError:
             return Path(hf_hub_download(repository, asked, revision=revision or None))
     except Exception as error:  # of several libraries below: no connection, no such file, no room on the disk
-        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {REMEDY}") from error
+        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {DOWNLOAD_REMEDY}") from error
 
 
 def _build_trained(name: str, checkpoint: Checkpoint, options: BuildOptions) -> nn.Module:

@@ -54,21 +54,21 @@ def parts_of(content: object, name: str, key: str | None = None) -> list[Part]:
     if key is None:
         sets = {id(found): (_joined(keys), found) for keys, found in _sets(content)}
     else:
-        keys, prefix = walked(content, key, name)
-        content, _ = reach(content, keys, prefix)
+        keys, prefix = resolved_key(content, key, name)
+        content, _ = entries_at(content, keys, prefix)
         sets = {id(content): (".".join(filter(None, [_joined(keys), prefix.rstrip(".")])), content)}
     by_part: dict[tuple[str, bool], list[tuple[str, TensorLike]]] = {(where, True): [] for where, _ in sets.values()}
     for place, path, tensor in _placed(content, {at: where for at, (where, _) in sets.items()}):
         by_part.setdefault(place, []).append((path, tensor))
     states = {where: found for where, found in sets.values() if isinstance(found, dict)}
     parts = [
-        Part(where, is_weights, tuple(tensors), _by_name(states.get(where)) if is_weights else {})
+        Part(where, is_weights, tuple(tensors), _named_entries(states.get(where)) if is_weights else {})
         for (where, is_weights), tensors in by_part.items()
         if tensors
     ]
     if not parts:
         holds = f"{name} holds" if key is None else f"{name} has at '{printable(key, 80)}'"
-        raise CheckpointError(f"{holds} no tensors: {inside(content)}.")
+        raise CheckpointError(f"{holds} no tensors: {summary_of(content)}.")
     return parts
 
 
@@ -98,7 +98,7 @@ def _may_be_weights(keys: Keys, found: object) -> bool:
 
 def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, Any]]]:
     """Return the sets of weights that a file holds but for the one at `key`, or the only one, and where they are."""
-    own = walked(content, key, "")[0] if key is not None else None
+    own = resolved_key(content, key, "")[0] if key is not None else None
     sets = [(keys, found) for keys, found in _sets(content) if keys and isinstance(found, dict)]
     if own is None:
         own = sets[0][0] if sets else ()
@@ -130,14 +130,13 @@ def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[st
 def _members(value: object) -> list[tuple[str, object]]:
     """Return what a dict, list or tuple holds, each with what it adds to the path."""
     if isinstance(value, dict):
-        return [(f".{_named(key)}", child) for key, child in dict.items(value)]
+        return [(f".{_path_part(key)}", child) for key, child in dict.items(value)]
     return [(f"[{at}]", child) for at, child in enumerate(value)] if isinstance(value, list | tuple) else []
 
 
-def _named(key: object) -> str:
-    """Return a key as a part of a path."""
+def _path_part(key: object) -> str:
     if isinstance(key, tuple) and 0 < len(key) < 5 and all(isinstance(each, str | int) for each in key):
-        return f"({', '.join(map(_named, key))})"
+        return f"({', '.join(map(_path_part, key))})"
     return key if isinstance(key, str) else shown_key(key)
 
 
@@ -145,13 +144,12 @@ def _joined(keys: Keys) -> str:
     return ".".join(map(str, keys))
 
 
-def _by_name(found: object) -> dict[str, Any]:
-    """Return what stands under names in a dict."""
+def _named_entries(found: object) -> dict[str, Any]:
     pairs = dict.items(found) if isinstance(found, dict) else ()
     return {key: value for key, value in pairs if isinstance(key, str)}
 
 
-def reach(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
+def entries_at(content: object, keys: Keys, prefix: str) -> tuple[object, list[str]]:
     """Return the entries at `keys` that start with `prefix`, and, for a message, what remains."""
     found, ignored = content, []
     if keys and isinstance(content, dict):
@@ -185,15 +183,17 @@ def weight_candidates(content: dict[Any, Any]) -> Iterator[tuple[Keys, object]]:
         level = deeper
 
 
-def walked(content: object, key: str, name: str) -> tuple[Keys, str]:
+def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
     """Return the keys that `key` leads through, and what names start with there; NothingMatchedError if it does not."""
-    way = next(_walks(content, key), None)
+    way = next(_ways_to(content, key), None)
     if way is None:
-        raise NothingMatchedError(f"--key '{printable(key)}' names nothing in {name}, which holds {inside(content)}.")
+        raise NothingMatchedError(
+            f"--key '{printable(key)}' names nothing in {name}, which holds {summary_of(content)}."
+        )
     return way
 
 
-def _walks(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
+def _ways_to(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
     """Yield the ways to follow `dotted_key` into nested dicts, the longest keys first, and the rest as a prefix.
 
     The prefix is what names start with; empty if `dotted_key` ends at a key.
@@ -205,7 +205,7 @@ def _walks(content: object, dotted_key: str) -> Iterator[tuple[Keys, str]]:
         if dotted_key == key:
             yield (key,), ""
         elif dotted_key.startswith(f"{key}."):
-            for rest, prefix in _walks(dict.__getitem__(content, key), dotted_key[len(key) + 1 :]):
+            for rest, prefix in _ways_to(dict.__getitem__(content, key), dotted_key[len(key) + 1 :]):
                 yield (key, *rest), prefix
     prefix = dotted_key.rstrip(".") + "."
     if any(key.startswith(prefix) for key in keys):
@@ -237,7 +237,7 @@ def dotted(keys: Keys) -> str:
     return printable(".".join(str(each) if isinstance(each, str | int) else type(each).__name__ for each in keys), 80)
 
 
-def inside(content: object) -> str:
+def summary_of(content: object) -> str:
     """Say what a file holds, for messages: its kind, or the first keys."""
     if not isinstance(content, dict):
         return f"a {type(content).__name__}"

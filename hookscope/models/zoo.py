@@ -249,7 +249,6 @@ def _describe(name: str, enum: WeightsEnum | None, has_names: bool, module: nn.M
 
 
 def _preprocessing(kind: InputKind, enum: WeightsEnum, module: nn.Module) -> Preprocessing:
-    """Return the preprocessing that the transforms of the weights do."""
     if kind == "detection":  # resizes and normalises by itself
         return Preprocessing(kind=kind, resize=None, crop=None, mean=(), std=(), source=str(enum))
     if kind == "flow":
