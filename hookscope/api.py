@@ -857,8 +857,9 @@ def _module_table(
         noise = noise_batch(shape, 0, loaded.preprocessing.kind)
         args = to_device(noise, _device(loaded), floating_dtype(loaded.module)).args
     rows, failure = list_modules(loaded.module, args, patterns, ops=ops)
-    unseen = unseen_in_scripts(dict(loaded.module.named_modules())) if ops else ()
-    return ModuleTable(loaded.info, rows, failure, warnings, (*loaded.notes, *unseen))
+    if ops:
+        warnings += unseen_in_scripts(dict(loaded.module.named_modules()))
+    return ModuleTable(loaded.info, rows, failure, warnings, loaded.notes)
 
 
 def _device(loaded: LoadedModel) -> str:
