@@ -23,7 +23,6 @@ from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import TRUST_REMEDY, check_names, files_of, read_index
 from hookscope.models.training_entries import TrainingEntries, training_entries
-from hookscope.models.trusted_files import read_trusted
 from hookscope.text import counted, printable
 
 
@@ -120,7 +119,11 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, object]:
-    trusted = read_trusted if options.trust else None
+    trusted = None
+    if options.trust:
+        from hookscope.models.trusted_files import read_trusted  # noqa: PLC0415 (not imported without trust)
+
+        trusted = read_trusted
     check = partial(weights_in, key=options.key)
     return read_verified(kinds, name, check, remedy=TRUST_REMEDY, read_trusted=trusted)
 

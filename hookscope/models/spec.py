@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
-from hookscope.models import architecture, exported
+from hookscope.models import architecture
 from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
@@ -150,6 +150,8 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     path = Path(source)
     kind = file_kind(path)
     if network is None and options.file.trust and kind in ("torchscript", "exported program"):
+        from hookscope.models import exported  # noqa: PLC0415 (nothing that runs a file is imported without trust)
+
         _check_complete(path, options)
         inspect_isolated({path: kind}, printable(source), lambda *_: None, remedy=TRUST_REMEDY, trust=True)
         load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
