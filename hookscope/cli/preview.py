@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hookscope.errors import UsageError
-from hookscope.errors.installing import install_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,7 +27,7 @@ _NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on
 def check_preview() -> None:
     """Refuse `--show` where nothing could be shown, before a model is run for nothing."""
     if find_spec("textual_image") is None:
-        raise UsageError(f"--show needs one more package: {install_command('show')}")
+        raise UsageError("--show needs one more package: pip install 'hookscope[show]'")
 
 
 def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bool) -> None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from hookscope.errors import ImageError
-from hookscope.errors.installing import package_command
 from hookscope.text import one_line
 
 # Pillow logs some damage before it raises; without a handler Python would print that to stderr.
@@ -198,8 +197,7 @@ def _open(file: BinaryIO, name: str) -> ImageFile.ImageFile:
     except UnidentifiedImageError as error:
         if _brand(head) in _HEIF_BRANDS and _HEIF not in Image.OPEN:
             raise ImageError(
-                f"Cannot read {name}: it is a HEIC picture, which needs one more package: "
-                f"{package_command('pillow-heif')}"
+                f"Cannot read {name}: it is a HEIC picture, which needs one more package: pip install pillow-heif"
             ) from error
         if _brand(head) in _AVIF_BRANDS | _HEIF_BRANDS:
             raise ImageError(f"Cannot read {name}: the picture is truncated or corrupt. Get the file again.") from error

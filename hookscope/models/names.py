@@ -8,7 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 from hookscope.errors import NothingMatchedError, UsageError, nearest
-from hookscope.errors.installing import install_command
 from hookscope.text import printable
 
 DEMO = "demo"
@@ -63,4 +62,4 @@ def import_timm() -> ModuleType:
     try:
         return import_module("timm")
     except ImportError as error:
-        raise UsageError(f"MODEL 'timm:NAME' needs one more package: {install_command('timm')}") from error
+        raise UsageError("MODEL 'timm:NAME' needs one more package: pip install 'hookscope[timm]'") from error

