@@ -13,7 +13,7 @@ use, so that importing hookscope does not import torch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hookscope.results.showing import RENDERERS
+from hookscope.results.renderers import RENDERERS
 
 if TYPE_CHECKING:
     from hookscope.api import activations, attribute, check, checkpoint, diff, grads, layers, report

@@ -6,7 +6,7 @@ import typer
 
 from hookscope.cli import options
 from hookscope.cli import sections as under
-from hookscope.cli.running import run_model
+from hookscope.cli.run_model import run_model
 from hookscope.errors import UsageError
 
 

@@ -150,7 +150,7 @@ def _weights() -> Fact:
 
 
 def _pictures() -> Fact:
-    from hookscope.cli.preview import is_interactive
+    from hookscope.cli.exporters import is_interactive
 
     if find_spec("textual_image") is None:
         return Fact("pictures", "--show needs the extra show")

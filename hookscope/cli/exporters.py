@@ -1,13 +1,14 @@
 """Where a run can be seen besides its directory: in the terminal, in TensorBoard, on a page."""
 
+import logging
 import os
+import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from hookscope.cli.preview import check_preview, show_picture
 from hookscope.errors import OutputError, UsageError
 from hookscope.text import safe_text
 
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
     from hookscope.results.attributions import Attributions
     from hookscope.results.gradients import Gradients
 
+# Our choice: how large a picture in the terminal is.
+_MOST_COLUMNS = 100
+_MOST_LINES = 40
+
+_NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
 _RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
 
 
 def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None) -> None:
     """Refuse exports that cannot be written besides the run directory `run`, before a model is run for nothing."""
-    if show:
-        check_preview()
+    if show and find_spec("textual_image") is None:
+        raise UsageError("--show needs one more package: pip install 'hookscope[show]'")
     if tensorboard is not None:
         _check_tensorboard(tensorboard, run)
     if page is not None:
@@ -61,6 +67,40 @@ def export(
         from hookscope.results.runs.directory import OVERVIEW
 
         show_picture(saved.folder / OVERVIEW, *consoles, json=option.json)
+
+
+def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bool) -> None:
+    """Draw a PNG file where stdin and stdout are a terminal with colours, else print a line about it to stderr.
+
+    The terminal's own image protocol is used (kitty's, Sixel), or half blocks. textual_image asks the terminal for it
+    while it is imported: it writes an escape sequence to stdout and reads the answer from stdin. So it is imported for
+    a terminal only, and after everything else is done.
+    """
+    if json or not is_interactive(tables):
+        messages.print(_NOTHING_SHOWN, soft_wrap=True)
+        return
+    logging.getLogger("textual_image").setLevel(logging.ERROR)  # it warns of terminals that do not tell their size
+    from PIL import Image
+    from textual_image.renderable import Image as TerminalImage
+
+    with Image.open(path) as picture:
+        preview = TerminalImage(picture.convert("RGB"), width="auto", height="auto")
+    height = max(1, min(tables.height - 2, _MOST_LINES))
+    tables.print(preview, width=min(tables.width, _MOST_COLUMNS), height=height)
+
+
+def is_interactive(console: "Console") -> bool:
+    """Tell whether a terminal can be asked: one that answers to this process, not one of no size, as some pipes are."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    if console.color_system is None or console.no_color or 0 in os.get_terminal_size(sys.stdout.fileno()):
+        return False
+    if sys.platform == "win32":
+        return True
+    with suppress(OSError):  # the terminal of another session
+        # A process in the background that touches the terminal's mode is stopped.
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    return False
 
 
 def page_line(page: Path) -> str:

@@ -7,7 +7,7 @@ import typer
 
 from hookscope.cli import options
 from hookscope.cli.console import consoles, report
-from hookscope.cli.running import arguments_of
+from hookscope.cli.run_model import arguments_of
 from hookscope.errors import ModelError
 
 

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hookscope.errors import gravest
+from hookscope.errors import most_severe
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
@@ -41,12 +41,12 @@ def verdict(report: CheckReport) -> str:
     return "passed" if report.passed else "could not be checked"
 
 
-def by_gravity(reports: Sequence[CheckReport]) -> list[CheckReport]:
-    """Return the reports with the gravest exit code first, warnings before none, and otherwise as they came."""
+def by_severity(reports: Sequence[CheckReport]) -> list[CheckReport]:
+    """Return the reports with the most severe exit code first, warnings before none, and otherwise as they came."""
     left = {report.exit_code for report in reports}
     ranks: dict[int, int] = {}
     while left:
-        code = gravest(left)
+        code = most_severe(left)
         ranks[code] = len(ranks)
         left.remove(code)
     return sorted(reports, key=lambda report: (ranks[report.exit_code], report.passed and not report.findings))
@@ -141,12 +141,12 @@ def finding_text(finding: Finding) -> str:
 
 
 def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float | None = None) -> RenderableType:
-    """Return the verdict on each checkpoint, the gravest first, and a summary line last.
+    """Return the verdict on each checkpoint, the most severe first, and a summary line last.
 
     Lines are broken between words, never within a name: print with `soft_wrap=True`, or Rich folds a name that is
     longer than the terminal.
     """
-    ordered = [readable(report) for report in by_gravity(reports)]
+    ordered = [readable(report) for report in by_severity(reports)]
     if len(ordered) == 1 and ordered[0].passed and not ordered[0].findings:
         return Group(*_head(ordered[0], width), *_details(ordered[0], width))
     parts = [line for report in ordered for line in (*_head(report, width), *_details(report, width))]

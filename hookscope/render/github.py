@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hookscope.render.check_report import (
     accuracy_line,
-    by_gravity,
+    by_severity,
     finding_text,
     readable,
     repository_file,
@@ -42,13 +42,13 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
 
     GitHub makes annotations of the first 10 errors, warnings and notices of a step and only logs the rest. So a rule's
     findings share an annotation, errors come before warnings, what could not be checked before what failed, and the
-    gravest of every checkpoint before the second of any. Information alone is a `::notice`. `file` is given
+    most severe of every checkpoint before the second of any. Information alone is a `::notice`. `file` is given
     if the checkpoint is a file below `repository`.
 
     Print it unwrapped: a broken line is no command any more.
     """
     said = [
-        _commands(readable(report), repository_file(report.checkpoint, repository)) for report in by_gravity(reports)
+        _commands(readable(report), repository_file(report.checkpoint, repository)) for report in by_severity(reports)
     ]
     turns = (turn for name in ("error", "warning", "notice") for turn in zip_longest(*(each[name] for each in said)))
     return "".join(f"{line}\n" for turn in turns for line in turn if line)
@@ -105,7 +105,7 @@ def _message(findings: Sequence[Finding]) -> str:
 
 
 def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None, job: str = "") -> str:
-    """Return a table of the checkpoints, the gravest first, then a list for each with findings or remarks.
+    """Return a table of the checkpoints, the most severe first, then a list for each with findings or remarks.
 
     Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either. The first line is
     an invisible comment with `job`, by which a bot finds the comment of the previous run and replaces it.
@@ -115,7 +115,7 @@ def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None 
         seconds: Duration of the command; default: the sum over the checkpoints.
         job: Identifies the job: equal in all its runs, different from other jobs.
     """
-    ordered = [readable(report) for report in by_gravity(reports)]
+    ordered = [readable(report) for report in by_severity(reports)]
     lines = [
         _marker(job),
         "## hookscope check",

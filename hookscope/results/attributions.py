@@ -12,7 +12,7 @@ from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.provenance import Provenance
-from hookscope.results.showing import Shown, rendered
+from hookscope.results.renderers import RenderedResult, rendered
 from hookscope.text import counted
 
 Method = Literal[
@@ -113,7 +113,7 @@ class SanityCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Attributions(Shown):
+class Attributions(RenderedResult):
     """Where a network looks.
 
     Attributes:

@@ -17,7 +17,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.results.showing import Shown
+from hookscope.results.renderers import RenderedResult
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.text import safe_text
 
@@ -263,7 +263,7 @@ class RuleOutcome:
     """The result of one rule for one checkpoint.
 
     Attributes:
-        status: The gravest level of its findings, or "pass", "off" or "skipped".
+        status: The most severe level of its findings, or "pass", "off" or "skipped".
         findings: Failures first, then in execution order; empty unless the status is "fail" or "warn".
         reason: Why it was skipped, in a sentence; "" otherwise.
     """
@@ -293,7 +293,7 @@ class OverviewParts:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CheckReport(Shown):
+class CheckReport(RenderedResult):
     """The verdict on one checkpoint.
 
     Attributes:

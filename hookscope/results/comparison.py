@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hookscope.results.showing import Shown
+from hookscope.results.renderers import RenderedResult
 from hookscope.results.statistics import TensorStatistics
 
 
@@ -45,7 +45,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Comparison(Shown):
+class Comparison(RenderedResult):
     """What edits changed: the same run without and with them.
 
     Attributes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hookscope.errors import NothingMatchedError, nearest
-from hookscope.results.showing import Shown
+from hookscope.results.renderers import RenderedResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class StoredEntry:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CheckpointContents(Shown):
+class CheckpointContents(RenderedResult):
     """What a weights file holds.
 
     Attributes:

@@ -29,7 +29,7 @@ SHOW = """
 import sys
 from pathlib import Path
 from hookscope.cli.console import consoles
-from hookscope.cli.preview import show_picture
+from hookscope.cli.exporters import show_picture
 
 show_picture(Path(sys.argv[1]), *consoles(json=False), json=False)
 """

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hookscope.render.check_report import (
-    by_gravity,
+    by_severity,
     check_report,
     finding_text,
     skipped_rules,
@@ -82,10 +82,10 @@ def test_the_summary_of_every_case_is_that_counted_by_hand() -> None:
     assert summary(EVERY).startswith(counts)
 
 
-def test_the_gravest_comes_first_in_the_order_of_the_exit_codes() -> None:
+def test_the_most_severe_comes_first_in_the_order_of_the_exit_codes() -> None:
     # refused 4, unreadable 3, the model raised 6, a rule failed 1, warnings, nothing
     given = [PASSING, WARNED, FAILED, SKIPPING, RAISED, KILLED, UNTRUSTED, CORRUPT, MANY]
-    assert by_gravity(given) == [UNTRUSTED, KILLED, CORRUPT, RAISED, FAILED, MANY, WARNED, PASSING, SKIPPING]
+    assert by_severity(given) == [UNTRUSTED, KILLED, CORRUPT, RAISED, FAILED, MANY, WARNED, PASSING, SKIPPING]
 
 
 def test_an_error_that_a_finding_says_is_not_said_again() -> None:

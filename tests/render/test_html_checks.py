@@ -119,7 +119,7 @@ def test_skipped_and_switched_off_rules_say_so() -> None:
     assert not [each for each in Page(checks_html([checked.KILLED])).said("summary") if "passed" in each]
 
 
-def test_rules_stand_in_the_order_of_their_gravity_and_those_without_a_verdict_apart() -> None:
+def test_rules_stand_in_the_order_of_their_severity_and_those_without_a_verdict_apart() -> None:
     report = replace(FAILED, outcomes=(*SKIPPING.outcomes, *WARNED.outcomes[1:], *FAILED.outcomes[1:2]))
     page = Page(checks_html([report]))
     statuses = [each.text for each in page.all("td") if "class" in each.attributes]
@@ -148,7 +148,7 @@ def test_an_error_is_told_once_and_random_weights_call_for_a_look() -> None:
     assert Page(checks_html([WARNED])).said("p", **{"class": "remark"}) == ["note Only 2 inputs were given."]
 
 
-def test_of_several_checkpoints_the_gravest_comes_first_and_the_table_leads_to_each() -> None:
+def test_of_several_checkpoints_the_most_severe_comes_first_and_the_table_leads_to_each() -> None:
     page = Page(checks_html([PASSING, WARNED, CORRUPT, FAILED]))
     order = ["models/corrupt.pt", "models/broken.pt", "models/warned.pt", "models/good.pt"]
     assert [each.split()[0] for each in page.said("h2")[1:]] == order

@@ -16,7 +16,7 @@ from PIL import Image
 
 from hookscope.errors import InputError
 from hookscope.render.check_report import (
-    by_gravity,
+    by_severity,
     level_counts,
     readable,
     summary,
@@ -24,10 +24,11 @@ from hookscope.render.check_report import (
     untold_error,
     verdict,
 )
-from hookscope.render.html.labelled import labelled_section
 from hookscope.render.html.layers import ShownFinding
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture, accuracy_words
+from hookscope.results.binomial import Interval, interval
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.runs.reading import read_inside
 from hookscope.results.runs.serialize import RunRecord, parse_json, record_from_dict
@@ -35,6 +36,9 @@ from hookscope.text import counted, shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
 _FEW_FINDINGS = 20
+
+# Classes that are listed, the lowest first. Our choice, for the same reason.
+_MOST_CLASSES = 20
 
 # Inputs that are described; of thousands, the others are counted. Our choice.
 _MOST_INPUTS = 32
@@ -66,14 +70,29 @@ class Evidence(NamedTuple):
     remarks: Sequence[str] = ()  # on what is not shown
 
 
+class ClassShare(NamedTuple):
+    """The accuracy on one class, and where it lies with 95 % confidence, for this class by itself."""
+
+    accuracy: ClassAccuracy
+    interval: Interval
+
+
+class LabelledSection(NamedTuple):
+    """What a page shows of labelled pictures: how many are right, the lowest classes, the wrong pictures."""
+
+    words: str
+    classes: list[ClassShare]
+    worst: Sequence[WrongPicture]  # in words: the overview has their pictures
+
+
 def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
-    """Return the page of the verdicts on all checkpoints, the gravest first.
+    """Return the page of the verdicts on all checkpoints, the most severe first.
 
     A rule, a finding and a picture can be linked as `#rule=dead-channels`, `#rule=dead-channels&finding=2` and
     `#picture=1`, among several checkpoints behind `checkpoint=model.pt&`. A picture that cannot be read leaves a
     remark. `meanings` has what each rule says, by its name; `seconds` is as in `summary`.
     """
-    ordered = by_gravity(reports)
+    ordered = by_severity(reports)
     several = len(ordered) != 1
     checked: list[dict[str, Any]] = []
     room = BUDGET
@@ -81,7 +100,7 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
         evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
         room -= evidence.byte_count
         shown = readable(report)
-        labelled = None if shown.accuracy is None else labelled_section(shown.accuracy)
+        labelled = None if shown.accuracy is None else _labelled_section(shown.accuracy)
         checked.append(_checked(shown, name, evidence, several=several) | {"labelled": labelled})
     heading, *rest = summary(reports, seconds).split(" · ")
     return render_page(
@@ -95,6 +114,14 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
         few=_FEW_FINDINGS,
         meanings=meanings,
     )
+
+
+def _labelled_section(accuracy: Accuracy) -> LabelledSection:
+    lowest = accuracy.by_share[:_MOST_CLASSES]
+    left = len(accuracy.classes) - len(lowest)
+    rest = f" Of {counted(len(accuracy.classes), 'label')} the lowest are listed." if left else ""
+    classes = [ClassShare(each, interval(each.right, each.count)) for each in lowest]
+    return LabelledSection(f"{accuracy_words(accuracy)}.{rest}", classes, accuracy.worst)
 
 
 def _anchors(reports: Sequence[CheckReport]) -> list[str]:

@@ -18,7 +18,7 @@ from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import wanted_rules
 from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings
-from hookscope.cli.checkpoints import find_checkpoints
+from hookscope.cli.find_checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
 from tests.cli.conftest import Ended, names_below
 from tests.cli.test_hostile_files import (
@@ -144,7 +144,7 @@ def test_nothing_is_left_behind(variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "untrusted")
-def test_the_report_is_harmless_and_the_gravest_code_decides(checked: Checked, options: tuple[str, ...]) -> None:
+def test_the_report_is_harmless_and_the_most_severe_code_decides(checked: Checked, options: tuple[str, ...]) -> None:
     ended = checked[0][options]
     assert_harmless(ended)
     assert ended.stderr == ""

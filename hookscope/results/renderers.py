@@ -25,7 +25,7 @@ def rendered(result: object, what: str, *args: Any, **options: Any) -> Any:
         random.setstate(state)
 
 
-class Shown:
+class RenderedResult:
     """A result that prints as the command line's table and converts to what other tools read."""
 
     __slots__ = ()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hookscope.results.showing import RENDERERS, rendered
+from hookscope.results.renderers import RENDERERS, rendered
 
 
 def test_what_shows_a_result_draws_no_number_from_pythons_generator(monkeypatch: pytest.MonkeyPatch) -> None:
