@@ -244,7 +244,6 @@ def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
 
 
 def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -> None:
-    """Refuse files that could not be written in the end."""
     from hookscope.results.runs.atomic import check_writable
     from hookscope.results.runs.reports import check_report_target
 
@@ -257,7 +256,6 @@ def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -
 
 
 def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
-    """Return a folder for the evidence on each checkpoint, every one different."""
     if evidence is None:
         return [None] * len(found)
     from hookscope.results.runs.directory import check_target

@@ -155,7 +155,6 @@ def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float |
 
 
 def _head(report: CheckReport, width: int) -> Iterator[Text]:
-    """Yield the checkpoint's name, facts and verdict."""
     statuses = [outcome.status for outcome in report.outcomes]
     rules = counted(statuses.count("pass"), "rule") if report.passed else ""
     model = report.model
@@ -171,7 +170,6 @@ def _head(report: CheckReport, width: int) -> Iterator[Text]:
 
 
 def _details(report: CheckReport, width: int) -> Iterator[Text]:
-    """Yield the lines about a checkpoint below its first one."""
     if error := untold_error(report):
         yield from _lines("ERROR", error, width, "red")
     for level in _LEVELS:
@@ -188,7 +186,6 @@ def _details(report: CheckReport, width: int) -> Iterator[Text]:
 
 
 def _findings(outcome: RuleOutcome, level: str, width: int) -> Iterator[Text]:
-    """Yield the first findings of a rule at a level, and how many more there are."""
     word, style = _LEVELS[level]
     findings = [finding for finding in outcome.findings if finding.level == level]
     for finding in findings[:_FEW_FINDINGS]:

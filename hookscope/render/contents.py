@@ -59,7 +59,6 @@ def contents_report(contents: CheckpointContents, *, width: int, full: bool = Fa
 
 
 def _facts(contents: CheckpointContents, weights: Sequence[StoredPart]) -> Table:
-    """Return facts about the file, and about its weights if they are one set."""
     facts = [
         ("file", f"{contents.name} · {bytes_text(contents.byte_count)}"),
         ("kind", f"{contents.kind} · {contents.producer}" if contents.producer else contents.kind),
@@ -77,7 +76,6 @@ def _about(part: StoredPart) -> RenderableType:
 
 
 def _grid(facts: Sequence[tuple[str, str]], part: StoredPart | None = None) -> Table:
-    """Return the known facts with their names, and for a part the networks that fit, or the nearest."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -121,7 +119,6 @@ def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> Rend
 
 
 def _value_text(value: float | None) -> str:
-    """Return a statistic; a small whole number as it is."""
     return str(value) if isinstance(value, int) and abs(value) < 10**9 else number_text(value)
 
 
@@ -136,7 +133,6 @@ def _remark(tensor: StoredTensor) -> Text:
 
 
 def _oddity(tensor: StoredTensor) -> str:
-    """Return what is wrong with a tensor's values, in words; "" for nothing."""
     if tensor.nan_count is None or tensor.inf_count is None:
         return "not counted"
     counts = ((tensor.nan_count, "NaN"), (tensor.inf_count, "Inf"))
@@ -144,7 +140,6 @@ def _oddity(tensor: StoredTensor) -> str:
 
 
 def _total(parts: Sequence[StoredPart]) -> str:
-    """Return how many tensors there are in all, how large they are, and whether they are finite."""
     tensors = [(part.key, tensor) for part in parts for tensor in part.tensors]
     names = {_full(where, tensor.key) for where, tensor in tensors}
     storages: dict[str, int] = {}

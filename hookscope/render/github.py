@@ -68,7 +68,6 @@ def escaped_property(text: str) -> str:
 
 
 def _commands(report: CheckReport, file: str) -> dict[str, list[str]]:
-    """Return the lines about a checkpoint by the name of their command."""
 
     def line(name: str, what: str, message: str) -> str:
         properties = {"title": f"hookscope · {printable(report.checkpoint)} · {what}"}  # GitHub takes 255 characters
@@ -149,7 +148,6 @@ def _row(report: CheckReport) -> str:
 
 
 def _items(report: CheckReport) -> Iterator[str]:
-    """Yield the items of a checkpoint's list, failures first."""
     if error := untold_error(report):
         yield f"- **error**: {_sentence(error)}"
     for finding in report.findings:

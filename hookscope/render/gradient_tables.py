@@ -179,7 +179,6 @@ def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], 
 
 
 def _row_style(row: GradientRow | ParameterRow, verdicts: Sequence[Finding]) -> str:
-    """Return the colour of a row: a warning colour for problems, dim without a gradient, else none."""
     if row.gradient.nan_count or row.gradient.inf_count:
         return _LEVEL_STYLES["fail"]
     if verdicts:

@@ -280,7 +280,6 @@ def _strips(levels: NDArray[np.uint8], width: int, token_count: int) -> list[tup
 
 
 def _count_remark(maps: FeatureMaps, shape: tuple[int, ...], per_row: str) -> str:
-    """Return how many channels are drawn, of how many, and how they lie."""
     count, frame_count, height, width = shape
     first = f"first {count} of " if count < maps.channel_count else ""
     thing = ("value" if maps.arrangement == "vector" else "channel") + "s" * (maps.channel_count != 1)
@@ -289,7 +288,6 @@ def _count_remark(maps: FeatureMaps, shape: tuple[int, ...], per_row: str) -> st
 
 
 def _bar_labels(largest: float, *, centred: bool, one_range: bool) -> tuple[str, ...]:
-    """Return the labels under the left end, the middle if that is zero, and the right end of the colour bar."""
     if not largest:
         return ()
     low, high = (f"{-largest:.4g}", f"{largest:.4g}") if one_range else ("-max", "+max")
@@ -297,7 +295,6 @@ def _bar_labels(largest: float, *, centred: bool, one_range: bool) -> tuple[str,
 
 
 def _legend(labels: Sequence[str], marks: Sequence[tuple[int, str]], width: int) -> Indices:
-    """Draw the colour bar over its `labels`, if there are any, and beside it the meaning of marked colours."""
     blocks = []
     if labels:
         inks = [draw_text(label, _TEXT_SIZE, _DIM) for label in labels]

@@ -139,7 +139,6 @@ def _has_glyph(letter: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _in_dejavu() -> frozenset[int]:
-    """Return the code points that DejaVu has a glyph for."""
     from matplotlib.ft2font import FT2Font  # noqa: PLC0415 - as above
 
     return frozenset(FT2Font(_dejavu_file()).get_charmap())

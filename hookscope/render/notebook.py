@@ -58,7 +58,6 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
 
 
 def _overviews(result: conversion.Result) -> Iterator[str]:
-    """Yield the overview of a result that has one, the same as in its run directory."""
     if isinstance(result, Attributions):
         yield from _overviews_by_input(result)
     elif isinstance(result, Differences):
@@ -78,7 +77,6 @@ def _overviews(result: conversion.Result) -> Iterator[str]:
 
 
 def _overviews_by_input(result: Attributions) -> Iterator[str]:
-    """Yield the overviews of the first inputs, and a line that says how to see the others."""
     for index, record in enumerate(result.inputs[:_MOST_PICTURES]):
         targets = ", ".join(each.target.label for each in result.maps if each.input_index == index)
         drawn = draw_overview(result, index, photograph_of(result, index))
@@ -96,13 +94,11 @@ def feature_maps_html(maps: FeatureMaps) -> str:
 
 
 def _picture(png: bytes, text: str) -> str:
-    """Return a picture in the page itself, and `text` in its place for those who cannot see it."""
     data = base64.b64encode(png).decode("ascii")
     return f'<p><img alt="{escape(safe_text(text))}" src="data:image/png;base64,{data}" style="max-width:100%"></p>\n'
 
 
 def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
-    """Yield the first grids, and a line that says how to see the others."""
     yield from (feature_maps_html(each) for each in maps[:_MOST_PICTURES])
     if len(maps) > _MOST_PICTURES:
         more = counted(len(maps) - _MOST_PICTURES, "more grid")

@@ -168,7 +168,6 @@ def _draw_line(
 
 
 def _draw_histogram(axes: Axes, row: GradientRow) -> None:
-    """Draw one panel: shares of the values other than zero, on an axis that suits their spread."""
     values = _nonzero(row)
     if values is None:
         return

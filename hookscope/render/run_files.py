@@ -137,7 +137,6 @@ def _draw_grids(
     cmap: str,
     scale: Literal["channel", "layer"],
 ) -> list[Grid]:
-    """Draw the grids into `folder`; return what each shows, and where."""
     names = [f"grids/{grids.grid_name(each, row_count, input_count=len(inputs))}" for each in maps]
 
     def draw(each: FeatureMaps, name: str) -> Grid:
@@ -196,7 +195,6 @@ def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
 
 
 def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance) -> list[str | None]:
-    """Write the pictures of the first inputs; return for each input its path in the run, or None."""
     names: list[str | None] = [None] * len(inputs)
     for index, record in enumerate(inputs[:SHOWN_INPUTS]):
         if record.size is not None and record in provenance.pictures:

@@ -149,7 +149,6 @@ class _Told:
             yield _notification("note", self._named(f"skipped {rules}: {reason}"), location)
 
     def _named(self, message: str) -> str:
-        """Return a message that says which checkpoint it is about, where the place does not."""
         return message if self.file else f"{self.report.checkpoint}: {message}"
 
 

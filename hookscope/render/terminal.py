@@ -186,7 +186,6 @@ def title_lines(inspection: Activations | Gradients | Attributions) -> list[Text
 
 
 def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Column]:
-    """Return the columns of the layer table but the flags, in the order they are shown."""
     all_statistics = [row.activation for row in rows]
     shapes = ["-" if "not a tensor" in row.flags else shape_text(row.activation.shape) for row in rows]
     medians = [(each.quantiles[_MEDIAN] if each.quantiles else None, each.element_count) for each in all_statistics]
@@ -219,7 +218,6 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
 
 
 def _flag_words(row: LayerRow, *, full: bool) -> Text:
-    """Return the row's flags, with the numbers behind them; in full, with the rows that it repeats or stands for."""
     statistics = row.activation
     details = {
         "non-finite": f": {integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf",
@@ -232,7 +230,6 @@ def _flag_words(row: LayerRow, *, full: bool) -> Text:
 
 
 def _row_style(row: LayerRow) -> str:
-    """Return the colour of a row that asks for attention, or an empty string."""
     return next((style for flag, style in _ALARMS.items() if flag in row.flags), "")
 
 
@@ -253,7 +250,6 @@ def _tree_names(rows: Sequence[ModuleRow]) -> list[str]:
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> Text:
-    """Return at most two shapes in words, and how many more there are."""
     more = f" +{len(shapes) - 2}" if len(shapes) > 2 else ""
     return safe_line(", ".join(shape_text(shape) for shape in shapes[:2]) + more or "-")
 

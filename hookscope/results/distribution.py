@@ -142,7 +142,6 @@ def bin_values(values: NDArray[np.floating]) -> tuple[NDArray[np.int32], NDArray
 
 
 def _keys_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return the bin that each finite value falls in."""
     mantissas, exponents = np.frexp(np.abs(np.asarray(values, np.float64)))  # a magnitude is m 2^e, 0.5 <= m < 1
     keys = key_of(exponents - 1) + (mantissas * (2 * PARTS)).astype(np.int64) - PARTS
     return np.where(values == 0, 0, np.where(values < 0, -keys, keys))

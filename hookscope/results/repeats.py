@@ -65,7 +65,6 @@ def _repeating_others(rows: Sequence[Row], left_out: Collection[str]) -> list[Ro
 
 
 def _with_activations(run: Activations, rows: Sequence[LayerRow]) -> Activations:
-    """Return the run with other rows, numbered anew, and what is drawn of them."""
     maps, summaries = _of_rows(run.feature_maps, rows), _of_rows(run.map_summaries, rows)
     return replace(run, rows=_numbered(rows), feature_maps=maps, map_summaries=summaries)
 

@@ -159,7 +159,6 @@ def _classes(prediction: Prediction | None) -> list[tuple[str, str, float]]:
 
 
 def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
-    """Return the plots over depth that the run has numbers for."""
     labels = [layer.label for layer in layers]
     activations = [layer.row.activation for layer in layers]
     figures = [distributions(labels, activations, [layer.flagged for layer in layers])]

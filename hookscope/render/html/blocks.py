@@ -120,7 +120,6 @@ def _joins(row: LayerRow, sources: Sequence[int | str], module: str, around: Seq
 
 
 def _modules_around(row: LayerRow) -> list[str]:
-    """Return the modules that a row is inside, from the network inwards, as far as the tree has them."""
     if row.owner is None and not row.layer:
         return []
     module = row.layer.rpartition(".")[0] if row.owner is None else row.owner

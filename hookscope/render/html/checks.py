@@ -125,7 +125,6 @@ def _labelled_section(accuracy: Accuracy) -> LabelledSection:
 
 
 def _anchors(reports: Sequence[CheckReport]) -> list[str]:
-    """Return a name for each checkpoint that can stand in an address, every one different."""
     names: list[str] = []
     for report in reports:
         name = slug(report.checkpoint)
@@ -135,7 +134,6 @@ def _anchors(reports: Sequence[CheckReport]) -> list[str]:
 
 
 def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> dict[str, Any]:
-    """Return a checkpoint as the page shows it."""
     prefix = f"checkpoint={name}&" if several else ""
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
     by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
@@ -161,7 +159,6 @@ def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: boo
 
 
 def _findings(outcomes: Sequence[RuleOutcome], prefix: str, by_layer: Mapping[str, str]) -> list[ShownFinding]:
-    """Return all findings, failures first, each with what it leads to."""
     found = []
     for outcome in outcomes:
         rule = f"{prefix}rule={outcome.rule}"
@@ -262,7 +259,6 @@ def _contents(folder: Path) -> RunRecord:
 
 
 def _picture(png: bytes, layer: str, alternative: str) -> EvidencePicture | None:
-    """Return a picture with its caption; None if it is damaged."""
     try:
         with Image.open(io.BytesIO(png), formats=["PNG"]) as file:
             size = file.size

@@ -264,7 +264,6 @@ def _names(names: Sequence[str]) -> list[tuple[float, str]]:
 
 
 def _block_names(blocks: Sequence[str]) -> list[tuple[float, str]]:
-    """Return place and name of the blocks, the longest first, that stand clear of each other."""
     across = _across(len(blocks))
     starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
     lengths = dict(zip(starts, np.diff([*starts, len(blocks)]).tolist(), strict=True))

@@ -77,7 +77,6 @@ def _asset(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Allow this style, this script and pictures inside the page; nothing else."""
     sources = {"style-src": style, "script-src": script}
     digests = {name: hashlib.sha256(text.encode()).digest() for name, text in sources.items() if text}
     own = [f"{name} 'sha256-{base64.b64encode(digest).decode()}'" for name, digest in digests.items()]

@@ -100,7 +100,6 @@ def shrink_all(
 def _shrink_within(
     grids: Sequence[Grid], read: Callable[[str], bytes], fidelity: Fidelity, budget: int
 ) -> list[Picture | None]:
-    """Return the pictures up to the first that does not fit."""
     pictures: list[Picture | None] = []
     total = 0
     # Pillow lets go of the interpreter while it packs and unpacks.
@@ -146,7 +145,6 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
 
 
 def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:
-    """Yield what the grid shows and this picture leaves out."""
     if grid.extra_token_count:
         apart = counted(grid.extra_token_count, "token")
         yield f"not here but in the run's own grid: {apart} apart, such as a class token"

@@ -153,7 +153,6 @@ def _heading(result: Activations) -> list[Line]:
 
 
 def _input_block(result: Activations, index: int, columns: MapColumns) -> Block:
-    """Return one input, and its maps beside it."""
     picture = input_picture(result, index, _WORDS, 260 if columns.with_strongest else 160)
     words = _input_lines(result, index)
     width = _WORDS if columns.summaries else INNER

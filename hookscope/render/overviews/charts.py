@@ -126,7 +126,6 @@ class Chart:
                 pen.line([(self._x(place), dash), (self._x(place), dash + 3)], GREY, 1)
 
     def _write_head(self, image: Image.Image, top: int) -> None:
-        """Write the title on the left, and the key to colours and marks on the right."""
         pen, drawn = ImageDraw.Draw(image), font(TEXT)
         pen.text((MARGIN, top), in_font(self.title), INK, font(NAME))
         key: list[tuple[str, Colour, Shape | Mark]] = [(each.name, each.colour, each.shape) for each in self.series]
@@ -180,7 +179,6 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _tail(block: str) -> str:
-    """Return the last two parts of a dotted name, or the last one."""
     parts = block.split(".")
     two = ".".join(parts[-2:])
     return two if len(two) <= _LONGEST_NAME else parts[-1]
@@ -236,7 +234,6 @@ def _draw_series(
 
 
 def _swatch(colour: Colour, shape: Shape | Mark) -> Image.Image:
-    """Draw what stands before a name in the key."""
     swatch = Image.new("RGB", (22 * _SMOOTH, 20 * _SMOOTH), PAPER)
     pen = _Pen(ImageDraw.Draw(swatch))
     if shape in ("cross", "triangle"):
@@ -261,7 +258,6 @@ def _height(value: float, low: float, high: float, *, percent: bool) -> float:
 
 
 def _log_range(series: Sequence[Series]) -> tuple[float, float]:
-    """Return the exponents that the axis begins and ends with."""
     shown = [value for each in series for value in each.values if value is not None and _shown(value, percent=False)]
     if not shown:
         return -1.0, 1.0

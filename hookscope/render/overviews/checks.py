@@ -69,7 +69,6 @@ def _words(report: CheckReport) -> list[Line]:
 
 
 def _wrong_pictures(worst: Sequence[WrongPicture], pictures: Sequence[NDArray[np.uint8] | None]) -> list[Block]:
-    """Return the wrong pictures in rows, each with its label and what it is taken for."""
     if not worst:
         return []
     width = (INNER - (_ACROSS - 1) * GAP) // _ACROSS
@@ -119,7 +118,6 @@ def _wrong_lines(wrong: WrongPicture) -> list[Line]:
 
 
 def _maps(summaries: Sequence[MapSummary]) -> list[Block]:
-    """Return the maps of the first failing layers."""
     if not summaries:
         return []
     columns = MapColumns(summaries[:MOST_STAGES], MARGIN)

@@ -67,7 +67,6 @@ def _heading(result: Gradients) -> list[Line]:
 
 
 def _verdict_block(result: Gradients) -> Block:
-    """Return the first input beside the verdicts."""
     picture = input_picture(result, 0, _PICTURE, _PICTURE) if result.inputs else None
     left = picture.width + 20 if picture else 0
     lines = finding_lines(result.verdicts, "No issues found.")

@@ -154,18 +154,15 @@ class MapColumns:
 
 
 def _why(each: MapSummary) -> str:
-    """Return why a channel is shown: for what it holds, or because none is stronger."""
     held = "NaN" if np.isnan(each.strongest).any() else "Inf"
     return "strongest" if np.isfinite(each.strongest).all() else f"holds {held}"
 
 
 def _height(size: tuple[int, int], width: int) -> int:
-    """Return how high a map of so many rows and columns is when it is drawn this wide."""
     return max(12, min(round(width * size[0] / size[1]), round(width * _TALLEST)))
 
 
 def _paste(image: Image.Image, values: NDArray[np.float32], top: int, left: int, width: int, height: int) -> None:
-    """Draw a map this large, with a bar and the ends of its scale below."""
     pixels = Image.fromarray(coloured(values))
     larger = pixels.width <= width and pixels.height <= height
     way = Image.Resampling.NEAREST if larger else Image.Resampling.BOX
