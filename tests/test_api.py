@@ -1,21 +1,28 @@
 import doctest
+import inspect
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor, nn
 
 import hookscope
+import hookscope.api
 from tests.fork_server import ForkServer
 
 CAT = Path(__file__).parents[1] / "sample_images" / "cat.jpg"
@@ -76,21 +83,74 @@ OF_COMMANDS = {
     *("update_baseline", "junit", "sarif", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
 }
 OF_FUNCTIONS = {"on_progress", "on_error"}
-OTHER_NAMES = {"checkpoints": "checkpoint"}
+OTHER_NAMES = {"checkpoint": "checkpoints"}  # the function takes one
+COMMANDS = ["activations", "attribute", "check", "checkpoint", "diff", "grads", "layers", "report"]
 
 
-@pytest.mark.parametrize("name", ["activations", "grads", "diff", "check", "checkpoint", "layers", "report"])
-def test_a_function_takes_what_its_command_takes(name: str) -> None:
+def options_of(name: str) -> dict[str, tuple[Any, Any, str]]:
+    """The type, default and help of each option and argument of a command, by the name that its function has for it."""
     command = getattr(import_module(f"hookscope.cli.{name}"), name)
-    options = {OTHER_NAMES.get(each, each): each for each in signature(command).parameters}
-    parameters = signature(getattr(hookscope, name)).parameters
+    types = get_type_hints(command, include_extras=True)
+    options = {}
+    for option, parameter in signature(command).parameters.items():
+        annotated, info = get_args(types[option])
+        renamed = next((ours for ours, theirs in OTHER_NAMES.items() if theirs == option), option)
+        options[renamed] = (str if renamed != option else annotated, parameter.default, info.help)
+    return options
+
+
+@pytest.fixture(scope="module")
+def api_with_types() -> Iterator[ModuleType]:
+    """`hookscope.api` with the imports that are for type checkers only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typing.TYPE_CHECKING", True)
+        spec = spec_from_file_location("hookscope.api_with_types", hookscope.api.__file__)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def literals(annotation: Any) -> set[object]:
+    """The values of every Literal in an annotation."""
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+    return {value for part in get_args(annotation) for value in literals(part)}
+
+
+def examples(annotation: Any) -> list[Any]:
+    """Values that a command line may give for an option of this type."""
+    if found := literals(annotation):
+        return [*found]
+    known = {str: "a", bool: True, int: 1, float: 1.5, Path: Path("a"), list[str]: ["a", "b"]}
+    given = get_args(annotation) if get_origin(annotation) is UnionType else [annotation]
+    return [known[part] for part in given if part is not NoneType]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_function_and_its_command_have_the_same_options(name: str, api_with_types: ModuleType) -> None:
+    function, options = getattr(api_with_types, name), options_of(name)
+    types, parameters = get_type_hints(function), signature(function).parameters
     known = OF_COMMANDS - ({"out"} if name == "report" else set())
     assert set(parameters) - OF_FUNCTIONS == set(options) - known
+    assert all(help_text for _, _, help_text in options.values())
 
-    defaults = {each: signature(command).parameters[option].default for each, option in options.items()}
-    for each in set(parameters) - OF_FUNCTIONS - {"grids_for"}:  # a command draws, a function does when it is asked to
-        ours = parameters[each].default
-        assert ours is Parameter.empty or (ours or None) == (defaults[each] or None), each
+    described = (inspect.getdoc(function) or "") + (inspect.getdoc(api_with_types.activations) or "")
+    assert [each for each in parameters if not re.search(rf"^ +{each}: |`{each}`", described, re.MULTILINE)] == []
+
+    for each in set(parameters) - OF_FUNCTIONS:
+        given, default, _ = options[each]
+        adapter = TypeAdapter(types[each], config=ConfigDict(arbitrary_types_allowed=True, strict=True))
+        if literals(types[each]) and given is str:  # a sentence lists them: the help would not have room
+            assert literals(types[each]) <= {*re.findall(r"[a-z+-]+", options[each][2])}, each
+        else:
+            for value in examples(given):
+                assert adapter.validate_python(value) == value, each
+            assert literals(types[each]) == literals(given), each
+        if each != "grids_for":  # a command draws, a function does when it is asked to
+            ours = parameters[each].default
+            assert ours is Parameter.empty or (ours or None) == (default or None), each
 
 
 def test_the_library_does_what_the_command_does(

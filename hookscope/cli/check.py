@@ -1,7 +1,6 @@
 """`hookscope check`: the verdict on checkpoints that a CI job trusts."""
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,16 +12,25 @@ import typer
 
 from hookscope.cli import options
 from hookscope.cli import sections as under
+from hookscope.cli.ci_output import (
+    check_ci_files,
+    chosen_format,
+    ci_writers,
+    print_annotations,
+    step_summary,
+    write_each,
+)
 from hookscope.cli.console import consoles, progress_bar, report
-from hookscope.errors import HookscopeError, OutputError, UsageError, most_severe
+from hookscope.errors import OutputError, UsageError, most_severe
 from hookscope.text import safe_text, slug
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hookscope.checkpoints.sandbox import Limits
+    from hookscope.checks.baseline import Baseline
     from hookscope.checks.settings import CheckSettings
-    from hookscope.cli.check_workers import Checked
+    from hookscope.cli.check_workers import Checked, CheckJob
     from hookscope.results.check import CheckReport
 
 Format = Literal["text", "json", "github", "markdown"]
@@ -150,7 +158,7 @@ def check(
     from hookscope.checks.judging import wanted_rules
     from hookscope.checks.settings import with_options
     from hookscope.cli.check_sarif import sarif_log, write_sarif
-    from hookscope.cli.check_workers import Checked, CheckJob, check_workers
+    from hookscope.cli.check_workers import CheckJob
     from hookscope.cli.find_checkpoints import find_checkpoints
 
     with sarif_log(sarif, config):
@@ -163,42 +171,28 @@ def check(
         settings = with_options(replace(settings, baseline=baseline or settings.baseline), given)
         wanted = wanted_rules(settings, select or (), ignore or ())
         found = find_checkpoints(checkpoints)
-        chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
-        summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
-        known = None
-        if update_baseline:
-            _check_can_renew(settings, found)
-        elif settings.baseline is not None:
-            from hookscope.checks.baseline import read_baseline
-
-            known = read_baseline(settings.baseline)
+        chosen = chosen_format(report_format)
+        summary = step_summary(chosen)
+        known = _known_baseline(settings, found, renews=update_baseline)
         _check_targets(junit, page, summary)
-        folders = _evidence_folders(evidence, found)
         work = [
             CheckJob(name, settings, wanted, trust, device, known, folder, update_baseline)
-            for name, folder in zip(found, folders, strict=True)
+            for name, folder in zip(found, _evidence_folders(evidence, found), strict=True)
         ]
         tables, messages = consoles(json=chosen in ("json", "markdown"))
         at_once = min(jobs, len(found))
-        finished: dict[int, Checked] = {}
-        with progress_bar(messages, shown=True) as advance:
-            for position, checked in check_workers(work, _limits(timeout, memory, at_once, device), at_once):
-                finished[position] = checked
-                advance(len(finished), len(work))
-        results = [finished[position] for position in range(len(work))]
+        results = _run(work, _limits(timeout, memory, at_once, device), at_once, messages)
         reports = [each.report for each in results]
-        failures: list[HookscopeError] = []
-        job = _job(checkpoints)
-        writers = list(_writers(reports, junit, page, summary, job, time.perf_counter() - began))
+        job, seconds = _job(checkpoints), time.perf_counter() - began
+        writers = [
+            *ci_writers(reports, junit, summary, seconds=seconds, job=job),
+            *_page_writer(reports, page, seconds),
+        ]
         if update_baseline:
             writers.append(partial(_renew, settings, results[0]))
         if sarif is not None:
             writers.append(partial(write_sarif, sarif, reports, config))
-        for write in writers:
-            try:
-                write()
-            except HookscopeError as error:
-                failures.append(error)
+        failures = write_each(writers)
     _show(reports, chosen, tables, job, time.perf_counter() - began)
     _say_no_evidence(reports, evidence)
     _show_bugs(results)
@@ -232,8 +226,12 @@ def _inform(rules: bool, explain: str | None, init: bool) -> int:
     return 0
 
 
-def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
-    """Refuse `--update-baseline` without exactly one checkpoint and a file to write."""
+def _known_baseline(settings: "CheckSettings", found: Sequence[str], *, renews: bool) -> "Baseline | None":
+    """Read the baseline to compare with; None without one, and where `--update-baseline` is to write it."""
+    if not renews:
+        from hookscope.checks.baseline import read_baseline
+
+        return None if settings.baseline is None else read_baseline(settings.baseline)
     from hookscope.results.runs.atomic import check_writable
 
     if settings.baseline is None:
@@ -241,18 +239,15 @@ def _check_can_renew(settings: "CheckSettings", found: Sequence[str]) -> None:
     if len(found) != 1:
         raise UsageError(f"--update-baseline takes one checkpoint, not {len(found)}: name one.")
     check_writable(settings.baseline, "--baseline")
+    return None
 
 
-def _check_targets(junit: Path | None, page: Path | None, summary: str | None) -> None:
-    from hookscope.results.runs.atomic import check_writable
+def _check_targets(junit: Path | None, page: Path | None, summary: Path | None) -> None:
     from hookscope.results.runs.reports import check_report_target
 
-    if junit is not None:
-        check_writable(junit, "--junit")
+    check_ci_files(junit, summary)
     if page is not None:
         check_report_target(page)
-    if summary:
-        check_writable(Path(summary), "GITHUB_STEP_SUMMARY")
 
 
 def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
@@ -292,26 +287,19 @@ def _job(checkpoints: Sequence[str]) -> str:
     return ": ".join(filter(None, (" / ".join(filter(None, names)), " ".join(checkpoints))))
 
 
-def _writers(
-    reports: "Sequence[CheckReport]",
-    junit: Path | None,
-    page: Path | None,
-    summary: str | None,
-    job: str,
-    seconds: float,
-) -> Iterator[Callable[[], None]]:
-    """Yield a function for each file to write; if one raises an OutputError, the others are still written."""
-    from hookscope.results.runs.atomic import append, write_whole
+def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "Console") -> "list[Checked]":
+    """Run the workers; return their results in the order of `work`."""
+    from hookscope.cli.check_workers import check_workers
 
-    if summary:
-        from hookscope.render.github import checks_to_markdown
+    finished: dict[int, Checked] = {}
+    with progress_bar(messages, shown=True) as advance:
+        for position, checked in check_workers(work, limits, at_once):
+            finished[position] = checked
+            advance(len(finished), len(work))
+    return [finished[position] for position in range(len(work))]
 
-        markdown = checks_to_markdown(reports, seconds=seconds, job=job)
-        yield partial(append, Path(summary), markdown, "GITHUB_STEP_SUMMARY")
-    if junit is not None:
-        from hookscope.render.junit import checks_to_junit
 
-        yield partial(write_whole, junit, checks_to_junit(reports), "--junit")
+def _page_writer(reports: "Sequence[CheckReport]", page: Path | None, seconds: float) -> Iterator[Callable[[], None]]:
     if page is not None:
         from hookscope.checks.rules import RULES
         from hookscope.render.html.checks import checks_html
@@ -333,7 +321,7 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
     typer.echo(f"hookscope: the baseline is in {path}{failed}; read the difference before you commit it.", err=True)
 
 
-def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", job: str, seconds: float) -> None:
+def _show(reports: "Sequence[CheckReport]", chosen: str, tables: "Console", job: str, seconds: float) -> None:
     if chosen == "json":
         from hookscope.results.runs.serialize import checks_to_json
 
@@ -347,11 +335,7 @@ def _show(reports: "Sequence[CheckReport]", chosen: Format, tables: "Console", j
 
         tables.print(check_report(reports, tables.width, seconds=seconds), soft_wrap=True)
     if chosen == "github":
-        from hookscope.render.github import annotations
-
-        repository = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
-        sys.stdout.flush()
-        typer.echo(annotations(reports, repository=repository), nl=False)
+        print_annotations(reports)
 
 
 def _say_no_evidence(reports: "Sequence[CheckReport]", evidence: Path | None) -> None:

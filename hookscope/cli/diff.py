@@ -1,11 +1,9 @@
 """`hookscope diff`: how two models differ, and where the difference begins."""
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +11,14 @@ import typer
 
 from hookscope.cli import options
 from hookscope.cli import sections as under
+from hookscope.cli.ci_output import (
+    check_ci_files,
+    chosen_format,
+    ci_writers,
+    print_annotations,
+    step_summary,
+    write_each,
+)
 from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import check_exports, page_line
 from hookscope.cli.run_model import arguments_of, report_all, run_path, show_result
@@ -155,12 +161,12 @@ def diff(
     from hookscope.results.runs.directory import check_target
 
     given = dict(locals())
-    chosen = report_format or ("github" if os.environ.get("GITHUB_ACTIONS") == "true" else "text")
-    summary = os.environ.get("GITHUB_STEP_SUMMARY") if chosen == "github" else None
+    chosen = chosen_format(report_format)
+    summary = step_summary(chosen)
     folder = run_path("diff", a, out, images or (), input or (), "inputs" if images or input else Path(b).name)
     check_target(folder)
     check_exports(folder, show=False, tensorboard=None, page=page)
-    _check_files(junit, summary)
+    check_ci_files(junit, summary)
     tables, messages = consoles(json=json or chosen == "markdown")
     failures: list[HookscopeError] = []
     with redirect_stdout(sys.stderr if json else sys.stdout), progress_bar(messages, shown=not quiet) as advance:
@@ -183,39 +189,16 @@ def diff(
     return most_severe([report_all(failures), EXIT_CHECK_FAILED if result.exceeded else EXIT_DONE])
 
 
-def _check_files(junit: Path | None, summary: str | None) -> None:
-    from hookscope.results.runs.atomic import check_writable
-
-    if junit is not None:
-        check_writable(junit, "--junit")
-    if summary:
-        check_writable(Path(summary), "GITHUB_STEP_SUMMARY")
-
-
 def _write_for_ci(
-    result: "Differences", conditions: Sequence[str], chosen: Format, junit: Path | None, summary: str | None
+    result: "Differences", conditions: Sequence[str], chosen: str, junit: Path | None, summary: Path | None
 ) -> list[HookscopeError]:
     """Write the conditions for CI; return what could not be written."""
     from hookscope.render.difference_checks import differences_as_check
-    from hookscope.render.github import annotations, checks_to_markdown
-    from hookscope.render.junit import checks_to_junit
-    from hookscope.results.runs.atomic import append, write_whole
+    from hookscope.render.github import checks_to_markdown
 
     checked = [differences_as_check(result, tuple(conditions))]
-    writers = []
-    if summary:
-        writers.append(partial(append, Path(summary), checks_to_markdown(checked), "GITHUB_STEP_SUMMARY"))
-    if junit is not None:
-        writers.append(partial(write_whole, junit, checks_to_junit(checked), "--junit"))
     if chosen == "markdown":
         typer.echo(checks_to_markdown(checked), nl=False)
     if chosen == "github":
-        sys.stdout.flush()
-        typer.echo(annotations(checked, repository=Path(os.environ.get("GITHUB_WORKSPACE") or ".")), nl=False)
-    failures: list[HookscopeError] = []
-    for write in writers:
-        try:
-            write()
-        except HookscopeError as error:
-            failures.append(error)
-    return failures
+        print_annotations(checked)
+    return write_each(ci_writers(checked, junit, summary))
