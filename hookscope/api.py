@@ -16,6 +16,7 @@ from hookscope.text import printable
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from hookscope.differences.running import Ways
     from hookscope.differences.sides import WeightOptions
     from hookscope.differences.weights import Weights
     from hookscope.inspection.edits import Edit
@@ -465,9 +466,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
     Raises:
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
     """
-    from hookscope.differences.running import Ways, run_diff
+    from hookscope.differences.running import run_diff
     from hookscope.differences.sides import weight_options
-    from hookscope.differences.weights import compare_weights
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.models import with_classes
@@ -476,35 +476,39 @@ def diff(  # noqa: D417 - those of `activations` are described there
     began = time.perf_counter()
     if threads_b is not None and threads_b < 1:
         raise UsageError(f"--threads-b {threads_b} is not possible: give 1 or more.")
-    reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    of_passes = {"--layer": _texts(layer), "--ops": ops, "--reference": reference, "--shadow": shadow, "--grads": grads}
-    of_passes |= {"--device-b": device_b, "--dtype": dtype, "--dtype-b": dtype_b, "--autocast-b": autocast_b}
-    of_passes |= {
+    if (loss is not None or target is not None) and not grads:
+        raise UsageError("--loss and --target need --grads.")
+    of_passes = {
+        "--layer": _texts(layer),
+        "--ops": ops,
+        "--reference": reference,
+        "--shadow": shadow,
+        "--grads": grads,
+        "--device-b": device_b,
+        "--dtype": dtype,
+        "--dtype-b": dtype_b,
+        "--autocast-b": autocast_b,
         "--mode-b train": mode_b == "train",
         "--threads-b": threads_b,
         "--edit-b": _texts(edit_b),
         "--compile-b": compile_b,
         "--output-key": output_key,
     }
-    if (loss is not None or target is not None) and not grads:
-        raise UsageError("--loss and --target need --grads.")
     has_images = not isinstance(images, list | tuple) or bool(images)
     conditions = {"maps": _texts(map), "fail_over": _texts(fail_over)}
     if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
         _refuse({"IMAGE": has_images, "--input": input, **of_passes}, "two run directories are compared as they are")
         return _compared_runs(a, b, **conditions)
+    reading = _file_options(trust, key, allow_missing, allow_unexpected)
     names = [str(each) if isinstance(each, str | Path) else None for each in (a, b)]
     of_a, of_b = weight_options(names[0], names[1], weights, weights_b, arch, reading)
     if not has_images and not input:
         _refuse(of_passes, "without IMAGE only weights are compared")
-        other_name = a if b == "same" else b
-        return compare_weights(
-            _weights(a, of_a, model_arg, seed), _weights(other_name, of_b, model_arg, seed), **conditions
-        )
+        return _compared_weights((a, of_a), (a if b == "same" else b, of_b), model_arg, seed, **conditions)
     if device_b is not None:
         choose_device(device_b, "--device-b")
     if not isinstance(a, str | Path) and isinstance(b, str | Path) and b != "same":
-        own = _given(a)  # what is said of loading is about B
+        own = _given(a)  # the options about loading are for B
     else:
         own = _load(a, of_a.weights, of_a.arch, model_arg, of_a.file, device, dtype, seed)
     loaded = with_classes(own, classes)
@@ -524,24 +528,20 @@ def diff(  # noqa: D417 - those of `activations` are described there
         seed=seed,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
-    ways = [] if autocast_b is None else [f"autocast to {autocast_b}"]
-    ways += ["train mode"] * (mode_b == "train") + ([] if threads_b is None else [f"threads: {threads_b}"])
-    ways += [f"edit {each}" for each in _texts(edit_b)] + ["compiled"] * compile_b
     return run_diff(
         session,
         with_classes(other, classes),
-        ways_b=Ways(mode_b, autocast_b, threads_b, _texts(edit_b), compile_b, tuple(ways)),
+        ways_b=_ways(mode_b, autocast_b, threads_b, _texts(edit_b), compiled=compile_b),
         layers=_texts(layer),
         ops=ops,
-        maps=_texts(map),
         reference=reference is not None,
         shadow=shadow,
-        fail_over=_texts(fail_over),
         batch_size=batch_size,
         on_progress=on_progress,
         on_error=on_error,
         loss=choose_session_loss(session, loss or "projection", target, output_key) if grads else None,
         output_key=output_key,
+        **conditions,
     )
 
 
@@ -790,6 +790,36 @@ def _compared_runs(a: Model, b: Model, **conditions: Any) -> Differences:
     return compare_runs(Path(str(a)), Path(str(b)), **conditions)
 
 
+def _compared_weights(
+    a: tuple[Model, WeightOptions],
+    b: tuple[Model, WeightOptions],
+    model_arg: Texts | Mapping[str, Any],
+    seed: int,
+    **conditions: Any,
+) -> Differences:
+    from hookscope.differences.weights import compare_weights
+
+    weights_a, weights_b = (_weights(model, options, model_arg, seed) for model, options in (a, b))
+    return compare_weights(weights_a, weights_b, **conditions)
+
+
+def _ways(
+    mode: Literal["eval", "train"],
+    autocast: Literal["bfloat16", "float16"] | None,
+    threads: int | None,
+    edits: Sequence[Any],
+    *,
+    compiled: bool,
+) -> Ways:
+    """Return how B runs, with what differs from A in words."""
+    from hookscope.differences.running import Ways
+
+    words = [] if autocast is None else [f"autocast to {autocast}"]
+    words += ["train mode"] * (mode == "train") + ([] if threads is None else [f"threads: {threads}"])
+    words += [f"edit {each}" for each in edits] + ["compiled"] * compiled
+    return Ways(mode, autocast, threads, edits, compiled, tuple(words))
+
+
 def _refuse(given: Mapping[str, Any], reason: str) -> None:
     """Raise a UsageError for the first of the options that is given."""
     for option, value in given.items():
@@ -810,7 +840,6 @@ def _weights(model: Model, options: WeightOptions, model_arg: Texts | Mapping[st
 
 
 def _another_way(loaded: LoadedModel, weights: str | None, device: str | None, dtype: str | None) -> LoadedModel:
-    """Return a copy of a module on another device or in another dtype."""
     from hookscope.inspection.device import choose_device, move_to
     from hookscope.models.construction import copied
 
