@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import Parameter, signature
@@ -38,7 +39,7 @@ def test_importing_hookscope_does_not_import_torch() -> None:
 def test_all_is_sorted_complete_and_without_repetition() -> None:
     assert hookscope.__all__ == sorted(set(hookscope.__all__))
     assert set(hookscope.__all__) == set(hookscope._HOME_BY_NAME)
-    assert set(hookscope.__all__) <= set(dir(hookscope))
+    assert dir(hookscope) == hookscope.__all__
 
 
 @pytest.mark.parametrize("name", hookscope.__all__)
@@ -199,6 +200,22 @@ def test_rows_are_found_by_their_label_and_wrong_ones_name_the_nearest(
     assert gradients["3.bias"].l2 == pytest.approx((5 * 2**2) ** 0.5)  # of a sum over two inputs
     with pytest.raises(hookscope.LayerNotFoundError, match=r"Nearest: '3.bias'"):
         gradients["3.bais"]
+
+
+def test_results_are_containers_of_their_rows(run: hookscope.Activations, gradients: hookscope.Gradients) -> None:
+    assert [row.label for row in run] == ["_conv_stem", "_bn0", "_fc"]
+    assert len(run) == 3
+    assert "_fc" in run
+    assert "_conv_stm" not in run
+    assert 0 not in run
+    parameters = ["0.weight", "0.bias", "3.weight", "3.bias"]
+    assert [row.label for row in gradients] == ["0", "1", "2", "3", *parameters]  # as they are found by label
+    assert len(gradients) == 8
+    assert all(row.label in gradients for row in gradients)
+    table = hookscope.layers(small(), layer="conv")
+    assert len(table) == 5
+    assert [row.layer for row in table if row.selected] == ["0"]
+    assert bool(replace(run, rows=()))  # which may hold where the network raised
 
 
 def test_results_become_data_frames(run: hookscope.Activations, gradients: hookscope.Gradients) -> None:

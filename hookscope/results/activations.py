@@ -13,7 +13,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.labels import row_label, row_of
 from hookscope.results.network import Failure, ModelInfo
 from hookscope.results.provenance import Provenance
-from hookscope.results.renderers import RenderedResult, rendered
+from hookscope.results.renderers import RowContainer, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.text import counted
 
@@ -160,7 +160,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run(RenderedResult):
+class Run(RowContainer):
     """The results that all runs share, with or without a backward pass.
 
     Attributes:

@@ -12,7 +12,7 @@ from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.provenance import Provenance
-from hookscope.results.renderers import RenderedResult, rendered
+from hookscope.results.renderers import RowContainer, rendered
 from hookscope.text import counted
 
 Method = Literal[
@@ -113,7 +113,7 @@ class SanityCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Attributions(RenderedResult):
+class Attributions(RowContainer):
     """Where a network looks.
 
     Attributes:
@@ -149,6 +149,9 @@ class Attributions(RenderedResult):
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write the run directory of the command: `hookscope.render.attribution_files.save_attributions`."""
         return Path(rendered(self, "save", path, **options).folder)
+
+    def _items(self) -> tuple[AttributionMap, ...]:
+        return self.maps
 
     def __getitem__(self, target: str) -> AttributionMap:
         """Return the first map of a target: "Egyptian cat".

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hookscope.errors import NothingMatchedError, nearest
-from hookscope.results.renderers import RenderedResult
+from hookscope.results.renderers import RowContainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class StoredEntry:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class CheckpointContents(RenderedResult):
+class CheckpointContents(RowContainer):
     """What a weights file holds.
 
     Attributes:
@@ -110,6 +110,9 @@ class CheckpointContents(RenderedResult):
     def nonfinite_count(self) -> int:
         """Elements that are NaN or Inf, over all tensors whose values could be counted."""
         return sum(part.nonfinite_count for part in self.parts)
+
+    def _items(self) -> tuple[StoredTensor, ...]:
+        return self.tensors
 
     def __getitem__(self, key: str) -> StoredTensor:
         """Return a tensor by its name, "conv1.weight", that of weights before others of the same name.

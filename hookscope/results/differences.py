@@ -12,7 +12,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.labels import row_of
 from hookscope.results.network import ModelInfo
 from hookscope.results.provenance import Provenance
-from hookscope.results.renderers import RenderedResult, rendered
+from hookscope.results.renderers import RowContainer, rendered
 from hookscope.text import counted
 
 Match = Literal["name", "prefix", "order", "map"]
@@ -229,7 +229,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Differences(RenderedResult):
+class Differences(RowContainer):
     """What differs between A and B.
 
     Attributes:

@@ -177,11 +177,13 @@ class Gradients(Run):
     inputs_alone: tuple[InputGradients, ...] = ()
     unlisted: tuple[str, ...] = ()
 
+    def _items(self) -> tuple[GradientRow | ParameterRow, ...]:
+        return (*(row for row in self.gradients if row.role == "output"), *self.parameters)
+
     def __getitem__(self, label: str) -> GradientRow | ParameterRow:
         """Return the gradient of an output, "layer1.0.conv1", or of a parameter, "layer1.0.conv1.weight".
 
         Raises:
             LayerNotFoundError: If no row has this label; with the nearest ones.
         """
-        rows: list[GradientRow | ParameterRow] = [row for row in self.gradients if row.role == "output"]
-        return row_of(label, [*rows, *self.parameters])
+        return row_of(label, self._items())

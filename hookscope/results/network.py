@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookscope.results.labels import row_of
-from hookscope.results.renderers import RenderedResult
+from hookscope.results.renderers import RowContainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ModuleTable(RenderedResult):
+class ModuleTable(RowContainer):
     """The modules of a network.
 
     Attributes:

@@ -5,8 +5,11 @@ output library.
 """
 
 import random
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
+
+from hookscope.errors import NothingMatchedError
 
 RENDERERS: dict[str, str] = {}
 """For each form ("text", "html", "dict", "frame", "save") the "module:function" that makes it of a result."""
@@ -53,3 +56,34 @@ class RenderedResult:
             UsageError: If pandas is not installed.
         """
         return rendered(self, "frame")
+
+
+class RowContainer(RenderedResult):
+    """A result that holds rows: `len(run)`, `for row in run`, `"layer1.0.conv1" in run`."""
+
+    __slots__ = ()
+
+    def _items(self) -> Sequence[Any]:
+        rows: Sequence[Any] = self.rows  # type: ignore[attr-defined]  # a field of the subclasses
+        return rows
+
+    def __getitem__(self, label: str) -> Any:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._items())
+
+    def __bool__(self) -> bool:
+        return True  # a run without rows is a run: it may hold the failure
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items())
+
+    def __contains__(self, label: object) -> bool:
+        if not isinstance(label, str):
+            return False
+        try:
+            self[label]
+        except NothingMatchedError:
+            return False
+        return True
