@@ -11,6 +11,7 @@ use, so that importing hookscope does not import torch.
 """
 
 from importlib import import_module
+from inspect import isfunction
 from typing import TYPE_CHECKING
 
 from hookscope.results.renderers import RENDERERS
@@ -135,6 +136,10 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module 'hookscope' has no attribute {name!r}")
     value: object = getattr(import_module(f"hookscope.{home}"), name)
+    if isfunction(value):
+        from hookscope.argument_names import naming_arguments  # noqa: PLC0415 - nor does this import torch
+
+        value = naming_arguments(value)
     globals()[name] = value
     return value
 

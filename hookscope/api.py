@@ -430,9 +430,9 @@ def diff(  # noqa: D417 - those of `activations` are described there
     compared.
 
         >>> import hookscope
-        >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_bn1:output:scale(1.1)")
+        >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_conv_stem:output:scale(1.1)")
         >>> result.births[0].layer
-        '_bn1'
+        '_conv_stem'
 
     Both run side by side, and only the current layer is held. Modules are left as they were, where they are. Arguments
     that are not described here are those of `activations`.

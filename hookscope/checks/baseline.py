@@ -30,7 +30,7 @@ from hookscope.text import one_line, printable, safe_text, strict_json
 
 SCHEMA_VERSION = 4  # version 3 has no channels, version 2 no sketches, and its quantiles are estimates
 
-RENEW = "Write a new one with --update-baseline."
+RENEW = "Write a new one with `hookscope check --update-baseline`."
 
 # float32 itself holds seven. Rounding to six moves a value by at most 5e-6 of itself: 5e-4 of the spread that drift is
 # measured in, a twentieth of the default limit of the rule `drift`.
@@ -257,7 +257,7 @@ def read_baseline(path: Path) -> Baseline:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
     except FileNotFoundError as error:
-        raise UsageError(f"There is no baseline {name}. Write one with --update-baseline.") from error
+        raise UsageError(f"There is no baseline {name}. Write one with `hookscope check --update-baseline`.") from error
     except OSError as error:
         raise UsageError(f"Baseline {name} cannot be read: {one_line(error.strerror or error)}.") from error
     if len(content) > _MOST_BYTES:

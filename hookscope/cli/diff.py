@@ -164,7 +164,7 @@ def diff(
     chosen = chosen_format(report_format)
     summary = step_summary(chosen)
     folder = run_path("diff", a, out, images or (), input or (), "inputs" if images or input else Path(b).name)
-    check_target(folder)
+    check_target(folder, "--out")
     check_exports(folder, show=False, tensorboard=None, page=page)
     check_ci_files(junit, summary)
     tables, messages = consoles(json=json or chosen == "markdown")

@@ -61,7 +61,7 @@ def run_model(
     check_cmap(given.get("cmap", "auto"))
     images, named, histogram = option.images or (), option.input or (), option.histogram or ()
     target = run_path(function.__name__, option.model, option.out, images, named, otherwise)
-    check_target(target)
+    check_target(target, "--out")
     grids = given.get("grids", True)
     check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page)
     tables, messages = consoles(json=option.json)

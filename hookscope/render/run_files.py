@@ -116,7 +116,7 @@ def draw_overview(result: Activations | Gradients) -> Image.Image:
 def check_histograms(labels: Sequence[str], result: Gradients) -> None:
     """Raise the LayerNotFoundError of a label without a gradient, or a UsageError for more than a picture holds."""
     if len(labels) > MOST_HISTOGRAMS:
-        raise UsageError(f"--histogram is given {len(labels)} times: a picture holds {MOST_HISTOGRAMS}.")
+        raise UsageError(f"{len(labels)} histograms are asked for: a picture holds {MOST_HISTOGRAMS}.")
     outputs = [row for row in result.gradients if row.role == "output"]
     known = [row.label for row in outputs if row.status == "gradient"]
     folded = {label: row.label for row in outputs for label in row.also}
@@ -124,8 +124,8 @@ def check_histograms(labels: Sequence[str], result: Gradients) -> None:
         if label not in known:
             hint = safe_text(nearest(label, known))
             if label in folded:
-                hint = f" Its row repeats '{safe_text(folded[label])}': give that, or --repeats."
-            raise LayerNotFoundError(f"--histogram '{safe_text(label)}' is no output with a gradient.{hint}")
+                hint = f" Its row repeats '{safe_text(folded[label])}': give that."
+            raise LayerNotFoundError(f"No histogram of '{safe_text(label)}': it is no output with a gradient.{hint}")
 
 
 def _draw_grids(
@@ -189,9 +189,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     try:
         save_file(dict(tensors), path)
     except SafetensorError as error:
-        raise OutputError(
-            f"Cannot write {path.name}: {error}. Free some space, or leave out --save-tensors."
-        ) from error
+        raise OutputError(f"Cannot write {path.name}: {error}. Free some space, or save without tensors.") from error
 
 
 def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance) -> list[str | None]:

@@ -57,7 +57,7 @@ class Run:
     Attributes:
         path: The folder to write into until `finish`.
         previous: Where an earlier run at `target` waits while this one takes its place.
-        option: What the user names the target with, for errors.
+        option: The option that named the target, for errors; "" for none.
     """
 
     path: Path
@@ -95,7 +95,7 @@ class Run:
 
 
 @contextmanager
-def new_run(target: Path, option: str = "--out") -> Iterator[Run]:
+def new_run(target: Path, option: str = "") -> Iterator[Run]:
     """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
 
     The target is nothing yet, an empty folder, or an earlier run, which is replaced, and else stays as it was.
@@ -120,7 +120,7 @@ def new_run(target: Path, option: str = "--out") -> Iterator[Run]:
             raise
 
 
-def check_target(target: Path, option: str = "--out") -> None:
+def check_target(target: Path, option: str = "") -> None:
     """Refuse a target that a run could not be written to, without changing anything.
 
     Raises:
@@ -314,4 +314,5 @@ def _concerns(error: OSError, folder: Path) -> bool:
 
 
 def _refusal(target: Path, reason: str, option: str, remedy: str = "Name another folder") -> OutputError:
-    return OutputError(safe_text(f"Cannot write to '{target}': {reason}. {remedy} with {option}."))
+    by = f" with {option}" if option else ""
+    return OutputError(safe_text(f"Cannot write to '{target}': {reason}. {remedy}{by}."))

@@ -26,7 +26,7 @@ def misfit(baseline: Baseline, measured: CheckMeasurements) -> str:
     assert raised.value.exit_code == 2
     assert message.isprintable()
     assert message.startswith("The baseline does not fit: ")
-    assert message.endswith("Write a new one with --update-baseline.")
+    assert message.endswith("Write a new one with `hookscope check --update-baseline`.")
     return message
 
 

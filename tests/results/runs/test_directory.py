@@ -174,7 +174,7 @@ def test_refuses_what_is_not_a_run_of_ours_and_leaves_it_alone(tmp_path: Path, m
     FOREIGN[made](target)
     before = sorted(tmp_path.rglob("*"))
     for attempt in (check_target, lambda path: write_run(path, "new")):
-        with pytest.raises(OutputError, match=r"some\\nthing.*--out\.$") as raised:
+        with pytest.raises(OutputError, match=r"some\\nthing.*Name another folder\.$") as raised:
             attempt(target)
         assert "\n" not in str(raised.value)
     assert sorted(tmp_path.rglob("*")) == before
@@ -184,6 +184,8 @@ def test_a_refusal_names_the_option_that_gave_the_folder(tmp_path: Path) -> None
     (tmp_path / "kept").write_text("mine")
     with pytest.raises(OutputError, match=r"Name another folder with --evidence\.$"):
         check_target(tmp_path / "kept", "--evidence")
+    with pytest.raises(OutputError, match=r"Name another folder\.$"):
+        check_target(tmp_path / "kept")
     with (
         pytest.raises(OutputError, match=r"Name another folder with --evidence\.$"),
         new_run(tmp_path / "kept", "--evidence"),
@@ -199,13 +201,13 @@ def test_refuses_the_current_folder_those_above_it_and_mount_points(
     monkeypatch.chdir(tmp_path / "outer" / "inner")
     for target, reason in ((Path(where), "current folder"), (Path("/"), "mount point")):
         with pytest.raises(OutputError, match=rf"{reason}.*Name a folder inside it with --out"):
-            check_target(target)
+            check_target(target, "--out")
 
 
 @pytest.mark.parametrize("name", ["x" * 240, "x" * 300, "x" * 300 + "/run", "nul\0", "\ud800"])
 def test_refuses_a_name_no_file_can_have_before_anything_is_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(OutputError, match="--out"):
-        check_target(tmp_path / "new" / name)
+        check_target(tmp_path / "new" / name, "--out")
     assert listing(tmp_path) == []
 
 
@@ -285,7 +287,10 @@ def test_a_failed_write_into_the_run_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
 def test_a_full_or_read_only_disk_is_one_line_with_the_remedy(tmp_path: Path, code: int) -> None:
-    with pytest.raises(OutputError, match=r"^Cannot write to '.*run': .*--out\.$") as raised, new_run(tmp_path / "run"):
+    with (
+        pytest.raises(OutputError, match=r"^Cannot write to '.*run': .*folder\.$") as raised,
+        new_run(tmp_path / "run"),
+    ):
         raise OSError(code, os.strerror(code))
     assert ("Free some space" in str(raised.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
     assert isinstance(raised.value.__cause__, OSError)

@@ -1,0 +1,109 @@
+"""Errors name arguments in Python, and options on the command line."""
+
+import ast
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hookscope
+from hookscope.argument_names import argument_names, with_argument_names
+
+PACKAGE = Path(hookscope.__file__).parent
+CAT = PACKAGE.parent / "sample_images" / "cat.jpg"
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+
+
+X = torch.zeros(2, 3, 8, 8)
+
+WRONG: dict[str, tuple[Callable[..., object], str]] = {
+    "layer": (partial(hookscope.activations, layer="/(/"), "`layer` '/(/' is not a regular expression"),
+    "nothing": (partial(hookscope.activations, layer=""), "e.g. `layer` conv."),
+    "resize": (partial(hookscope.activations, resize="wide"), "`resize` 'wide'"),
+    "batch-axis": (partial(hookscope.activations, batch_axis="first"), "`batch_axis` 'first' is not an axis"),
+    "input": (partial(hookscope.activations, input=["sr"]), "`input` 'sr' is not of the form NAME=VALUE"),
+    "limit": (partial(hookscope.grads, limit="vanishing"), "`limit` 'vanishing' has no number"),
+    "input-shape": (partial(hookscope.grads, input_shape=(1, 3, 8, 8)), "`input_shape` is the shape of noise"),
+    "method": (partial(hookscope.attribute, method="gradient", layer="0"), "leave out `layer`"),
+    "top": (partial(hookscope.attribute, top=0), "`top` 0 is not possible"),
+    "loss": (lambda model, x: hookscope.diff(model, "same", x, loss="mse"), "`loss` and `target` need `grads`"),
+    "threads": (lambda model, x: hookscope.diff(model, "same", x, threads_b=0), "`threads_b` 0 is not possible"),
+    "fail-over": (lambda model, x: hookscope.diff(model, "same", x, fail_over="added>1"), "It needs `shadow`"),
+    "check": (lambda model, x: hookscope.check(model, images=x, input_shape=(1, 3, 8, 8)), "leave it out, or `images`"),
+    "rule": (lambda model, x: hookscope.check(model, images=x, select="nothing"), "`select` 'nothing' is no rule"),
+    "shape": (lambda model, _: hookscope.layers(model, input_shape="wide"), "`input_shape` 'wide' is not a shape"),
+    "arch": (lambda _, __: hookscope.load_model("resnet18", arch="resnet18"), "`arch` goes with a weights file"),
+    "select": (lambda model, _: hookscope.select_layers(model, ["name:"]), "e.g. `layer` conv."),
+}
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_an_error_of_a_function_names_its_arguments(call: str) -> None:
+    function, words = WRONG[call]
+    with pytest.raises(hookscope.HookscopeError) as caught:
+        function(network(), X)
+    assert words in str(caught.value)
+    assert "--" not in re.sub(r"`hookscope [^`]*`", "", str(caught.value))  # a command to run stays one
+
+
+def test_an_error_that_is_passed_on_names_arguments() -> None:
+    told: list[hookscope.HookscopeError] = []
+    hookscope.activations(network(), [CAT, CAT], resize=8, crop=8, max_pixels=100, on_error=told.append)
+    assert [str(error).rpartition("or ")[2] for error in told] == ["give `max_pixels`."] * 2
+
+
+def test_why_a_checkpoint_could_not_be_checked_names_arguments(tmp_path: Path) -> None:
+    torch.save(network().state_dict(), tmp_path / "unknown.pt")
+    report = hookscope.check(tmp_path / "unknown.pt")
+    assert "name it with `arch`" in report.error
+    with pytest.raises(AssertionError) as caught:
+        report.raise_for_failure()
+    assert "--" not in str(caught.value)
+    assert str(caught.value).count("`arch`") == report.error.count("`arch`")  # the finding does not say it again
+
+
+@pytest.mark.parametrize("name", [each for each in hookscope.__all__ if each.islower()])
+def test_a_function_can_be_pickled_and_is_the_one_that_is_documented(name: str) -> None:
+    function = getattr(hookscope, name)
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert function.__doc__
+    assert function.__name__ == name
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("give --input-shape.", "give `input_shape`."),
+        ("(--mean, --std)", "(`mean`, `std`)"),
+        ("`hookscope layers MODEL --ops` lists them", "`hookscope layers MODEL --ops` lists them"),
+        ("pip install --force-reinstall torch", "pip install --force-reinstall torch"),
+        ("a--layer, ---layer, --layer-x", "a--layer, ---layer, --layer-x"),
+    ],
+)
+def test_only_options_that_are_arguments_are_renamed(message: str, expected: str) -> None:
+    assert with_argument_names(message, argument_names()) == expected
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The strings in a file but its docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
+
+
+def test_every_option_that_a_message_names_is_an_argument() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if not {"cli", "render"} & set(path.relative_to(PACKAGE).parts)]
+    messages = [text for path in files for text in texts(path) if re.search(r"(?<![\w-])--[a-z]", text)]
+    assert len(messages) > 100
+    renamed = [re.sub(r"`[^`]*`", "", with_argument_names(text, argument_names())) for text in messages]
+    assert [text for text in renamed if re.search(r"(?<![\w-])--[a-z]", text)] == []
