@@ -681,7 +681,7 @@ def test_a_baseline_of_an_earlier_hookscope_is_refused_in_one_line(check: Run, t
     ended = check("good.pt", "--baseline", tmp_path / "old.json")
     assert ended.code == 2
     assert "an earlier hookscope wrote it (schema version 2, this one reads 4)" in ended.errors[0]
-    assert "Write a new one with --update-baseline." in ended.errors[0]
+    assert "Write a new one with `hookscope check --update-baseline`." in ended.errors[0]
 
 
 def test_a_baseline_of_a_failing_checkpoint_says_so(check: Run, tmp_path: Path) -> None:
