@@ -426,7 +426,7 @@ REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     ((*ONES, "--limit", "vanishing=nan"), 2, ["not a positive number"]),
     ((*ONES, "--limit", "vanishing=0"), 2, ["not a positive number"]),
     ((*ONES, "--histogram", "fc3"), 5, ["'fc3'", "'fc2'"]),
-    ((*ONES, *(["--histogram", "fc1"] * 13)), 2, ["13 times", "12"]),
+    ((*ONES, *(["--histogram", "fc1"] * 13)), 2, ["13 histograms", "12"]),
     ((*ONES, "--input-shape", "1,3"), 2, ["--input-shape"]),
     (("case.py:classifier", "--input-shape", "1,x"), 2, ["'1,x'"]),
     (("case.py:classifier", "--per-image"), 2, ["--per-image", "IMAGE"]),
