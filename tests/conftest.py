@@ -36,19 +36,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the cases that a `sample` does not name to the exhaustive tests."""
-    unused: dict[str, set[str]] = {}
+    run: dict[str, bool] = {}
     for item in items:
         marker = item.get_closest_marker("sample")
-        if marker is None:
-            continue
-        case = item.callspec.id  # type: ignore[attr-defined]
-        named = {name for name in marker.args if f"-{name}-" in f"-{case}-"}
-        unused.setdefault(item.nodeid.partition("[")[0], set(marker.args)).difference_update(named)
-        if not named:
-            item.add_marker(pytest.mark.exhaustive)
-    stale = [f"{test}: {', '.join(sorted(names))}" for test, names in unused.items() if names]
+        if marker is not None:
+            case = item.callspec.id  # type: ignore[attr-defined]
+            named = any(f"-{name}-" in f"-{case}-" for name in marker.args)
+            if not named:
+                item.add_marker(pytest.mark.exhaustive)
+            test = item.nodeid.partition("[")[0]
+            run[test] = run.get(test, False) or named
+    stale = [test for test, any_named in run.items() if not any_named]
     if stale and not any("::" in each for each in config.args):  # one case alone may have been asked for
-        raise pytest.UsageError("no case has these names of a sample: " + "; ".join(stale))
+        raise pytest.UsageError(f"a sample names no case that there is: {', '.join(stale)}")
 
 
 @pytest.fixture(scope="session", autouse=True)

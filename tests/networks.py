@@ -627,7 +627,7 @@ NETWORKS: dict[str, Network] = {**TORCHVISION, **BY_HAND}
 
 # One network for each mechanism, all small: `pytest -m exhaustive` runs the others.
 MECHANISMS = (
-    *("resnext", "vit", "retinanet", "quantized resnet18"),  # residual sums in place; tokens; lists of boxes; packed int8
+    *("resnext", "vit", "retinanet", "quantized resnet18"),  # sums in place; tokens; lists of boxes; int8
     *("channels-last memory", "dtypes and odd values", "bfloat16", "complex spectrum", "ragged and nothing"),
     *("shared module", "tied weights", "parametrized weights", "stubbornly frozen BatchNorm", "changing buffers"),
     *("checkpointing", "reentrant checkpointing", "functional in-place", "inference mode inside", "gradients inside"),

@@ -130,6 +130,7 @@ def test_the_fit_is_the_least_squares_line_and_its_r_squared(
     assert (fit.slope, fit.intercept, fit.r_squared) == pytest.approx(line, abs=1e-12)
 
 
+@pytest.mark.exhaustive
 def test_ways_take_turns_and_those_of_fewer_rounds_sit_out_evenly() -> None:
     ran: list[str] = []
     ways = {name: lambda name=name: ran.append(name) for name in "ab"}

@@ -153,6 +153,7 @@ def run_check(job: Mapping[str, str], **variables: str) -> tuple[int, dict[str, 
     return ended.returncode, dict(line.split("=", 1) for line in lines), ended.stdout + ended.stderr
 
 
+@pytest.mark.exhaustive
 def test_the_action_checks_each_line_and_tells_verdict_and_files(job: dict[str, str]) -> None:
     code, outputs, printed = run_check(
         job,
@@ -189,6 +190,7 @@ def test_the_action_does_not_pass_what_checks_nothing(job: dict[str, str], check
     assert not run["invocations"][0]["executionSuccessful"]
 
 
+@pytest.mark.exhaustive
 def test_a_failed_check_is_told_from_a_python_without_hookscope(job: dict[str, str]) -> None:
     broken = NETWORKS.replace(
         "super().__init__()", "super().__init__(); self.spoilt = nn.Parameter(0 * torch.tensor([torch.inf]))"

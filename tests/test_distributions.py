@@ -33,6 +33,7 @@ def without_compiler(tmp_path: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(tmp_path / "missing")}
 
 
+@pytest.mark.exhaustive
 def test_a_wheel_is_built_of_the_source_alone_and_without_the_compiler_says_what_is_slower(
     tmp_path: Path, without_compiler: dict[str, str]
 ) -> None:

@@ -48,6 +48,7 @@ def test_the_map_of_egyptian_cat_lies_on_the_cat() -> None:
 
 @pytest.mark.parametrize("corner", [(0, 0), (112, 0), (0, 112), (112, 112)])
 @pytest.mark.parametrize("method", ["grad-cam", "layer-cam"])
+@pytest.mark.sample("grad-cam-corner0", "layer-cam-corner3")
 def test_the_map_finds_the_cat_in_the_corner_it_is_pasted_into(corner: tuple[int, int], method: Any) -> None:
     picture = Image.new("RGB", (224, 224), (124, 116, 104))
     picture.paste(Image.open(CAT).convert("RGB").resize((112, 112)), corner)
@@ -235,6 +236,7 @@ def test_tokens_that_lie_by_windows_are_no_map() -> None:
 # --- Exported programs ---
 
 
+@pytest.mark.exhaustive
 def test_an_exported_vit_has_the_map_of_its_original(vit: nn.Module, tmp_path: Path) -> None:
     picture = torch.randn(1, 3, 64, 64)
     path = tmp_path / "vit.pt2"
@@ -263,6 +265,7 @@ def test_a_box_is_looked_for_in_the_level_of_the_backbone_that_it_comes_from() -
     assert all(np.abs(each.values).max() > 0 for each in looks.maps[:1])
 
 
+@pytest.mark.exhaustive
 def test_what_swin_adds_below_and_at_the_right_is_said() -> None:
     torch.manual_seed(0)
     # 100 x 128: patches 25 x 32, then 13 x 16, 7 x 8 and 4 x 4 cells of 32: 128 rows for 100.

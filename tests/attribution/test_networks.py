@@ -216,6 +216,7 @@ def test_the_networks_are_many_enough() -> None:
 
 
 @pytest.mark.parametrize("name", MIRRORED)
+@pytest.mark.sample("resnet18", "mobilenet_v2", "vit", "fcn", "timm beit", "timm dinov2 with registers")
 def test_the_map_of_a_mirrored_picture_is_the_mirrored_map(name: str) -> None:
     build, side = MIRRORED[name]
     picture = blurred_noise(1, side)
@@ -231,6 +232,7 @@ def test_the_map_of_a_mirrored_picture_is_the_mirrored_map(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROLLED)
+@pytest.mark.sample("resnet18", "squeezenet1_1", "vit", "timm convnext")
 def test_the_map_moves_with_the_picture(name: str) -> None:
     build, side, stride = ROLLED[name]
     network = without_sides(lambda: around_the_edges(build()), blurred_noise(2, side))
@@ -246,6 +248,7 @@ def test_the_map_moves_with_the_picture(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MOVED)
+@pytest.mark.sample("swin", "vit", "timm vit", "maxvit")
 def test_the_peak_moves_with_what_is_in_the_picture(name: str) -> None:
     build, side, stride = MOVED[name]
     network = without_sides(build, blurred_noise(2, side))

@@ -37,6 +37,7 @@ def test_batches_give_what_each_picture_gives_alone(network: nn.Module, pictures
             np.testing.assert_allclose(one.values, other.values, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_nothing_but_maps_is_kept_of_many_pictures(network: nn.Module) -> None:
     held: list[int] = []
 
@@ -136,6 +137,7 @@ def inference_resnet() -> nn.Module:
         {"method": "guided-grad-cam"},
     ],
 )
+@pytest.mark.sample("options1-resnet_in_use", "options4-resnet_in_use", "options6-inference_resnet")
 def test_the_network_comes_out_as_it_went_in(build: Callable[[], nn.Module], options: dict[str, Any]) -> None:
     network = build()
     before = everything(network)
@@ -201,6 +203,7 @@ def test_a_network_that_overwrites_its_input_leaves_the_pictures_alone(pictures:
 # --- Checks ---
 
 
+@pytest.mark.exhaustive
 def test_checks_come_with_the_maps_of_the_first_batch_or_of_all() -> None:
     looks = hookscope.attribute("demo", CAT, target="Egyptian cat")
     assert [(each.name, each.passed) for each in looks.sanity] == [
@@ -213,6 +216,7 @@ def test_checks_come_with_the_maps_of_the_first_batch_or_of_all() -> None:
     assert (edges.sanity[0].name, edges.sanity[0].passed) == ("weights", False)
 
 
+@pytest.mark.exhaustive
 def test_checks_that_a_network_has_nothing_for_are_left_out() -> None:
     torch.manual_seed(0)
     detector = detection.RetinaNet(small.pyramid(), 3, detections_per_img=5, score_thresh=0.0, **small.SMALL)

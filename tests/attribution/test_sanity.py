@@ -120,6 +120,7 @@ def test_maps_without_an_order_correlate_with_none(other: Map) -> None:
 
 
 @pytest.mark.parametrize("share", DEPTHS)
+@pytest.mark.sample("0.5", "1.0")
 def test_randomising_moves_values_of_the_last_layers_alone_and_of_a_copy(trained: nn.Module, share: float) -> None:
     before = {name: value.clone() for name, value in trained.state_dict().items()}
     found = randomised(trained, share, seed=3)
@@ -170,6 +171,7 @@ def test_gradients_pass_the_first_check_and_an_edge_detector_fails_it(trained: n
 
 
 @pytest.mark.parametrize(("method", "passes"), [("gradient", True), ("guided-backprop", False)])
+@pytest.mark.sample("gradient-True")
 def test_guided_backpropagation_of_a_photograph_fails_the_first_two_checks(method: Method, passes: bool) -> None:
     loaded = load_model("demo")
     (batch,) = load_batches(["sample_images/cat.jpg"], loaded.preprocessing)

@@ -85,6 +85,7 @@ def resnet34_convolutions() -> dict[str, torch.Tensor]:
     return plain_outputs(network, batch, names)
 
 
+@pytest.mark.exhaustive
 def test_exactly_the_36_convolutions_of_resnet34_are_rows_in_execution_order(
     resnet34_run: tuple[Ended, Path], resnet34_convolutions: dict[str, torch.Tensor]
 ) -> None:
@@ -208,6 +209,7 @@ def tiny_network(width: int = 4) -> nn.Sequential:
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize("as_weights", [False, True], ids=["with --arch", "with --weights"])
+@pytest.mark.sample("with --arch-.pt", "with --weights-.pt")
 def test_a_state_dict_runs_in_its_architecture(
     run: Run, tmp_path: Path, pictures: list[Path], suffix: str, as_weights: bool
 ) -> None:
@@ -239,6 +241,7 @@ def test_random_weights_that_were_asked_for_are_told_without_alarm(run: Run, tmp
 
 
 @pytest.mark.parametrize("command", ["activations", "grads"])
+@pytest.mark.sample("activations")
 def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path: Path, command: str) -> None:
     with torch.random.fork_rng(devices=[]):
         state = torchvision.models.mnasnet0_5().state_dict()
@@ -267,6 +270,9 @@ def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path:
         ("raft_small", "flow_head.conv2", ("--resize", "128"), [3, 128, 192], 12),
         ("lraspp_mobilenet_v3_large", "classifier.scale.?", ("--resize", "64"), [3, 64, 96], 3),
     ],
+)
+@pytest.mark.sample(
+    "r3d_18-layer1.0.conv?.0-options0-input_shape0-2", "raft_small-flow_head.conv2-options2-input_shape2-12"
 )
 def test_every_kind_of_torchvision_network_gets_its_kind_of_input(
     run: Run, tmp_path: Path, model: str, pattern: str, options: Sequence[str], input_shape: list[int], rows: int
@@ -368,6 +374,7 @@ def test_a_long_table_is_folded_unless_full(run: Run) -> None:
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])
+@pytest.mark.sample("80")
 def test_no_line_of_a_table_is_wider_than_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     ended = run("activations", "demo", CAT, "--layer", "*", "--full", "--no-grids", "--out", "out")
@@ -599,6 +606,7 @@ def test_a_full_disk_under_stdout_is_an_output_that_cannot_be_written(command: R
 
 
 @pytest.mark.parametrize("options", [("--full",), ("--json", "--quiet")], ids=" ".join)
+@pytest.mark.sample("--full")
 def test_a_closed_pipe_ends_it_without_a_word(command: Run, folder: Path, options: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -634,6 +642,7 @@ def asleep(factory: str, folder: Path, environment: dict[str, str]) -> Iterator[
     ("factory", "number", "code"),
     [("sleeps_in_forward", signal.SIGINT, 130), ("sleeps_when_built", signal.SIGTERM, 143)],
 )
+@pytest.mark.sample("sleeps_in_forward-2-130")
 def test_a_signal_ends_it_at_once_and_leaves_nothing(
     folder: Path, environment: dict[str, str], factory: str, number: signal.Signals, code: int
 ) -> None:

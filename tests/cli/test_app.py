@@ -21,6 +21,7 @@ def test_these_are_all_commands() -> None:
 
 
 @pytest.mark.parametrize("command_line", [(), *((command,) for command in COMMANDS)], ids=lambda line: line or "none")
+@pytest.mark.sample("none", "command_line3", "command_line6", "command_line9")
 def test_help_has_examples_and_does_not_load_torch(environment: dict[str, str], command_line: tuple[str, ...]) -> None:
     script = (
         "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
@@ -243,6 +244,7 @@ echo "${COMPREPLY[@]}"
 
 
 @pytest.mark.parametrize("descriptor", [1, 2])
+@pytest.mark.sample("1")
 def test_a_closed_stream_is_like_the_null_device(started: Run, descriptor: int) -> None:
     done, failed = (started(option, preexec_fn=lambda: os.close(descriptor)) for option in ("--version", "--verbose"))
     assert (done.code, failed.code) == (0, 2)

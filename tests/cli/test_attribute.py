@@ -86,6 +86,7 @@ def middle_of(weights: NDArray[np.float64]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.sample("1", "6")
 def test_a_painted_square_is_found_where_it_was_painted(
     command: Run, tmp_path: Path, network: Path, orientation: int
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_method_on_the_picture_itself_finds_it_too(command: Run, tmp_path: Pat
         ((103, 97), (40, 32, 64, 60), ("--resize", "none", "--crop", "none")),  # odd, as it is
     ],
 )
+@pytest.mark.sample("size0-box0-options0", "size3-box3-options3")
 def test_padding_and_odd_sizes_move_nothing(
     command: Run, tmp_path: Path, network: Path, size: tuple[int, int], box: tuple[int, int, int, int], options: tuple
 ) -> None:
@@ -214,6 +216,7 @@ def test_json_is_all_that_stdout_gets(command: Run, tmp_path: Path, network: Pat
     assert "half of the grad-cam map" in " ".join(ended.stderr.split())
 
 
+@pytest.mark.exhaustive
 def test_quiet_says_nothing_and_an_earlier_run_is_replaced(command: Run, tmp_path: Path, network: Path) -> None:
     paint(tmp_path / "a.png", (40, 40), (8, 8, 20, 20))
     given = ("attribute", f"{network}:painted", "a.png", "--resize", "none", "--crop", "none", *AS_THEY_ARE, "-q")
@@ -223,6 +226,7 @@ def test_quiet_says_nothing_and_an_earlier_run_is_replaced(command: Run, tmp_pat
     assert len(list((tmp_path / "out/maps").iterdir())) == 1
 
 
+@pytest.mark.exhaustive
 def test_targets_have_the_names_of_a_file(command: Run, tmp_path: Path, network: Path) -> None:
     (tmp_path / "names.txt").write_text("painted\nblank\n", encoding="utf-8")
     paint(tmp_path / "a.png", (40, 40), (8, 8, 20, 20))
@@ -231,6 +235,7 @@ def test_targets_have_the_names_of_a_file(command: Run, tmp_path: Path, network:
     assert [each["target"]["label"] for each in json.loads(ended.stdout)["maps"]] == ["blank"]
 
 
+@pytest.mark.exhaustive
 def test_several_inputs_have_an_overview_each(command: Run, tmp_path: Path, network: Path) -> None:
     for number in range(3):
         paint(tmp_path / f"{number}.png", (40 + number, 40), (8, 8, 20, 20))
@@ -300,6 +305,9 @@ def test_checks_have_a_line_and_a_failed_one_a_warning(command: Run, tmp_path: P
         (("net.py:painted", "nothing.png"), 3, "nothing.png"),
         (("net.py:painted", "a.png", "--show", "--json", "--out", "a.png"), 3, "it exists and is not a folder"),
     ],
+)
+@pytest.mark.sample(
+    "given0-2-Missing IMAGE", "given2-2-7", "given4-2---method gradient", "given6-3-it exists and is not a folder"
 )
 def test_bad_input_gets_one_line_and_an_exit_code(
     command: Run, tmp_path: Path, given: tuple[str, ...], code: int, said: str

@@ -273,6 +273,7 @@ def test_what_cannot_be_checked_has_its_own_exit_code(check: Run, checkpoint: st
     assert no_traceback(ended)
 
 
+@pytest.mark.exhaustive
 def test_one_set_of_weights_is_chosen_and_run_over_the_pictures_that_are_named(check: Run, folder: Path) -> None:
     state = torch.load(folder / "good.pt")
     torch.save({"model": torch.load(folder / "broken.pt"), "ema": state}, folder / "training.ckpt")
@@ -347,6 +348,7 @@ def test_others_finish_whatever_ends_one_worker(check: Run) -> None:
     assert no_traceback(ended)
 
 
+@pytest.mark.exhaustive
 def test_workers_at_a_time_share_the_cores(
     check: Run, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +359,7 @@ def test_workers_at_a_time_share_the_cores(
         assert told in ended.stderr.splitlines()
 
 
+@pytest.mark.exhaustive
 def test_a_worker_out_of_time_is_an_error_of_its_own(check: Run, folder: Path) -> None:
     ended = check("net.py:hangs", "net.py:Sound", "--timeout", 5, "--format", "json")
     assert ended.code == 3
@@ -394,6 +397,7 @@ def test_evidence_of_checkpoints_of_one_name_is_kept_apart(check: Run, folder: P
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.sample("2-130")
 def test_interrupting_leaves_nothing_behind(
     folder: Path, environment: dict[str, str], number: signal.Signals, code: int
 ) -> None:
@@ -477,6 +481,7 @@ def test_a_folder_or_glob_without_checkpoints_matches_nothing(tmp_path: Path) ->
             find_checkpoints([source])
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_in_shards_is_checked_as_a_whole(check: Run, folder: Path, tmp_path: Path) -> None:
     state = torch.load(folder / "good.pt")
     names = sorted(state)
@@ -559,6 +564,7 @@ def test_markdown_begins_with_the_same_line_whenever_the_same_job_runs(
         assert ended.stdout.splitlines()[0] == "<!-- hookscope check: Release / weights: cut.pt cut.p? -->"
 
 
+@pytest.mark.exhaustive
 def test_sarif_holds_the_findings_with_the_rules_and_their_explanations(check: Run, tmp_path: Path) -> None:
     log = tmp_path / "logs" / "check.sarif"
     assert check("broken.pt", "--sarif", log).code == 1
@@ -584,6 +590,7 @@ def test_sarif_holds_the_findings_with_the_rules_and_their_explanations(check: R
         (("net.py:crashes",), 3, "SIGSEGV"),
     ],
 )
+@pytest.mark.exhaustive
 def test_sarif_of_a_run_that_checked_nothing_is_not_clean(
     check: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
@@ -684,6 +691,7 @@ def test_a_baseline_of_an_earlier_hookscope_is_refused_in_one_line(check: Run, t
     assert "Write a new one with `hookscope check --update-baseline`." in ended.errors[0]
 
 
+@pytest.mark.exhaustive
 def test_a_baseline_of_a_failing_checkpoint_says_so(check: Run, tmp_path: Path) -> None:
     ended = check("broken.pt", "--baseline", tmp_path / "baseline.json", "--update-baseline")
     assert ended.code == 1
@@ -820,6 +828,7 @@ def test_every_rule_is_explained(run: Run, rule: str) -> None:
 # From pre-commit and pytest
 
 
+@pytest.mark.exhaustive
 def test_as_a_pre_commit_hook(folder: Path, environment: dict[str, str], tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     repository.mkdir()
@@ -856,6 +865,7 @@ def test_as_a_pre_commit_hook(folder: Path, environment: dict[str, str], tmp_pat
     assert "broken.pt: failed" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_from_pytest_in_three_lines(
     folder: Path, environment: dict[str, str], fork_server: ForkServer, tmp_path: Path
 ) -> None:

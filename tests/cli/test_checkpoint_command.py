@@ -124,6 +124,7 @@ def test_the_lines_of_a_report_fit_eighty_columns(run: Run, tmp_path: Path) -> N
         ((), 2, "FILE"),
     ],
 )
+@pytest.mark.sample("arguments0-3-a\\\\x00b", "arguments3-5-nowhere")
 def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, word: str) -> None:
     torch.save(nn.Linear(2, 1), tmp_path / "module.pt")
     torch.save({"model": {"w": torch.ones(1)}, "ema": {"w": torch.ones(1)}}, tmp_path / "two.pt")

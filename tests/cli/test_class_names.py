@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from hookscope.models import load_model
@@ -28,6 +29,7 @@ def test_predictions_of_a_state_dict_have_names_from_the_network_the_file_or_the
     assert (wrong.code, "does not name classes: it is not UTF-8" in wrong.stderr) == (3, True)
 
 
+@pytest.mark.exhaustive
 def test_a_target_is_named_by_the_classes_of_a_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(4, 2)\n", "utf-8")
     (tmp_path / "names.json").write_text('{"cat": 0, "dog": 1}', encoding="utf-8")

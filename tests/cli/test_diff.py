@@ -182,6 +182,7 @@ def test_what_cannot_be_is_one_line_and_an_exit_code(
         ("pair.py:net", "same", "--weights-b", "kept.pt", "--key", "ema"),
     ],
 )
+@pytest.mark.sample("sides0-images0", "sides1-images1")
 def test_a_network_and_a_weights_file_each_get_the_options_that_fit(
     run: Run, tmp_path: Path, sides: tuple[str, ...], images: tuple[str, ...]
 ) -> None:

@@ -134,6 +134,12 @@ def test_from_python_there_are_the_same_results(runs: tuple[Path, Path], files: 
         (("a.pt", "other.pt"), 5, "No tensor of A (a.pt) has a partner in B (other.pt)"),
     ],
 )
+@pytest.mark.sample(
+    "arguments0-2-IMAGE goes with models that run over pictures: two run directories",
+    "arguments5-3-without run.json it is no hookscope run",
+    "arguments9-5-matches no row",
+    "arguments12-3-torn.pt",
+)
 def test_what_cannot_be_compared_is_refused_in_a_line(
     run: Run,
     runs: tuple[Path, Path],

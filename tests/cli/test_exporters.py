@@ -115,6 +115,7 @@ def half_blocks(text: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("answers", ["nothing", ""])
 @pytest.mark.parametrize("pixels", [8, 0])
+@pytest.mark.sample("8-nothing")
 def test_a_terminal_without_an_image_protocol_gets_half_blocks(picture: Path, answers: str, pixels: int) -> None:
     text = on_a_terminal(["-c", SHOW, str(picture)], answers=answers, pixels=pixels)
     [drawn] = half_blocks(text)
@@ -129,6 +130,7 @@ def test_a_terminal_without_an_image_protocol_gets_half_blocks(picture: Path, an
     assert "Failed" not in text
 
 
+@pytest.mark.exhaustive
 def test_sixel_and_kitty_are_used_where_the_terminal_knows_them(picture: Path) -> None:
     sixel = on_a_terminal(["-c", SHOW, str(picture)], answers="sixel")
     assert len(re.findall(r"\x1bP[\d;]*q", sixel)) == 1
@@ -152,6 +154,7 @@ def test_the_terminal_of_another_session_is_asked_nothing(picture: Path) -> None
 
 
 @pytest.mark.parametrize(("command", "options"), [("activations", ["--no-grids"]), ("grads", [])])
+@pytest.mark.sample("activations-options0")
 def test_the_command_shows_its_overview_after_its_tables(
     networks: Path, tmp_path: Path, command: str, options: list[str]
 ) -> None:
@@ -164,6 +167,7 @@ def test_the_command_shows_its_overview_after_its_tables(
     assert np.abs(drawn - wanted).mean() < 1
 
 
+@pytest.mark.exhaustive
 def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: Path) -> None:
     options = ["--target", "0", "--layer", "3", "--sanity", "none", "--resize", "32", "--crop", "32"]
     (tmp_path / "net.py").write_text(f"{networks.read_text()}\n\ndef scores():\n    {SCORES}\n", encoding="utf-8")
@@ -176,6 +180,7 @@ def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: 
     assert np.abs(drawn - wanted).mean() < 1
 
 
+@pytest.mark.exhaustive
 def test_a_pipe_gets_no_pictures_and_stderr_says_so(run: Run) -> None:
     for extra in ((), ("--json",), ("--quiet",)):
         plain = run("activations", "net.py:tiny", CAT, "--out", "out", *extra)
@@ -267,6 +272,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path
 
 
 @pytest.mark.parametrize("command", ["activations", "grads"])
+@pytest.mark.sample("grads")
 def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run, command: str) -> None:
     ended = run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html")
     assert (ended.code, ended.stderr) == (0, "")
@@ -275,6 +281,7 @@ def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run, comma
     assert Path("page.html").read_bytes() == Path("out.html").read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_with_json_the_page_is_told_of_on_stderr_and_quiet_says_nothing(run: Run) -> None:
     told = run("activations", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--json")
     assert json.loads(told.stdout)["run"] == "out"
@@ -304,6 +311,7 @@ def test_a_page_that_cannot_be_is_one_line_before_anything_runs(run: Run, page: 
     assert Path("thesis.html").read_text() == "mine"
 
 
+@pytest.mark.exhaustive
 def test_a_page_that_the_disk_has_no_room_for_leaves_the_run(command: Run, networks: Path, tmp_path: Path) -> None:
     # The page holds all grids, so it alone is larger than any file may be.
     ended = command(

@@ -485,6 +485,7 @@ def test_a_pass_that_breaks_off_says_so_in_the_json(run: Run) -> None:
 
 
 @pytest.mark.parametrize("limit", [4_000, 60_000], ids=["no room for tables", "no room for tensors"])
+@pytest.mark.sample("no room for tables")
 def test_a_full_disk_leaves_nothing_of_the_run(command: Run, folder: Path, limit: int) -> None:
     before = names_below(folder)
     arguments = ("--input-shape", "64,3,32,32", "--save-tensors", "--out", "out")

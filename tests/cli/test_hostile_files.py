@@ -966,8 +966,36 @@ def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> set[s
     return names_below(tmp_path)
 
 
+# One case of each kind of file and of defect: `pytest -m exhaustive` reads the others.
+ONE_OF_EACH = (
+    *("os.system in a torch file", "functools.partial in a torch file", "builtins.eval in a legacy file"),
+    *("protocol 4 in a torch file", "bare pickle of protocol 2", "opcode INST", "opcode BUILD"),
+    *("opcode STACK_GLOBAL", "opcode a call hidden behind POP", "legacy, payload in part 3", "torch's old tar"),
+    *("TorchScript with __setstate__", ".pt2 with pickled sample inputs", "pickled Module"),
+    *("pickled Namespace", "pickled numpy scalar", "a shard that runs code"),
+    *("data.pkl twice, the second one evil", "data.pkl twice, the second one evil, trusted"),
+    *("name that climbs", "bomb of 2 GiB as a storage", "one storage under 64 names"),
+    *("directory that only Python sees", "archive behind other bytes", "flipped bit in the weights"),
+    *("encrypted", "no data.pkl", "short storage", "data.pkl cut", "zip cut in the middle"),
+    *("legacy cut in its weights", "stride bomb", "tensor larger than its storage", "negative stride"),
+    *("size that overflows", "8 GiB from one call", "uninitialised memory out of torch.FloatTensor"),
+    *("key that takes years to hash", "list in a list, 50,000 deep", "a billion laughs"),
+    *("dict that holds itself", "empty dict", "tensors of the meta device"),
+    *("sparse tensor with indices out of its shape", "optimiser only", "of another network"),
+    *("safetensors: header longer than the limit", "safetensors: cut in its tensors", "safetensors: overlap"),
+    *("safetensors: shape that overflows", "safetensors: one name twice", "safetensors: invalid JSON"),
+    *("safetensors: a pickle under its name", "name: workflow command", "name: ANSI colour", "name: markup"),
+    *("name: lone surrogate", "name: tuple", "hostile prefix", "empty file", "Git LFS pointer", "gzip"),
+    *("image", "text", "folder", "dangling link", "FIFO", "device", "nothing", "file called in colour"),
+    *("index: climbing shard", "index: missing shard", "index: key in two shards", "index: itself"),
+    *("index: shard that is a FIFO", "index: not UTF-8", "index: of 100,000 brackets"),
+    *("trusted: TorchScript cut", "trusted: a class that is gone", "trusted: a call that fails"),
+)
+
+
 @pytest.mark.timeout(180)  # a hang fails soon, a stopped machine does not
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.sample(*ONE_OF_EACH)
 def test_a_hostile_or_broken_file_gets_its_sentence_and_does_nothing(
     run: Run, tmp_path: Path, case: Case, before: set[str]
 ) -> None:
@@ -978,6 +1006,7 @@ def test_a_hostile_or_broken_file_gets_its_sentence_and_does_nothing(
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("case", [each for each in CASES if not each.options], ids=lambda case: case.name)
+@pytest.mark.sample(*ONE_OF_EACH)
 def test_what_a_hostile_or_broken_file_holds_is_told_without_harm(
     run: Run, tmp_path: Path, case: Case, before: set[str]
 ) -> None:
@@ -1061,6 +1090,7 @@ IN_A_PROCESS = (
 
 
 @pytest.mark.parametrize("name", IN_A_PROCESS)
+@pytest.mark.sample("os.system in a torch file", "8 GiB from one call")
 def test_a_process_that_reads_it_ends_well_and_stays_small(
     watch: Callable[..., tuple[Ended, int]], plain_bytes: int, tmp_path: Path, name: str
 ) -> None:
@@ -1074,6 +1104,7 @@ def test_a_process_that_reads_it_ends_well_and_stays_small(
     assert peak_bytes < plain_bytes + SPARE_BYTES
 
 
+@pytest.mark.exhaustive
 def test_sixty_million_instructions_end_within_limits(
     watch: Callable[..., tuple[Ended, int]], plain_bytes: int, tmp_path: Path
 ) -> None:
@@ -1090,6 +1121,7 @@ def _without_privilege() -> None:
         libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
+@pytest.mark.exhaustive
 def test_a_file_without_permission_is_named_with_what_to_do(started: Run, networks: Path, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_bytes(networks.read_bytes())
     (tmp_path / "model.pt").write_bytes(torch_bytes(GOOD))

@@ -20,6 +20,7 @@ def test_a_picture_is_kept_as_the_network_saw_it(run: Run, tmp_path: Path, verb:
         assert np.array_equal(np.asarray(kept), expected)
 
 
+@pytest.mark.exhaustive
 def test_what_was_no_picture_has_none(run: Run, tmp_path: Path) -> None:
     np.save(tmp_path / "tensor.npy", np.zeros((3, 16, 16), np.float32))
     assert run("activations", "net.py:tiny", tmp_path / "tensor.npy", "--out", "out").code == 0

@@ -305,6 +305,7 @@ def test_an_input_by_name_that_cannot_be_is_one_line(
     assert names_below(cases) == before
 
 
+@pytest.mark.exhaustive
 def test_two_pictures_are_a_pair_of_frames_for_optical_flow(run: Run, cases: Path) -> None:
     for number in range(3):
         picture(cases / f"{number}.png", number, size=128)

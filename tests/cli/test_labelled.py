@@ -70,6 +70,7 @@ def messages(report: dict[str, Any], name: str) -> list[str]:
     return [found["message"] for rule in report["rules"] if rule["rule"] == name for found in rule["findings"]]
 
 
+@pytest.mark.exhaustive
 def test_a_sound_network_passes_and_so_does_its_half_precision_copy(reports: dict[str, dict[str, Any]]) -> None:
     for name in ("sound", "rounded"):
         assert statuses(reports[name]) == ["pass"] * 3

@@ -91,6 +91,7 @@ def test_a_position_counts_in_execution_order(run: Run) -> None:
         ("quantized_resnet18", "/^fc$/", "fc", [[1, 1000]]),
     ],
 )
+@pytest.mark.sample("ssdlite320_mobilenet_v3_large-type:conv2d@0-backbone.features.0.0.0-shapes0")
 def test_every_kind_of_torchvision_network_is_listed_with_shapes(
     run: Run, model: str, pattern: str, layer: str, shapes: list[list[int]]
 ) -> None:
@@ -101,6 +102,7 @@ def test_every_kind_of_torchvision_network_is_listed_with_shapes(
 
 
 @pytest.mark.parametrize("model", ["resnet18", "demo", "vit_b_32", "swin_t", "net.py:tiny"])
+@pytest.mark.sample("resnet18", "swin_t")
 def test_shapes_come_from_the_meta_device_where_that_works(
     run: Run, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
@@ -160,6 +162,9 @@ def test_a_network_that_raises_is_listed_up_to_there(run: Run) -> None:
         ((), 2, ["MODEL"]),
     ],
     ids=lambda value: " ".join(value) or "no model" if isinstance(value, tuple) else None,
+)
+@pytest.mark.sample(
+    "resnet18 --layer cnv1-5-words0", "resnet18 --input-shape 1,3,100000,100000-2-words3", "no model-2-words6"
 )
 def test_what_cannot_be_is_one_line(run: Run, arguments: tuple[str, ...], code: int, words: list[str]) -> None:
     ended = run("layers", *arguments)

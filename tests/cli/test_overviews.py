@@ -13,6 +13,7 @@ from tests.cli.conftest import CAT, Run, record_of
 @pytest.mark.parametrize(
     ("command", "more"), [("activations", ("--no-grids",)), ("grads", ("--grids",))], ids=["activations", "grads"]
 )
+@pytest.mark.sample("activations")
 def test_the_overview_is_the_same_with_grids_or_without_and_from_python(
     run: Run, tmp_path: Path, command: str, more: tuple[str, ...]
 ) -> None:
@@ -40,6 +41,7 @@ def test_several_pictures_share_one_overview(run: Run, tmp_path: Path, pictures:
 
 
 @pytest.mark.parametrize("command", ["activations", "grads"])
+@pytest.mark.sample("activations")
 def test_the_page_opens_with_the_overview(run: Run, tmp_path: Path, command: str) -> None:
     assert run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html").code == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -47,6 +49,7 @@ def test_the_page_opens_with_the_overview(run: Run, tmp_path: Path, command: str
     assert main.index('<img class="overview"') < main.index('<dl class="facts">') < main.index('id="findings"')
 
 
+@pytest.mark.exhaustive
 def test_a_page_of_a_run_whose_overview_is_gone_is_refused_and_one_that_never_had_it_is_not(
     run: Run, tmp_path: Path
 ) -> None:

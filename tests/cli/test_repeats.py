@@ -116,6 +116,7 @@ def test_an_edit_of_a_module_that_passes_its_input_through_shows_it(run: Run, he
     assert changed == ["1", "3", "5"]
 
 
+@pytest.mark.exhaustive
 def test_a_histogram_of_a_row_that_is_folded_is_asked_for_by_the_one_that_stays(run: Run, here: Path) -> None:
     ended = run("grads", "dropout.py:build", "picture.npy", "--histogram", "1", "--out", "out")
     assert ended.code == 5

@@ -126,6 +126,7 @@ def test_a_report_is_made_without_torch(tmp_path: Path, stored: Path) -> None:
         ("grads", "net.py:tiny", CAT, "--resize", "16", "--crop", "16", "--loss", "mse", "--grids"),
     ],
 )
+@pytest.mark.sample("command0")
 def test_a_run_of_every_command_becomes_a_report(run: Run, tmp_path: Path, command: tuple[object, ...]) -> None:
     assert run(*command, "--out", "made").code == 0
     ended = run("report", "made")

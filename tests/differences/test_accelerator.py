@@ -31,6 +31,7 @@ def compared(*, shadow: bool, scale: float) -> tuple[set[str], list[str], str]:
     return {row.origin for row in result.rows}, [birth.layer for birth in result.births], result.b.device
 
 
+@pytest.mark.exhaustive
 def test_a_network_on_a_device_is_compared_with_one_on_the_cpu(elsewhere: ProcessPoolExecutor) -> None:
     origins, births, device = elsewhere.submit(compared, shadow=False, scale=1.0).result()
     assert (origins <= {"equal", "rounding"}, births, device) == (True, [], "far:0")

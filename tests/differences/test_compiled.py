@@ -15,6 +15,8 @@ from hookscope.differences import compiled
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from tests.differences.test_backward_births import scaled
 
+pytestmark = pytest.mark.exhaustive
+
 Lower = Callable[[torch.fx.GraphModule, Sequence[Tensor]], Callable[..., Any]]
 
 

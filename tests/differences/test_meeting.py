@@ -54,6 +54,12 @@ def blocks(seconds: float = 0.0, *, scaled: bool = False) -> nn.Module:
 @pytest.mark.parametrize("most", [0, 1000, 2**30])
 @pytest.mark.parametrize("seconds", [(0.0, 0.0), (0.02, 0.0), (0.0, 0.02)])
 @pytest.mark.parametrize("reference", [None, "float64"])
+@pytest.mark.sample(
+    "in turns-None-seconds0-0",
+    "in turns-float64-seconds1-1000",
+    "at the same time-None-seconds2-1073741824",
+    "at the same time-float64-seconds0-0",
+)
 def test_rows_are_the_same_however_far_one_is_ahead(
     most: int, seconds: tuple[float, float], reference: Literal["float64"] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +76,7 @@ def test_rows_are_the_same_however_far_one_is_ahead(
 
 
 @pytest.mark.parametrize(("most", "ahead"), [(2**21, 4), (2**30, 12)])
+@pytest.mark.sample("in turns-2097152-4", "at the same time-1073741824-12")
 def test_copies_are_bounded(most: int, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_MOST_HELD", most)
     done: list[str] = []

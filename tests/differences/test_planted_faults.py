@@ -107,6 +107,7 @@ def faults(network: nn.Module) -> Iterator[Fault]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sample("vision transformer", "densenet")
 def test_each_fault_is_named_where_it_is_planted(name: str) -> None:
     network = seeded(NETWORKS[name])
     pictures = torch.randn(1, 3, 32, 32)
@@ -125,6 +126,7 @@ def test_each_fault_is_named_where_it_is_planted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sample("densenet", "vision transformer")
 def test_a_network_and_its_copy_do_not_differ(name: str) -> None:
     network = seeded(NETWORKS[name])
     result = hookscope.diff(network, "same", torch.randn(2, 3, 32, 32))

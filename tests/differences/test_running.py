@@ -375,6 +375,7 @@ def test_a_layer_that_one_side_calls_more_often_is_listed() -> None:
     assert result["end"].origin != "equal"
 
 
+@pytest.mark.sample("in turns")
 def test_only_the_layer_at_hand_is_held() -> None:
     alive: list[weakref.ref[Tensor]] = []
     most: list[int] = []
@@ -459,6 +460,7 @@ def saved_as(form: str, folder: Path) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("form", ["safetensors", "script", "trace", "export"])
+@pytest.mark.sample("in turns-safetensors", "at the same time-safetensors")
 def test_a_saved_network_does_not_differ(form: str, tmp_path: Path) -> None:
     other, options = saved_as(form, tmp_path)
     result = hookscope.diff(small(), other, pictures(), **options)

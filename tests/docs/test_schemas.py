@@ -74,6 +74,7 @@ def test_grads(run: Run, tmp_path: Path) -> None:
     check_run(tmp_path / document["run"], ("autocast", "limits"))
 
 
+@pytest.mark.exhaustive
 def test_attribute(run: Run, tmp_path: Path) -> None:
     document = check("attribute", run("attribute", "demo", CAT, "--json").stdout)
     assert document["maps"]
@@ -103,6 +104,7 @@ def test_check_and_checkpoint(run: Run, tmp_path: Path) -> None:
     assert check("checkpoint", run("checkpoint", "model.pt", "--json").stdout)["nonfinite_count"] == 1
 
 
+@pytest.mark.exhaustive
 def test_a_check_on_labelled_pictures(run: Run, tmp_path: Path) -> None:
     for label in ("Egyptian cat", "espresso"):
         (tmp_path / "data" / label).mkdir(parents=True)

@@ -160,6 +160,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @needs_chromium
 @pytest.mark.parametrize(("width", "scheme", "names"), [(1280, "light", ON_A_WIDE_SCREEN), (390, "dark", PAGES)])
+@pytest.mark.sample("1280-light-names0")
 def test_pages_are_decent_in_a_browser(
     browser: Browser,  # noqa: F811
     address: str,
@@ -180,6 +181,7 @@ def test_pages_are_decent_in_a_browser(
 
 
 @needs_chromium
+@pytest.mark.exhaustive
 def test_the_search_finds_a_rule(browser: Browser, address: str) -> None:  # noqa: F811
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"{address}index.html")

@@ -322,6 +322,7 @@ def test_c1_convolutions_of_resnet34_by_their_positions(resnet34: nn.Module) -> 
     assert [row.activation.shape for row in rows] == [*C1_SHAPES.values()]
 
 
+@pytest.mark.exhaustive
 def test_c2_the_output_of_a_stage_of_resnet50_and_its_gradients() -> None:
     generator = torch.Generator().manual_seed(0)
     image, target = torch.rand(1, 3, 224, 224, generator=generator), torch.rand(1, 1000, generator=generator)

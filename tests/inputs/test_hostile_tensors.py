@@ -74,6 +74,13 @@ def peak_bytes() -> int:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.sample(
+    "takes 8 GiB",
+    "claims more elements than it has",
+    "begins behind its storage",
+    "unpacks to 2 GiB",
+    "overflows its size",
+)
 def test_a_hostile_tensor_file_is_refused_in_bounded_time_and_memory(tmp_path: Path, name: str) -> None:
     content, phrase = HOSTILE[name]
     (tmp_path / "input.pt").write_bytes(content)
@@ -85,6 +92,7 @@ def test_a_hostile_tensor_file_is_refused_in_bounded_time_and_memory(tmp_path: P
     refusal(tmp_path / "input.pt")
 
 
+@pytest.mark.exhaustive
 def test_a_key_that_takes_years_to_hash_ends_at_the_limit_of_processor_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

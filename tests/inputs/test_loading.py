@@ -327,6 +327,7 @@ def test_a_process_without_stderr_can_read_tiff(tmp_path, monkeypatch):
     assert torch.equal(load_input(path, PLAIN)[0], as_input(pixels))
 
 
+@pytest.mark.exhaustive
 def test_a_fresh_process_reads_pictures_and_loads_a_users_network_without_torchvision_or_stray_output(tmp_path):
     # 277 is the TIFF tag for samples per pixel; Pillow logs a value that makes no sense.
     damaged = tiff(np.zeros((2, 2), dtype=np.uint8), 8).replace(

@@ -165,6 +165,7 @@ def test_what_is_quiet_is_read_without_touching_what_all_threads_share(folder, m
 
 @given(data=st.data(), batch_size=st.integers(1, 5))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.exhaustive
 def test_batches_and_errors_are_those_of_reading_one_file_after_the_other(folder, data, batch_size):
     kinds = data.draw(st.lists(st.sampled_from(sorted(folder)), max_size=12))
     paths = [folder[kind] for kind in kinds]

@@ -51,6 +51,14 @@ def as_preprocessing(transform: object) -> Preprocessing:
     "transform", PRESETS.values(), ids=[f"{type(p).__name__}{i}" for i, p in enumerate(PRESETS.values())]
 )
 @pytest.mark.parametrize("size", [(300, 451), (451, 304), (64, 72), (1, 1)], ids=str)
+@pytest.mark.sample(
+    "(300, 451)-ImageClassification0",
+    "(451, 304)-ImageClassification5",
+    "(300, 451)-SemanticSegmentation4",
+    "(300, 451)-ObjectDetection17",
+    "(451, 304)-VideoClassification20",
+    "(300, 451)-OpticalFlow22",
+)
 def test_equals_torchvisions_preset_bit_for_bit(tmp_path, transform, size):
     pixels = np.array(Image.open(SAMPLES / "cat.jpg").resize(size[::-1]))
     path = save(tmp_path / "a.png", pixels)

@@ -22,6 +22,7 @@ TENSOR_NAMES = ["a.npy", "a.safetensors", "a.pt", "a.pth"]  # .pth stands for to
 
 @pytest.mark.parametrize("name", TENSOR_NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.sample("dtype0-a.npy", "dtype1-a.npy", "dtype2-a.npy")
 def test_tensor_files_pass_unprocessed_as_float32(tmp_path, name, dtype):
     values = torch.linspace(-3, 3, 24).reshape(3, 2, 4).to(dtype)
     path = write_tensor(tmp_path / name, values)
@@ -37,6 +38,7 @@ def test_tensor_files_pass_unprocessed_as_float32(tmp_path, name, dtype):
 
 @pytest.mark.parametrize("name", TENSOR_NAMES)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.sample("dtype0-a.npy", "dtype1-a.npy", "dtype2-a.npy", "dtype3-a.npy")
 def test_tensor_files_of_other_dtypes_keep_them(tmp_path, name, dtype):
     values = torch.arange(6).reshape(1, 2, 3).to(dtype)
     tensor, _ = load_input(write_tensor(tmp_path / name, values), Preprocessing())
@@ -109,6 +111,7 @@ def test_tensors_that_are_no_input_are_refused(tmp_path, tensor, phrase):
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "uint16", "uint64"])
+@pytest.mark.sample("float8_e4m3fn", "bits8")
 def test_tensors_of_rare_dtypes_are_inputs_or_refused(tmp_path, name):
     stored = torch.zeros(3, 2, 2, dtype=torch.uint8)
     dtype = getattr(torch, name)

@@ -20,7 +20,7 @@ from hookscope.results.sketches import estimated_distance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.torch_reductions import count_in_bins
 from tests import far_device
-from tests.networks import BY_HAND, NETWORKS, batch_of
+from tests.networks import BY_HAND, MECHANISMS, NETWORKS, batch_of
 
 # What the device cannot do: nested, packed and quantised tensors; backward passes within one; autocast, which is the
 # CPU's there; DataParallel, whose inputs stay; torch's RNN cells, which start with a state on the CPU.
@@ -188,6 +188,7 @@ def operations_per_call() -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", _CHOSEN)
+@pytest.mark.sample(*MECHANISMS)
 def test_activations_are_those_of_the_cpu_and_come_in_a_single_transfer(
     elsewhere: ProcessPoolExecutor, name: str
 ) -> None:
@@ -203,6 +204,17 @@ _OF_OUTPUTS = [(name, False) for name in _CHOSEN if name in BY_HAND]
 
 
 @pytest.mark.parametrize(("name", "with_inputs"), _WITH_INPUTS + _OF_OUTPUTS)
+@pytest.mark.sample(
+    "language model-True",
+    "transformer encoder-False",
+    "functional in-place-True",
+    "complex spectrum-True",
+    "dtypes and odd values-True",
+    "compiled part-False",
+    "vit-True",
+    "stubbornly frozen BatchNorm-True",
+    "inference mode inside-False",
+)
 def test_gradients_are_those_of_the_cpu(elsewhere: ProcessPoolExecutor, name: str, with_inputs: bool) -> None:
     assert elsewhere.submit(compare_gradients, name, with_inputs).result() == []
 
@@ -221,6 +233,7 @@ def test_tensors_of_one_shape_are_reduced_together(elsewhere: ProcessPoolExecuto
     assert with_gradients < 30
 
 
+@pytest.mark.exhaustive
 def test_the_device_notes_who_looks_and_refuses_what_lies_elsewhere(elsewhere: ProcessPoolExecutor) -> None:
     assert elsewhere.submit(looks_and_refusals).result() == (["_local_scalar_dense", far_device.TRANSFER], 2.0, True)
 

@@ -27,7 +27,7 @@ from tests.inspection.test_networks import (
     seeded,
     snapshot,
 )
-from tests.networks import NETWORKS, TRAINED, Cache, batch_of
+from tests.networks import MECHANISMS, NETWORKS, TRAINED, Cache, batch_of
 
 SEED = 3
 # Where gradients of several uses are added in another order than on copies: three digits of the largest element.
@@ -297,6 +297,7 @@ def seen_by_hookscope(case: Case, **options: Any) -> tuple[Gradients, dict[str, 
 TALLIES: dict[str, dict[str, Tally]] = {"grad_output": {}, "grad_input": {}}
 
 
+@pytest.mark.sample(*MECHANISMS)
 def test_gradients_of_outputs_are_the_true_ones_and_the_model_is_left_as_it_was(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +325,7 @@ def test_gradients_of_outputs_are_the_true_ones_and_the_model_is_left_as_it_was(
     assert len(inspection.gradients) == len(inspection.rows)
 
 
+@pytest.mark.sample(*MECHANISMS)
 def test_gradients_of_inputs_are_the_true_ones_along_each_module(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     before = snapshot(case.network)
     inspection, seen = seen_by_hookscope(case, include_inputs=True)
@@ -335,6 +337,7 @@ def test_gradients_of_inputs_are_the_true_ones_along_each_module(case: Case, mon
     assert tally.wrong == []
 
 
+@pytest.mark.sample(*MECHANISMS)
 def test_nothing_is_left_after_an_exception_in_the_backward_pass(case: Case) -> None:
     kind = {"eval": ArithmeticError, "train": KeyboardInterrupt}[case.mode]
     parameters = [parameter for parameter in case.network.parameters() if parameter.requires_grad]

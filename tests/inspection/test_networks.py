@@ -22,7 +22,7 @@ from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations
 from hookscope.statistics import reduce_tensor
 from tests.hooks.test_operations import everything
-from tests.networks import NETWORKS, batch_of, conv_net
+from tests.networks import MECHANISMS, NETWORKS, batch_of, conv_net
 from tests.statistics.test_statistics import check
 
 SEED = 3
@@ -298,6 +298,7 @@ def watched(case: Case) -> Watched:
         return Watched(before, witness, case.inspect())
 
 
+@pytest.mark.sample(*MECHANISMS)
 def test_nothing_is_left_after_an_inspection(case: Case, watched: Watched) -> None:
     # Seeded and restored, a second inspection shows the same to the last bit. Flags may miss what other hooks hide.
     again = case.inspect().rows
@@ -308,6 +309,7 @@ def test_nothing_is_left_after_an_inspection(case: Case, watched: Watched) -> No
 
 
 @pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt])
+@pytest.mark.sample(*MECHANISMS)
 def test_nothing_is_left_after_an_interrupted_inspection(
     case: Case, watched: Watched, kind: type[BaseException]
 ) -> None:
@@ -338,6 +340,7 @@ def test_nothing_is_left_after_an_interrupted_inspection(
     traceback.clear_frames(error.__traceback__)  # they hold the network
 
 
+@pytest.mark.sample(*MECHANISMS)
 def test_the_output_with_every_module_hooked_is_the_plain_one(case: Case) -> None:
     if case.name == "transformer encoder":
         # Torch itself leaves its fused kernels where there are hooks, and those differ in the last digits.
@@ -367,6 +370,7 @@ def hooked_output(case: Case) -> list[Tensor]:
     return output
 
 
+@pytest.mark.sample(*MECHANISMS)
 def test_statistics_are_those_of_the_output_at_the_time_of_the_call(case: Case, watched: Watched) -> None:
     witness, inspection = watched.witness, watched.inspection
     rows = [row for row in inspection.rows if row.owner is None]

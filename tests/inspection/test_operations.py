@@ -134,6 +134,7 @@ BUILDERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 @pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.sample("resnet18", "densenet121", "googlenet", "shufflenet_v2_x0_5", "squeezenet1_1", "vit")
 def test_operations_are_those_of_the_traced_graph_in_order_with_the_same_values(name: str) -> None:
     build, size = BUILDERS[name]
     torch.manual_seed(0)
@@ -226,6 +227,7 @@ def torchlens_unwrapped() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.sample("transformers ViT", "transformers Swin")
 def test_operations_are_those_that_wrapping_torchs_functions_shows(name: str) -> None:
     build, size = WRAPPED[name]
     torch.manual_seed(0)

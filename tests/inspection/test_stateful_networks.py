@@ -168,6 +168,7 @@ RUNS: dict[str, Callable[[nn.Module], object]] = {
 
 @pytest.mark.parametrize("start", ["eval", "train", "called"])
 @pytest.mark.parametrize("reason", NETWORKS)
+@pytest.mark.sample("train")
 def test_a_network_that_changes_itself_comes_out_as_it_went_in(reason: str, start: str) -> None:
     expected = seeded_calls(built(reason, start))
     model = built(reason, start)

@@ -68,6 +68,7 @@ def all_shapes() -> dict[str, Shapes]:
 
 
 @pytest.mark.parametrize("name", FLOAT)
+@pytest.mark.sample("resnet18", "mobilenet_v2", "vgg11_bn", "swin_t", "convnext_tiny")
 def test_network_with_ten_classes_is_recognised_as_itself_or_as_a_true_tie(
     name: str, all_shapes: dict[str, Shapes]
 ) -> None:
@@ -81,6 +82,7 @@ def test_network_with_ten_classes_is_recognised_as_itself_or_as_a_true_tie(
 
 
 @pytest.mark.parametrize("name", FLOAT)
+@pytest.mark.sample("resnet18", "mobilenet_v2", "squeezenet1_1", "swin_t")
 def test_named_network_takes_the_counts_of_the_file(name: str, all_shapes: dict[str, Shapes]) -> None:
     own = adapt(name, all_shapes[name])
     assert own == Candidate(name, {}, None, ())
@@ -96,6 +98,7 @@ def test_named_network_takes_the_counts_of_the_file(name: str, all_shapes: dict[
     ("name", "classes"),
     [("quantized_mobilenet_v2", 10), ("quantized_shufflenet_v2_x1_0", 1000), ("quantized_resnet18", 10)],
 )
+@pytest.mark.sample("quantized_mobilenet_v2-10")
 def test_int8_network_is_recognised_by_what_its_layers_pack(name: str, classes: int) -> None:
     (candidate,) = recognise(shapes_of(name, num_classes=classes))
     assert candidate.model == name
@@ -260,6 +263,7 @@ def test_named_timm_network_takes_the_counts_of_the_file(
         ("test_vit", {"num_classes": 0}, {"num_classes": 0}, None),
     ],
 )
+@pytest.mark.sample("convnext_tiny-options0-arguments0-1")
 def test_timm_network_is_recognised_where_torchvision_has_none(
     name: str, options: dict[str, Any], arguments: dict[str, Any], channels: int | None
 ) -> None:
@@ -344,6 +348,7 @@ def test_a_network_that_the_installed_version_has_not_is_not_recognised(monkeypa
     assert adapt("resnet18", shapes_of("resnet18")) is None
 
 
+@pytest.mark.exhaustive
 def test_the_tag_of_weights_may_change_the_classes() -> None:
     name = "vit_tiny_patch16_224.augreg_in21k"
     shapes = timm_shapes(name)

@@ -69,6 +69,7 @@ def test_a_file_of_a_big_endian_machine_has_the_values_it_was_saved_with(tmp_pat
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "model"])
+@pytest.mark.sample("model.pt-zip", "model.safetensors-legacy", "model-safetensors")
 def test_content_decides_how_a_file_is_read(tmp_path: Path, writer: str, name: str) -> None:
     path = tmp_path / name
     WRITERS[writer](STATE, path)

@@ -142,6 +142,7 @@ def test_names_come_out_of_the_checkpoint_of_ones_own_network(tmp_path: Path) ->
         (None, ()),
     ],
 )
+@pytest.mark.sample("metadata0-names0", "metadata3-names3")
 def test_names_come_out_of_the_metadata_of_a_safetensors_file(
     tmp_path: Path, metadata: dict[str, str] | None, names: tuple[str, ...]
 ) -> None:
@@ -152,6 +153,7 @@ def test_names_come_out_of_the_metadata_of_a_safetensors_file(
     assert any("3 class names taken from its key" in note for note in found.notes) == bool(names)
 
 
+@pytest.mark.exhaustive
 def test_a_recognised_network_with_imagenets_classes_has_their_names(tmp_path: Path) -> None:
     known = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
     found = loaded(tmp_path, resnet(1000))
@@ -181,12 +183,14 @@ def test_timms_classifiers_have_imagenets_names_in_a_file_too(tmp_path: Path) ->
     assert loaded(tmp_path, ten, arch="timm:mobilenetv3_small_050").info.categories == ()
 
 
+@pytest.mark.exhaustive
 def test_segmentation_detection_and_video_have_no_names_of_imagenet(tmp_path: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         state = torchvision.models.video.r3d_18().state_dict()
     assert loaded(tmp_path, state, arch="r3d_18").info.categories == ()
 
 
+@pytest.mark.exhaustive
 def test_given_names_win_and_may_be_a_list_a_mapping_or_a_file(tmp_path: Path) -> None:
     network = loaded_module(nn.Linear(4, 3))
     (tmp_path / "names.txt").write_text("ant\nbee\ncrane\n", encoding="utf-8")

@@ -215,6 +215,13 @@ def test_what_is_not_finite_in_the_optimiser_is_counted(tmp_path: Path) -> None:
     ],
     ids=["a tensor", "a parameter", "keys that are no names", "a list", "a list of dicts", "a dict inside", "a tree"],
 )
+@pytest.mark.sample(
+    "a tensor-torch",
+    "keys that are no names-torch",
+    "a list of dicts-torch",
+    "a dict inside-legacy torch",
+    "a tree-torch",
+)
 def test_tensors_are_listed_however_they_are_kept(tmp_path: Path, kind: Kind, content: Any, names: list[str]) -> None:
     assert by_part(list_contents(saved(tmp_path / "file.pt", kind, content))) == {"": names}
 
@@ -272,6 +279,7 @@ def test_metadata_of_safetensors_is_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["torch", "legacy torch"])
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.sample("torch")
 def test_the_packed_weights_of_a_quantised_network_are_listed_too(tmp_path: Path, kind: Kind) -> None:
     packed = torch.quantize_per_tensor(torch.ones(3, 4), 0.1, 0, torch.qint8)
     bias = torch.tensor([1.0, float("nan"), 2.0])
@@ -315,6 +323,7 @@ def test_the_network_that_fits_is_named_with_its_class_count(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [nn.Linear(2, 3), [], 5, {}, {"epoch": 3}], ids=lambda it: type(it).__name__)
+@pytest.mark.sample("Linear", "dict0", "int")
 def test_what_holds_no_tensors_or_runs_code_is_refused(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "w.pt")
     with pytest.raises(UntrustedFileError if isinstance(content, nn.Module) else CheckpointError, match=r"w\.pt"):
@@ -333,6 +342,7 @@ def test_a_file_that_is_written_meanwhile_is_an_error(tmp_path: Path, monkeypatc
         list_contents(path)
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = torch.zeros(2000, 1000)
     views = {f"{at}": table[at:] for at in range(2000)}  # a file of 8 MB that shows 8 GB

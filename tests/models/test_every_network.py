@@ -13,6 +13,8 @@ from hookscope.models.names import model_names
 from hookscope.results.inputs import Preprocessing
 from tests.models.saved import tensors_of
 
+pytestmark = pytest.mark.exhaustive
+
 # Detection counts boxes, which the meta device cannot.
 DETECTION = [name for name in model_names() if any(word in name for word in ("rcnn", "retina", "ssd", "fcos"))]
 INT8 = [name for name in model_names() if name.startswith("quantized_") and "resnext" not in name]  # as ResNet

@@ -161,6 +161,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("form", "name"), WHOLE)
+@pytest.mark.sample("pickled-resnet", "scripted-video resnet")
 def test_a_network_saved_whole_computes_what_it_did(tmp_path: Path, form: str, name: str) -> None:
     network, args = build(NINE[name])
     path = tmp_path / "model.pt"
@@ -178,6 +179,7 @@ def test_a_network_saved_whole_computes_what_it_did(tmp_path: Path, form: str, n
 
 
 @pytest.mark.parametrize("form", ["pickled", "scripted", "traced", "exported"])
+@pytest.mark.sample("pickled", "scripted", "traced")
 def test_weights_of_a_whole_network_pour_into_the_one_that_arch_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:

@@ -127,6 +127,7 @@ def assert_nan_is_seen(state: Any) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sample("items", "get", "update", "__len__")
 def test_a_dict_cannot_hide_tensors(tmp_path: Path, method: str) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(hostile.with_shadows({method: "Counter"}, with_nan()))
@@ -134,6 +135,7 @@ def test_a_dict_cannot_hide_tensors(tmp_path: Path, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", TENSOR_METHODS)
+@pytest.mark.sample("detach", "numel", "dim", "copy_", "__torch_function__")
 def test_a_tensor_cannot_hide_its_values(tmp_path: Path, method: str) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(hostile.with_shadows({method: "set"}, with_nan(), on="0.bias"))
@@ -207,6 +209,7 @@ def test_a_file_cut_at_any_byte_is_called_broken(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.sample("torch")
 def test_a_file_cut_anywhere_is_called_broken_by_the_worker_as_well(tmp_path: Path, name: str) -> None:
     whole, path = FORMATS[name](SMALL), tmp_path / "model.pt"
     for length in np.linspace(0, len(whole) - 1, 8, dtype=int):
@@ -216,6 +219,7 @@ def test_a_file_cut_anywhere_is_called_broken_by_the_worker_as_well(tmp_path: Pa
 
 @pytest.mark.usefixtures("unforked")
 @pytest.mark.parametrize(("name", "count"), [("torch", 600), ("legacy", 600), ("safetensors", 300)])
+@pytest.mark.sample("torch-600")
 def test_flipped_bits_end_well_and_change_no_weights_that_a_checksum_covers(
     tmp_path: Path, name: str, count: int
 ) -> None:
@@ -260,6 +264,7 @@ def test_bytes_behind_a_good_start_are_refused(
 
 @settings(max_examples=300)
 @given(body=st.lists(st.sampled_from([bytes([each]) for each in range(256)]) | st.binary(max_size=8), max_size=60))
+@pytest.mark.exhaustive
 def test_instructions_that_make_no_sense_are_refused(
     tmp_path_factory: pytest.TempPathFactory, body: list[bytes]
 ) -> None:

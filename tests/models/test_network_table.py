@@ -70,6 +70,7 @@ def comparable(found: object) -> tuple[object, ...]:
         *("timm:inception_v3", "timm:deit_tiny_distilled_patch16_224"),
     ],
 )
+@pytest.mark.sample("googlenet")
 def test_a_network_that_is_built_is_described_as_in_the_table(model: str) -> None:
     library: Library = "timm" if model.startswith("timm:") else "torchvision"
     if not of_what_is_installed(library):

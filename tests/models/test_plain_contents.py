@@ -78,6 +78,7 @@ def with_torch(path: Path, key: str | None = None) -> CheckpointContents:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
+@pytest.mark.sample("net.pt-as published", "net.pt-int8", "net.safetensors-as published", "net.safetensors-bfloat16")
 def test_weights_are_listed_as_with_torch(tmp_path: Path, change: str, name: str) -> None:
     path = save(CHANGES[change](small_state()), tmp_path / name)
     found = without_torch(path)
@@ -135,6 +136,7 @@ NESTED: dict[str, Callable[[State], object]] = {
 
 
 @pytest.mark.parametrize("kind", NESTED)
+@pytest.mark.sample("tied tensors", "a training checkpoint", "weights far inside")
 def test_what_is_around_weights_is_listed_as_with_torch(tmp_path: Path, kind: str) -> None:
     torch.save(NESTED[kind](small_state()), tmp_path / "net.pt")
     found = without_torch(tmp_path / "net.pt")
@@ -152,6 +154,7 @@ def test_tensors_that_share_elements_are_told_without_torch(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("key", ["ema", "ema.module", "ema.module.features.0", "optimizer", "state_dict", "args"])
+@pytest.mark.sample("ema.module", "optimizer")
 def test_what_is_at_a_key_is_listed_as_with_torch(tmp_path: Path, key: str) -> None:
     path = tmp_path / "training.ckpt"
     torch.save(trained({}), path)
@@ -202,6 +205,7 @@ LEFT: dict[str, Callable[[State, Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LEFT if kind != "damage"])
+@pytest.mark.sample("views of larger storages", "later protocol", "a set")
 def test_other_files_are_left_to_torch(tmp_path: Path, kind: str) -> None:
     LEFT[kind](small_state(), tmp_path / "net.pt")
     assert without_torch(tmp_path / "net.pt") is None
@@ -234,6 +238,7 @@ def test_no_hostile_file_is_listed_without_torch_or_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.exhaustive
 def test_a_file_with_one_byte_changed_is_listed_as_with_torch_or_left_to_it(tmp_path: Path, suffix: str) -> None:
     good = save(
         OrderedDict(a=torch.arange(6.0).view(2, 3), b=torch.ones(2, dtype=torch.int64)), tmp_path / f"g{suffix}"

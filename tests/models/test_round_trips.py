@@ -18,6 +18,8 @@ from tests.models.saved import tensors_of
 
 from .test_zoo import build
 
+pytestmark = pytest.mark.exhaustive
+
 State = Mapping[str, Tensor]
 
 

@@ -43,6 +43,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(form, eager, args, load(path, 0))
 
 
+@pytest.mark.sample("scripted resnet", "traced vit", "exported vit")
 def test_names_and_classes_of_modules_and_tensors_are_the_original_ones(case: Case) -> None:
     module = case.loaded.module
     kinds = {name: type(each).__name__ for name, each in case.eager.named_modules()}
@@ -58,6 +59,7 @@ def test_names_and_classes_of_modules_and_tensors_are_the_original_ones(case: Ca
         assert torch.equal(module.state_dict()[name], tensor)
 
 
+@pytest.mark.sample("scripted resnet", "traced vit", "exported vit")
 def test_every_call_has_the_activation_and_the_gradient_that_the_eager_one_has(case: Case) -> None:
     tolerance = TOLERANCES[case.form]
     expected, outputs = witness(case.eager, case.args)
@@ -79,6 +81,7 @@ def test_every_call_has_the_activation_and_the_gradient_that_the_eager_one_has(c
         assert_near(parameters[name].grad, parameter.grad, tolerance)
 
 
+@pytest.mark.sample("scripted resnet", "traced vit", "exported vit")
 def test_an_inspection_shows_the_rows_of_the_eager_network(case: Case) -> None:
     expected = {row.label: row for row in inspect(case.eager, case.args[0], ["*"]).rows}
     rows = inspect(case.loaded, case.args[0], ["*"]).rows
@@ -95,6 +98,7 @@ def test_an_inspection_shows_the_rows_of_the_eager_network(case: Case) -> None:
         assert row.activation.l2 == pytest.approx(wanted.activation.l2, rel=1e-6)
 
 
+@pytest.mark.sample("scripted resnet", "traced vit", "exported vit")
 def test_what_the_file_lacks_is_named(case: Case) -> None:
     seen, _ = witness(case.loaded.module, case.args)
     warnings = [each for each in case.loaded.warnings if "batches" not in each]
@@ -119,6 +123,7 @@ def test_what_the_file_lacks_is_named(case: Case) -> None:
         assert all(layer in lost for layer in warning.partition("(")[2].partition(")")[0].split(", ") if layer != "…")
 
 
+@pytest.mark.sample("scripted resnet", "traced vit", "exported vit")
 def test_the_expected_input_is_the_eager_networks_and_the_exports(case: Case) -> None:
     assert infer_input_shape(case.loaded.module) == infer_input_shape(case.eager)
     if case.form != "exported":

@@ -214,6 +214,7 @@ def test_the_network_moves_to_the_meta_device_for_shapes_alone(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:SSD always returns")
+@pytest.mark.exhaustive
 def test_a_scripted_detector_runs_with_the_layers_that_can_be_hooked(tmp_path: Path) -> None:
     network = TORCHVISION["ssdlite320_mobilenet_v3_large"]
     eager, (images,) = build(network)

@@ -198,6 +198,7 @@ def code(tmp_path: Path, small: nn.Module) -> dict[str, str]:
     return {kind: str(next(tmp_path.glob(f"{kind}.*"))) for kind in ("module", "script", "program")}
 
 
+@pytest.mark.exhaustive
 def test_trust_does_not_make_a_damaged_file_good(code: dict[str, str], small: nn.Module) -> None:
     weight = next(small.parameters()).detach().numpy().tobytes()
     for path in map(Path, code.values()):
@@ -209,6 +210,7 @@ def test_trust_does_not_make_a_damaged_file_good(code: dict[str, str], small: nn
                 load_model(str(path), arch=arch, options=FileOptions(trust=True))
 
 
+@pytest.mark.exhaustive
 def test_network_in_a_file_takes_no_arguments(code: dict[str, str]) -> None:
     for path in code.values():
         with pytest.raises(UsageError, match="takes no --model-arg"):

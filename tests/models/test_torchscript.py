@@ -317,6 +317,7 @@ def test_a_trace_in_training_mode_is_said_to_stay_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:torch.ao.quantization is deprecated")
 @pytest.mark.parametrize("form", ["scripted", "traced"])
+@pytest.mark.sample("scripted")
 def test_a_quantised_script_shows_its_layers(tmp_path: Path, form: str) -> None:
     with quiet():
         eager = torchvision.models.quantization.shufflenet_v2_x0_5(weights=None, quantize=True).eval()
@@ -381,6 +382,7 @@ def test_extra_files_that_name_no_classes_are_passed_over(extra: dict[str, str |
     assert (loaded.info.categories, loaded.notes) == ((), ())
 
 
+@pytest.mark.exhaustive
 def test_a_network_of_torchvision_has_the_names_of_imagenet_and_one_with_another_head_has_none(tmp_path: Path) -> None:
     names = tuple(torchvision.models.ResNet18_Weights.DEFAULT.meta["categories"])
     for count, expected in ((1000, names), (10, ())):

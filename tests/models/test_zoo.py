@@ -113,6 +113,7 @@ def test_pattern_without_a_match_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "inception_v3", "vit_b_32", "convnext_tiny"])
+@pytest.mark.sample("squeezenet1_1", "quantized_shufflenet_v2_x0_5")
 def test_random_weights_are_those_of_the_users_own_seeded_script(name: str) -> None:
     torch.manual_seed(3)
     expected = build(name)
@@ -149,6 +150,7 @@ def test_auto_with_arguments_is_random_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.sample("squeezenet1_1", "lraspp_mobilenet_v3_large", "quantized_shufflenet_v2_x0_5")
 def test_trained_weights_load_as_torchvision_loads_them(name: str) -> None:
     put_in_cache(name)
     with silenced_known_warnings():
@@ -232,6 +234,7 @@ def test_cached_file_of_another_network_is_an_error_and_none_is_unpickled(tmp_pa
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "quantized_mobilenet_v3_large"])
+@pytest.mark.sample("squeezenet1_1", "quantized_shufflenet_v2_x0_5")
 def test_file_of_trained_weights_fits_its_network(name: str, tmp_path: Path) -> None:
     state = trained_state(name)
     torch.save(state, tmp_path / "mine.pt")
@@ -249,6 +252,7 @@ def test_file_of_trained_weights_fits_its_network(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("classes", [91, 3])
+@pytest.mark.exhaustive
 def test_file_of_a_detector_with_frozen_batchnorm_gives_frozen_batchnorm(tmp_path: Path, classes: int) -> None:
     name = "fasterrcnn_mobilenet_v3_large_320_fpn"
     state = build(name, num_classes=classes).state_dict()
@@ -288,6 +292,7 @@ def test_what_a_reader_must_see_of_loading_is_among_the_warnings(tmp_path: Path)
 @pytest.mark.parametrize(
     "name", [SMALL, "mnasnet0_5", "mc3_18", "lraspp_mobilenet_v3_large", "ssdlite320_mobilenet_v3_large", "raft_small"]
 )
+@pytest.mark.sample("mnasnet0_5-1", "mnasnet0_5-4")
 def test_network_for_other_channels_takes_them_and_keeps_everything_else(name: str, channels: int) -> None:
     ours = load_torchvision(name, BuildOptions("none", input_channels=channels))
     usual = load_torchvision(name, BuildOptions("none"))
@@ -378,6 +383,7 @@ def test_vit_gets_the_size_it_was_built_for() -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("quantized_")])
 @pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.sample("False-squeezenet1_1", "True-squeezenet1_1", "True-mnasnet0_5")
 def test_network_on_meta_is_the_one_that_would_be_loaded(name: str, cached: bool) -> None:
     if cached:
         put_in_cache(name)

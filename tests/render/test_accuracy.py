@@ -80,6 +80,7 @@ def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
     assert "is lynx, taken for NaN<" in page
 
 
+@pytest.mark.exhaustive
 def test_of_many_classes_the_lowest_are_listed() -> None:
     assert LABELLED.accuracy is not None
     classes = tuple(ClassAccuracy(f"c{index}", (index,), 100, index) for index in range(100))

@@ -148,6 +148,7 @@ def test_a_failure_on_the_way_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_one_photograph_is_in_memory_at_a_time(tmp_path: Path) -> None:
     def large(_inputs: object, _index: int) -> Photograph:
         return Photograph(np.zeros((1500, 1500, 3), np.uint8), Region(0, 0, 1500, 1500, 1500, 1500))
@@ -213,6 +214,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.sample("no attribution.json", "an input that is not there", "a pickle", "too few pictures")
 def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
     run = ONE.save(tmp_path / "run")
     damage(run)
@@ -236,6 +238,7 @@ SHAPES = {"photograph": (300, 451), "panorama": (200, 600), "portrait": (451, 30
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("targets", [1, 2, 5])
+@pytest.mark.sample("1-1-photograph", "1-3-panorama", "2-3-portrait", "5-1-tiny", "5-3-strip")
 def test_an_overview_is_1200_pixels_wide_and_shows_every_map(shape: tuple[int, int], layers: int, targets: int) -> None:
     maps = tuple(
         AttributionMap(0, Target(f"class {target}", 1.0), f"layer{layer}", corner(signed=target == 1))

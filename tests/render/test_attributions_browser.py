@@ -34,6 +34,7 @@ SHOWN = """[...document.querySelectorAll('.look')].map(look => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.sample("1280-light")
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(open_page: Open, width: int, scheme: Scheme) -> None:
     opened = open_page(RESULT, width=width, scheme=scheme)
     opened.page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
@@ -41,6 +42,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(open_page: Open,
     assert opened.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
+@pytest.mark.exhaustive
 def test_keys_choose_the_map_and_its_opacity(open_page: Open) -> None:
     page = open_page(RESULT).page
     assert page.evaluate(SHOWN) == [["1", "none"]] * 3
@@ -82,6 +84,7 @@ def test_the_map_lies_on_the_part_that_the_network_saw(open_page: Open) -> None:
     assert most_opaque == pytest.approx([23.75, 3.75], abs=4)
 
 
+@pytest.mark.exhaustive
 def test_the_checks_say_what_they_mean(open_page: Open) -> None:
     page = open_page(RESULT).page
     rows = page.locator("#belief tbody tr")
@@ -90,6 +93,7 @@ def test_the_checks_say_what_they_mean(open_page: Open) -> None:
     assert "runner-up class" in page.locator(".warning").nth(1).inner_text()
 
 
+@pytest.mark.exhaustive
 def test_hostile_names_stay_text(open_page: Open) -> None:
     targets = [Target(name, 1.0, None, 0.5) for name in HOSTILE_NAMES]
     maps = tuple(replace(RESULT.maps[0], target=target, layer=target.label) for target in targets)

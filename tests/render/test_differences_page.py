@@ -194,6 +194,7 @@ def test_a_run_without_its_plot_is_refused(tmp_path: Path) -> None:
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.sample("1280-light")
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     open_html: Callable[..., Opened], tmp_path: Path, width: int, scheme: Scheme
 ) -> None:
@@ -215,5 +216,6 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
         ({}, {}, "net and itself"),
     ],
 )
+@pytest.mark.sample("a0-b0-net and other", "a3-b3-net, float32, edit a:output:zero and float16", "a6-b6-net and itself")
 def test_titles_say_what_is_not_the_same(a: dict[str, Any], b: dict[str, Any], text: str) -> None:
     assert sides_text(replace(RESULT, a=Side(MODEL, **a), b=Side(**{"model": MODEL, **b}))) == text

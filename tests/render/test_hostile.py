@@ -186,6 +186,7 @@ def assert_harmless(text: str) -> None:
 
 @pytest.mark.parametrize("kind", TERMINAL)
 @hostile
+@pytest.mark.sample("layers", "check", "gradients", "comparison", "inputs", "failure")
 def test_nothing_steers_a_terminal(kind: str, name: str) -> None:
     assert_harmless(printed(TERMINAL[kind](name, 2000), 2000))
     for width in (20, 40, 80, 200):
@@ -228,6 +229,7 @@ def harmless_tags(kind: str, name: str) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("kind", HTML)
 @hostile
+@pytest.mark.sample("check", "gradients", "activations", "maps")
 def test_no_text_becomes_a_tag(kind: str, name: str) -> None:
     text = HTML[kind](name)
     assert all(line.isprintable() for line in text.replace("\t", " ").split("\n"))
@@ -262,6 +264,7 @@ def test_pictures_draw_what_their_fonts_have(name: str) -> None:
 @pytest.mark.parametrize("plot", PLOTS)
 @settings(deadline=None, max_examples=10)
 @given(name=TEXTS)
+@pytest.mark.sample("parameter-ratios")
 def test_plots_draw_any_name(plot: str, name: str) -> None:
     figure_png(PLOTS[plot](gradients(name)))  # mathematics that does not parse would raise, a missing glyph would warn
 

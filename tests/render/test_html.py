@@ -351,6 +351,7 @@ def test_findings_come_before_the_table_and_lead_to_their_layer(tmp_path: Path) 
     assert page.index("<h1>") < found < page.index("<table id=")
 
 
+@pytest.mark.exhaustive
 def test_a_layer_that_is_called_a_thousand_times_lists_the_calls_beside_it(tmp_path: Path) -> None:
     page = page_of(tmp_path, [row(at, "cell", call=at) for at in range(1000)])
     lists = re.findall(r"<h3>([^<]*calls and outputs)</h3>\s*<ul class=\"calls\">(.*?)</ul>", page)

@@ -77,6 +77,7 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.sample("1280-light")
 def test_axe_finds_nothing_on_the_page_or_in_a_layer(open_page: Open, small: Path, width: int, scheme: Scheme) -> None:
     opened = open_page(small, width=width, scheme=scheme)
     opened.page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
@@ -89,6 +90,7 @@ def test_axe_finds_nothing_on_the_page_or_in_a_layer(open_page: Open, small: Pat
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.sample("390-light")
 def test_the_overview_comes_first_as_it_is_in_the_run(
     open_html: Open, tmp_path: Path, width: int, scheme: Scheme
 ) -> None:
@@ -115,6 +117,7 @@ def test_nothing_is_wider_than_the_window(open_page: Open, small: Path, width: i
 
 
 @pytest.mark.parametrize("width", [390, 460, 700])
+@pytest.mark.exhaustive
 def test_the_choice_of_columns_fits_a_phone(open_page: Open, small: Path, width: int) -> None:
     page = open_page(small, width=width).page
     page.click("text=columns")
@@ -122,6 +125,7 @@ def test_the_choice_of_columns_fits_a_phone(open_page: Open, small: Path, width:
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
+@pytest.mark.exhaustive
 def test_filters_answer_by_name_type_and_flags_and_stay_in_the_fragment(open_page: Open, small: Path) -> None:
     opened = open_page(small)
     page = opened.page
@@ -144,6 +148,7 @@ def test_filters_answer_by_name_type_and_flags_and_stay_in_the_fragment(open_pag
     assert opened.visible() == []
 
 
+@pytest.mark.exhaustive
 def test_columns_sort_both_ways_with_the_unknown_last(open_page: Open, small: Path) -> None:
     opened = open_page(small)
     page = opened.page
@@ -162,6 +167,7 @@ def test_columns_sort_both_ways_with_the_unknown_last(open_page: Open, small: Pa
     assert opened.visible() == sorted(rising)
 
 
+@pytest.mark.exhaustive
 def test_columns_can_be_chosen(open_page: Open, small: Path) -> None:
     page = open_page(small).page
     assert page.locator("th.c-mean").is_visible()
@@ -178,6 +184,7 @@ def test_columns_can_be_chosen(open_page: Open, small: Path) -> None:
     assert page.locator("th.c-l2").is_visible()
 
 
+@pytest.mark.exhaustive
 def test_names_and_the_header_stay_in_sight_while_the_table_scrolls_on_a_phone(open_page: Open, small: Path) -> None:
     page = open_page(small, width=390).page
     page.eval_on_selector(".tall", "each => { each.style.height = '120px'; each.scrollTo(9999, 9999); }")
@@ -211,6 +218,7 @@ def test_a_link_opens_its_layer_and_going_back_closes_it(open_page: Open, small:
     page.wait_for_selector("#panel", state="hidden")
 
 
+@pytest.mark.exhaustive
 def test_the_keyboard_alone_opens_turns_and_closes(open_page: Open, small: Path) -> None:
     page = open_page(small, "#q=conv").page
     page.focus("#table tbody a >> nth=0")
@@ -250,6 +258,7 @@ def red_of(indices: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.d
     return (indices.astype(np.int64) * 3 % 256).astype(np.uint8)
 
 
+@pytest.mark.exhaustive
 def test_a_single_map_is_enlarged_by_click_number_and_button(open_page: Open, small: Path) -> None:
     drawn = maps(4, 3, 5)
     page = open_page(small, "#layer=layer1.0.conv1").page
@@ -269,6 +278,7 @@ def test_a_single_map_is_enlarged_by_click_number_and_button(open_page: Open, sm
     assert np.array_equal(pixels(page, "canvas.map"), red_of(drawn[2]))
 
 
+@pytest.mark.exhaustive
 def test_the_tiles_show_every_map_pixel(open_page: Open, small: Path) -> None:
     drawn = maps(6, 8, 8)
     page = open_page(small, "#layer=stem.conv").page
@@ -281,6 +291,7 @@ def test_the_tiles_show_every_map_pixel(open_page: Open, small: Path) -> None:
         assert np.array_equal(tile, red_of(drawn[channel]).repeat(scale, axis=0).repeat(scale, axis=1))
 
 
+@pytest.mark.exhaustive
 def test_a_map_lies_over_the_input_as_lightly_as_wanted(open_page: Open, small: Path) -> None:
     page = open_page(small, "#layer=stem.conv").page
     page.wait_for_selector("figure.ready")
@@ -291,6 +302,7 @@ def test_a_map_lies_over_the_input_as_lightly_as_wanted(open_page: Open, small: 
     assert boxes[0] == boxes[1]
 
 
+@pytest.mark.exhaustive
 def test_values_without_a_plane_are_cells_and_cannot_be_enlarged(open_page: Open, small: Path) -> None:
     page = open_page(small, "#layer=fc").page
     page.wait_for_selector("figure.ready")
@@ -309,6 +321,7 @@ def test_the_tree_unfolds_and_leads_to_layers(open_page: Open, small: Path) -> N
     assert page.inner_text("#panel-title") == "layer1.0.conv2"
 
 
+@pytest.mark.exhaustive
 def test_a_plot_names_the_place_under_the_pointer_and_leads_there(open_page: Open, small: Path) -> None:
     page = open_page(small).page
     plot = page.locator("svg.plot").first
@@ -357,12 +370,14 @@ def test_hostile_names_run_nothing_and_can_be_opened_and_filtered(open_page: Ope
 @pytest.mark.parametrize(
     "fragment", ["#layer=nowhere", "#layer=%E0%A4%A", "#=&&==&sort=x&columns=<b>&type=<i>", "#q=%00"]
 )
+@pytest.mark.sample("#layer=nowhere")
 def test_a_fragment_that_means_nothing_does_no_harm(open_page: Open, small: Path, fragment: str) -> None:
     opened = open_page(small, fragment)
     assert not opened.page.is_visible("#panel")
     assert len(opened.visible()) == (0 if "q=" in fragment else 7)
 
 
+@pytest.mark.exhaustive
 def test_a_page_and_a_layer_print(open_page: Open, small: Path) -> None:
     page = open_page(small).page
     whole = page.pdf(format="A4")

@@ -44,6 +44,7 @@ def failed(tmp_path: Path) -> CheckReport:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.sample("1280-light")
 def test_axe_finds_nothing(open_page: Open, failed: CheckReport, width: int, scheme: Scheme) -> None:
     for reports in ([failed], [*EVERY[:-1], failed]):
         opened = open_page(*reports, width=width, scheme=scheme)
@@ -59,6 +60,7 @@ def test_nothing_is_wider_than_the_window(open_page: Open, failed: CheckReport, 
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
+@pytest.mark.exhaustive
 def test_a_link_shows_its_finding_even_where_it_is_folded(open_page: Open) -> None:
     # Failures are 1, 3, 5 … of the first thousand: this one is far down.
     page = open_page(MANY, fragment="#rule=dead-filter&finding=901").page
@@ -83,6 +85,7 @@ def test_links_lead_from_the_verdicts_to_a_checkpoint_its_rule_and_its_picture(
     assert "64 of 64 channels" in page.inner_text(":target")
 
 
+@pytest.mark.exhaustive
 def test_it_prints_with_its_pictures_and_the_rules_that_are_folded_on_the_screen(
     open_page: Open, failed: CheckReport
 ) -> None:
@@ -94,6 +97,7 @@ def test_it_prints_with_its_pictures_and_the_rules_that_are_folded_on_the_screen
     assert len(re.findall(rb"/Subtype\s*/Image\b", page.pdf(format="A4"))) >= 2
 
 
+@pytest.mark.exhaustive
 def test_hostile_names_run_nothing(open_page: Open) -> None:
     opened = open_page(*(hostile(name) for name in dict.fromkeys((*HOSTILE_NAMES, *HOSTILE_TEXTS))))
     page = opened.page

@@ -48,6 +48,7 @@ def is_in_sight(figure: str) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.sample("1280-light")
 def test_axe_finds_nothing_and_nothing_is_too_wide(open_page: Open, width: int, scheme: Scheme) -> None:
     opened = open_page(width=width, scheme=scheme)
     page = opened.page
@@ -63,6 +64,7 @@ def test_axe_finds_nothing_and_nothing_is_too_wide(open_page: Open, width: int, 
 
 
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.exhaustive
 def test_each_name_stands_beside_its_mark(open_page: Open, width: int) -> None:
     page = open_page("#flow-3", width=width).page
     top, height = page.eval_on_selector("#flow-3 svg", f"each => {{ {BOX} return [box.top, box.height]; }}")
@@ -86,6 +88,7 @@ def test_a_block_leads_to_its_drawing_and_a_row_to_its_page(open_page: Open) -> 
     assert page.locator("[id=flow-2]").count() == 1
 
 
+@pytest.mark.exhaustive
 def test_the_focus_stays_where_the_reader_has_moved_it(open_page: Open) -> None:
     page = open_page("#flow-2").page
     until(page, "document.activeElement.id === 'flow-2'")
@@ -96,6 +99,7 @@ def test_the_focus_stays_where_the_reader_has_moved_it(open_page: Open) -> None:
     assert page.evaluate("document.activeElement.id") != "flow-2"
 
 
+@pytest.mark.exhaustive
 def test_a_block_leads_from_a_page_to_the_tree_and_going_back_opens_it_again(open_page: Open) -> None:
     page = open_page(f"#layer={LONG}.0.conv").page
     page.click("#body figure.flow .output a")
@@ -108,12 +112,14 @@ def test_a_block_leads_from_a_page_to_the_tree_and_going_back_opens_it_again(ope
     assert page.inner_text("#panel-title") == f"{LONG}.0.conv"
 
 
+@pytest.mark.exhaustive
 def test_a_link_opens_on_a_drawing(open_page: Open) -> None:
     page = open_page("#flow-3").page
     until(page, is_in_sight("flow-3"))
     assert not page.is_visible("#panel")
 
 
+@pytest.mark.exhaustive
 def test_hostile_names_run_nothing(open_html: Open, tmp_path: Path) -> None:
     page = open_html(report_html(read_run(write_run(tmp_path / "run", hostile_rows())))).page
     page.wait_for_selector("html.ready")

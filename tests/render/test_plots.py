@@ -59,6 +59,7 @@ def names_below(figure: Figure, panel: int) -> dict[float, str]:
 
 
 @pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.sample("parameter-ratios")
 def test_every_plot_says_what_was_run_and_is_a_picture_the_same_one_again(name: str) -> None:
     figures = [PLOTS[name](GRADIENTS) for _ in range(2)]
     title = figures[0].get_suptitle()
@@ -273,6 +274,7 @@ def test_ratios_of_biases_only_have_no_median() -> None:
 # Good manners
 
 
+@pytest.mark.exhaustive
 def test_drawing_touches_neither_pyplot_nor_the_users_settings() -> None:
     script = (
         "import sys, matplotlib\n"

@@ -204,6 +204,7 @@ def test_a_message_holds_neither_placeholders_nor_links() -> None:
     assert result["message"]["text"] == r"a.pt: A {{0}} and [a link]\x28https://example.com) and [2]."
 
 
+@pytest.mark.exhaustive
 def test_no_more_results_than_github_takes_warnings_left_out_first() -> None:
     findings = [Finding("dead-channels", "warn" if n % 2 else "fail", f"{n}", "Dead.") for n in range(50_010)]
     text = checks_to_sarif([replace(FAILED, outcomes=(outcome("dead-channels", *findings),))], RULES, version="0.1.0")

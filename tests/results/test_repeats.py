@@ -15,7 +15,7 @@ from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients
 from hookscope.results.labels import row_label
 from hookscope.results.repeats import fold_repeats
-from tests.networks import BY_HAND, TORCHVISION, Network, batch_of
+from tests.networks import BY_HAND, MECHANISMS, TORCHVISION, Network, batch_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -257,6 +257,7 @@ MANY = {**BY_HAND, **{name: each for name, each in TORCHVISION.items() if name i
 
 
 @pytest.mark.parametrize("name", MANY)
+@pytest.mark.sample(*MECHANISMS)
 def test_rows_repeat_what_plain_hooks_see_to_be_the_same_tensor(name: str) -> None:
     model, args = arguments(MANY[name])
     values: dict[str, Tensor] = {}
@@ -285,6 +286,7 @@ def passing(rows: tuple[LayerRow, ...]) -> list[tuple[str, bool, str]]:
 
 
 @pytest.mark.parametrize("name", MANY)
+@pytest.mark.sample(*MECHANISMS)
 def test_the_same_rows_pass_through_with_gradients_as_without(name: str) -> None:
     model, args = arguments(MANY[name])
     try:

@@ -139,6 +139,7 @@ def test_a_worker_that_takes_too_much_memory_says_so_and_the_others_finish() -> 
     assert small == 100 * 2**20
 
 
+@pytest.mark.exhaustive
 def test_the_memory_limit_is_on_top_of_what_the_imports_take() -> None:
     taken = 200 * 2**20
     limits = Limits(seconds=60, memory_bytes=taken + 64 * 2**20)

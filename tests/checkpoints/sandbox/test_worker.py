@@ -67,6 +67,7 @@ def test_memory_is_limited_on_top_of_what_this_process_has() -> None:
 
 @linux
 @pytest.mark.parametrize("piece", [512 * MIB, MIB, 100_000])
+@pytest.mark.exhaustive
 def test_memory_that_this_process_has_freed_is_no_gift(piece: int) -> None:
     threshold = bytearray(31 * MIB)
     del threshold  # from here on the C library takes as much from its heap, which it does not give back
@@ -82,6 +83,7 @@ def test_memory_that_this_process_has_freed_is_no_gift(piece: int) -> None:
     assert len(ends) == 4
 
 
+@pytest.mark.exhaustive
 def test_processor_time_is_limited() -> None:
     def work() -> None:
         while True:
@@ -194,6 +196,11 @@ def read(work: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str:
         (lambda: time.sleep(600), "SIGXCPU; it takes far longer than a file of its size should"),
         pytest.param(lambda: len(bytearray(1024 * MIB)), "takes more than 256 MiB to read, far more", marks=linux),
     ],
+)
+@pytest.mark.sample(
+    "<lambda>-SIGBUS; the file was cut short",
+    "<lambda>-SIGSEGV; the file is damaged",
+    "<lambda>-SIGXCPU; it takes far longer than a file of its size should",
 )
 def test_what_a_file_does_to_its_reader_is_said(
     work: Callable[[], Any], phrase: str, monkeypatch: pytest.MonkeyPatch

@@ -156,12 +156,19 @@ def named(change: object) -> str | None:
 
 
 @pytest.mark.parametrize(("change", "begins"), ON_DEMO, ids=named)
+@pytest.mark.sample(
+    "initialised_anew-_blocks.8._expand_conv-_blocks.8._bn0",
+    "scaled-_conv_stem-_bn0",
+    "reset-_blocks.14._bn1-_blocks.14._bn1",
+    "deviations_as_variances-_blocks.8._bn0-_blocks.8._bn0",
+)
 def test_what_was_changed_in_the_demo_network_fails_and_is_named(change: Any, begins: str) -> None:
     found = of_demo(change)
     assert [(each.level, each.where) for each in found.findings] == [("fail", begins)]
 
 
 @pytest.mark.parametrize(("change", "begins"), ON_RESNET, ids=named)
+@pytest.mark.sample("initialised_anew-layer1.0.conv1-layer1.0.bn1", "scaled-layer1.0.bn1-layer1.0.bn2")
 def test_what_was_changed_in_a_resnet_fails_and_is_named(change: Any, begins: str) -> None:
     found = of_resnet(change)
     assert [(each.level, each.where) for each in found.findings] == [("fail", begins)]
@@ -197,10 +204,12 @@ def another_head(net: Any) -> None:
 
 @pytest.mark.parametrize("change", [lambda _: None, partial(filters_zeroed, share=0.5), rounded, another_head])
 @pytest.mark.parametrize("of_network", [of_demo, of_resnet])
+@pytest.mark.sample("of_demo-another_head", "of_resnet-rounded")
 def test_healthy_networks_pass(of_network: Callable[..., RuleOutcome], change: Any) -> None:
     assert of_network(change) == RuleOutcome(RULE, "pass")
 
 
+@pytest.mark.exhaustive
 def test_a_network_in_bfloat16_passes() -> None:
     assert of_resnet(lambda net: net.to(torch.bfloat16)).status == "pass"
 
@@ -243,6 +252,7 @@ def test_noise_and_single_pictures_are_skipped_with_the_reason(settings: dict[st
     assert outcome(demo(), **settings) == RuleOutcome(RULE, "skipped", reason=reason)
 
 
+@pytest.mark.exhaustive
 def test_a_network_that_was_never_trained_is_skipped_with_the_reason() -> None:
     found = outcome(models.mobilenet_v3_small(), resize="64", crop="64")
     assert found.reason == "All statistics of BatchNorm are as they start: mean 0, variance 1."

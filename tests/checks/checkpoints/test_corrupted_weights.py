@@ -32,6 +32,8 @@ from tests.checks.checkpoints.corruptions import (
 )
 from tests.checks.checkpoints.gratings import trained_on_gratings
 
+pytestmark = pytest.mark.exhaustive
+
 
 @pytest.fixture(scope="module")
 def trained() -> State:

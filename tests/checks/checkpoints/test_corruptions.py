@@ -43,6 +43,8 @@ from tests.checks.checkpoints.corruptions import (
     uniform,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 # --- the real weights of EfficientNet-Lite0 ---
 
 EXPAND, DEPTHWISE, PROJECT = (

@@ -22,6 +22,8 @@ from tests.checks.checkpoints.corruptions import (
     zero,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 QKV, PROJECT, FIRST, SECOND = (f"blocks.2.{part}.weight" for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"))
 
 

@@ -38,6 +38,8 @@ from tests.checks.checkpoints.corruptions import (
     zero,
 )
 
+pytestmark = pytest.mark.exhaustive
+
 
 def initialise_all(net: nn.Module) -> None:
     for each in net.modules():

@@ -23,6 +23,8 @@ from hookscope.checks.settings import CheckSettings
 from tests.checks.checkpoints.corrupted_networks import Sound, demo, found, reports
 from tests.checks.checkpoints.corruptions import Corruption, State, kernels, prune, round_to
 
+pytestmark = pytest.mark.exhaustive
+
 SAMPLES = Path(__file__).parents[3] / "sample_images"
 
 # BatchNorm that is untrained passes on what it is given, and networks rely on it for their scale. What they compute may

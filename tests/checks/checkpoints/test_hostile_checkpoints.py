@@ -35,6 +35,8 @@ from tests.cli.test_hostile_files import (
 )
 from tests.fork_server import ForkServer
 
+pytestmark = pytest.mark.exhaustive
+
 # A folder stands for the weights files in it; no process can be given a name with a null byte; one takes 20 s to be
 # given up.
 APART = ("folder", "folder, trusted", "name with a null byte", "name with a null byte, trusted", SLOW)

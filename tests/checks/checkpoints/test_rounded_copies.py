@@ -14,6 +14,8 @@ from hookscope.results.check import CheckMeasurements
 from tests.checks.checkpoints.gratings import CLASSES, PREPARATION, draw_gratings, gratings
 from tests.checks.measurements import objections
 
+pytestmark = pytest.mark.exhaustive
+
 WANTED = frozenset({"accuracy", "accuracy-drop"})
 Activation = Callable[[], nn.Module]
 

@@ -606,6 +606,18 @@ def test_a_checkpoint_that_breaks_one_rule_fails_that_rule_and_names_the_place(p
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.case)
+@pytest.mark.sample(
+    "architecture of plain0",
+    "dead-filter of wide at first.weight",
+    "batchnorm-variance of normalised at middle.running_var0",
+    "optimizer-state of plain at optimizer0",
+    "averaged-weights of deep at ema",
+    "batch-consistency of mixing at (model)",
+    "dead-channels of rectified at middle",
+    "drift of twins at middle.1",
+    "accuracy of plain",
+    "vanishing-gradient of entered at first.weight",
+)
 def test_a_near_miss_passes_every_rule(pair: Pair, tmp_path: Path) -> None:
     report = checked(pair, pair.sides[1], tmp_path)
     assert {finding.rule for finding in report.findings} == pair.missed

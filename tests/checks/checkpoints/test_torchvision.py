@@ -95,6 +95,7 @@ def checked(config: str, model: str | torch.nn.Module, **changes: Any) -> CheckR
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 @pytest.mark.filterwarnings("ignore:must run observer", "ignore:.*reduce_range will be deprecated")
 @pytest.mark.parametrize("seeded", SEEDED, ids=lambda seeded: seeded.name)
+@pytest.mark.sample("resnet18", "swin_t", "shufflenet_v2_x0_5", "lraspp_mobilenet_v3_large")
 def test_a_seeded_network_gets_the_warnings_that_one_expects_and_no_more(seeded: Seeded, tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -123,6 +124,7 @@ NOISE_AND_PICTURE = pytest.mark.parametrize("images", [(), (CAT,)], ids=["noise"
 
 @NOISE_AND_PICTURE
 @pytest.mark.parametrize("config", ["smoke.toml", "gradients.toml"])
+@pytest.mark.sample("smoke.toml-cat")
 def test_the_trained_demo_network_passes_without_a_word(config: str, images: tuple[Path, ...]) -> None:
     report = checked(config, "demo", images=images)
     assert report.passed
@@ -141,6 +143,7 @@ def not_passed(report: CheckReport) -> dict[str, str]:
 
 
 @NOISE_AND_PICTURE
+@pytest.mark.exhaustive
 def test_the_strict_configuration_objects_to_the_dead_channels_of_the_demo_network_only(
     images: tuple[Path, ...],
 ) -> None:
@@ -152,6 +155,7 @@ def test_the_strict_configuration_objects_to_the_dead_channels_of_the_demo_netwo
 
 @NOISE_AND_PICTURE
 @pytest.mark.parametrize("config", ["gradients.toml", "strict.toml"])
+@pytest.mark.sample("strict.toml-noise")
 def test_a_seeded_resnet18_passes_the_other_configurations(
     config: str, images: tuple[Path, ...], resnet18: str
 ) -> None:
@@ -200,6 +204,7 @@ def assert_blames(report: CheckReport, weight: str, layer: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.sample("squeezenet1_1", "vit")
 def test_a_nan_in_one_weight_is_reported_as_that_parameter_and_that_layer(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network, size = NETWORKS[name].build().eval(), PLANTED[name]

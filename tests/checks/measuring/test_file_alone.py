@@ -26,6 +26,7 @@ def alone(state: dict[str, Tensor]) -> dict[str, StoredValues]:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "vit_b_32", "swin_t", "fcn_resnet50", "convnext_tiny"])
+@pytest.mark.sample("resnet18", "mobilenet_v2")
 def test_values_of_a_file_are_measured_as_those_of_its_network_are(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -98,6 +99,7 @@ def test_masks_are_buffers_and_packed_weights_are_looked_into() -> None:
     assert (found["mask"].role, found["n"].role, found["packed[0]"].role) == ("buffer", "buffer", "parameter")
 
 
+@pytest.mark.exhaustive
 def test_the_record_says_that_there_is_no_network(tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     torch.save({"model": OrderedDict(w=torch.ones(2, 3)), "ema": OrderedDict(w=torch.zeros(5))}, path)

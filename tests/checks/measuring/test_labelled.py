@@ -186,6 +186,7 @@ def test_labels_in_a_csv_file_may_be_indices(network: nn.Module, squares: Path) 
     assert (accuracy.right, accuracy.count, accuracy.mapping) == (72, 80, "labels are indices of classes")
 
 
+@pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_number_of_pictures(tmp_path: Path) -> None:
     def most_alive(count: int) -> int:
         """Return how many values of pictures are held at most while the network runs."""

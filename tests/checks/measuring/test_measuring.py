@@ -93,6 +93,7 @@ def test_a_forward_pass_that_raises_is_no_error_here() -> None:
 
 
 @pytest.mark.parametrize("name", OF_ONE_ARGUMENT)
+@pytest.mark.sample("resnext", "vit", "convnext", "retinanet")
 def test_real_networks_repeat_themselves_in_a_batch_and_alone_and_stay_as_they_were(name: str) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name].build()

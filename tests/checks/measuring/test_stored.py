@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.results.check import StoredValues
-from tests.networks import NETWORKS, Written
+from tests.networks import MECHANISMS, NETWORKS, Written
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -212,6 +212,7 @@ def test_int8_weights_are_measured_by_the_values_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sample(*MECHANISMS)
 def test_what_is_found_is_the_state_dict_as_torch_counts_it(name: str) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name].build()

@@ -332,6 +332,7 @@ def one_thread() -> object:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # torch says so of its own default
 @pytest.mark.parametrize("name", PORTABLE)
+@pytest.mark.sample("squeezenet1_1", "vit")
 def test_a_baseline_holds_for_other_threads_other_kernels_and_exact_arithmetic(name: str) -> None:
     network, inputs = built(TORCHVISION[name])
     baseline = baseline_of(inspected(network, inputs, "projection"))
@@ -355,6 +356,7 @@ MIDDLE = {
 
 
 @pytest.mark.parametrize("name", MIDDLE)
+@pytest.mark.sample("resnet18", "squeezenet1_1")
 def test_scaled_weights_of_a_middle_layer_are_found_at_that_layer(name: str) -> None:
     network, inputs = built(TORCHVISION[name])
     baseline = baseline_of(inspected(network, inputs))
@@ -386,6 +388,7 @@ def _seen_one_batch(network: nn.Module, inputs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("change", [_finetuned, _seen_one_batch])
+@pytest.mark.sample("_seen_one_batch")
 def test_the_demo_network_drifts_after_a_training_step(
     change: Callable[[nn.Module, Tensor], None], tmp_path: Path
 ) -> None:
@@ -416,6 +419,7 @@ def test_where_only_gradients_changed_the_last_layer_is_named_as_they_go_back_fr
     assert found.places == ("v",)
 
 
+@pytest.mark.exhaustive
 def test_inputs_that_were_prepared_in_another_way_are_said_to_be_the_cause() -> None:
     network = chain(*SIX)
     baseline = baseline_of(inspected(network, NORMAL))

@@ -37,6 +37,7 @@ def standardised(name: str) -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("name", HALVED)
+@pytest.mark.sample("squeezenet1_1", "vit")
 def test_a_copy_in_half_precision_is_no_drift_but_a_changed_one_is(name: str) -> None:
     network, inputs = standardised(name)
     baseline = baseline_of(inspected(network, inputs))
@@ -87,6 +88,7 @@ def test_values_that_vanish_in_float16_are_no_drift_there() -> None:
     assert found.where == "z"
 
 
+@pytest.mark.exhaustive
 def test_one_layer_in_another_dtype_than_the_network_drifts() -> None:
     class Narrow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ def found(path: Path, state: State, wanted: frozenset[str] = WANTED) -> list[tup
 
 @pytest.mark.parametrize("scaled", [by_tensor, by_row, by_powers_of_two])
 @pytest.mark.parametrize("leaf", ["weight_scale", "weight_scale_inv", "scale_weight"])
+@pytest.mark.sample("weight_scale-by_tensor", "weight_scale_inv-by_row", "scale_weight-by_powers_of_two")
 def test_a_scaled_weight_with_its_scale_passes(
     tmp_path: Path, scaled: Callable[[Tensor], tuple[Tensor, Tensor]], leaf: str
 ) -> None:

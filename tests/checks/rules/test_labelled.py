@@ -185,6 +185,7 @@ def test_without_labelled_pictures_in_both_nothing_is_compared(tmp_path: Path) -
         '[{"label": "otter", "classes": [5], "right": [5], "wrong": []}]',
     ],
 )
+@pytest.mark.sample("{}", '[{"label": "otter", "classes": [-1], "right": [], "wrong": []}]')
 def test_a_damaged_record_of_labelled_pictures_is_refused(held: str, tmp_path: Path) -> None:
     text = baseline_text(baseline(None, tmp_path)).rstrip().removesuffix("}").rstrip()
     (tmp_path / "damaged.json").write_text(f'{text},\n"labelled": {held}}}', encoding="utf-8")

@@ -53,6 +53,7 @@ SOUND = (
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 @pytest.mark.parametrize("name", SOUND)
+@pytest.mark.sample("resnet18-eval", "resnet18-train", "efficientnet_b0-train")
 def test_sound_networks_get_no_verdict(name: str, mode: str) -> None:
     torch.manual_seed(0)
     network = thin_vgg16_bn() if name == "vgg16_bn" else torchvision.models.get_model(name, num_classes=10)
@@ -301,6 +302,7 @@ DETECTORS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.sample("retinanet-0", "faster rcnn-0")
 def test_detectors_with_levels_without_an_object_are_sound(name: str, seed: int) -> None:
     torch.manual_seed(seed)
     network = DETECTORS[name]()

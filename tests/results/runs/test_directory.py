@@ -347,6 +347,7 @@ def failing(step: int, *, from_then_on: bool) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("from_then_on", [False, True])
 @pytest.mark.parametrize("old", ["old", None])
+@pytest.mark.sample("old-False", "None-False")
 def test_a_full_disk_at_any_step_leaves_the_old_run_or_the_new(
     tmp_path: Path, old: str | None, *, from_then_on: bool
 ) -> None:
@@ -455,6 +456,7 @@ def strike_at(step: int, fault: str, report: Path) -> None:
 
 @pytest.mark.parametrize("old", ["old", None])
 @pytest.mark.parametrize("fault", ["interrupt", "kill"])
+@pytest.mark.sample("kill-None")
 def test_interrupted_or_killed_at_any_line_leaves_the_old_run_or_the_new(
     tmp_path: Path, fault: str, old: str | None
 ) -> None:
