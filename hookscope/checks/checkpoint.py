@@ -223,7 +223,6 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
 
 
 def _first_maps(rows: Sequence[LayerRow], seen: Activations | None) -> tuple[MapSummary, ...]:
-    """Return the maps of these rows for the first input."""
     labels = {row.label for row in rows}
     maps = () if seen is None else seen.map_summaries
     return tuple(each for each in maps if each.label in labels and each.input_index == 0)

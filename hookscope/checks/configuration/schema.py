@@ -402,7 +402,6 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def _known(path: KeyPath) -> Sequence[str]:
-    """Return the keys of a table."""
     match path:
         case ():
             return (*SECTIONS, "rules", "layers", "expect")

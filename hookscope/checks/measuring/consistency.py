@@ -199,7 +199,6 @@ class FirstPass:
             self.alone[item + path] = greatest(self.alone.get(item + path), found)
 
     def _explain(self) -> None:
-        """Say why a wanted rule cannot be measured."""
         measured = {"repeatability": self.repeat, "batch-consistency": self.alone, "constant-output": self.spread}
         for rule, values in measured.items():
             if rule in self.wanted and all(value is None for value in values.values()):

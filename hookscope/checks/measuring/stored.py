@@ -241,7 +241,6 @@ def _filters(found: _Found, values: Tensor, shape: tuple[int, ...], count: int) 
 
 
 def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
-    """Return the output channels whose weights are all zero."""
     if filters is None or zero_count < max(1, math.prod(filters.shape[1:])):
         return ()
     return tuple((filters == 0).flatten(1).all(1).nonzero().flatten().tolist())

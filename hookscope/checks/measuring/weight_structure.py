@@ -101,7 +101,6 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
 
 
 def _occurring_again(rows: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the indices of rows that occur more than once."""
     keys = _bytes_of(rows)
     whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
     _, inverse, counts = np.unique(whole, return_inverse=True, return_counts=True)

@@ -346,7 +346,7 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
     """Return the channels whose mean and standard deviation moved furthest beyond a limit, in words; "" if unknown."""
     import numpy as np
 
-    from hookscope.checks.kept_sketches import channel_differences
+    from hookscope.checks.baseline_sketches import channel_differences
 
     if not pair.before.channels or not pair.now.channels or not spread:
         return ""
@@ -369,7 +369,7 @@ def _distance(sketch: str, other: str | None) -> float:
     """Estimate the distance between the values behind two sketches, or with None the norm of one."""
     import numpy as np
 
-    from hookscope.checks.kept_sketches import sketch_from_text
+    from hookscope.checks.baseline_sketches import sketch_from_text
 
     sums = sketch_from_text(sketch).astype(np.float64)
     return float(np.linalg.norm(sums if other is None else sums - sketch_from_text(other)))

@@ -54,7 +54,7 @@ class FindingTarget:
     kind: str = ""
 
 
-WHOLE = FindingTarget()
+WHOLE_NETWORK = FindingTarget()
 """The whole network: no pattern matches it."""
 
 
@@ -162,7 +162,7 @@ class RuleTerms:
         """Tell whether the rule is on for a target."""
         return self.level_of(target) != "off"
 
-    def limit(self, name: str, target: FindingTarget = WHOLE) -> float:
+    def limit(self, name: str, target: FindingTarget = WHOLE_NETWORK) -> float:
         """Return a limit of the rule for a target."""
         changes = self.settings.rules.get(self.rule.identifier, RuleSettings())
         value = changes.limits.get(name, self.rule.limits[name].default)

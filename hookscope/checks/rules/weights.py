@@ -72,8 +72,8 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         if values.max_abs == greatest:
             yield Objection(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
         elif values.dtype != "float16" and values.max_abs > math.sqrt(greatest):
-            beside = f"; it is {times}" if ratio > terms.limit("max_ratio", target) else ""
-            yield Objection(target, f"{named}, whose square overflows {values.dtype}{beside}.")
+            relative = f"; it is {times}" if ratio > terms.limit("max_ratio", target) else ""
+            yield Objection(target, f"{named}, whose square overflows {values.dtype}{relative}.")
         elif values.max_abs >= _LEAST_THAT_FAILS and ratio > (most := terms.limit("fail_ratio", target)):
             yield Objection(target, f"{named}, {times} (limit {most:g}).")
         elif ratio > (most := terms.limit("max_ratio", target)):

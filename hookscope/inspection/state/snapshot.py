@@ -149,7 +149,6 @@ class Snapshot:
             )
 
     def _put_back_leaves(self) -> Iterator[Problem]:
-        """Put back `requires_grad`, `.grad` and hooks on tensors."""
         with torch._C.DisableTorchFunction():
             for tensor, required in zip(chain(self.tensors, self.leaves), self._required, strict=True):
                 if tensor.requires_grad != required:

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, limit, rule
+from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, rule
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
 from hookscope.text import are, counted, printable, some_of
 
 if TYPE_CHECKING:
-    from hookscope.checks.labelled import BaselineClass
+    from hookscope.checks.baseline_labels import BaselineClass
     from hookscope.results.accuracy import ClassAccuracy, LabelledResult
     from hookscope.results.check import CheckMeasurements
 
@@ -43,13 +43,13 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
         if found.interval.low <= guessing:
             needed = _needed(pictures_needed(found.share, guessing)) if found.share > guessing else ""
             odds = f"indistinguishable from guessing one of {found.class_count:,} classes, {guessing:.1%}"
-            yield Objection(WHOLE, f"{words}, {odds}.{needed}", "warn")
+            yield Objection(WHOLE_NETWORK, f"{words}, {odds}.{needed}", "warn")
     elif found.interval.high < least:
-        yield Objection(WHOLE, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
+        yield Objection(WHOLE_NETWORK, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
     elif found.interval.low < least and not found.share == least == 1:
         needed = _needed(pictures_needed(found.share, least))
         thin = f"too few pictures to tell whether it is at least {_exact(least)}"
-        yield Objection(WHOLE, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
+        yield Objection(WHOLE_NETWORK, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
 
 
 @rule("class-accuracy", "fail", "labels", ("non-finite-activation",))
@@ -76,11 +76,11 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     known = f"of {counted(len(found.classes), 'label')}"
     if failing:
         words = f"{len(failing):,} {known} {are(len(failing))} right less often than the limit"
-        yield Objection(WHOLE, f"{words}, {_exact(least)}: {_listed(failing)}.")
+        yield Objection(WHOLE_NETWORK, f"{words}, {_exact(least)}: {_listed(failing)}.")
     if thin:
         needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
         words = f"Too few pictures to tell for {len(thin):,} {known} whether at least {_exact(least)} are right"
-        yield Objection(WHOLE, f"{words}: {_listed(thin)}.{needed}", "warn")
+        yield Objection(WHOLE_NETWORK, f"{words}: {_listed(thin)}.{needed}", "warn")
 
 
 @rule("accuracy-drop", "fail", "labels", ("non-finite-activation",))
@@ -117,12 +117,12 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         )
         most_lost = f" Most are lost of '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:
-            yield Objection(WHOLE, f"{words}.{most_lost}")
+            yield Objection(WHOLE_NETWORK, f"{words}.{most_lost}")
         else:
             needed = _needed(pairs_needed(lost, gained, count))
-            yield Objection(WHOLE, f"{words}, which may be chance.{needed}{most_lost}", "warn")
+            yield Objection(WHOLE_NETWORK, f"{words}, which may be chance.{needed}{most_lost}", "warn")
     if pairs.remarks:
-        yield Objection(WHOLE, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
+        yield Objection(WHOLE_NETWORK, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
 
 
 class _Pairs(NamedTuple):

@@ -128,8 +128,6 @@ class _Wrong(NamedTuple):
 
 @dataclass(slots=True)
 class _Counting:
-    """Counts so far, by label."""
-
     data: LabelledFiles
     categories: Sequence[str]
     class_count: int
@@ -175,7 +173,6 @@ class _Counting:
         return next((label for label, indices in self.classes.items() if index in indices), f"class {index}")
 
     def result(self) -> LabelledResult:
-        """Return what has been counted."""
         classes = tuple(self._class(label) for label in self.seen)
         worst = tuple(each.picture for each in sorted(self.worst, reverse=True))
         accuracy = Accuracy(self.data.source, self.mapping, self.class_count, classes, worst)
