@@ -39,7 +39,7 @@ _SIGNIFICANT_DIGITS = 6
 # What stands at the top of the file, but for the class in place of the kind.
 _FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
 
-# Our choice: thirty thousand rows, at about a thousand bytes each.
+# Thirty thousand rows, at about a thousand bytes each.
 _MOST_BYTES = 32 * 2**20
 
 _T = TypeVar("_T")

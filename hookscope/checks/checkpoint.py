@@ -38,7 +38,7 @@ from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.serialize import checks_to_json
 
-# At most this many failing layers are drawn, the first in execution order; all have their rows. Our choice: the cause
+# At most this many failing layers are drawn, the first in execution order; all have their rows. The cause
 # is mostly in the first.
 _MOST_DRAWN = 12
 

@@ -11,7 +11,7 @@ from typing import Any
 from hookscope.errors import UsageError
 from hookscope.text import one_line, printable
 
-# Our choice. A configuration takes a few pages; a pyproject.toml may hold much else.
+# A configuration takes a few pages; a pyproject.toml may hold much else.
 _MAX_BYTES = 2**20
 
 KeyPath = tuple[str | int, ...]

@@ -22,7 +22,7 @@ from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, 
 from hookscope.results.inputs import InputRecord
 from hookscope.text import printable
 
-# Wrong pictures that are kept with their details. Our choice: as many as a reader looks through.
+# Wrong pictures that are kept with their details. As many as a reader looks through.
 _WORST = 8
 
 # Of a SHA-256, enough that among a million pictures two are alike once in ten million times.

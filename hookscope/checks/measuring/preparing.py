@@ -39,7 +39,7 @@ from hookscope.models import FileOptions, LoadedModel, example_shape, load_model
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 
-# How many of the labelled pictures every layer is measured with where no others are given. Our choice: a few batches,
+# How many of the labelled pictures every layer is measured with where no others are given. A few batches,
 # enough for the rules about BatchNorm and dead channels.
 _MOST_OF_DATA = 32
 

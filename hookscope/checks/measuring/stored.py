@@ -30,7 +30,7 @@ _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0
 
 # What stays in a processor's own cache while it is read three times, and is less than torch would share among threads,
-# which wait for each other wherever other programs want the processor. Our choice.
+# which wait for each other wherever other programs want the processor.
 _PIECE_ELEMENTS = 2**14
 
 # Weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole.

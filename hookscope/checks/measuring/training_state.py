@@ -27,7 +27,7 @@ _RUNNING = ("running_mean", "running_var")
 _FINITE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "betas", "eps", "momentum", "weight_decay", "alpha"})
 _NOT_NEGATIVE = _FINITE - {"min_lr"}
 
-# Relative difference up to which two learning rates count as the same: a schedule may round differently. Our choice.
+# Relative difference up to which two learning rates count as the same: a schedule may round differently.
 _RATE_TOLERANCE = 1e-6
 
 # Cosines and spreads of tensors with fewer values are too noisy; `spread_beyond_chance` has the same limit.

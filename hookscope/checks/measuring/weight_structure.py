@@ -14,10 +14,10 @@ _PIECE_ELEMENTS = 2**14
 # This many values, evenly spaced, show about where the greatest thousandth begins.
 _SAMPLE_ELEMENTS = 4096
 
-# Our choice: among fewer values the second greatest says nothing.
+# Among fewer values the second greatest says nothing.
 _FEWEST_FOR_OUTLIERS = 16
 
-# Our choice: filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
+# Filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
 _FEWEST_IN_FILTER = 8
 _FEWEST_IN_ROUNDED_FILTER = 32
 
@@ -33,14 +33,14 @@ _SHORTEST_RUN = 32  # shorter ones are not looked for; our choice
 # float32 are so small, and no training makes many beside each other.
 SUBNORMAL_BELOW = 2.0**-126
 
-# Our choice: a filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
+# A filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
 _DEAD_BELOW = 0.01
 
-# Our choice: with fewer values, or groups of fewer, spreads say little.
+# With fewer values, or groups of fewer, spreads say little.
 _FEWEST_FOR_SPREAD = 2048
 _FEWEST_IN_GROUP = 8
 
-# Our choice: with a greater kurtosis, a few values hold all the energy, wherever they are. That of the normal
+# With a greater kurtosis, a few values hold all the energy, wherever they are. That of the normal
 # distribution is 3.
 _HEAVIEST_TAILS = 100.0
 

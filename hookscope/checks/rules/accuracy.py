@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NONE = "your choice: what a network is for decides how often it may be wrong; 0 sets none"
 
-# Classes that a finding names. Our choice.
+# Classes that a finding names.
 _NAMED = 3
 
 
@@ -88,7 +88,7 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "max_fraction",
     0.01,
     "how much the share of wrong labelled pictures may grow from that in the baseline, 0-1",
-    "our choice; of 400 crops of photographs the demo network, with its weights rounded, takes some for another class,"
+    "of 400 crops of photographs the demo network, with its weights rounded, takes some for another class,"
     " right or wrong: 1 in float16, 9 in bfloat16, 28 in int8; 12 networks trained for seconds lose up to 0.005 of"
     " 1,000 new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and none with another thread count,"
     " memory format or kernel",

@@ -109,7 +109,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     "rounding",
     1e-6,
     "share of the loss, or of ‖g‖·‖x‖ one layer on, below which ‖g‖·‖x‖ is rounding",
-    "ten roundings of float32; our choice, the same as for `hookscope grads`",
+    "ten roundings of float32",
     "rounding",
 )
 def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -177,7 +177,6 @@ _RECURRENT = frozenset({"RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"})
 _STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})
 
 # Beside an L2 below this, the next factor of the chain rule may fall out of float32, whose smallest value is 1e-45.
-# Our choice.
 _NEAR_UNDERFLOW = 1e-35
 
 

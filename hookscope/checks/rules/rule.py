@@ -31,13 +31,13 @@ class Limit:
 
     Attributes:
         meaning: What is compared with it, and in which unit, for people.
-        source: The source of the number; "our choice" with the reason, if it is ours.
+        basis: The standard or paper that the number comes from, or what it was tried on; "" if neither.
         grads_name: Its name in `hookscope grads --limit`; "" if the rule is not judged there.
     """
 
     default: float
     meaning: str
-    source: str
+    basis: str
     grads_name: str = ""
 
 
@@ -124,11 +124,11 @@ class Rule:
 _LIMITS: dict[Evaluate, dict[str, Limit]] = {}
 
 
-def limit(name: str, default: float, meaning: str, source: str, grads_name: str = "") -> Callable[[Evaluate], Evaluate]:
+def limit(name: str, default: float, meaning: str, basis: str, grads_name: str = "") -> Callable[[Evaluate], Evaluate]:
     """Give a function that `rule` makes a rule a limit: see `Limit` for the arguments."""
 
     def noted(function: Evaluate) -> Evaluate:
-        _LIMITS[function] = {name: Limit(default, meaning, source, grads_name), **_LIMITS.get(function, {})}
+        _LIMITS[function] = {name: Limit(default, meaning, basis, grads_name), **_LIMITS.get(function, {})}
         return function
 
     return noted

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 # A network with at least this many weights counts as random if this share of them spreads by less than this many
-# standard errors beyond chance. Our choice: of 199 random networks the nearest has 0.89, of trained ones 0.67 of three
+# standard errors beyond chance. Of 199 random networks the nearest has 0.89, of trained ones 0.67 of three
 # weights.
 _FEWEST_SPREADS = 3
 _RANDOM_SPREAD = 3.0
@@ -107,7 +107,7 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     "max_zero_fraction",
     0.5,
     "share of a layer's channels whose mean and variance may be zero, 0-1; none while all means are zero",
-    "our choice; of 8 trained networks three, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
+    "of 8 trained networks three, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
 )
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A running variance of BatchNorm is negative or zero.
@@ -142,7 +142,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     "max_fraction",
     0.25,
     "share of a weight's output channels that may be zero, 0-1",
-    "our choice; of 8 trained networks three, EfficientNet-Lite0 to 2, have any: up to 4 of 32",
+    "of 8 trained networks three, EfficientNet-Lite0 to 2, have any: up to 4 of 32",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of a weight are zero everywhere, while others are not.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     "max_moment",
     2.0,
     "magnitude of a first moment of Adam over sqrt(v / (1 - beta2)), the greatest that its second moment v allows",
-    "Cauchy-Schwarz inequality: at most 1, whatever the gradients; twice that is our choice, for rounding to bfloat16",
+    "Cauchy-Schwarz inequality: at most 1, whatever the gradients; twice that, for rounding to bfloat16",
 )
 def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Training cannot resume from the state of the optimiser beside the weights.
@@ -65,7 +65,7 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "min_scale",
     1.0,
     "least scale, by which the loss is multiplied",
-    "our choice: it starts at 65,536, and is halved when gradients overflow float16; below 1 they do so unscaled",
+    "it starts at 65,536, and is halved when gradients overflow float16; below 1 they do so unscaled",
 )
 def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The state of the GradScaler beside the weights is not one that training can resume from.
@@ -98,7 +98,7 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     "min_cosine",
     0.1,
     "least cosine between a weight and its average",
-    "our choice: for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around"
+    "for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around"
     " zero with a correlation time of t steps, and their average over h steps, the cosine is 1 / sqrt(1 + h / t), which"
     " is 0.1 at h = 99 t",
 )

@@ -18,7 +18,7 @@ from hookscope.inspection.state.parameter_writes import has_own_code, overwritte
 from hookscope.inspection.state.reachable import reachable
 
 # Parameters of networks with their own code, and tensors in plain attributes, are copied up to this many bytes in all;
-# beyond that only those that code is seen to write to. Our choice: copying and comparing this much takes some two
+# beyond that only those that code is seen to write to. Copying and comparing this much takes some two
 # milliseconds.
 _COPIED_BYTES = 2**23
 
