@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from hookscope.inspection.state.held_values import HeldValues
 from hookscope.inspection.state.object_states import Contents, Problem, attempt, identical
-from hookscope.inspection.state.parameter_writes import has_own_code, overwritten
+from hookscope.inspection.state.own_code import has_own_code
+from hookscope.inspection.state.parameter_writes import overwritten
 from hookscope.inspection.state.reachable import reachable
 
 # Parameters of networks with their own code, and tensors in plain attributes, are copied up to this many bytes in all;

@@ -71,7 +71,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ("model.arch = ''", "arch in [model] must be a string that is not empty, not ''."),
         ("model.arch = 18", "arch in [model] must be a string that is not empty, not 18."),
         ("model.key = 2024-01-01", "key in [model] must be a string that is not empty, not a date or time."),
-        ("model.arguments = ['width=2']", "arguments in [model] must be a table of names and values, not a list."),
+        ("model.arguments = ['width=2']", "arguments in [model] must be a table, not a list."),
         ("model.arguments = { 'a b' = 1 }", "a b in [model.arguments] cannot be the name of an argument."),
         (
             "model.arguments = { a = nan }",
@@ -142,7 +142,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ("rules.bright-channels.factor = nan", "factor in [rules.bright-channels] must be a finite number, not nan."),
         (
             f"rules.bright-channels.factor = 0x{'f' * 5000}",
-            "factor in [rules.bright-channels] must be a finite number, not a huge one.",
+            "factor in [rules.bright-channels] must be a valid number, not a huge one.",
         ),
         (
             "layers = [{ forward = 'off' }]",
