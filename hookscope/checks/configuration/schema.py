@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -66,9 +67,10 @@ def _assignments(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{name}={value!r}" for name, value in values.items())
 
 
-def _from_folder(text: str, info: ValidationInfo) -> Any:
+def _from_folder(text: str, info: ValidationInfo) -> Path:
     """Return a path, relative to the configuration."""
-    return info.context / text
+    folder: Any = info.context
+    return Path(folder, text)
 
 
 def _dotted(text: str, info: ValidationInfo) -> str:
@@ -296,7 +298,8 @@ def settings_in(top: Entry) -> CheckSettings:
         "layers": list[_with_rules(_Layers, _settings_for_layers)],  # type: ignore[misc] # it is made here
         "expect": list[_Expect],
     }
-    model = create_model("configuration", __base__=_Table, **{name: (each, None) for name, each in tables.items()})
+    fields: dict[str, Any] = {name: (table, None) for name, table in tables.items()}
+    model = create_model("configuration", __base__=_Table, **fields)
     try:
         found = model.model_validate(top.value, context=top.document.folder).given()
     except ValidationError as error:
