@@ -184,6 +184,13 @@ def averaged(**replaced: Tensor) -> Callable[[State], State]:
     }
 
 
+def scaled_copy(factor: float) -> Callable[[State], State]:
+    """Return an averaged copy whose floating tensors are scaled."""
+    return lambda weights: {
+        f"module.{name}": each * factor if each.is_floating_point() else each for name, each in weights.items()
+    }
+
+
 def replaced_in_copy(name: str, change: Callable[[Tensor], object]) -> Callable[[State], State]:
     """Return an averaged copy of which one tensor is changed."""
 
@@ -389,6 +396,13 @@ PAIRS = [
         "averaged-weights of often_normalised at ema",
         after(ALL_MOVED, (saved_with(ema=as_new), saved_with(ema=averaged()))),
         "is stale: statistics of 1 BatchNorm as they start, while those of the weights are not: 'module.middle.2'",
+        {"key": "model"},
+    ),
+    # Allocated and never filled; the near miss was updated once, from zero.
+    Pair(
+        "averaged-weights of deep at ema",
+        (saved_with(ema=scaled_copy(0)), saved_with(ema=scaled_copy(1e-3))),
+        "is constant in 6 of 6 weights that vary: 'module.first.weight'",
         {"key": "model"},
     ),
     # The near miss has another number, but its own counter.
