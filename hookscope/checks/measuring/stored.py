@@ -252,7 +252,7 @@ def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor:
     plain, values = (each.float() if each.itemsize < 2 else each for each in (filters, values))
     return replace(
         measured,
-        repeated_filters=repeated_filters(plain.flatten(1), rounded=rounded),
+        repeated_filters=repeated_filters(plain, rounded=rounded),
         constant_run=longest_run(values),
         spread_beyond_chance=spread_beyond_chance(plain),
         is_whole=1 < (measured.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized and _is_whole(values),

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from hookscope.results.check import ConstantRun
 
+_Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 # As in `stored`: what stays in a processor's cache.
 _PIECE_ELEMENTS = 2**14
 
@@ -75,19 +77,22 @@ def _magnitudes(piece: Tensor) -> Tensor:
 
 
 def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
-    """Return the filters, rows of (filters, values), that equal one before them; `rounded` to eight bits or fewer.
+    """Return the filters, of (filters, inputs, places), that equal one before them; `rounded` to eight bits or fewer.
 
-    Filters of few values other than zero are left out, and those of a weight that repeats a single filter, which is
-    done on purpose, for a blur say.
+    Filters of few values other than zero are left out, and those of a depthwise weight that repeats a single kernel,
+    which is done on purpose, for a blur say.
     """
+    is_depthwise = filters.shape[1] == 1
+    filters = filters.flatten(1)
     if filters.shape[1] < _FEWEST_IN_FILTER or len(filters) < 2:
         return ()
-    alike = _occurring_again(filters[:, :: filters.shape[1] // _PROBED_COLUMNS])
+    alike, firsts = _occurring_again(filters[:, :: filters.shape[1] // _PROBED_COLUMNS])
     if not len(alike):
         return ()
     if not rounded:
-        different = len(filters.unique())  # type: ignore[no-untyped-call]
-        rounded = different in _ROUNDED_VALUES and 4 * different <= filters.numel()
+        once = filters[firsts]  # repeated ones have few values too
+        different = len(once.unique())  # type: ignore[no-untyped-call]
+        rounded = different in _ROUNDED_VALUES and 4 * different <= once.numel()
     least = _FEWEST_IN_ROUNDED_FILTER if rounded else _FEWEST_IN_FILTER
     dense = (filters[alike] != 0).sum(1) >= least
     alike = alike[dense.cpu().numpy()]
@@ -97,14 +102,15 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
         content = _bytes_of(filters[index : index + 1]).tobytes()
         if known.setdefault(content, index) != index:
             found.append(index)
-    return () if len(found) == len(filters) - 1 else tuple(found)
+    return () if is_depthwise and len(found) == len(filters) - 1 else tuple(found)
 
 
-def _occurring_again(rows: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _occurring_again(rows: Tensor) -> tuple[_Indices, _Indices]:
+    """Return the indices of rows that occur more than once, and of the first of each kind."""
     keys = _bytes_of(rows)
     whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
-    _, inverse, counts = np.unique(whole, return_inverse=True, return_counts=True)
-    return np.flatnonzero(counts[inverse] > 1)
+    _, firsts, inverse, counts = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
+    return np.flatnonzero(counts[inverse] > 1), firsts
 
 
 def _bytes_of(rows: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

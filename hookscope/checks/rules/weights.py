@@ -87,7 +87,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     Two filters that start apart never meet in training. A faulty conversion or a tensor that was put together from
     overlapping pieces copies them; a network that was widened by copying, and not trained since, has them on purpose.
     Filters of zeros, and of fewer than 8 values other than zero (32 in a weight rounded to 8 bits), do not count, nor
-    does a weight that repeats one filter, as a blur does.
+    does a depthwise weight that repeats one kernel, as a blur does.
     """
     for values in measured.stored:
         if values.repeated_filters and values.filter_count:

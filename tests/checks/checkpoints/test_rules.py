@@ -301,6 +301,15 @@ PAIRS = [
         ),
         "1 of 10 output channels equal one before them: 7",
     ),
+    # All alike, with 16 inputs each, are no blur; the near miss has as many values of its own in each.
+    Pair(
+        "duplicate-filter of deep at middle.1.weight",
+        (
+            lambda state: state["middle.1.weight"].copy_(state["middle.1.weight"][:1].expand(16, -1, -1, -1)),
+            lambda state: state["middle.1.weight"].add_(torch.arange(16)[:, None, None, None] * 1e-3),
+        ),
+        "15 of 16 output channels equal one before them: 1, 2",
+    ),
     # A filter has 90 values.
     Pair(
         "constant-block of twins at middle.0.weight",
