@@ -20,7 +20,7 @@ from benchmarks.networks import label, layers_of, statistics_of
 from benchmarks.same_work import Found, Rows
 from hookscope.inspection.forward import inspect
 from hookscope.results.activations import LayerRow
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 
 Prepare = Callable[[nn.Module, Tensor, Sequence[LayerRow]], Callable[[], Found]]
 

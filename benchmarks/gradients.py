@@ -17,7 +17,7 @@ from benchmarks.same_work import TOLERANCES, Found, Rows, judge
 from benchmarks.timing import CLOCKS, Run, interleaved
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.results.gradients import GradientRow
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 
 Prepare = Callable[[nn.Module, Tensor, Tensor, Sequence[GradientRow]], Callable[[], Found]]
 

@@ -11,7 +11,7 @@ from benchmarks.same_work import Rows
 from hookscope.inspection.forward import inspect
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 
 NETWORKS = ("resnet34", "vgg16", "densenet121", "vit_b_16", "efficientnet_b0", "swin_t")
 

@@ -54,7 +54,7 @@ def _cell(text: str) -> str:
 
 
 def rules() -> str:
-    """Return a table of all rules, then each with its limits, their sources and its explanation."""
+    """Return a table of all rules, then each with its limits, their basis and its explanation."""
     lines = ["| rule | level | it objects that |", "|---|---|---|"]
     for each, rule in RULES.items():
         lines += [f"| [{each}](#{each}) | {rule.level} | {_cell(rule.meaning)} |"]
@@ -72,8 +72,9 @@ def _rule_parts(rule: Rule) -> Iterator[str]:
     yield f"Default level: {rule.level}. Looks at {NEEDS[rule.needs]}.{follow}"
     for name, limit in rule.limits.items():
         grads = f" In `grads`: `--limit {limit.grads_name}=`." if limit.grads_name else ""
+        basis = f" Basis: {_prose(limit.basis)}." if limit.basis else ""
         named = f"**`{name.replace('_', '-')} = {limit.default:.10g}`**"
-        yield f"{named}: {_prose(limit.meaning)}. Source: {_prose(limit.source).rstrip('.')}.{grads}"
+        yield f"{named}: {_prose(limit.meaning)}.{basis}{grads}"
     yield from map(_prose, filter(None, rule.explanation.split("\n\n")))
 
 

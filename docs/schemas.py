@@ -32,9 +32,8 @@ from hookscope.results.differences import (
 from hookscope.results.distribution import Histogram
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients, InputGradients, LossRecord
-from hookscope.results.inputs import Region
+from hookscope.results.inputs import Provenance, Region
 from hookscope.results.network import ModelInfo, ModuleRow
-from hookscope.results.provenance import Provenance
 from hookscope.results.runs.attributions import StoredPicture
 from hookscope.results.runs.differences import SCHEMA_VERSION as DIFFERENCES_VERSION
 from hookscope.results.runs.directory import SCHEMA_VERSION as RUN_VERSION

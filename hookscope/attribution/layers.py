@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 from hookscope.attribution.scores import BatchTarget
 from hookscope.attribution.tokens import Layout, Tokens, known_prefix, layout_of
 from hookscope.hooks.observed import ModuleCall, Place
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.

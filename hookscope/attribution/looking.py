@@ -20,7 +20,7 @@ from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.run import split_patterns
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 from hookscope.text import safe_text, shape_text, some_of
 
 # A row's label: name, call, path in a nested output.

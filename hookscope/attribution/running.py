@@ -28,8 +28,7 @@ from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected
 from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
-from hookscope.results.inputs import InputRecord
-from hookscope.results.provenance import SHOWN_INPUTS
+from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.text import safe_text
 
 _POOLED: frozenset[Method] = frozenset({"grad-cam", "guided-grad-cam"})

@@ -18,8 +18,8 @@ from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from hookscope.checks.kept_sketches import channels_text, check_channels, check_sketch, sketch_text
-from hookscope.checks.labelled import BaselineClass, labelled_document, labelled_from, labelled_of
+from hookscope.checks.baseline_labels import BaselineClass, labelled_document, labelled_from, labelled_of
+from hookscope.checks.baseline_sketches import channels_text, check_channels, check_sketch, sketch_text
 from hookscope.errors import UsageError
 from hookscope.results.activations import LayerRow
 from hookscope.results.check import CheckMeasurements, OutputSignature
@@ -39,7 +39,7 @@ _SIGNIFICANT_DIGITS = 6
 # What stands at the top of the file, but for the class in place of the kind.
 _FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
 
-# Our choice: thirty thousand rows, at about a thousand bytes each.
+# Thirty thousand rows, at about a thousand bytes each.
 _MOST_BYTES = 32 * 2**20
 
 _T = TypeVar("_T")

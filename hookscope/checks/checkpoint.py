@@ -19,6 +19,7 @@ from hookscope.checks.measuring import Prepared, measure, measure_file, measure_
 from hookscope.checks.settings import NO_NETWORK, CheckSettings
 from hookscope.errors import (
     EXIT_CHECK_FAILED,
+    CheckpointError,
     HookscopeError,
     InputError,
     MisfitError,
@@ -38,7 +39,7 @@ from hookscope.results.grids import Grid
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.serialize import checks_to_json
 
-# At most this many failing layers are drawn, the first in execution order; all have their rows. Our choice: the cause
+# At most this many failing layers are drawn, the first in execution order; all have their rows. The cause
 # is mostly in the first.
 _MOST_DRAWN = 12
 
@@ -91,11 +92,15 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
     except HookscopeError as error:
         measured = None
         lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # it could not even be built
-        alone = None
+        refusal, alone = _lack_of_memory(name) if lacks_memory else error, None
         if prepared is None and isinstance(error, ModelNotFoundError | MisfitError):
-            with suppress(HookscopeError):  # what is wrong with the file as well, the error comes before
+            try:
                 alone = _judged_alone(model, name, settings, wanted, "none fits the weights", trust=trust)
-        report = refused(name, _lack_of_memory(name) if lacks_memory else error, wanted, alone)
+            except CheckpointError as cause:  # without values, it fits nothing
+                refusal = cause
+            except HookscopeError:  # what else is wrong with the file, the first error comes before
+                pass
+        report = refused(name, refusal, wanted, alone)
     if measured is not None:
         forward = measured.forward
         rows = () if forward is None else forward.rows
@@ -223,7 +228,6 @@ def failing_rows(report: CheckReport, forward: Activations | None) -> tuple[Laye
 
 
 def _first_maps(rows: Sequence[LayerRow], seen: Activations | None) -> tuple[MapSummary, ...]:
-    """Return the maps of these rows for the first input."""
     labels = {row.label for row in rows}
     maps = () if seen is None else seen.map_summaries
     return tuple(each for each in maps if each.label in labels and each.input_index == 0)

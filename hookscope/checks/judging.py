@@ -9,7 +9,7 @@ from hookscope.checks.baseline import Baseline
 from hookscope.checks.rules import GRADS_RULES, RULES, grads_limits
 from hookscope.checks.rules.forward import raised
 from hookscope.checks.rules.rule import (
-    WHOLE,
+    WHOLE_NETWORK,
     Objection,
     Rule,
     RuleTerms,
@@ -303,7 +303,7 @@ def _unjudged(
     said = any(finding.message == message for each in outcomes.values() for finding in each.findings)
     if terms.rule.level != "off" or said or _error(measured) or measured.no_network:
         return RuleOutcome(terms.rule.identifier, "skipped", reason=reason)
-    return _outcome(terms.rule.identifier, terms.findings([Objection(WHOLE, message)]))
+    return _outcome(terms.rule.identifier, terms.findings([Objection(WHOLE_NETWORK, message)]))
 
 
 def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcomes: Mapping[str, RuleOutcome]) -> str:

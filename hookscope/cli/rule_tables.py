@@ -39,7 +39,7 @@ def rules_table() -> RenderableType:
 
 
 def rule_explanation(rule: Rule) -> RenderableType:
-    """Return everything about a rule: meaning, level, limits with their sources, causes and remedies."""
+    """Return everything about a rule: meaning, level, limits with their basis, causes and remedies."""
     parts: list[RenderableType] = [
         Text(rule.identifier, style="bold"),
         Text(rule.meaning),
@@ -50,7 +50,7 @@ def rule_explanation(rule: Rule) -> RenderableType:
     for name, limit in rule.limits.items():
         # As a configuration names it.
         parts += ["", Text(f"Limit {name.replace('_', '-')} = {limit.default:.10g}", style="bold")]
-        sentences = (limit.meaning, f"Source: {limit.source}")
+        sentences = (limit.meaning, *((f"Basis: {limit.basis}",) if limit.basis else ()))
         parts += [Padding(Text(each), (0, 0, 0, 2), expand=False) for each in sentences]
     for paragraph in filter(None, rule.explanation.split("\n\n")):
         parts += ["", Text(paragraph)]

@@ -29,7 +29,7 @@ from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.state.preservation import Mode, Preserved, preserved
 from hookscope.inspection.state.snapshot import Snapshot
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 
 Key = tuple[str, int, int]
 """(layer, call, which of its tensors), in the names of A."""

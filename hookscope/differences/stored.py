@@ -25,8 +25,7 @@ from hookscope.inspection.rows import Recorder
 from hookscope.inspection.session import package_versions
 from hookscope.results.differences import DifferenceRow, Differences, Measures, OutputDifference, Side
 from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord, Preprocessing
-from hookscope.results.provenance import Provenance
+from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
 from hookscope.results.runs.reading import StoredRun, read_record, read_run, refusal
 from hookscope.results.runs.sketches import read_sketches
 from hookscope.results.sketches import NORM_ERROR, RESOLUTION, estimated_cosine, estimated_distance

@@ -19,9 +19,8 @@ from hookscope.models import FileOptions, LoadedModel
 from hookscope.models.checkpoint import exists, read_checkpoint
 from hookscope.models.statedict import named_tensors
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched, WeightDifference
-from hookscope.results.inputs import Preprocessing
+from hookscope.results.inputs import Preprocessing, Provenance
 from hookscope.results.network import ModelInfo
-from hookscope.results.provenance import Provenance
 from hookscope.statistics.storage import without_float8
 from hookscope.text import counted, printable
 

@@ -14,8 +14,7 @@ from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batch
 from hookscope.inputs.named import NamedInput, named_batch, with_named
 from hookscope.inputs.photographs import Photographs
 from hookscope.inputs.preprocessing import thumbnails
-from hookscope.results.inputs import InputRecord, Preprocessing
-from hookscope.results.provenance import SHOWN_INPUTS
+from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Preprocessing
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Recorder, same_values
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 from hookscope.results.quick import make_all
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise

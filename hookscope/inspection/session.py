@@ -38,8 +38,7 @@ from hookscope.models import LoadedModel, example_shape, load_function
 from hookscope.results.activations import Activations
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord, Preprocessing
-from hookscope.results.provenance import Provenance
+from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
 from hookscope.results.repeats import fold_repeats, repeated, without_rows
 from hookscope.text import safe_text
 

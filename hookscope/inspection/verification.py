@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.state.parameter_writes import codes_in, unwrapped
+from hookscope.inspection.state.own_code import codes_in, unwrapped
 from hookscope.results.activations import Verification
 from hookscope.statistics.storage import stored_values
 from hookscope.text import exception_line

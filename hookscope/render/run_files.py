@@ -20,8 +20,7 @@ from hookscope.results.attributions import Attributions
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
-from hookscope.results.inputs import InputRecord
-from hookscope.results.provenance import SHOWN_INPUTS, Provenance
+from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
 from hookscope.results.runs import serialize
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.sketches import write_sketches

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.results.comparison import Comparison, Prediction
-from hookscope.results.inputs import InputRecord
-from hookscope.results.labels import row_label, row_of
-from hookscope.results.network import Failure, ModelInfo
-from hookscope.results.provenance import Provenance
+from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.network import Failure, ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.text import counted

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, nearest
-from hookscope.results.inputs import InputRecord
+from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.network import ModelInfo
-from hookscope.results.provenance import Provenance
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.text import counted
 

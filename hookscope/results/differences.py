@@ -8,10 +8,8 @@ from typing import Any, Literal
 
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.comparison import Prediction
-from hookscope.results.inputs import InputRecord
-from hookscope.results.labels import row_of
-from hookscope.results.network import ModelInfo
-from hookscope.results.provenance import Provenance
+from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.network import ModelInfo, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.text import counted
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from hookscope.results.activations import FeatureMaps, Run
 from hookscope.results.findings import Finding
-from hookscope.results.labels import row_label, row_of
+from hookscope.results.network import row_label, row_of
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
 GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached"]

@@ -1,13 +1,16 @@
-"""The inputs of a network, and how a file becomes one."""
+"""The inputs of a network, how a file becomes one, and with what else a run was made."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 InputKind = Literal["image", "detection", "video", "flow"]
 
+SHOWN_INPUTS = 32
+"""Inputs whose pictures a run keeps: as many as its report shows. Our choice."""
 
 # Where Pillow starts to warn of decompression bombs (Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels.
 MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
@@ -105,3 +108,25 @@ class InputRecord:
     def is_noise(self) -> bool:
         """Whether the input was drawn at random, as it is where none is given."""
         return self.name == "noise" and self.sha256 is None
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How a run was made, besides the facts in the result itself.
+
+    Attributes:
+        named_inputs: Inputs by name: the value, or the record of the file it was read from.
+        pictures: The first pictures as the network saw them, (H, W, 3) or (H, W) uint8.
+        settings: Further options of the command, by name: "edits", "limits", "autocast".
+        photographs: Reads again what an input was made of, given the inputs of the run and the position of one.
+    """
+
+    patterns: tuple[str, ...]
+    preprocessing: Preprocessing
+    named_inputs: Mapping[str, Any] = field(default_factory=dict)
+    unusable_inputs: tuple[str, ...] = ()
+    pictures: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict, repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 1
+    photographs: Callable[[Sequence[InputRecord], int], Photograph] | None = field(default=None, repr=False)

@@ -1,10 +1,10 @@
-"""Which network ran, the modules in it, and where its forward pass raised."""
+"""Which network ran, the modules in it, how rows about them are called, and where its forward pass raised."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from hookscope.results.labels import row_of
+from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.renderers import RowContainer
 
 
@@ -108,3 +108,34 @@ class ModuleTable(RowContainer):
 
     def __repr__(self) -> str:
         return f"<ModuleTable of {self.model.name}: {len(self.rows)} modules>"
+
+
+def row_label(layer: str, call: int, slot: str) -> str:
+    """Return the name of a layer's output for people and files: "layer1.0.relu#1", "backbone['out']", "(model)"."""
+    return f"{layer or '(model)'}{f'#{call}' if call else ''}{slot}"
+
+
+class _Labelled(Protocol):
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def also(self) -> tuple[str, ...]: ...
+
+
+Row = TypeVar("Row", bound=_Labelled)
+
+
+def row_of(label: str, rows: Iterable[Row]) -> Row:
+    """Return the row with a label, or the one that it was folded into.
+
+    Raises:
+        LayerNotFoundError: If there is none; with the nearest labels.
+    """
+    known: dict[str, Row] = {}
+    for row in rows:
+        for name in (row.label, *row.also):
+            known.setdefault(name, row)
+    if label not in known:
+        raise LayerNotFoundError(f"No row is called {label!r}.{nearest(label, known)}")
+    return known[label]

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, MapSummary
 from hookscope.results.gradients import GradientRow, Gradients
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 
 Key = tuple[str, int, str]
 """(layer, call, slot) of an output."""

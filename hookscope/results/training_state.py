@@ -62,6 +62,8 @@ class CopyValues:
         cosines: Cosine between a tensor and the weights that it is the average of, for those of 2,048 values and more.
         untrained: Tensors that look drawn at random, though the weights look trained; see `spread_beyond_chance`.
         reset: Layers of BatchNorm whose statistics are as they start, though those of the weights are not.
+        single_valued: Matrices and kernels that hold one value, such as 0, where those of the weights hold several.
+        matrix_count: Matrices and kernels of the weights that hold several values and have an average.
         newer: BatchNorms that count more batches than those of the weights, with both counts.
     """
 
@@ -74,4 +76,6 @@ class CopyValues:
     cosines: Mapping[str, float] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     reset: tuple[str, ...] = ()
+    single_valued: tuple[str, ...] = ()
+    matrix_count: int = 0
     newer: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from hookscope.checks.baseline import (
     inputs_of,
     read_baseline,
 )
-from hookscope.checks.kept_sketches import channel_differences, channels_text
+from hookscope.checks.baseline_sketches import channel_differences, channels_text
 from hookscope.errors import UsageError
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.inputs import InputRecord

@@ -288,6 +288,17 @@ def test_a_file_that_no_network_fits_never_passes_but_what_it_stores_is_judged(n
     assert failing(misfit).keys() == {"architecture", "batchnorm-variance"}
 
 
+@pytest.mark.parametrize("arch", ["none", "resnet18", None])
+def test_a_file_without_values_fails_whether_it_is_judged_with_a_network_or_without(
+    network: Network, arch: str | None
+) -> None:
+    torch.save({name: torch.empty(0) for name in network.state_dict()}, "empty.pt")
+    report = check("empty.pt", arch=arch)
+    assert failing(report).keys() == {"integrity"}
+    assert report.exit_code == 3
+    assert "hold no values" in report.error
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [

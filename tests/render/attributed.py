@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, SanityCheck, Target
-from hookscope.results.inputs import InputRecord, Photograph, Preprocessing, Region
+from hookscope.results.inputs import InputRecord, Photograph, Preprocessing, Provenance, Region
 from hookscope.results.network import ModelInfo
-from hookscope.results.provenance import Provenance
 
 REGION = Region(0, 20, 60, 80, 60, 100)
 CAT = InputRecord("photos/cat.jpg", "ab" * 32, (100, 60), (3, 8, 8), ("resized", "centre crop 8x8"), REGION)

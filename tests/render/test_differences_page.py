@@ -26,9 +26,8 @@ from hookscope.results.differences import (
     Unmatched,
     WeightDifference,
 )
-from hookscope.results.inputs import InputRecord, Preprocessing
+from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
 from hookscope.results.network import ModelInfo
-from hookscope.results.provenance import Provenance
 from hookscope.results.runs.differences import read_differences
 from tests.render.chromium import Opened, Scheme, needs_chromium
 from tests.render.html_page import Page

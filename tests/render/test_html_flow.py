@@ -17,7 +17,7 @@ from hookscope.render.html import report_html
 from hookscope.render.html.blocks import Blocks, blocks_of
 from hookscope.render.html.flow import Flow, Flows, Place, flows_of
 from hookscope.render.html.layers import layers_of
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 from hookscope.results.runs.reading import read_run
 from hookscope.text import safe_text
 from tests.render.html_page import Page

@@ -14,9 +14,9 @@ from hookscope.cli.rule_tables import rule_explanation, rules_table
 
 
 @rules.rule("dead-things", "warn", "forward")
-@rules.limit("fraction", 0.05, "Share of things that are dead.", "our choice: one in twenty is normal")
+@rules.limit("fraction", 0.05, "Share of things that are dead.", "one in twenty is normal")
 @rules.limit("magnitude", 65504.0, "Greatest magnitude.", "IEEE 754, table 3.5: the greatest finite binary16")
-@rules.limit("tiny", 1e-07, "Least magnitude.", "our choice")
+@rules.limit("tiny", 1e-07, "Least magnitude.", "")
 def dead_things(*_: object) -> Iterator[Objection]:
     """Things behind a [thing] are dead.
 
@@ -63,7 +63,7 @@ def test_the_table_keeps_to_the_width_and_has_no_colour_in_a_pipe(width: int) ->
     assert "\x1b" not in text
 
 
-def test_an_explanation_gives_meaning_level_limits_sources_and_all_paragraphs() -> None:
+def test_an_explanation_gives_meaning_level_limits_with_their_basis_and_all_paragraphs() -> None:
     assert [line.rstrip() for line in piped(rule_explanation(dead_things)).splitlines()] == [
         "dead-things",
         "Things behind a [thing] are dead.",
@@ -71,15 +71,14 @@ def test_an_explanation_gives_meaning_level_limits_sources_and_all_paragraphs() 
         "",
         "Limit fraction = 0.05",
         "  Share of things that are dead.",
-        "  Source: our choice: one in twenty is normal",
+        "  Basis: one in twenty is normal",
         "",
         "Limit magnitude = 65504",
         "  Greatest magnitude.",
-        "  Source: IEEE 754, table 3.5: the greatest finite binary16",
+        "  Basis: IEEE 754, table 3.5: the greatest finite binary16",
         "",
         "Limit tiny = 1e-07",
         "  Least magnitude.",
-        "  Source: our choice",
         "",
         "Things die when nobody looks.",
         "",

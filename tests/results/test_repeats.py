@@ -13,7 +13,7 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 from hookscope.results.repeats import fold_repeats
 from tests.networks import BY_HAND, MECHANISMS, TORCHVISION, Network, batch_of
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from hookscope.checks.configuration.schema import limit_key
+from hookscope.checks.configuration.document import key_of
 from hookscope.checks.rules import RULES, Limit, Rule
 
 _WIDTH = 120
@@ -71,6 +71,7 @@ mode = "eval"
 
 [rules]
 # A rule is at a level ("fail", "warn" or "off"), or in a table of level and limits. Only "fail" makes the check fail.
+# Limits whose basis is no standard and no paper are ours.
 """
 
 _AFTER_RULES = """
@@ -104,9 +105,9 @@ def _lines(rule: Rule) -> Iterator[str]:
     yield ""
     yield from _comment(rule.meaning)
     for name, limit in rule.limits.items():
-        yield from _comment(f"{limit_key(name)}: {limit.meaning}. Source: {limit.source}.")
+        yield from _comment(f"{key_of(name)}: {limit.meaning}.{f' Basis: {limit.basis}.' if limit.basis else ''}")
     if rule.limits:
-        limits = "".join(f", {limit_key(name)} = {_number(limit)}" for name, limit in rule.limits.items())
+        limits = "".join(f", {key_of(name)} = {_number(limit)}" for name, limit in rule.limits.items())
         yield f'{rule.identifier} = {{ level = "{rule.level}"{limits} }}'
     else:
         yield f'{rule.identifier} = "{rule.level}"'

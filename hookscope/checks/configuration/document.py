@@ -11,7 +11,7 @@ from typing import Any
 from hookscope.errors import UsageError
 from hookscope.text import one_line, printable
 
-# Our choice. A configuration takes a few pages; a pyproject.toml may hold much else.
+# A configuration takes a few pages; a pyproject.toml may hold much else.
 _MAX_BYTES = 2**20
 
 KeyPath = tuple[str | int, ...]
@@ -53,13 +53,23 @@ class Entry:
         """Return the error that names file and line and states the problem."""
         return UsageError(f"{printable(self.document.name)}, line {line_of(self.document.text, self.path)}: {problem}")
 
+    def unfit(self, problem: str) -> UsageError:
+        """Return the error for what is here, whose name begins the sentence: "must be above 0."."""
+        is_row = isinstance(self.value, dict) and isinstance(self.path[-1], int)
+        return self.wrong(f"{_inside(self.path).removeprefix('in ') if is_row else _called(self.path)} {problem}")
+
     def mistyped(self, wanted: str) -> UsageError:
         """Return the error for a value that is not `wanted`."""
-        return self.wrong(f"{_called(self.path)} must be {wanted}, not {_shown(self.value)}.")
+        return self.unfit(f"must be {wanted}, not {_shown(self.value)}.")
 
     def unknown(self, key: str, hint: str) -> UsageError:
         """Return the error for a key of this table that may not be there."""
         return self.at(key).wrong(f"unknown key '{printable(key)}' {_inside(self.path)}.{hint}")
+
+
+def key_of(name: str) -> str:
+    """Return how a configuration spells the name of a setting or a limit: "max-fraction" for "max_fraction"."""
+    return name.replace("_", "-")
 
 
 def find(config: Path | None, folder: Path) -> Entry | None:

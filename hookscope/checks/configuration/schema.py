@@ -1,368 +1,433 @@
-"""The keys of a configuration file, the setting that each becomes, and how values are read."""
+"""The tables of a configuration file as pydantic models, and each mistake in one as a message with its line."""
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from hookscope.checks.configuration.document import Entry, find
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+
+from hookscope.checks.configuration.document import Entry, KeyPath, key_of
 from hookscope.checks.rules import RULES, Rule
 from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import UsageError, nearest
 from hookscope.hooks.patterns import parse_pattern
 from hookscope.text import printable
 
-Reader = Callable[[Entry], Any]
-"""Reads the value of an entry; raises the entry's UsageError if it is wrong."""
-
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
-_PIXELS = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})?|none")
-
-
-def _text(entry: Entry) -> str:
-    if not isinstance(entry.value, str) or not entry.value or "\0" in entry.value:
-        raise entry.mistyped("a string that is not empty")
-    return entry.value
-
-
-def _one_of(*names: str) -> Reader:
-
-    def read(entry: Entry) -> str:
-        if not isinstance(entry.value, str) or entry.value not in names:
-            raise entry.mistyped(f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}")
-        return entry.value
-
-    return read
-
-
-def _whole(lowest: int, wanted: str = "") -> Reader:
-    """Return the reader of a whole number that fits into 64 bits; `wanted` is how messages call it."""
-
-    def read(entry: Entry) -> int:
-        if not _is_whole(entry.value) or not lowest <= entry.value < 2**63:
-            raise entry.mistyped(wanted or f"a whole number from {lowest}")
-        return int(entry.value)
-
-    return read
-
-
-def _number(lowest: float = -math.inf, highest: float = math.inf) -> Reader:
-    """Return the reader of a finite number."""
-
-    def read(entry: Entry) -> float:
-        fits = _is_whole(entry.value) or isinstance(entry.value, float)
-        # 1e300: an int of any length compares with a float, but does not convert; infinity is no limit.
-        if not fits or not lowest <= entry.value <= highest or not abs(entry.value) <= 1e300:
-            start = "" if math.isinf(lowest) else f" from {lowest:g}"
-            raise entry.mistyped(f"a number{start}" + ("" if math.isinf(highest) else f" to {highest:g}"))
-        return float(entry.value)
-
-    return read
-
-
-def _list_of(read: Reader) -> Reader:
-
-    def read_all(entry: Entry) -> tuple[Any, ...]:
-        if not isinstance(entry.value, list):
-            raise entry.mistyped("a list")
-        return tuple(read(entry.at(index)) for index in range(len(entry.value)))
-
-    return read_all
-
-
-def _path(entry: Entry) -> Path:
-    """Read a path, relative to the configuration."""
-    return entry.document.folder / _text(entry)
-
-
-def _dotted(entry: Entry) -> str:
-    """Read a name, or FILE.py:NAME with the file relative to the configuration."""
-    source, colon, name = _text(entry).rpartition(":")
-    return f"{entry.document.folder / source}:{name}" if colon and source.endswith(".py") else _text(entry)
-
-
-def _target(entry: Entry) -> str:
-    """Read what `--target` takes; a file of targets is relative to the configuration."""
-    if isinstance(entry.value, str):
-        return str(_path(entry)) if entry.value.lower().endswith(_TENSOR_SUFFIXES) else _text(entry)
-    return str(_class_name(entry))
-
-
-def _class_name(entry: Entry) -> str | int:
-    read = _text if isinstance(entry.value, str) else _whole(0, "a class, by name or index")
-    return read(entry)
-
-
-def _arguments(entry: Entry) -> tuple[str, ...]:
-    """Read a table of arguments into what `--model-arg` takes: Python literals, so that a string stays one."""
-    if not isinstance(entry.value, dict):
-        raise entry.mistyped("a table of names and values")
-    for name, value in entry.value.items():
-        if not name.isidentifier():
-            raise entry.at(name).wrong(f"'{printable(name)}' cannot be the name of an argument.")
-        if not _is_literal(value):
-            raise entry.at(name).mistyped("a string, finite number, true, false, or a list of these")
-    return tuple(f"{name}={value!r}" for name, value in entry.value.items())
-
-
-def _named_inputs(entry: Entry) -> tuple[str, ...]:
-    """Read a table of inputs by name into what `--input` takes; a string is a file, relative to the configuration."""
-    found = _arguments(entry)
-    files = {name: _path(entry.at(name)) for name, value in entry.value.items() if isinstance(value, str)}
-    return tuple(
-        f"{name}={files[name]}" if name in files else text for name, text in zip(entry.value, found, strict=True)
-    )
-
-
-def _batch_axis(entry: Entry) -> str:
-    """Read what `--batch-axis` takes: an axis, "auto" or "none"."""
-    if _is_whole(entry.value) and abs(entry.value) < 100:
-        return str(entry.value)
-    return str(_one_of("auto", "none")(entry))
-
-
-def _shape(entry: Entry) -> tuple[int, ...]:
-    """Read the shape of noise: at most 2**28 values, as for `--input-shape`."""
-    sizes: tuple[int, ...] = _list_of(_whole(1))(entry)
-    if not sizes or math.prod(sizes) > 2**28:
-        raise entry.wrong(f"shape in [input] must have 1 to {2**28} values. Give one like [2, 3, 224, 224].")
-    return sizes
-
-
-def _output_size(entry: Entry) -> int | str:
-    read = _whole(0, "a size, 'N' for the number of inputs, or '*' for any size")
-    return str(entry.value) if entry.value in ("N", "*") else read(entry)
-
-
-def _pixels(entry: Entry) -> str:
-    """Read what `--resize` and `--crop` take."""
-    size = str(entry.value) if _is_whole(entry.value) and 0 < entry.value < 2**63 else entry.value
-    if not isinstance(size, str) or not _PIXELS.fullmatch(size):
-        raise entry.mistyped("pixels like 224, 'HEIGHTxWIDTH' like '192x256', or 'none'")
-    return size
-
-
-def _mean(entry: Entry) -> str:
-    """Read one number, one for each channel, or "none" into what `--mean` takes."""
-    if entry.value == "none":
-        return "none"
-    values = _list_of(_number())(entry) if isinstance(entry.value, list) else (_number()(entry),)
-    if not values:
-        raise entry.mistyped("a number, one for each channel, or 'none'")
-    return ",".join(map(repr, values))
-
-
-def _std(entry: Entry) -> str:
-    """Read one number above 0, one for each channel, or "none" into what `--std` takes."""
-    values = _mean(entry)
-    if values != "none" and min(map(float, values.split(","))) <= 0:
-        raise entry.wrong("std in [input] must be above 0: it is the standard deviation of each channel.")
-    return values
-
-
-def _pattern(entry: Entry) -> str:
-    """Read a pattern that selects each layer by itself: one without a position."""
-    written = _text(entry)
-    try:
-        parsed = parse_pattern(written)
-    except UsageError as error:
-        raise entry.wrong(f"pattern in [[layers]]: {printable(str(error).removeprefix('--layer '))}") from error
-    if parsed.position is not None:
-        raise entry.wrong(
-            f"pattern in [[layers]] is '{printable(parsed.text)}', which picks by position. Name the layers instead."
-        )
-    return parsed.text
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_literal(value: object) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_literal, value))
-    if isinstance(value, int):
-        return abs(value) < 2**63
-    return isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
-
-
-Keys = Mapping[str, tuple[str, Reader]]
-"""By key of a table: the name of the setting, and the function that reads its value."""
-
-_DTYPES = (
-    *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "bool"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"),
-)
-
-SECTIONS: Mapping[str, Keys] = {
-    "model": {
-        "arch": ("arch", _dotted),
-        "arguments": ("model_arguments", _arguments),
-        "key": ("key", _text),
-        "allow-missing": ("allow_missing", _list_of(_text)),
-        "allow-unexpected": ("allow_unexpected", _list_of(_text)),
-        "classes": ("classes", _path),
-    },
-    "input": {
-        "images": ("images", _list_of(_path)),
-        "data": ("data", _path),
-        "shape": ("shape", _shape),
-        "resize": ("resize", _pixels),
-        "crop": ("crop", _pixels),
-        "mean": ("mean", _mean),
-        "std": ("std", _std),
-        "max-pixels": ("max_pixels", _whole(1)),
-        "batch-axis": ("batch_axis", _batch_axis),
-        "named": ("named", _named_inputs),
-        "batch-size": ("batch_size", _whole(1)),
-        "seed": ("seed", _whole(0)),
-    },
-    "output": {
-        "shape": ("output_shape", _list_of(_output_size)),
-        "dtype": ("output_dtype", _one_of(*_DTYPES)),
-        "key": ("output_key", _text),
-    },
-    "gradients": {
-        "loss": ("loss", _dotted),
-        "target": ("target", _target),
-        "mode": ("mode", _one_of("eval", "train")),
-    },
-    "baseline": {"file": ("baseline", _path)},
-}
-"""The tables that hold settings one by one."""
-
-_EXPECT: Keys = {
-    "image": ("image", _path),
-    "top1": ("top1", _class_name),
-    "contains": ("contains", _list_of(_class_name)),
-    "k": ("k", _whole(1)),
-    "min-probability": ("min_probability", _number(0, 1)),
-}
+_MOST_NOISE = 2**28  # values, as for `--input-shape`
 
 # What rules look at that no pattern over layers can single out a part of.
 _ABOUT_ALL = ("file", "network", "outputs", "expectations", "labels")
 
-_level = _one_of("fail", "warn", "off")
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Replaces everything that pydantic says of a value by what the value must be."""
+
+    text: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.custom_error_schema(
+            handler(source), custom_error_type="wanted", custom_error_message=self.text
+        )
 
 
-def read_settings(config: Path | None, folder: Path) -> CheckSettings:
-    """Return the settings that a configuration file holds; paths in them begin at its folder.
+def _literal(value: object) -> object:
+    if isinstance(value, list):
+        return [*map(_literal, value)]
+    fits = abs(value) < 2**63 if isinstance(value, int) else isinstance(value, float) and math.isfinite(value)
+    if not fits and not isinstance(value, str):
+        raise ValueError
+    return value
 
-    Args:
-        config: The file, relative to the working directory; of a "pyproject.toml" its table [tool.hookscope]. None for
-            "hookscope.toml" in `folder`, else the table [tool.hookscope] of its "pyproject.toml", else the defaults.
-        folder: Where to look if `config` is None.
+
+def _identifier(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError("cannot be the name of an argument.")
+    return name
+
+
+def _assignments(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what `--model-arg` takes: Python literals, so that a string stays one."""
+    return tuple(f"{name}={value!r}" for name, value in values.items())
+
+
+def _from_folder(text: str, info: ValidationInfo) -> Path:
+    """Return a path, relative to the configuration."""
+    folder: Any = info.context
+    return Path(folder, text)
+
+
+def _dotted(text: str, info: ValidationInfo) -> str:
+    """Return a name, or FILE.py:NAME with the file relative to the configuration."""
+    source, colon, name = text.rpartition(":")
+    return f"{_from_folder(source, info)}:{name}" if colon and source.endswith(".py") else text
+
+
+def _target(value: str | int, info: ValidationInfo) -> str:
+    """Return what `--target` takes; a file of targets is relative to the configuration."""
+    is_file = isinstance(value, str) and value.lower().endswith(_TENSOR_SUFFIXES)
+    return str(_from_folder(str(value), info) if is_file else value)
+
+
+def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> tuple[str, ...]:
+    """Return what `--input` takes; a string is a file, relative to the configuration."""
+    return tuple(
+        f"{name}={_from_folder(value, info) if isinstance(value, str) else repr(value)}"
+        for name, value in values.items()
+    )
+
+
+def _noise(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if not sizes or math.prod(sizes) > _MOST_NOISE:
+        raise ValueError(f"must have 1 to {_MOST_NOISE} values. Give one like [2, 3, 224, 224].")
+    return sizes
+
+
+def _channel_values(value: Any) -> str:
+    """Return what `--mean` and `--std` take."""
+    if value == "none":
+        return "none"
+    return ",".join(map(repr, value if isinstance(value, tuple) else (value,)))
+
+
+def _positive(text: str) -> str:
+    if text != "none" and min(map(float, text.split(","))) <= 0:
+        raise ValueError("must be above 0: it is the standard deviation of each channel.")
+    return text
+
+
+def _pattern(written: str) -> str:
+    """Return a pattern that selects each layer by itself: one without a position."""
+    try:
+        parsed = parse_pattern(written)
+    except UsageError as error:
+        raise ValueError(f"is wrong: {printable(str(error).removeprefix('--layer '))}") from error
+    if parsed.position is not None:
+        raise ValueError(f"is '{printable(parsed.text)}', which picks by position. Name the layers instead.")
+    return parsed.text
+
+
+Text = Annotated[str, Field(pattern=r"^[^\x00]+$"), _Wanted("a string that is not empty")]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]  # TOML has lists
+File = Annotated[Text, AfterValidator(_from_folder)]
+Files = Annotated[tuple[File, ...], Field(strict=False)]
+Dotted = Annotated[Text, AfterValidator(_dotted)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+Shape = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_noise)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+# An integer of any length compares with a float, but converts only up to its greatest.
+Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+PositiveNumber = Annotated[float, Field(ge=0, le=1e300)]
+ClassName = Annotated[Text | Natural, _Wanted("a class, by name or index")]
+Arguments = dict[
+    Annotated[str, AfterValidator(_identifier)],
+    Annotated[Any, AfterValidator(_literal), _Wanted("a string, finite number, true, false, or a list of these")],
+]
+Pixels = Annotated[
+    Count | Annotated[str, Field(pattern="^([1-9][0-9]{0,8}(x[1-9][0-9]{0,8})?|none)$")],
+    _Wanted("pixels like 224, 'HEIGHTxWIDTH' like '192x256', or 'none'"),
+    AfterValidator(str),
+]
+ChannelValues = Annotated[
+    Number | Annotated[tuple[Number, ...], Field(strict=False, min_length=1)] | Literal["none"],
+    AfterValidator(_channel_values),
+]
+BatchAxis = Annotated[
+    Annotated[int, Field(gt=-100, lt=100)] | Literal["auto", "none"],
+    _Wanted("an axis, 'auto' or 'none'"),
+    AfterValidator(str),
+]
+OutputSize = Annotated[
+    Literal["N", "*"] | Natural, _Wanted("a size, 'N' for the number of inputs, or '*' for any size")
+]
+Floating = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
+Whole = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+Dtype = Literal[Floating, Whole, "complex32", "complex64", "complex128"]
+
+
+class _Table(BaseModel):
+    """A table. Keys that it does not have are mistakes, and no value is converted to another type.
+
+    Fields are named as the settings; None stands for what a file leaves out, for TOML has no null.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, alias_generator=key_of)
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+    def given(self) -> dict[str, Any]:
+        """Return what the file gives, by the names of the settings."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+
+
+class _Model(_Table):
+    arch: Dotted | None = None
+    model_arguments: Annotated[Arguments, AfterValidator(_assignments)] | None = Field(None, alias="arguments")
+    key: Text | None = None
+    allow_missing: Texts | None = None
+    allow_unexpected: Texts | None = None
+    classes: File | None = None
+
+
+class _Input(_Table):
+    images: Files | None = None
+    data: File | None = None
+    shape: Shape | None = None
+    resize: Pixels | None = None
+    crop: Pixels | None = None
+    mean: ChannelValues | None = None
+    std: Annotated[ChannelValues, AfterValidator(_positive)] | None = None
+    max_pixels: Count | None = None
+    batch_axis: BatchAxis | None = None
+    named: Annotated[Arguments, AfterValidator(_named_inputs)] | None = None
+    batch_size: Count | None = None
+    seed: Natural | None = None
+
+
+class _Output(_Table):
+    output_shape: Annotated[tuple[OutputSize, ...], Field(strict=False)] | None = Field(None, alias="shape")
+    output_dtype: Dtype | None = Field(None, alias="dtype")
+    output_key: Text | None = Field(None, alias="key")
+
+
+class _Gradients(_Table):
+    loss: Dotted | None = None
+    target: Annotated[ClassName, AfterValidator(_target)] | None = None
+    mode: Literal["eval", "train"] | None = None
+
+
+class _Baseline(_Table):
+    baseline: File | None = Field(None, alias="file")
+
+
+class _Expect(_Table):
+    image: File | None = None
+    top1: ClassName | None = None
+    k: Count = 5
+    contains: Annotated[tuple[ClassName, ...], Field(strict=False)] = ()
+    min_probability: Fraction | None = None
+
+    @field_validator("contains")
+    @classmethod
+    def _fit_into_k(cls, names: tuple[str | int, ...], info: ValidationInfo) -> tuple[str | int, ...]:
+        k = info.data.get("k", math.inf)
+        if len(names) > k:
+            raise ValueError(f"names {len(names)} classes, more than the first {k} can hold. Raise k.")
+        return names
+
+    @model_validator(mode="after")
+    def _expects_something(self) -> "_Expect":
+        if self.image is None:
+            raise ValueError("lacks an image. Name the picture, for example image = 'cat.jpg'.")
+        if self.model_fields_set <= {"image", "k"}:
+            raise ValueError("expects nothing. Add top1, contains or min-probability.")
+        if "k" in self.model_fields_set and not self.contains:
+            raise ValueError("has k, which is how many places 'contains' looks at, but no contains. Add it.")
+        return self
+
+
+class _Rule(_Table):
+    """A rule; fields for its limits are added."""
+
+    level: Literal["fail", "warn", "off"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _level_alone(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"level": value}
+        if not isinstance(value, dict):
+            raise PydanticCustomError("wanted", "a level ('fail', 'warn' or 'off') or a table of level and limits")
+        return value
+
+
+class _Layers(_Table):
+    """Fields for rules are added."""
+
+    pattern: Annotated[Text, AfterValidator(_pattern)] | None = None
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "_Layers":
+        if self.pattern is None:
+            raise ValueError("lacks a pattern. Say which layers are meant, for example pattern = 'layer4.*'.")
+        if self.model_fields_set == {"pattern"}:
+            raise ValueError("changes no rule. Add one, for example dead-channels = 'off'.")
+        return self
+
+
+_SECTIONS: Mapping[str, type[_Table]] = {
+    "model": _Model,
+    "input": _Input,
+    "output": _Output,
+    "gradients": _Gradients,
+    "baseline": _Baseline,
+}
+
+SECTIONS: Mapping[str, Sequence[str]] = {name: table.keys() for name, table in _SECTIONS.items()}
+"""By table, its keys: the tables that hold settings one by one."""
+
+
+def settings_in(top: Entry) -> CheckSettings:
+    """Return the settings that the topmost table of a configuration holds.
 
     Raises:
-        UsageError: If the file cannot be read, is not TOML, or holds an unknown key or a value that cannot be right.
+        UsageError: If it holds an unknown key or a value that cannot be right.
     """
-    try:
-        top = find(config, folder)
-        return CheckSettings() if top is None else _settings(top)
-    except RecursionError as error:
-        name = printable(str(config or folder))
-        raise UsageError(
-            f"The configuration of {name} is nested too deeply. Lists in tables are all it needs."
-        ) from error
-
-
-def _settings(top: Entry) -> CheckSettings:
-    tables: dict[str, tuple[str, Reader]] = {
-        **{name: (name, partial(_table, keys=keys)) for name, keys in SECTIONS.items()},
-        "rules": ("rules", _rules),
-        "layers": ("layers", _list_of(_layers)),
-        "expect": ("expectations", _list_of(_expectation)),
+    tables: dict[str, Any] = {
+        **_SECTIONS,
+        "rules": _with_rules(_Table, _settings_of),
+        "layers": list[_with_rules(_Layers, _settings_for_layers)],  # type: ignore[misc] # it is made here
+        "expect": list[_Expect],
     }
-    found = _table(top, tables)
+    fields: dict[str, Any] = {name: (table, None) for name, table in tables.items()}
+    model = create_model("configuration", __base__=_Table, **fields)
+    try:
+        found = model.model_validate(top.value, context=top.document.folder).given()
+    except ValidationError as error:
+        raise _mistake(top, error.errors(include_url=False)) from None
     flat: dict[str, Any] = {}
-    for name, value in found.items():
-        flat |= value if name in SECTIONS else {name: value}
-    settings = CheckSettings(**flat, source=top.document.name)
+    for name in SECTIONS:
+        flat |= found[name].given() if name in found else {}
+    settings = CheckSettings(
+        **flat,
+        rules=_changed(_by_rule(found["rules"])) if "rules" in found else {},
+        layers=tuple(LayerSettings(each.pattern, _by_rule(each)) for each in found.get("layers", ())),
+        expectations=tuple(Expectation(**each.given()) for each in found.get("expect", ())),
+        source=top.document.name,
+    )
     if settings.shape is not None and (settings.images or settings.expectations):
         raise top.at("input").at("shape").wrong("shape in [input] is that of noise, but pictures are named. Drop one.")
     return settings
 
 
-def limit_key(name: str) -> str:
-    """Return how a configuration spells the name of a limit: "max-fraction" for "max_fraction"."""
-    return name.replace("_", "-")
+def _with_rules(base: type[_Table], read: Callable[[Rule, _Rule], RuleSettings]) -> type[_Table]:
+    """Return a table with a key for each rule, whose value `read` turns into settings."""
+    fields: dict[str, Any] = {
+        rule.identifier.replace("-", "_"): (
+            Annotated[_rule_table(rule.identifier, tuple(rule.limits)), AfterValidator(partial(read, rule))],
+            None,
+        )
+        for rule in RULES.values()
+    }
+    return create_model(base.__name__, __base__=base, **fields)
 
 
-def _table(entry: Entry, keys: Keys, *, hint: str = "") -> dict[str, Any]:
-    """Return the values of a table by the names of their settings; `hint` is for keys that are like none."""
-    if not isinstance(entry.value, dict):
-        raise entry.mistyped("a table")
-    for key in entry.value:
-        if key not in keys:
-            raise entry.unknown(key, _hint(key, keys) or hint or f" Known: {', '.join(map(repr, keys))}.")
-    return {keys[key][0]: keys[key][1](entry.at(key)) for key in entry.value}
+@cache
+def _rule_table(identifier: str, limits: tuple[str, ...]) -> type[_Rule]:
+    fields: dict[str, Any] = {
+        name: (Fraction if "fraction" in name.split("_") else PositiveNumber, None) for name in limits
+    }
+    return create_model(identifier, __base__=_Rule, **fields)
 
 
-def _hint(key: str, known: Iterable[str]) -> str:
-    """Return where an unknown key would be right, else which key is nearest; "" if there is none."""
-    tables: Mapping[str, Iterable[str]] = {**SECTIONS, "rules": RULES, "[expect]": _EXPECT}
-    homes = [f"[{table}]" for table, keys in tables.items() if key in keys]
-    return f" It belongs in {' or '.join(homes)}." if homes else nearest(key, known, count=1)
+def _settings_of(_: Rule, table: _Rule) -> RuleSettings:
+    limits = table.given()
+    return RuleSettings(limits.pop("level", None), limits)
 
 
-def _rules(entry: Entry) -> dict[str, RuleSettings]:
-    """Read [rules]; what only repeats the defaults is left out."""
+def _settings_for_layers(rule: Rule, table: _Rule) -> RuleSettings:
+    settings = _settings_of(rule, table)
+    if rule.needs in _ABOUT_ALL:
+        raise ValueError("is about the whole checkpoint, not about layers. Set it in [rules].")
+    if rule.needs == "gradients" and settings.limits:
+        raise ValueError("has limits, which are about the whole network. Set them in [rules].")
+    return settings
+
+
+def _by_rule(table: _Table) -> dict[str, RuleSettings]:
+    return {key_of(name): value for name, value in table.given().items() if name != "pattern"}
+
+
+def _changed(rules: Mapping[str, RuleSettings]) -> dict[str, RuleSettings]:
+    """Leave out what only repeats the defaults."""
     changed = {}
-    for name, settings in _rule_table(entry).items():
+    for name, settings in rules.items():
         rule = RULES[name]
         limits = {each: limit for each, limit in settings.limits.items() if limit != rule.limits[each].default}
         changed[name] = RuleSettings(None if settings.level == rule.level else settings.level, limits)
     return {name: settings for name, settings in changed.items() if settings != RuleSettings()}
 
 
-def _rule_table(entry: Entry, *also: str) -> dict[str, RuleSettings]:
-    """Read the rules in a table, which may also hold the keys `also`."""
-    keys: Keys = {name: (name, partial(_rule, rule=rule)) for name, rule in RULES.items()}
-    others: Keys = {name: (name, lambda _: None) for name in also}
-    found = _table(entry, {**keys, **others}, hint=" `hookscope check --rules` lists the rules.")
-    return {name: settings for name, settings in found.items() if name not in also}
+# What pydantic calls by names of Python's types.
+_CALLED = {"model_type": "a table", "dict_type": "a table", "list_type": "a list", "tuple_type": "a list"}
 
 
-def _rule(entry: Entry, rule: Rule) -> RuleSettings:
-    if isinstance(entry.value, str):
-        return RuleSettings(_level(entry))
-    if not isinstance(entry.value, dict):
-        raise entry.mistyped("a level ('fail', 'warn' or 'off') or a table of level and limits")
-    # What is called a fraction is at most 1.
-    highest = {name: 1 if "fraction" in name.split("_") else math.inf for name in rule.limits}
-    limits = {limit_key(name): (name, _number(0, most)) for name, most in highest.items()}
-    found = _table(entry, {"level": ("level", _level), **limits})
-    return RuleSettings(found.pop("level", None), found)
+def _mistake(top: Entry, errors: Sequence[ErrorDetails]) -> UsageError:
+    """Return the error for an unknown key, else for the innermost value that is wrong.
+
+    Of a union pydantic reports every branch, and appends the branch to the location.
+    """
+    for error in errors:
+        if error["type"] == "extra_forbidden":
+            *above, key = error["loc"]
+            return _entry(top, above).unknown(str(key), _hint(str(key), tuple(above)))
+    located = [(_entry(top, error["loc"]), error) for error in errors]
+    entry, error = max(located, key=lambda each: len(each[0].path))
+    if error["type"] == "value_error":
+        return entry.unfit(str(error["ctx"]["error"]))
+    *others, last = dict.fromkeys(_wanted(each) for other, each in located if other.path == entry.path)
+    return entry.mistyped(f"{', '.join(others)} or {last}" if others else last)
 
 
-def _layers(entry: Entry) -> LayerSettings:
-    rules = _rule_table(entry, "pattern")
-    if "pattern" not in entry.value:
-        raise entry.wrong("[[layers]] lacks a pattern. Say which layers are meant, for example pattern = 'layer4.*'.")
-    for name, settings in rules.items():
-        if RULES[name].needs in _ABOUT_ALL:
-            raise entry.at(name).wrong(f"'{name}' is about the whole checkpoint, not about layers. Set it in [rules].")
-        if RULES[name].needs == "gradients" and settings.limits:
-            raise entry.at(name).wrong(f"the limits of '{name}' are about the whole network. Set them in [rules].")
-    if not rules:
-        raise entry.wrong("[[layers]] changes no rule. Add one, for example dead-channels = 'off'.")
-    return LayerSettings(_pattern(entry.at("pattern")), rules)
+def _entry(top: Entry, location: Iterable[str | int]) -> Entry:
+    """Return what is at a location of pydantic's; steps that lead nowhere are names of branches."""
+    entry = top
+    for step in location:
+        is_there = step in entry.value if isinstance(entry.value, dict) else isinstance(entry.value, list)
+        if is_there and (isinstance(entry.value, dict) or isinstance(step, int)):
+            entry = entry.at(step)
+    return entry
 
 
-def _expectation(entry: Entry) -> Expectation:
-    found = _table(entry, _EXPECT)
-    if "image" not in found:
-        raise entry.wrong("[[expect]] lacks an image. Name the picture, for example image = 'cat.jpg'.")
-    if found.keys() <= {"image", "k"}:
-        raise entry.wrong("[[expect]] expects nothing. Add top1, contains or min-probability.")
-    expectation = Expectation(**found)
-    if "k" in found and not expectation.contains:
-        raise entry.at("k").wrong("k in [[expect]] is how many places 'contains' looks at, and there is none. Add it.")
-    if len(expectation.contains) > expectation.k:
-        raise entry.at("contains").wrong(
-            f"contains in [[expect]] names {len(expectation.contains)} classes, more than the first {expectation.k} "
-            "can hold. Raise k."
-        )
-    return expectation
+def _wanted(error: ErrorDetails) -> str:
+    if error["type"] == "too_short":
+        return "a list that is not empty"
+    return _CALLED.get(error["type"]) or error["msg"].removeprefix("Input should be ")
+
+
+def _known(path: KeyPath) -> Sequence[str]:
+    match path:
+        case ():
+            return (*SECTIONS, "rules", "layers", "expect")
+        case ("rules",):
+            return [*RULES]
+        case ("layers", int()):
+            return ["pattern", *RULES]
+        case ("expect", int()):
+            return _Expect.keys()
+        case (*_, rule) if path[0] in ("rules", "layers"):
+            return ["level", *map(key_of, RULES[str(rule)].limits)]
+    return SECTIONS[str(path[0])]
+
+
+def _hint(key: str, path: KeyPath) -> str:
+    """Return where an unknown key would be right, else which key is nearest, else the keys there are."""
+    tables: Mapping[str, Iterable[str]] = {**SECTIONS, "rules": RULES, "[expect]": _Expect.keys()}
+    homes = [f"[{table}]" for table, keys in tables.items() if key in keys]
+    if homes:
+        return f" It belongs in {' or '.join(homes)}."
+    known = _known(path)
+    if close := nearest(key, known, count=1):
+        return close
+    if "forward" in known:
+        return " `hookscope check --rules` lists the rules."
+    return f" Known: {', '.join(map(repr, known))}."

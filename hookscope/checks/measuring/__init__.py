@@ -5,7 +5,7 @@ looks at a weights file without its network.
 """
 
 from hookscope.checks.measuring.file_alone import measure_file
-from hookscope.checks.measuring.measuring import measure, measure_layers
+from hookscope.checks.measuring.network_passes import measure, measure_layers
 from hookscope.checks.measuring.preparing import Prepared, prepare
 
 __all__ = ["Prepared", "measure", "measure_file", "measure_layers", "prepare"]

@@ -29,10 +29,10 @@ from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import OutputValues
 from hookscope.text import exception_line
 
-# Inputs of the first batch that are run alone. Our choice: one might be the one that a fault leaves alone.
+# Inputs of the first batch that are run alone. One might be the one that a fault leaves alone.
 _ALONE = 2
 
-# If two equal passes differ by this share of the difference between batch and alone, that explains it. Our choice.
+# If two equal passes differ by this share of the difference between batch and alone, that explains it.
 _EXPLAINED = 0.1
 
 Differences = dict[str, float | None]
@@ -199,7 +199,6 @@ class FirstPass:
             self.alone[item + path] = greatest(self.alone.get(item + path), found)
 
     def _explain(self) -> None:
-        """Say why a wanted rule cannot be measured."""
         measured = {"repeatability": self.repeat, "batch-consistency": self.alone, "constant-output": self.spread}
         for rule, values in measured.items():
             if rule in self.wanted and all(value is None for value in values.values()):

@@ -1,7 +1,8 @@
 """Measure what a weights file stores, without a network."""
 
+import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,15 @@ from hookscope.errors import CheckpointError, UsageError
 from hookscope.models import FileOptions, parse_model
 from hookscope.models.checkpoint import exists, read_checkpoint
 from hookscope.models.statedict import named_tensors
-from hookscope.results.check import CheckMeasurements
+from hookscope.results.check import CheckMeasurements, StoredValues
 from hookscope.results.network import ModelInfo
-from hookscope.text import printable
+from hookscope.text import counted, printable
+
+# So many parameters of shape (1,) and no others are no network.
+_FEWEST_STUBS = 4
+
+# What observers for quantisation keep, empty until they have seen something: "min_val", "max_val".
+_RANGES = re.compile(r"(min|max)[^.]*\Z")
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -43,6 +50,7 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
 
     Raises:
         UsageError: If `path` is no weights file but another form of MODEL.
+        CheckpointError: If the file holds names without values.
         HookscopeError: As `read_checkpoint` raises it.
     """
     began = time.perf_counter()
@@ -53,6 +61,11 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
     read = read_checkpoint(Path(path), FileOptions(trust, settings.key))
     loaded = time.perf_counter()
     stored, unread = stored_tensors(as_named(read.state))
+    if lack := _lack_of_values(stored):
+        raise CheckpointError(
+            f"{read.name} does not hold its weights: {lack}. Training with sharded parameters (DeepSpeed ZeRO-3, FSDP) "
+            "leaves such files: gather the weights before saving, or convert the checkpoint (zero_to_fp32.py)."
+        )
     parameters = sum(each.element_count for each in stored if each.role == "parameter")
     broken = any(each.nan_count or each.inf_count for each in stored)
     return CheckMeasurements(
@@ -67,6 +80,23 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
         warnings=(*read.notes, *read.warnings, *unread),
         seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},
     )
+
+
+def _lack_of_values(stored: Sequence[StoredValues]) -> str:
+    """Return which tensors stand for values that are kept elsewhere, in words; "" for a file that may hold its weights.
+
+    ZeRO-3 leaves parameters of shape (0,), or of shape (1,) with anything in it. A few tensors without values may be by
+    design, as in `nn.Linear(0, 5)` and in observers that have seen nothing, but no weight has the shape (0,).
+    """
+    parameters = [each for each in stored if each.role == "parameter" and not _RANGES.search(each.name)]
+    empty = [each for each in stored if not each.element_count]
+    lacking = [each for each in empty if each.shape == (0,) and each.name.rpartition(".")[2] == "weight"]
+    if lacking or sum(not each.element_count for each in parameters) > len(parameters) / 2:
+        first = printable((lacking or empty)[0].name, 80)
+        return f"{len(empty):,} of {counted(len(stored), 'tensor')} hold no values, '{first}' for one"
+    if len(parameters) >= _FEWEST_STUBS and all(each.element_count == 1 for each in parameters):
+        return f"each of its {len(parameters):,} parameters holds a single value"
+    return ""
 
 
 def as_named(state: Mapping[str, Any]) -> nn.Module:

@@ -11,7 +11,7 @@ _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.
 # Those that the values of a wider weight are compared with: the other two are used by single accelerators.
 _LOOKED_UP = _DTYPES[:2]
 
-# Our choice: weights of fewer magnitudes are binary, ternary or blurs, whose values float8 also holds by accident.
+# Weights of fewer magnitudes are binary, ternary or blurs, whose values float8 also holds by accident.
 _FEWEST_MAGNITUDES = 6
 
 # This many values, evenly spaced, nearly always show that a weight was not rounded.

@@ -18,7 +18,7 @@ from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import NonFiniteOrigin
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 from hookscope.statistics.storage import as_real_floats, stored_values
 
 

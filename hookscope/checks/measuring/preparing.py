@@ -39,7 +39,7 @@ from hookscope.models import FileOptions, LoadedModel, example_shape, load_model
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
 
-# How many of the labelled pictures every layer is measured with where no others are given. Our choice: a few batches,
+# How many of the labelled pictures every layer is measured with where no others are given. A few batches,
 # enough for the rules about BatchNorm and dead channels.
 _MOST_OF_DATA = 32
 
@@ -114,7 +114,7 @@ def prepare(
     if loaded.info.sha256:  # weights of a file, which were trained on something
         notes += assumed_preparation(loaded.preprocessing, paths, options)
     loaded = replace(loaded, notes=(*notes, *loaded.notes))
-    beside = named
+    extra = named
     is_noise = False
     read: Callable[[], Iterator[Batch]]
     if given is not None:
@@ -123,12 +123,12 @@ def prepare(
         read, count = partial(load_batches, paths, preprocessing, batch_size), count_inputs(paths, preprocessing)
     elif settings.shape is None and any(each.record is not None for each in named):
         read, count = lambda: in_batches(named_batch(named), batch_size), len(named_batch(named).indices)
-        beside = ()
+        extra = ()
     else:
         shape = _noise_shape(settings, loaded, preprocessing)
         noise = partial(noise_batch, shape, settings.seed, preprocessing.kind)
         read, count, is_noise = lambda: in_batches(noise(), batch_size), next(iter(shape), 0), True
-    placed = partial(_placed, read, beside, count, loaded.module)
+    placed = partial(_placed, read, extra, count, loaded.module)
     labelled = partial(load_batches, [*map(Path, data.labels)] if data else [], preprocessing, batch_size)
     data_batches = partial(_placed, labelled, named, len(data.labels) if data else 0, loaded.module)
     seconds = time.perf_counter() - began

@@ -22,7 +22,7 @@ from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.sketch import finished, sketch_slices
 from hookscope.statistics.storage import as_real_floats
 
-# A quantile of more values than this is first bracketed in a sample of this size. Our choice: twice as fast as a
+# A quantile of more values than this is first bracketed in a sample of this size. Twice as fast as a
 # partition of all from about here on.
 _SAMPLE_SIZE = 4096
 _MANY = 8 * _SAMPLE_SIZE

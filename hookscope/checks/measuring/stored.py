@@ -30,7 +30,7 @@ _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0
 
 # What stays in a processor's own cache while it is read three times, and is less than torch would share among threads,
-# which wait for each other wherever other programs want the processor. Our choice.
+# which wait for each other wherever other programs want the processor.
 _PIECE_ELEMENTS = 2**14
 
 # Weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole.
@@ -241,7 +241,6 @@ def _filters(found: _Found, values: Tensor, shape: tuple[int, ...], count: int) 
 
 
 def _zero_filters(filters: Tensor | None, zero_count: int) -> tuple[int, ...]:
-    """Return the output channels whose weights are all zero."""
     if filters is None or zero_count < max(1, math.prod(filters.shape[1:])):
         return ()
     return tuple((filters == 0).flatten(1).all(1).nonzero().flatten().tolist())
@@ -253,7 +252,7 @@ def _structured(measured: StoredValues, filters: Tensor, values: Tensor, tensor:
     plain, values = (each.float() if each.itemsize < 2 else each for each in (filters, values))
     return replace(
         measured,
-        repeated_filters=repeated_filters(plain.flatten(1), rounded=rounded),
+        repeated_filters=repeated_filters(plain, rounded=rounded),
         constant_run=longest_run(values),
         spread_beyond_chance=spread_beyond_chance(plain),
         is_whole=1 < (measured.max_abs or 0) <= _GREATEST_INTEGER and not tensor.is_quantized and _is_whole(values),

@@ -27,7 +27,7 @@ _RUNNING = ("running_mean", "running_var")
 _FINITE = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "betas", "eps", "momentum", "weight_decay", "alpha"})
 _NOT_NEGATIVE = _FINITE - {"min_lr"}
 
-# Relative difference up to which two learning rates count as the same: a schedule may round differently. Our choice.
+# Relative difference up to which two learning rates count as the same: a schedule may round differently.
 _RATE_TOLERANCE = 1e-6
 
 # Cosines and spreads of tensors with fewer values are too noisy; `spread_beyond_chance` has the same limit.
@@ -180,6 +180,7 @@ def _copies(entries: TrainingEntries) -> Iterator[CopyValues]:
         paired = set(copy.names.values())
         reshaped = tuple(name for name, mine in copy.names.items() if copy.tensors[name].shape != own[mine].shape)
         alike = {name: (copy.tensors[name], own[mine]) for name, mine in copy.names.items() if name not in reshaped}
+        matrices = {name: pair[0] for name, pair in alike.items() if pair[1].dim() > 1 and _varies(pair[1])}
         yield CopyValues(
             copy.key,
             len(copy.tensors),
@@ -190,6 +191,8 @@ def _copies(entries: TrainingEntries) -> Iterator[CopyValues]:
             cosines={name: near for name, pair in alike.items() if (near := _cosine(*pair)) is not None},
             untrained=tuple(name for name, (average, mine) in alike.items() if _is_stale(average, mine)),
             reset=tuple(_reset(copy, own)),
+            single_valued=tuple(name for name, average in matrices.items() if not _varies(average)),
+            matrix_count=len(matrices),
             newer={name: counts for name, pair in alike.items() if (counts := _newer(name, *pair)) is not None},
         )
 
@@ -242,6 +245,16 @@ def _is(tensor: Tensor, value: float) -> bool:
     if tensor.is_meta or tensor.layout != torch.strided or not tensor.numel():
         return False
     return bool((tensor == value).all())
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds different values, as far as they can be read; NaN differs from everything."""
+    if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized or tensor.numel() < 2:
+        return True
+    flat = tensor.detach().reshape(-1)
+    flat = flat.view(torch.uint8) if flat.itemsize < 2 else flat  # float8 cannot be compared
+    pieces = (flat[begin : begin + _PIECE_ELEMENTS] for begin in range(0, flat.numel(), _PIECE_ELEMENTS))
+    return any(bool((piece != flat[0]).any()) for piece in pieces)
 
 
 def _newer(name: str, average: Tensor, own: Tensor) -> tuple[int, int] | None:

@@ -8,16 +8,18 @@ from torch import Tensor
 
 from hookscope.results.check import ConstantRun
 
+_Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
+
 # As in `stored`: what stays in a processor's cache.
 _PIECE_ELEMENTS = 2**14
 
 # This many values, evenly spaced, show about where the greatest thousandth begins.
 _SAMPLE_ELEMENTS = 4096
 
-# Our choice: among fewer values the second greatest says nothing.
+# Among fewer values the second greatest says nothing.
 _FEWEST_FOR_OUTLIERS = 16
 
-# Our choice: filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
+# Filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.
 _FEWEST_IN_FILTER = 8
 _FEWEST_IN_ROUNDED_FILTER = 32
 
@@ -33,14 +35,14 @@ _SHORTEST_RUN = 32  # shorter ones are not looked for; our choice
 # float32 are so small, and no training makes many beside each other.
 SUBNORMAL_BELOW = 2.0**-126
 
-# Our choice: a filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
+# A filter is dead that stays below this share of the greatest magnitude; one quantum of int8 does.
 _DEAD_BELOW = 0.01
 
-# Our choice: with fewer values, or groups of fewer, spreads say little.
+# With fewer values, or groups of fewer, spreads say little.
 _FEWEST_FOR_SPREAD = 2048
 _FEWEST_IN_GROUP = 8
 
-# Our choice: with a greater kurtosis, a few values hold all the energy, wherever they are. That of the normal
+# With a greater kurtosis, a few values hold all the energy, wherever they are. That of the normal
 # distribution is 3.
 _HEAVIEST_TAILS = 100.0
 
@@ -75,19 +77,22 @@ def _magnitudes(piece: Tensor) -> Tensor:
 
 
 def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
-    """Return the filters, rows of (filters, values), that equal one before them; `rounded` to eight bits or fewer.
+    """Return the filters, of (filters, inputs, places), that equal one before them; `rounded` to eight bits or fewer.
 
-    Filters of few values other than zero are left out, and those of a weight that repeats a single filter, which is
-    done on purpose, for a blur say.
+    Filters of few values other than zero are left out, and those of a depthwise weight that repeats a single kernel,
+    which is done on purpose, for a blur say.
     """
+    is_depthwise = filters.shape[1] == 1
+    filters = filters.flatten(1)
     if filters.shape[1] < _FEWEST_IN_FILTER or len(filters) < 2:
         return ()
-    alike = _occurring_again(filters[:, :: filters.shape[1] // _PROBED_COLUMNS])
+    alike, firsts = _occurring_again(filters[:, :: filters.shape[1] // _PROBED_COLUMNS])
     if not len(alike):
         return ()
     if not rounded:
-        different = len(filters.unique())  # type: ignore[no-untyped-call]
-        rounded = different in _ROUNDED_VALUES and 4 * different <= filters.numel()
+        once = filters[firsts]  # repeated ones have few values too
+        different = len(once.unique())  # type: ignore[no-untyped-call]
+        rounded = different in _ROUNDED_VALUES and 4 * different <= once.numel()
     least = _FEWEST_IN_ROUNDED_FILTER if rounded else _FEWEST_IN_FILTER
     dense = (filters[alike] != 0).sum(1) >= least
     alike = alike[dense.cpu().numpy()]
@@ -97,15 +102,15 @@ def repeated_filters(filters: Tensor, *, rounded: bool) -> tuple[int, ...]:
         content = _bytes_of(filters[index : index + 1]).tobytes()
         if known.setdefault(content, index) != index:
             found.append(index)
-    return () if len(found) == len(filters) - 1 else tuple(found)
+    return () if is_depthwise and len(found) == len(filters) - 1 else tuple(found)
 
 
-def _occurring_again(rows: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the indices of rows that occur more than once."""
+def _occurring_again(rows: Tensor) -> tuple[_Indices, _Indices]:
+    """Return the indices of rows that occur more than once, and of the first of each kind."""
     keys = _bytes_of(rows)
     whole = keys.view(np.dtype((np.void, keys.shape[1]))).reshape(-1)
-    _, inverse, counts = np.unique(whole, return_inverse=True, return_counts=True)
-    return np.flatnonzero(counts[inverse] > 1)
+    _, firsts, inverse, counts = np.unique(whole, return_index=True, return_inverse=True, return_counts=True)
+    return np.flatnonzero(counts[inverse] > 1), firsts
 
 
 def _bytes_of(rows: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

@@ -7,6 +7,7 @@ only.
 from collections.abc import Iterable, Mapping
 
 from hookscope.checks.rules import (
+    accuracy,
     activations,
     batch_norm,
     drift,
@@ -14,7 +15,6 @@ from hookscope.checks.rules import (
     float8,
     forward,
     gradients,
-    labelled,
     learning,
     stored,
     training_state,
@@ -25,7 +25,7 @@ from hookscope.errors import UsageError, nearest
 
 _FILES = (
     *(stored, weights, float8, training_state),
-    *(forward, batch_norm, activations, expectations, drift, labelled, gradients, learning),
+    *(forward, batch_norm, activations, expectations, drift, accuracy, gradients, learning),
 )
 
 RULES: Mapping[str, Rule] = {

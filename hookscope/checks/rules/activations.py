@@ -51,14 +51,12 @@ _RECTIFIER_FUNCTIONS = {name: _MODULE_OF[name] for name in ("relu", "relu6", "ha
 # What is exactly zero over a range of inputs; GELU, SiLU and leaky ReLUs never are.
 RECTIFIERS = frozenset({"ReLU", "ReLU6", "Hardswish", "Threshold"})
 
-# A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU. Our choice.
+# A channel of fewer values is often zero by chance: with 32, once in 2**32 for a balanced ReLU.
 _VALUES_PER_CHANNEL = 32
 
-# On noise, this share of the channels above the limit may be dead as well, so that 0.8 becomes 0.88. Our choice: of
+# On noise, this share of the channels above the limit may be dead as well, so that 0.8 becomes 0.88. Of
 # three trained networks at five sizes and one to eight noise images the nearest has 0.847.
 _ALLOWANCE_ON_NOISE = 0.4
-
-_OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
 
 
 def acts_as(row: LayerRow | GradientRow) -> str:
@@ -71,7 +69,7 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     "max_fraction",
     0.8,
     "share of a layer's channels that may be zero over all inputs, 0-1",
-    f"{_OURS_AS_GRADS}; seeded networks of torchvision stay at or below 0.5 on noise; EfficientNet-Lite0 to 2 at 96 to"
+    "seeded networks of torchvision stay at or below 0.5 on noise; EfficientNet-Lite0 to 2 at 96 to"
     " 224 pixels at or below 0.69 on one picture and 0.53 on four, on noise they reach 0.85",
     "dead_channel_fraction",
 )
@@ -100,7 +98,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "min_values",
     1024,
     "outputs of a layer over all inputs, below which all may be zero by chance",
-    "our choice",
+    "",
 )
 def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A layer behind a ReLU is zero everywhere, over all inputs.
@@ -128,14 +126,13 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
     "below",
     3e-3,
     "magnitude that a quiet channel stays below; times the layer's greatest, where that is below 1",
-    "our choice; |GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
+    "|GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
 )
 @limit(
     "max_fraction",
     0.8,
     "share of a layer's channels that may be quiet over all inputs, 0-1",
-    "our choice, as for dead-channels; seeded networks of torchvision stay below 0.03 on noise, of 60 of timm the"
-    " nearest has 0.36",
+    "as for dead-channels; seeded networks of torchvision stay below 0.03 on noise, of 60 of timm the nearest has 0.36",
 )
 def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a smooth activation (GELU, SiLU) are nearly zero over all inputs.
@@ -163,7 +160,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "max_fraction",
     0.8,
     "share of a layer's outputs that may lie where the slope is below 1/16 of its greatest, 0-1",
-    f"after Glorot and Bengio 2010, section 3; {_OURS_AS_GRADS}",
+    "after Glorot and Bengio 2010, section 3",
     "saturated_fraction",
 )
 def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -242,14 +239,13 @@ _MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
     "max_fraction_of_range",
     0.5,
     "greatest magnitude of activations and weights, in units of 65504, the greatest of float16",
-    "IEEE 754 binary16; the half is our choice: another picture may double a value",
+    "IEEE 754 binary16; half of it, as another picture may double a value",
 )
 @limit(
     "max_vanishing_fraction",
     0.1,
     "share of a weight's non-zero values that may become zero in float16, being at most 2**-25, 0-1",
-    "IEEE 754 binary16; the tenth is our choice: seeded networks of torchvision stay below 0.001, of 60 of timm the"
-    " nearest has 0.025",
+    "IEEE 754 binary16; seeded networks of torchvision stay below 0.001, of 60 of timm the nearest has 0.025",
 )
 def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Values come near float16's largest, or become zero in it.
@@ -284,7 +280,7 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "max_magnitude",
     1.8e19,
     "greatest magnitude of activations of float32 and bfloat16",
-    "our choice: the root of 3.4e38, the greatest of float32 (IEEE 754 binary32)",
+    "the root of 3.4e38, the greatest of float32 (IEEE 754 binary32)",
 )
 def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The square of an activation overflows float32.
@@ -317,7 +313,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
     "max_fraction_of_range",
     0.5,
     "greatest magnitude of activations and weights, in units of 3.39e38, the greatest of bfloat16",
-    "(2 - 2**-7) * 2**127; the half is our choice, as for fp16-headroom",
+    "(2 - 2**-7) * 2**127; half of it, as for fp16-headroom",
 )
 def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Values come near bfloat16's largest.

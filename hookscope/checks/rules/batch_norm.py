@@ -21,25 +21,25 @@ FEWEST_INPUTS = 4
 """One picture may be 4.9 times as flat as the data that a network was trained on, the sample images are 1.5 times."""
 
 FEWEST_VALUES = 100
-"""In each channel, over all pictures: four maps of 7x7 have 196, four of 4x4 only 64. Our choice."""
+"""In each channel, over all pictures: four maps of 7x7 have 196, four of 4x4 only 64."""
 
 # A layer with fewer values in each channel, as the last ones have for a few pictures, is allowed three times the factor
-# and the distance: what one picture holds counts for more there. Our choice, for networks whose statistics come from
+# and the distance: what one picture holds counts for more there. That is enough for networks whose statistics come from
 # other pictures: of 12 small ones with random weights, three reach 11.9 and 1.1 there.
 _FEW_VALUES = 500
 _ALLOWANCE_OF_FEW = 3
 
 # Means are only correlated where there are at least this many, half of which differ from their median by at least this
-# many stored standard deviations. Our choice: between fewer or more alike ones, chance decides.
+# many stored standard deviations. Between fewer or more alike ones, chance decides.
 _FEWEST_MEANS = 32
 _LEAST_SPREAD = 0.2
 
 # With a greater share of the initial values in its statistics, a layer does not yet describe its input: with torch's
-# momentum of 0.1 that is so up to 21 batches. Our choice.
+# momentum of 0.1 that is so up to 21 batches.
 _MOST_OF_START = 0.1
 
 # A network with this share of zeros in its weights was pruned, and its statistics may be older than that; so was one
-# half of whose weights have this share of filters of zeros. A fault hits few of them. Our choices.
+# half of whose weights have this share of filters of zeros. A fault hits few of them.
 _PRUNED_FRACTION = 0.2
 _PRUNED_FILTERS_FRACTION = 0.05
 
@@ -107,7 +107,7 @@ def distance(layer: BatchNormInput) -> _Distance | None:
 
 # Three EfficientNet-Lites with ImageNet's weights, and eight small networks that were trained for it; 87 of torchvision
 # and timm with random weights, their statistics taken over crops of the sample images, with and without random gains.
-_MEASURED = "our choice; of 98 healthy networks (11 trained) over the sample images the nearest has"
+_MEASURED = "of 98 healthy networks (11 trained) over the sample images the nearest has"
 
 
 @rule("batchnorm-statistics", "fail", "forward", ("non-finite-activation",))
@@ -139,7 +139,7 @@ _MEASURED = "our choice; of 98 healthy networks (11 trained) over the sample ima
     "max_channel_ratio",
     1e4,
     "ratio of the variance of a single channel to that stored, from which there is a warning",
-    "our choice; of 12 healthy networks (3 trained) over the sample images the nearest has 82; EfficientNet-Lite2"
+    "of 12 healthy networks (3 trained) over the sample images the nearest has 82; EfficientNet-Lite2"
     " normalised by ImageNet's mean and std has 450",
 )
 def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:

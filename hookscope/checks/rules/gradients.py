@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hookscope.checks.rules.activations import RECTIFIERS, acts_as
 from hookscope.checks.rules.rule import (
-    WHOLE,
+    WHOLE_NETWORK,
     Objection,
     RuleTerms,
     arrived_outputs,
@@ -58,7 +58,7 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
     """
     loss = taken_gradients(measured).loss
     if loss is not None and not math.isfinite(loss.value):
-        yield Objection(WHOLE, f"The loss ({loss.name}) is {loss.value}; it must be finite.")
+        yield Objection(WHOLE_NETWORK, f"The loss ({loss.name}) is {loss.value}; it must be finite.")
 
 
 @rule("non-finite-gradient", "off", "gradients", ("non-finite-activation",))
@@ -82,7 +82,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     words = f"{non_finite_words(first.gradient)} (limit 0)"
     finite = [row for row in rows[:position] if row.role == "output"]
     if not finite:
-        target = WHOLE
+        target = WHOLE_NETWORK
         message = f"The loss itself sends NaN or Inf back: the gradient of the output of '{first.label}' has {words}"
     elif first.role == "input":
         target = output_of(replace(first, slot=""))
@@ -109,7 +109,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     "rounding",
     1e-6,
     "share of the loss, or of ‖g‖·‖x‖ one layer on, below which ‖g‖·‖x‖ is rounding",
-    "ten roundings of float32; our choice, the same as for `hookscope grads`",
+    "ten roundings of float32",
     "rounding",
 )
 def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -127,7 +127,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     if {each.status for each in known or outputs} == {"zero"}:
         whose = "of a parameter " if known else ""
         message = f"Every gradient {whose}is exactly 0 (limit: above 0): the loss does not change with anything"
-        yield Objection(WHOLE, f"{message} {'learnt' if known else 'in the network'}.")
+        yield Objection(WHOLE_NETWORK, f"{message} {'learnt' if known else 'in the network'}.")
         return
     loss = abs(gradients.loss.value) if gradients.loss and math.isfinite(gradients.loss.value) else 0.0
     effect = max(((each.gradient.l2 or 0.0) * (each.weight_l2 or 0.0) for each in known), default=0.0)
@@ -136,7 +136,7 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             f"No parameter changes the loss beyond rounding: ‖g‖·‖w‖ is at most {effect / loss:.1e} of the loss (limit"
             f" {rounding:.0e}); it is at a minimum, or constant by construction as a sum after softmax is."
         )
-        yield Objection(WHOLE, message, "warn")
+        yield Objection(WHOLE_NETWORK, message, "warn")
         return
     activations = {key(row): row.activation.l2 or 0.0 for row in gradients.rows}
     effects = [(row, (row.gradient.l2 or 0.0) * activations.get(key(row), 0.0)) for row in outputs]
@@ -177,7 +177,6 @@ _RECURRENT = frozenset({"RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"})
 _STOCHASTIC_DEPTH = frozenset({"StochasticDepth", "DropPath"})
 
 # Beside an L2 below this, the next factor of the chain rule may fall out of float32, whose smallest value is 1e-45.
-# Our choice.
 _NEAR_UNDERFLOW = 1e-35
 
 

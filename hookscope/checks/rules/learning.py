@@ -34,12 +34,11 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
     from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 
-# Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence. Our choice.
+# Fewer weights or layers are no trend, and fewer calls of one layer are no recurrence.
 _SHORTEST_TREND = 3
 _SHORTEST_RECURRENCE = 8
 
 _CAUSES = ("non-finite-gradient", "zero-gradient")
-_OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
 
 
 @rule("vanishing-gradient", "off", "gradients", _CAUSES)
@@ -47,7 +46,7 @@ _OURS_AS_GRADS = "our choice, the same as for `hookscope grads`"
     "min_ratio",
     1e-4,
     "median ‖g‖/‖w‖ of the first tenth of the weights, in units of the last tenth's",
-    f"{_OURS_AS_GRADS}; healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
+    "healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
     "vanishing",
 )
 def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -70,7 +69,7 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     "max_ratio",
     1e4,
     "median ‖grad_output‖ of the first tenth of the layers, in units of the greatest of the last tenth",
-    f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 200",
+    "networks of torchvision in train mode stay below 200",
     "exploding",
 )
 def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -120,7 +119,7 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     "max_ratio",
     1e6,
     "greatest ‖g‖/‖w‖ of the weights, in units of the smallest",
-    f"{_OURS_AS_GRADS}; networks of torchvision in train mode stay below 500000, ConvNeXt apart",
+    "networks of torchvision in train mode stay below 500000, ConvNeXt apart",
     "imbalance",
 )
 def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:

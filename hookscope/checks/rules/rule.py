@@ -31,13 +31,13 @@ class Limit:
 
     Attributes:
         meaning: What is compared with it, and in which unit, for people.
-        source: The source of the number; "our choice" with the reason, if it is ours.
+        basis: The standard or paper that the number comes from, or what it was tried on; "" if neither.
         grads_name: Its name in `hookscope grads --limit`; "" if the rule is not judged there.
     """
 
     default: float
     meaning: str
-    source: str
+    basis: str
     grads_name: str = ""
 
 
@@ -54,7 +54,7 @@ class FindingTarget:
     kind: str = ""
 
 
-WHOLE = FindingTarget()
+WHOLE_NETWORK = FindingTarget()
 """The whole network: no pattern matches it."""
 
 
@@ -124,11 +124,11 @@ class Rule:
 _LIMITS: dict[Evaluate, dict[str, Limit]] = {}
 
 
-def limit(name: str, default: float, meaning: str, source: str, grads_name: str = "") -> Callable[[Evaluate], Evaluate]:
+def limit(name: str, default: float, meaning: str, basis: str, grads_name: str = "") -> Callable[[Evaluate], Evaluate]:
     """Give a function that `rule` makes a rule a limit: see `Limit` for the arguments."""
 
     def noted(function: Evaluate) -> Evaluate:
-        _LIMITS[function] = {name: Limit(default, meaning, source, grads_name), **_LIMITS.get(function, {})}
+        _LIMITS[function] = {name: Limit(default, meaning, basis, grads_name), **_LIMITS.get(function, {})}
         return function
 
     return noted
@@ -162,7 +162,7 @@ class RuleTerms:
         """Tell whether the rule is on for a target."""
         return self.level_of(target) != "off"
 
-    def limit(self, name: str, target: FindingTarget = WHOLE) -> float:
+    def limit(self, name: str, target: FindingTarget = WHOLE_NETWORK) -> float:
         """Return a limit of the rule for a target."""
         changes = self.settings.rules.get(self.rule.identifier, RuleSettings())
         value = changes.limits.get(name, self.rule.limits[name].default)

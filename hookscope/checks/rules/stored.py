@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 # A network with at least this many weights counts as random if this share of them spreads by less than this many
-# standard errors beyond chance. Our choice: of 199 random networks the nearest has 0.89, of trained ones 0.67 of three
+# standard errors beyond chance. Of 199 random networks the nearest has 0.89, of trained ones 0.67 of three
 # weights.
 _FEWEST_SPREADS = 3
 _RANDOM_SPREAD = 3.0
@@ -107,7 +107,7 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     "max_zero_fraction",
     0.5,
     "share of a layer's channels whose mean and variance may be zero, 0-1; none while all means are zero",
-    "our choice; of 8 trained networks three, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
+    "of 8 trained networks three, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
 )
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A running variance of BatchNorm is negative or zero.
@@ -142,14 +142,21 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     "max_fraction",
     0.25,
     "share of a weight's output channels that may be zero, 0-1",
-    "our choice; of 8 trained networks three, EfficientNet-Lite0 to 2, have any: up to 4 of 32",
+    "of 8 trained networks three, EfficientNet-Lite0 to 2, have any: up to 4 of 32",
+)
+@limit(
+    "min_chance",
+    1e-6,
+    "probability that the zero channels at the end of a weight are there by chance, from the share of others",
+    "four at the end of 64 of which no other is zero have 7e-8, three 4e-6",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of a weight are zero everywhere, while others are not.
 
     A row or kernel of zeros gives an output channel that is constant. Structured pruning does it on purpose; so does
-    weight decay on a channel that gets no gradient. A weight that is zero as a whole is left to zero-parameter, and
-    rows of embeddings do not count as filters: that of the padding is zero by design.
+    weight decay on a channel that gets no gradient. Neither prefers the last channels: where all of these are zero and
+    few others, the end of the tensor was never written, or channels were padded. A weight that is zero as a whole is
+    left to zero-parameter, and rows of embeddings do not count as filters: that of the padding is zero by design.
     """
     for values in measured.stored:
         if not values.zero_filters or not values.filter_count or is_zero(values) or "Embedding" in values.kind:
@@ -160,6 +167,22 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
             what = f"{channels} have no weight but 0, {share:.1%} (limit {limit:.0%})"
             yield _about(values, f": {what}: {numbers(values.zero_filters)}")
+            continue
+        tail, chance = _zero_tail(values.zero_filters, values.filter_count)
+        if chance < (least := terms.limit("min_chance", stored_in(values))):
+            what = f"the last {tail} of {counted(values.filter_count, 'output channel')} have no weight but 0"
+            yield _about(values, f": {what}, which by chance has a probability of {chance:.1g} (limit {least:g})")
+
+
+def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:
+    """Return how many of the last filters are zero, and the probability of that from the share of the other filters.
+
+    The share is estimated as Laplace does: one more of each kind.
+    """
+    tail = 0
+    while tail < len(zeros) and zeros[-1 - tail] == count - 1 - tail:
+        tail += 1
+    return tail, ((len(zeros) - tail + 1) / (count - tail + 2)) ** tail
 
 
 def _about(values: StoredValues, what: str) -> Objection:

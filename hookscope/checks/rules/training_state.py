@@ -11,6 +11,7 @@ from hookscope.text import are, counted, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
+    from hookscope.results.training_state import CopyValues
 
 
 @rule("optimizer-state", "fail", "stored")
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     "max_moment",
     2.0,
     "magnitude of a first moment of Adam over sqrt(v / (1 - beta2)), the greatest that its second moment v allows",
-    "Cauchy-Schwarz inequality: at most 1, whatever the gradients; twice that is our choice, for rounding to bfloat16",
+    "Cauchy-Schwarz inequality: at most 1, whatever the gradients; twice that, for rounding to bfloat16",
 )
 def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Training cannot resume from the state of the optimiser beside the weights.
@@ -65,7 +66,7 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "min_scale",
     1.0,
     "least scale, by which the loss is multiplied",
-    "our choice: it starts at 65,536, and is halved when gradients overflow float16; below 1 they do so unscaled",
+    "it starts at 65,536, and is halved when gradients overflow float16; below 1 they do so unscaled",
 )
 def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The state of the GradScaler beside the weights is not one that training can resume from.
@@ -98,7 +99,7 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     "min_cosine",
     0.1,
     "least cosine between a weight and its average",
-    "our choice: for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around"
+    "for two unrelated tensors of 2,048 values it is 4.5 standard errors; for weights that fluctuate around"
     " zero with a correlation time of t steps, and their average over h steps, the cosine is 1 / sqrt(1 + h / t), which"
     " is 0.1 at h = 99 t",
 )
@@ -107,7 +108,8 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
 
     A copy that holds NaN or Inf fails, because averaging never removes them. So does a copy with a tensor of another
     shape, which is that of another network. Parameters that only the weights or only the copy has are a warning: a
-    network that was changed during training leaves them. The copy needs no buffers.
+    network that was changed during training leaves them. The copy needs no buffers. A copy all of whose matrices and
+    kernels hold a single value, such as 0, fails: it was allocated, and never filled. Some such weights are a warning.
 
     Signs that the copy or the weights are out of date are warnings. The copy is, if it looks as initialised while the
     weights look trained, or if its BatchNorms have their initial statistics while those of the weights have moved;
@@ -124,6 +126,11 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
         if copy.reshaped:
             tensors = counted(len(copy.reshaped), "tensor")
             yield _of(copy.key, f"has {tensors} of another shape than the weights: {listed(copy.reshaped)}")
+        if copy.single_valued:
+            everywhere = len(copy.single_valued) == copy.matrix_count
+            weights = f"{len(copy.single_valued)} of {counted(copy.matrix_count, 'weight')}"
+            what = f"is constant in {weights} that vary: {listed(copy.single_valued)}"
+            yield _of(copy.key, what, "fail" if everywhere else "warn")
         if copy.missing:
             yield _of(copy.key, f"lacks {counted(len(copy.missing), 'parameter')}: {listed(copy.missing)}", "warn")
         if copy.unknown:
@@ -135,17 +142,21 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
             share = f"{len(unrelated)} of {counted(len(copy.cosines), 'tensor')}"
             what = f"has nothing in common with the weights in {share} (cosine {min(unrelated.values()):.2f}"
             yield _of(copy.key, f"{what}, limit {least:g}): {listed([*unrelated])}", "warn")
-        if copy.untrained:
-            tensors = counted(len(copy.untrained), "tensor")
-            what = f"is stale: {tensors} as initialised, while the weights are trained: {listed(copy.untrained)}"
-            yield _of(copy.key, what, "warn")
-        if copy.reset:
-            layers = f"statistics of {counted(len(copy.reset), 'BatchNorm')} as they start"
-            yield _of(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
-        if copy.newer:
-            theirs, mine = next(iter(copy.newer.values()))
-            what = f"is newer than the weights: it counts {theirs:,} batches, they {mine:,}: {listed([*copy.newer])}"
-            yield _of(copy.key, what, "warn")
+        yield from _outdated(copy)
+
+
+def _outdated(copy: CopyValues) -> Iterator[Objection]:
+    if copy.untrained:
+        tensors = counted(len(copy.untrained), "tensor")
+        what = f"is stale: {tensors} as initialised, while the weights are trained: {listed(copy.untrained)}"
+        yield _of(copy.key, what, "warn")
+    if copy.reset:
+        layers = f"statistics of {counted(len(copy.reset), 'BatchNorm')} as they start"
+        yield _of(copy.key, f"is stale: {layers}, while those of the weights are not: {listed(copy.reset)}", "warn")
+    if copy.newer:
+        theirs, mine = next(iter(copy.newer.values()))
+        what = f"is newer than the weights: it counts {theirs:,} batches, they {mine:,}: {listed([*copy.newer])}"
+        yield _of(copy.key, what, "warn")
 
 
 def _of(key: str, what: str, at_most: Literal["fail", "warn"] = "fail") -> Objection:

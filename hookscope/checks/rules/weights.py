@@ -21,20 +21,20 @@ _GREATEST: Mapping[str, float] = {
     "float64": (2 - 2**-52) * 2.0**1023,
 }
 
-# Our choice: a running variance may well be 10^4 times the others of its layer, where those belong to dead channels;
+# A running variance may well be 10^4 times the others of its layer, where those belong to dead channels;
 # and a single weight below this does not dominate a layer.
 _LEAST_THAT_FAILS = 1000.0
 
-# From this many standard errors on, a weight counts as trained. Our choice: of the weights of EfficientNet-Lite0 to 2
+# From this many standard errors on, a weight counts as trained. Of the weights of EfficientNet-Lite0 to 2
 # with 2,048 values and more, nine in ten are beyond, by up to 10^3.
 _TRAINED_SPREAD = 10.0
 
-_FEWEST_TRAINED = 3  # our choice: among fewer nothing stands out
+_FEWEST_TRAINED = 3  # among fewer nothing stands out
 
-# Our choice: a fixed kernel, as one that finds edges, may well hold fewer whole numbers.
+# A fixed kernel, as one that finds edges, may well hold fewer whole numbers.
 _FEWEST_INTEGERS = 1024
 
-# Our choice. That so many signs are equal by chance is impossible; a bank of fixed filters is mostly zeros.
+# That so many signs are equal by chance is impossible; a bank of fixed filters is mostly zeros.
 _FEWEST_SIGNS = 2048
 
 
@@ -43,14 +43,14 @@ _FEWEST_SIGNS = 2048
     "max_ratio",
     100.0,
     "greatest magnitude of a weight over the 99.9 % quantile of its magnitudes, from which there is a warning",
-    "our choice; of 21 trained networks and 65 copies of them, pruned or rounded, the nearest has 48 (Silero VAD), of"
+    "of 21 trained networks and 65 copies of them, pruned or rounded, the nearest has 48 (Silero VAD), of"
     " 199 random ones 31",
 )
 @limit(
     "fail_ratio",
     1e4,
     "the same, from which a value of at least 1,000 fails",
-    "our choice: a flipped exponent bit multiplies by 2**16 in float16, by 2**128 in float32 and bfloat16",
+    "a flipped exponent bit multiplies by 2**16 in float16, by 2**128 in float32 and bfloat16",
 )
 def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A value of a weight is far greater than all others.
@@ -72,8 +72,8 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         if values.max_abs == greatest:
             yield Objection(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
         elif values.dtype != "float16" and values.max_abs > math.sqrt(greatest):
-            beside = f"; it is {times}" if ratio > terms.limit("max_ratio", target) else ""
-            yield Objection(target, f"{named}, whose square overflows {values.dtype}{beside}.")
+            relative = f"; it is {times}" if ratio > terms.limit("max_ratio", target) else ""
+            yield Objection(target, f"{named}, whose square overflows {values.dtype}{relative}.")
         elif values.max_abs >= _LEAST_THAT_FAILS and ratio > (most := terms.limit("fail_ratio", target)):
             yield Objection(target, f"{named}, {times} (limit {most:g}).")
         elif ratio > (most := terms.limit("max_ratio", target)):
@@ -87,7 +87,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     Two filters that start apart never meet in training. A faulty conversion or a tensor that was put together from
     overlapping pieces copies them; a network that was widened by copying, and not trained since, has them on purpose.
     Filters of zeros, and of fewer than 8 values other than zero (32 in a weight rounded to 8 bits), do not count, nor
-    does a weight that repeats one filter, as a blur does.
+    does a depthwise weight that repeats one kernel, as a blur does.
     """
     for values in measured.stored:
         if values.repeated_filters and values.filter_count:
@@ -100,13 +100,13 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     "min_length",
     64,
     "values in a row that are the same, from which a run is looked at",
-    "our choice; of 21 trained networks and 35 copies, rounded or structurally pruned, none has 32",
+    "of 21 trained networks and 35 copies, rounded or structurally pruned, none has 32",
 )
 @limit(
     "max_over_chance",
     16.0,
     "length of a run over that of the longest expected by chance, from the share of the value elsewhere",
-    "our choice; of 30 copies of trained networks pruned value by value, 50 % to 98 %, the nearest has 6.5",
+    "of 30 copies of trained networks pruned value by value, 50 % to 98 %, the nearest has 6.5",
 )
 def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A block of a weight has a single value, mostly zero, unlike the rest.
@@ -131,7 +131,7 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "min_magnitude",
     4.0,
     "greatest magnitude of a weight of whole numbers, from which it is reported",
-    "our choice: binary and ternary networks hold up to 1, int4 reaches 7 or 8, int8 127",
+    "binary and ternary networks hold up to 1, int4 reaches 7 or 8, int8 127",
 )
 def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A floating-point weight holds nothing but whole numbers: integers that lack their scale.
@@ -155,7 +155,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "fail_fraction",
     0.75,
     "share of the network's weights without a change of sign, from which they fail, 0-1",
-    "our choice; of 11 trained networks and 265 random ones of timm none has such a weight: the rarer sign has at least"
+    "of 11 trained networks and 265 random ones of timm none has such a weight: the rarer sign has at least"
     " 27 % of the values",
 )
 def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
@@ -183,7 +183,7 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "max_spread",
     3.0,
     "spread of a weight's rows, columns and kernel places beyond that of independent values, in standard errors",
-    "our choice; of 21 trained networks and 65 copies, pruned or rounded, the nearest has 4.7; of 11 trained for"
+    "of 21 trained networks and 65 copies, pruned or rounded, the nearest has 4.7; of 11 trained for"
     " seconds 3.3, and two of them, half of whose values were pruned, 2.4; of the 8,566 weights of 112 random ones 98 %"
     " stay below",
 )
@@ -191,7 +191,7 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "min_trained_fraction",
     0.75,
     "share of the weights that must be trained before an untrained one is reported, 0-1",
-    "our choice: of two networks trained for seconds 57 % and 11 % are, of EfficientNet-Lite0 to 2 at least 91 %",
+    "of two networks trained for seconds 57 % and 11 % are, of EfficientNet-Lite0 to 2 at least 91 %",
 )
 def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight looks drawn at random, while nearly all others are trained.
@@ -220,7 +220,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     "min_trained_fraction",
     0.75,
     "share of the normalisation layers that must have moved before an unmoved one is reported, 0-1",
-    "our choice, as for untrained-weight; none of 21 trained networks has such a layer",
+    "as for untrained-weight; none of 21 trained networks has such a layer",
 )
 def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A normalisation layer has its initial values, while nearly all others have moved.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import UsageError, nearest
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 from hookscope.text import safe_text, shape_text
 
 TargetKind = Literal["default", "class", "tensor", "zeros", "noise", "self"]

@@ -127,7 +127,6 @@ class HeldValues:
         return problems
 
     def _rewritten(self) -> Iterator[tuple[int, Tensor]]:
-        """Find those that hold other values, with the values before."""
         for places, values in self.joined:
             aliases = [self.aliases[place] for place in places]
             if same_bits(_join(aliases), values):

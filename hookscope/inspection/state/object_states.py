@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-# Larger NumPy arrays are not copied. Our choice.
+# Larger NumPy arrays are not copied.
 _ARRAY_BYTES = 2**23
 
 Problem = tuple[object, str]

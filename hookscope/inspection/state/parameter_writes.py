@@ -1,33 +1,32 @@
 """Which parameters a network's own code may overwrite while it runs, as far as its bytecode shows.
 
-To copy every parameter takes a quarter of a forward pass and their memory again. So of a large network only those are
-copied that some function names which also writes: by an in-place method (`mul_`), `.data`, `out=`, an assignment to
-items or an augmented one.
+To copy every parameter takes a quarter of a forward pass and their memory again: up to 64 MiB, 61 MB and 20 to 50 ms of
+a resnet34. So of a large network only those are copied that some function names which also writes: by an in-place
+method (`mul_`), `.data`, `out=`, an assignment to items or an augmented one.
 """
 
 import dis
 import functools
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
-from operator import itemgetter
-from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hookscope.hooks.pytree import tensors_in
-
-# Forward passes of torchvision and timm write to no parameter, and torch's own only where `Embedding` has a `max_norm`.
-# Those of transformers do: RWKV rescales weights, Gemma 3n clamps them.
-_NOT_READ = frozenset({"torch", "torchvision", "timm", "numpy", "hookscope", "builtins"})
-_STANDARD_LIBRARY = str(Path(dis.__file__).parent)
+from hookscope.inspection.state.own_code import (
+    ENTRY_POINTS,
+    codes_in,
+    functions_behind,
+    has_read_code,
+    hooks_on,
+    is_read,
+)
 
 _IN_PLACE = re.compile(r"(?!__)\w*[a-z0-9]_\Z")
 _CHANGES_NO_VALUE = frozenset({"requires_grad_", "detach_", "share_memory_"})
@@ -35,13 +34,8 @@ _WRITES = frozenset({"data", "out", "max_norm", "load_state_dict", "vector_to_pa
 _EVERY_PARAMETER = frozenset(
     {"parameters", "named_parameters", "state_dict", "load_state_dict", "vector_to_parameters"}
 )
-# Methods of a module, and of other objects, that run without being named.
+# Methods of a module that run without being named.
 _OF_A_MODULE = ("forward", "train", "eval", "__call__", "__setattr__", "__getattr__", "__getattribute__")
-_OF_AN_OBJECT = ("__call__", "__enter__", "__exit__", "forward", "backward")
-
-_hooks: Callable[[Any], tuple[Any, ...]] = itemgetter(
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-)
 
 _STORE_ITEM = dis.opmap["STORE_SUBSCR"]
 _BINARY = dis.opmap["BINARY_OP"]
@@ -55,15 +49,6 @@ class Overwritten(NamedTuple):
     gradients: bool  # whether its code may write to `.grad`
 
 
-def has_own_code(modules: Sequence[nn.Module]) -> bool:
-    """Tell whether a network has code that is not torch's, torchvision's or timm's, hooks and scripts included."""
-    for kind in {*map(type, modules)}:
-        stands_for_script = issubclass(kind, torch.jit.ScriptModule) or kind.__module__.startswith("hookscope.")
-        if stands_for_script or is_read(kind):
-            return True
-    return any(True for hook in _hooks_on(modules) for _ in _functions(hook))
-
-
 def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     """Find what a network may overwrite while it runs: `modules` are all of it, each once."""
     kinds = {*map(type, modules)}
@@ -73,7 +58,7 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
         return Overwritten(written, gradients=False)
     read = frozenset(kind for kind in kinds if is_read(kind))
     held = {id(value): value for module in modules if type(module) in read for value in vars(module).values()}
-    functions = {function for value in chain(held.values(), _hooks_on(modules)) for function in _functions(value)}
+    functions = {function for value in chain(held.values(), hooks_on(modules)) for function in functions_behind(value)}
     # Functions are not remembered: they may hold on to a network.
     said = _statements(read, functions) if functions else _known_statements(read)
     through_data = any("data" in each.names for each in said)
@@ -84,11 +69,6 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
     return Overwritten(written, any("backward" in each.names for each in said))
 
 
-def _hooks_on(modules: Iterable[nn.Module]) -> list[Any]:
-    held = [*filter(None, chain.from_iterable(map(_hooks, map(vars, modules))))]
-    return [hook for hooks in held for hook in hooks.values()]
-
-
 def _given_to_writers(modules: Sequence[nn.Module], owners: AbstractSet[type]) -> Iterator[Tensor]:
     """Find the parameters that are given to parametrisations whose code writes."""
     for module in modules:
@@ -96,23 +76,6 @@ def _given_to_writers(modules: Sequence[nn.Module], owners: AbstractSet[type]) -
             bases = {base for part in module._modules.values() for base in type(part).__mro__} - {nn.Module}
             if not bases.isdisjoint(owners):
                 yield from (parameter for parameter in module._parameters.values() if parameter is not None)
-
-
-def is_read(kind: type) -> bool:
-    """Tell whether the code of a class has to be read to know what it does."""
-    return _has_read_code(kind.__module__)
-
-
-def _has_read_code(module: str | None) -> bool:
-    package = (module or "").partition(".")[0]
-    return package not in _NOT_READ and not (package in sys.stdlib_module_names and _is_pythons(package))
-
-
-@functools.cache
-def _is_pythons(package: str) -> bool:
-    """Tell whether a package of the standard library's name is it, and not a user's `test.py` or `code.py`."""
-    file = getattr(sys.modules.get(package), "__file__", None)
-    return file is None or file.startswith(_STANDARD_LIBRARY)
 
 
 class _Statement(NamedTuple):
@@ -128,7 +91,7 @@ def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> 
     owners = [*dict.fromkeys(base for kind in kinds for base in kind.__mro__ if is_read(base))]
     waiting: list[tuple[type, FunctionType]] = [(nn.Module, function) for function in functions]
     for owner in owners:
-        waiting += [(owner, each) for name in _OF_A_MODULE for each in _functions(vars(owner).get(name))]
+        waiting += [(owner, each) for name in _OF_A_MODULE for each in functions_behind(vars(owner).get(name))]
     seen: set[CodeType] = set()
     said = []
     while waiting:
@@ -141,35 +104,20 @@ def _statements(kinds: AbstractSet[type], functions: Iterable[FunctionType]) -> 
         attributes = {name for name in names if not name.startswith("__")}
         for each in owners:
             meant = [vars(each)[name] for name in attributes & vars(each).keys()]
-            waiting += [(each, found) for value in meant for found in _functions(value)]
+            waiting += [(each, found) for value in meant for found in functions_behind(value)]
         for value in _globals_of(function, names):
-            waiting += [(nn.Module, found) for found in _functions(value)]
+            waiting += [(nn.Module, found) for found in functions_behind(value)]
             if isinstance(value, type) and is_read(value) and not issubclass(value, nn.Module):
                 bases = [base for base in value.__mro__ if is_read(base) and base not in owners]
                 owners += bases
-                entries = [vars(base).get(name) for base in bases for name in ("__init__", *_OF_AN_OBJECT)]
-                waiting += [(nn.Module, found) for entry in entries for found in _functions(entry)]
+                entries = [vars(base).get(name) for base in bases for name in ("__init__", *ENTRY_POINTS)]
+                waiting += [(nn.Module, found) for entry in entries for found in functions_behind(entry)]
     return tuple(said)
 
 
 @functools.lru_cache(maxsize=32)
 def _known_statements(kinds: frozenset[type]) -> tuple[_Statement, ...]:
     return _statements(kinds, ())
-
-
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """Return the code of a function and of those inside it."""
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from codes_in(each)
-
-
-def unwrapped(value: Any) -> Any:
-    """Return the function behind a method or a partial application; other values as they are."""
-    while isinstance(value, functools.partial | MethodType | staticmethod | classmethod):
-        value = value.func if isinstance(value, functools.partial) else value.__func__
-    return value
 
 
 def _names_in(code: CodeType) -> tuple[set[str], bool]:
@@ -192,28 +140,8 @@ def _globals_of(function: FunctionType, names: set[str]) -> Iterator[Any]:
         yield getattr(cell, "cell_contents", None)  # an empty one has none
     for value in [function.__globals__[name] for name in names & function.__globals__.keys()]:
         yield value
-        if isinstance(value, ModuleType) and _has_read_code(value.__name__):
+        if isinstance(value, ModuleType) and has_read_code(value.__name__):
             yield from (vars(value)[name] for name in names & vars(value).keys())
-
-
-def _functions(value: Any) -> Iterator[FunctionType]:
-    """Find the functions to be read behind a callable, a property, a decorated function or an object."""
-    while (value := unwrapped(value)) is not None:
-        if isinstance(value, FunctionType):
-            if _has_read_code(value.__module__):
-                yield value
-            value = getattr(value, "__wrapped__", None)
-        elif isinstance(value, property):
-            for each in (value.fget, value.fset):
-                yield from _functions(each)
-            return
-        elif isinstance(value, functools.cached_property):
-            value = value.func
-        else:
-            if is_read(type(value)) and not isinstance(value, type | nn.Module | Tensor):
-                for name in _OF_AN_OBJECT:
-                    yield from _functions(getattr(type(value), name, None))
-            return
 
 
 def _named(modules: Sequence[nn.Module], owner: type, names: AbstractSet[str]) -> Iterator[Tensor]:

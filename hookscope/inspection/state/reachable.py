@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hookscope.inspection.state.object_states import CLASS, SLOTS, VIEW, State, contents, kind_of, state_as_a_whole
-from hookscope.inspection.state.parameter_writes import is_read
+from hookscope.inspection.state.own_code import is_read
 
-# The entries of containers with more than this many are not searched further. Our choice.
+# The entries of containers with more than this many are not searched further.
 _SEARCHED_ENTRIES = 10_000
 
 # Types that hold nothing to search.

@@ -14,11 +14,12 @@ from torch.optim import Optimizer
 
 from hookscope.inspection.state.held_values import HeldValues
 from hookscope.inspection.state.object_states import Contents, Problem, attempt, identical
-from hookscope.inspection.state.parameter_writes import has_own_code, overwritten
+from hookscope.inspection.state.own_code import has_own_code
+from hookscope.inspection.state.parameter_writes import overwritten
 from hookscope.inspection.state.reachable import reachable
 
 # Parameters of networks with their own code, and tensors in plain attributes, are copied up to this many bytes in all;
-# beyond that only those that code is seen to write to. Our choice: copying and comparing this much takes some two
+# beyond that only those that code is seen to write to. Copying and comparing this much takes some two
 # milliseconds.
 _COPIED_BYTES = 2**23
 
@@ -149,7 +150,6 @@ class Snapshot:
             )
 
     def _put_back_leaves(self) -> Iterator[Problem]:
-        """Put back `requires_grad`, `.grad` and hooks on tensors."""
         with torch._C.DisableTorchFunction():
             for tensor, required in zip(chain(self.tensors, self.leaves), self._required, strict=True):
                 if tensor.requires_grad != required:

@@ -20,8 +20,8 @@ from hookscope.results.comparison import Comparison, Prediction
 from hookscope.results.distribution import histogram
 from hookscope.results.gradients import Gradients, LossRecord
 from hookscope.results.grids import Grid
+from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModuleRow
-from hookscope.results.provenance import Provenance
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import plain, strict_json
 

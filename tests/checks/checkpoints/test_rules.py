@@ -184,6 +184,13 @@ def averaged(**replaced: Tensor) -> Callable[[State], State]:
     }
 
 
+def scaled_copy(factor: float) -> Callable[[State], State]:
+    """Return an averaged copy whose floating tensors are scaled."""
+    return lambda weights: {
+        f"module.{name}": each * factor if each.is_floating_point() else each for name, each in weights.items()
+    }
+
+
 def replaced_in_copy(name: str, change: Callable[[Tensor], object]) -> Callable[[State], State]:
     """Return an averaged copy of which one tensor is changed."""
 
@@ -278,6 +285,12 @@ PAIRS = [
     ),
     # Just 25 %.
     Pair("dead-filter of wide at first.weight", spots("first.weight", 0, slice(6), slice(5))),
+    # A quarter is allowed, but not at the end: by chance that has a probability of (1 / 17)^5.
+    Pair(
+        "dead-filter of wide at first.weight",
+        spots("first.weight", 0, slice(15, 20), slice(14, 19)),
+        "the last 5 of 20 output channels have no weight but 0, which by chance has a probability of 7e-07",
+    ),
     # The greatest other value of the 270 is about 0.19, a ten-thousandth.
     Pair("outlier-weight of plain at first.weight", puts("first.weight", 3000, 15, at=(4, 1, 2, 0))),
     Pair(
@@ -287,6 +300,15 @@ PAIRS = [
             (nothing, put("first.weight", 0.01, (7, 2, 0, 1))),
         ),
         "1 of 10 output channels equal one before them: 7",
+    ),
+    # All alike, with 16 inputs each, are no blur; the near miss has as many values of its own in each.
+    Pair(
+        "duplicate-filter of deep at middle.1.weight",
+        (
+            lambda state: state["middle.1.weight"].copy_(state["middle.1.weight"][:1].expand(16, -1, -1, -1)),
+            lambda state: state["middle.1.weight"].add_(torch.arange(16)[:, None, None, None] * 1e-3),
+        ),
+        "15 of 16 output channels equal one before them: 1, 2",
     ),
     # A filter has 90 values.
     Pair(
@@ -389,6 +411,13 @@ PAIRS = [
         "averaged-weights of often_normalised at ema",
         after(ALL_MOVED, (saved_with(ema=as_new), saved_with(ema=averaged()))),
         "is stale: statistics of 1 BatchNorm as they start, while those of the weights are not: 'module.middle.2'",
+        {"key": "model"},
+    ),
+    # Allocated and never filled; the near miss was updated once, from zero.
+    Pair(
+        "averaged-weights of deep at ema",
+        (saved_with(ema=scaled_copy(0)), saved_with(ema=scaled_copy(1e-3))),
+        "is constant in 6 of 6 weights that vary: 'module.first.weight'",
         {"key": "model"},
     ),
     # The near miss has another number, but its own counter.

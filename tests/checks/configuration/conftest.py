@@ -29,8 +29,8 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
 def limited_rule(monkeypatch: pytest.MonkeyPatch) -> Rule:
     """Add a rule with two limits."""
     limits = {
-        "max_fraction": Limit(0.9, "Of channels.", "Our choice."),
-        "factor": Limit(1e4, "Of what.", "Our choice."),
+        "max_fraction": Limit(0.9, "Of channels.", ""),
+        "factor": Limit(1e4, "Of what.", ""),
     }
     rule = replace(RULES["forward"], identifier="bright-channels", level="warn", limits=limits)
     monkeypatch.setitem(RULES, rule.identifier, rule)  # type: ignore[arg-type] # a dict that calls itself a mapping

@@ -71,8 +71,8 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ("model.arch = ''", "arch in [model] must be a string that is not empty, not ''."),
         ("model.arch = 18", "arch in [model] must be a string that is not empty, not 18."),
         ("model.key = 2024-01-01", "key in [model] must be a string that is not empty, not a date or time."),
-        ("model.arguments = ['width=2']", "arguments in [model] must be a table of names and values, not a list."),
-        ("model.arguments = { 'a b' = 1 }", "'a b' cannot be the name of an argument."),
+        ("model.arguments = ['width=2']", "arguments in [model] must be a table, not a list."),
+        ("model.arguments = { 'a b' = 1 }", "a b in [model.arguments] cannot be the name of an argument."),
         (
             "model.arguments = { a = nan }",
             "a in [model.arguments] must be a string, finite number, true, false, or a list of these, not nan.",
@@ -91,7 +91,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             "item 1 of images in [input] must be a string that is not empty, not 'a\\x00'.",
         ),
         ("input.shape = '2,3'", "shape in [input] must be a list, not '2,3'."),
-        ("input.shape = [0, 3]", "item 1 of shape in [input] must be a whole number from 1, not 0."),
+        ("input.shape = [0, 3]", "item 1 of shape in [input] must be greater than or equal to 1, not 0."),
         ("input.shape = []", "shape in [input] must have 1 to 268435456 values. Give one like [2, 3, 224, 224]."),
         (
             "input.shape = [65536, 4097]",
@@ -102,15 +102,18 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             "resize in [input] must be pixels like 224, 'HEIGHTxWIDTH' like '192x256', or 'none', not '240*320'.",
         ),
         ("input.crop = 0", "crop in [input] must be pixels like 224, 'HEIGHTxWIDTH' like '192x256', or 'none', not 0."),
-        ("input.mean = [0.5, '0.5']", "item 2 of mean in [input] must be a number, not '0.5'."),
-        ("input.mean = []", "mean in [input] must be a number, one for each channel, or 'none', not a list."),
-        ("input.mean = inf", "mean in [input] must be a number, not inf."),
+        ("input.mean = [0.5, '0.5']", "item 2 of mean in [input] must be a valid number, not '0.5'."),
+        ("input.mean = []", "mean in [input] must be a valid number, a list that is not empty or 'none', not a list."),
+        ("input.mean = inf", "mean in [input] must be a finite number, a list or 'none', not inf."),
         ("input.std = [1, 0]", "std in [input] must be above 0: it is the standard deviation of each channel."),
-        ("input.batch-size = 'eight'", "batch-size in [input] must be a whole number from 1, not 'eight'."),
-        ("input.batch-size = 8.0", "batch-size in [input] must be a whole number from 1, not 8.0."),
-        ("input.batch-size = true", "batch-size in [input] must be a whole number from 1, not true."),
-        ("input.seed = -1", "seed in [input] must be a whole number from 0, not -1."),
-        ("input.seed = 0x8000000000000000", "seed in [input] must be a whole number from 0, not 9223372036854775808."),
+        ("input.batch-size = 'eight'", "batch-size in [input] must be a valid integer, not 'eight'."),
+        ("input.batch-size = 8.0", "batch-size in [input] must be a valid integer, not 8.0."),
+        ("input.batch-size = true", "batch-size in [input] must be a valid integer, not true."),
+        ("input.seed = -1", "seed in [input] must be greater than or equal to 0, not -1."),
+        (
+            "input.seed = 0x8000000000000000",
+            "seed in [input] must be less than 9223372036854775808, not 9223372036854775808.",
+        ),
         (
             "output.shape = ['B', 10]",
             "item 1 of shape in [output] must be a size, 'N' for the number of inputs, or '*' for any size, not 'B'.",
@@ -126,17 +129,20 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ("rules.forward.level = 1", "level in [rules.forward] must be 'fail', 'warn' or 'off', not 1."),
         (
             "rules.bright-channels.max-fraction = 1.5",
-            "max-fraction in [rules.bright-channels] must be a number from 0 to 1, not 1.5.",
+            "max-fraction in [rules.bright-channels] must be less than or equal to 1, not 1.5.",
         ),
         (
             "rules.bright-channels.max-fraction = -0.1",
-            "max-fraction in [rules.bright-channels] must be a number from 0 to 1, not -0.1.",
+            "max-fraction in [rules.bright-channels] must be greater than or equal to 0, not -0.1.",
         ),
-        ("rules.bright-channels.factor = -1", "factor in [rules.bright-channels] must be a number from 0, not -1."),
-        ("rules.bright-channels.factor = nan", "factor in [rules.bright-channels] must be a number from 0, not nan."),
+        (
+            "rules.bright-channels.factor = -1",
+            "factor in [rules.bright-channels] must be greater than or equal to 0, not -1.",
+        ),
+        ("rules.bright-channels.factor = nan", "factor in [rules.bright-channels] must be a finite number, not nan."),
         (
             f"rules.bright-channels.factor = 0x{'f' * 5000}",
-            "factor in [rules.bright-channels] must be a number from 0, not a huge one.",
+            "factor in [rules.bright-channels] must be a valid number, not a huge one.",
         ),
         (
             "layers = [{ forward = 'off' }]",
@@ -160,15 +166,18 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ),
         (
             "layers = [{ pattern = 'conv', output-shape = 'off' }]",
-            "'output-shape' is about the whole checkpoint, not about layers. Set it in [rules].",
+            "output-shape in [[layers]] is about the whole checkpoint, not about layers. Set it in [rules].",
         ),
         (
             "layers = [{ pattern = 'conv', vanishing-gradient = { min-ratio = 0.5 } }]",
-            "the limits of 'vanishing-gradient' are about the whole network. Set them in [rules].",
+            "vanishing-gradient in [[layers]] has limits, which are about the whole network. Set them in [rules].",
         ),
         (
             "layers = [{ pattern = 'name:', forward = 'off' }]",
-            "pattern in [[layers]]: 'name:' is empty: give a part of a layer's name or type, e.g. --layer conv.",
+            (
+                "pattern in [[layers]] is wrong: 'name:' is empty: give a part of a layer's name or type, "
+                "e.g. --layer conv."
+            ),
         ),
         ("expect = [{ top1 = 1 }]", "[[expect]] lacks an image. Name the picture, for example image = 'cat.jpg'."),
         (
@@ -177,7 +186,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ),
         (
             "expect = [{ image = 'a.png', top1 = 1, k = 2 }]",
-            "k in [[expect]] is how many places 'contains' looks at, and there is none. Add it.",
+            "[[expect]] has k, which is how many places 'contains' looks at, but no contains. Add it.",
         ),
         (
             "expect = [{ image = 'a.png', contains = [1, 2, 3], k = 2 }]",
@@ -189,7 +198,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ),
         (
             "expect = [{ image = 'a.png', min-probability = 30 }]",
-            "min-probability in [[expect]] must be a number from 0 to 1, not 30.",
+            "min-probability in [[expect]] must be less than or equal to 1, not 30.",
         ),
         (
             "input = { images = ['a.png'], shape = [1, 3, 8, 8] }",

@@ -220,7 +220,7 @@ def test_the_default_file_states_every_rule_with_its_meaning_level_and_limits() 
 
 def test_a_limit_is_stated_to_the_last_digit(monkeypatch: pytest.MonkeyPatch, read: Read) -> None:
     defaults = {"a_b": 1 / 3, "c": 1e-6, "d": 65504.0, "e": 1e22, "f": 0.0}
-    limits = {name: Limit(value, "What is compared.", "Our choice.") for name, value in defaults.items()}
+    limits = {name: Limit(value, "What is compared.", "") for name, value in defaults.items()}
     rule = replace(RULES["forward"], identifier="x", level="warn", limits=limits)
     monkeypatch.setitem(RULES, "x", rule)  # type: ignore[arg-type]
     stated = tomllib.loads(default_text())["rules"]["x"]

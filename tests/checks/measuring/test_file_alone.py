@@ -1,6 +1,7 @@
 """A weights file without its network: what its names and shapes tell is what the network itself would."""
 
 import math
+import re
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from hookscope.checks.measuring import measure_file
 from hookscope.checks.measuring.file_alone import as_named
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.settings import CheckSettings
-from hookscope.errors import UsageError
+from hookscope.errors import CheckpointError, UsageError
 from hookscope.results.check import StoredValues
 
 # Of a matrix whose rows are not known to be filters.
@@ -110,3 +111,62 @@ def test_the_record_says_that_there_is_no_network(tmp_path: Path) -> None:
         measure_file(str(path), CheckSettings(), "there is none")
     with pytest.raises(UsageError, match="--arch none goes with a weights file"):
         measure_file("resnet18", CheckSettings(), "there is none")
+
+
+def resnet18_state() -> dict[str, Tensor]:
+    return torchvision.models.resnet18(num_classes=10).state_dict()
+
+
+def without_parameters(stub: Tensor) -> dict[str, Tensor]:
+    """What ZeRO-3 leaves: buffers are whole on every rank, of parameters there is a stub."""
+    names = {name for name, _ in torchvision.models.resnet18(num_classes=10).named_parameters()}
+    return {name: stub.clone() if name in names else each for name, each in resnet18_state().items()}
+
+
+WITHOUT_VALUES = {
+    "every tensor is empty": (
+        {name: torch.empty(0) for name in resnet18_state()},
+        "122 of 122 tensors hold no values, 'conv1.weight' for one",
+    ),
+    "as ZeRO-3 saves it": (
+        {"module": without_parameters(torch.empty(0)), "ds_version": "0.14.4", "param_shapes": [{"w": (64, 3, 7, 7)}]},
+        "62 of 122 tensors hold no values, 'conv1.weight' for one",
+    ),
+    "as ZeRO-3 saves it, with a value in each": (
+        {"module": without_parameters(torch.ones(1)), "ds_version": "0.14.4"},
+        "each of its 62 parameters holds a single value",
+    ),
+    "empty with two axes": (
+        {name: torch.empty(0, 3) for name in resnet18_state()},
+        "122 of 122 tensors hold no values, 'conv1.weight' for one",
+    ),
+    "one weight of many": (
+        {**resnet18_state(), "layer1.0.conv1.weight": torch.empty(0)},
+        "1 of 122 tensors hold no values, 'layer1.0.conv1.weight' for one",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_VALUES)
+def test_a_file_of_names_without_values_is_refused(case: str, tmp_path: Path) -> None:
+    content, expected = WITHOUT_VALUES[case]
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=re.escape(f"w.pt does not hold its weights: {expected}. ")) as raised:
+        measure_file(str(tmp_path / "w.pt"), CheckSettings(), "there is none")
+    assert "ZeRO-3" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a.weight": torch.ones(2, 3), "observer.min_val": torch.empty(0), "observer.max_val": torch.empty(0)},
+        {"0.weight": torch.empty(5, 0), "0.bias": torch.ones(5), **nn.Linear(5, 5).state_dict()},
+        {"gain": torch.ones(1), "offset": torch.zeros(1), "temperature": torch.ones(())},
+        {**nn.Linear(3, 4).state_dict(), "_extra": torch.empty(0, dtype=torch.uint8)},
+    ],
+    ids=["observers", "a layer without inputs", "three numbers", "bytes"],
+)
+def test_tensors_that_are_empty_by_design_are_measured(state: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "w.pt")
+    measured = measure_file(str(tmp_path / "w.pt"), CheckSettings(), "there is none")
+    assert {each.name for each in measured.stored} == state.keys()

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hookscope.checks.measuring.measuring import SMOOTH
+from hookscope.checks.measuring.network_passes import SMOOTH
 from hookscope.checks.measuring.outputs import by_input, difference, greatest, part_of, with_a_mirrored_copy
 from hookscope.inputs import Batch
 from hookscope.results.inputs import InputRecord

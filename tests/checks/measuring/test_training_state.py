@@ -159,3 +159,18 @@ def test_an_average_that_was_hardly_updated_looks_as_initialised(tmp_path: Path)
     assert set(values.reset) == {f"module.{at}" for at in (1, 4, 7, 10, 13)}
     (values,) = copy_values(saved(tmp_path, model=network.state_dict(), ema=average_of(start, network, 60)))
     assert (values.untrained, values.reset) == ((), ())
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_weights_of_an_average_that_hold_one_value_are_listed(value: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    weights = {"a.weight": torch.randn(3, 4), "b.weight": torch.randn(4, 2, 3), "a.bias": torch.randn(3)}
+    weights["gate.weight"] = torch.zeros(3, 4)  # as it started, like its average
+    everywhere = {name: torch.full_like(each, value).to(dtype) for name, each in weights.items()}
+    (values,) = copy_values(saved(tmp_path, model=weights, ema=everywhere))
+    assert (values.single_valued, values.matrix_count) == (("a.weight", "b.weight"), 2)
+    one = {**weights, "b.weight": everywhere["b.weight"]}
+    (values,) = copy_values(saved(tmp_path, model=weights, ema=one))
+    assert (values.single_valued, values.matrix_count) == (("b.weight",), 2)
+    (values,) = copy_values(saved(tmp_path, model=weights, ema={name: each * 0.5 for name, each in weights.items()}))
+    assert (values.single_valued, values.matrix_count) == ((), 2)

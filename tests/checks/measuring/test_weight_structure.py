@@ -59,12 +59,20 @@ def test_small_filters_that_were_rounded_to_eight_bits_may_be_equal_by_chance() 
 
 
 def test_one_filter_over_and_over_and_nearly_empty_ones_are_on_purpose() -> None:
-    assert repeated_filters(drawn(1, 9).repeat(40, 1), rounded=False) == ()
+    assert repeated_filters(drawn(1, 1, 9).repeat(40, 1, 1), rounded=False) == ()
     sparse = torch.zeros(40, 27)
     sparse[:, 5:12] = 1.0
     sparse[0] = drawn(27)
     assert repeated_filters(sparse, rounded=False) == ()
     assert repeated_filters(drawn(4, 7).repeat(2, 1), rounded=False) == ()
+
+
+@pytest.mark.parametrize(("inputs", "places"), [(16, 1), (3, 9), (2, 25), (300, 1)])
+def test_one_filter_of_several_inputs_over_and_over_is_no_blur(inputs: int, places: int) -> None:
+    filters = drawn(1, inputs, places).repeat(40, 1, 1)
+    assert repeated_filters(filters, rounded=False) == tuple(range(1, 40))
+    filters[7, 1, 0] += 1  # then it is no longer the one before it, nor that of the others
+    assert repeated_filters(filters, rounded=False) == tuple(each for each in range(1, 40) if each != 7)
 
 
 @pytest.mark.parametrize("begin", [0, 1, 2, 15, 16, 17, 31, 500, 20 * 300 - 32])

@@ -6,20 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hookscope.checks.rules.rule import WHOLE, Objection, RuleTerms, limit, rule
+from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, rule
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
 from hookscope.text import are, counted, printable, some_of
 
 if TYPE_CHECKING:
-    from hookscope.checks.labelled import BaselineClass
+    from hookscope.checks.baseline_labels import BaselineClass
     from hookscope.results.accuracy import ClassAccuracy, LabelledResult
     from hookscope.results.check import CheckMeasurements
 
 _NONE = "your choice: what a network is for decides how often it may be wrong; 0 sets none"
 
-# Classes that a finding names. Our choice.
+# Classes that a finding names.
 _NAMED = 3
 
 
@@ -43,13 +43,13 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
         if found.interval.low <= guessing:
             needed = _needed(pictures_needed(found.share, guessing)) if found.share > guessing else ""
             odds = f"indistinguishable from guessing one of {found.class_count:,} classes, {guessing:.1%}"
-            yield Objection(WHOLE, f"{words}, {odds}.{needed}", "warn")
+            yield Objection(WHOLE_NETWORK, f"{words}, {odds}.{needed}", "warn")
     elif found.interval.high < least:
-        yield Objection(WHOLE, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
+        yield Objection(WHOLE_NETWORK, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
     elif found.interval.low < least and not found.share == least == 1:
         needed = _needed(pictures_needed(found.share, least))
         thin = f"too few pictures to tell whether it is at least {_exact(least)}"
-        yield Objection(WHOLE, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
+        yield Objection(WHOLE_NETWORK, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
 
 
 @rule("class-accuracy", "fail", "labels", ("non-finite-activation",))
@@ -76,11 +76,11 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     known = f"of {counted(len(found.classes), 'label')}"
     if failing:
         words = f"{len(failing):,} {known} {are(len(failing))} right less often than the limit"
-        yield Objection(WHOLE, f"{words}, {_exact(least)}: {_listed(failing)}.")
+        yield Objection(WHOLE_NETWORK, f"{words}, {_exact(least)}: {_listed(failing)}.")
     if thin:
         needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
         words = f"Too few pictures to tell for {len(thin):,} {known} whether at least {_exact(least)} are right"
-        yield Objection(WHOLE, f"{words}: {_listed(thin)}.{needed}", "warn")
+        yield Objection(WHOLE_NETWORK, f"{words}: {_listed(thin)}.{needed}", "warn")
 
 
 @rule("accuracy-drop", "fail", "labels", ("non-finite-activation",))
@@ -88,7 +88,7 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "max_fraction",
     0.01,
     "how much the share of wrong labelled pictures may grow from that in the baseline, 0-1",
-    "our choice; of 400 crops of photographs the demo network, with its weights rounded, takes some for another class,"
+    "of 400 crops of photographs the demo network, with its weights rounded, takes some for another class,"
     " right or wrong: 1 in float16, 9 in bfloat16, 28 in int8; 12 networks trained for seconds lose up to 0.005 of"
     " 1,000 new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and none with another thread count,"
     " memory format or kernel",
@@ -117,12 +117,12 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         )
         most_lost = f" Most are lost of '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:
-            yield Objection(WHOLE, f"{words}.{most_lost}")
+            yield Objection(WHOLE_NETWORK, f"{words}.{most_lost}")
         else:
             needed = _needed(pairs_needed(lost, gained, count))
-            yield Objection(WHOLE, f"{words}, which may be chance.{needed}{most_lost}", "warn")
+            yield Objection(WHOLE_NETWORK, f"{words}, which may be chance.{needed}{most_lost}", "warn")
     if pairs.remarks:
-        yield Objection(WHOLE, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
+        yield Objection(WHOLE_NETWORK, f"Of the pictures in the baseline {' and '.join(pairs.remarks)}.", "warn")
 
 
 class _Pairs(NamedTuple):

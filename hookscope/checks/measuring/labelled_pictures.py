@@ -22,7 +22,7 @@ from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, 
 from hookscope.results.inputs import InputRecord
 from hookscope.text import printable
 
-# Wrong pictures that are kept with their details. Our choice: as many as a reader looks through.
+# Wrong pictures that are kept with their details. As many as a reader looks through.
 _WORST = 8
 
 # Of a SHA-256, enough that among a million pictures two are alike once in ten million times.
@@ -128,8 +128,6 @@ class _Wrong(NamedTuple):
 
 @dataclass(slots=True)
 class _Counting:
-    """Counts so far, by label."""
-
     data: LabelledFiles
     categories: Sequence[str]
     class_count: int
@@ -175,7 +173,6 @@ class _Counting:
         return next((label for label, indices in self.classes.items() if index in indices), f"class {index}")
 
     def result(self) -> LabelledResult:
-        """Return what has been counted."""
         classes = tuple(self._class(label) for label in self.seen)
         worst = tuple(each.picture for each in sorted(self.worst, reverse=True))
         accuracy = Accuracy(self.data.source, self.mapping, self.class_count, classes, worst)

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 import hookscope
-from hookscope.checks.measuring.labelled import classes_of
+from hookscope.checks.measuring.labelled_pictures import classes_of
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.check import CheckReport

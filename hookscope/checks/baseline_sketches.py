@@ -18,10 +18,10 @@ CHANNEL_SUMS = 64
 """Numbers that are kept of a layer's channels, of more of them. Our choice: of 2,048 channels four that moved are
 found in 99 of 100 cases."""
 
-# Our choice: with more, sums of so many channels are too few to tell.
+# With more, sums of so many channels are too few to tell.
 _MOST_FOUND = 4
 
-# Share of what differs, in its norm, that the few channels may leave unexplained. Our choice.
+# Share of what differs, in its norm, that the few channels may leave unexplained.
 _UNEXPLAINED = 0.1
 _ROUNDING = 1e-4  # what is left is that of float32; our choice
 

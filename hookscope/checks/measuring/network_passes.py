@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hookscope.checks.measuring.batch_norm import BatchNormInputs, with_statistics
 from hookscope.checks.measuring.consistency import FirstPass
-from hookscope.checks.measuring.labelled import measure_labelled
+from hookscope.checks.measuring.labelled_pictures import measure_labelled
 from hookscope.checks.measuring.nonfinite_origin import locate_origin
 from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
@@ -40,7 +40,7 @@ from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import Gradients
-from hookscope.results.labels import row_label
+from hookscope.results.network import row_label
 from hookscope.text import printable
 
 # What needs a forward pass; gradients have one in `inspect_gradients`.
