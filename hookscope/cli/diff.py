@@ -59,7 +59,7 @@ def diff(
         under.compares(
             "--grads",
             help="Also compare gradients, all of a batch held: of outputs, and of parameters, summed over batches; "
-            "and say in which backward pass a difference begins.",
+            "and name the first to differ.",
         ),
     ] = False,
     loss: Annotated[
@@ -196,7 +196,7 @@ def _write_for_ci(
     result: "Differences", conditions: Sequence[str], chosen: Format, junit: Path | None, summary: str | None
 ) -> list[HookscopeError]:
     """Write the conditions for CI; return what could not be written."""
-    from hookscope.render.difference_checks import differences_as_check
+    from hookscope.render.differences_text import differences_as_check
     from hookscope.render.github import annotations, checks_to_markdown
     from hookscope.render.junit import checks_to_junit
     from hookscope.results.runs.atomic import append, write_whole

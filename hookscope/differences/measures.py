@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,7 +61,7 @@ class Sums:
         if sums is not None:
             self._add_found(sums, a, first_input)
             return
-        device = _meeting_place(a, b)
+        device = _common_device(a, b)
         a, b = plain(a, device), plain(b, device)
         shape = tuple(a.shape)
         flat_a, flat_b = a.reshape(-1), b.reshape(-1)
@@ -81,7 +82,7 @@ class Sums:
             largest = found if found[1] >= 0 else largest
         if largest[1] >= 0:
             self.max_abs, at, self.max_value = largest
-            place = _unravelled(at, shape)
+            place = tuple(map(int, np.unravel_index(at, shape)))
             self.max_at = (place[0] + first_input, *place[1:]) if place else ()
         if channel_axis is not None and (self.unequal or self.mismatched):
             self._add_squares(squares_by_channel(a, b, channel_axis))
@@ -189,7 +190,7 @@ def plain(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def _meeting_place(a: Tensor, b: Tensor) -> torch.device:
+def _common_device(a: Tensor, b: Tensor) -> torch.device:
     """Return the device to compare two tensors on: theirs if they share one, else the CPU."""
     return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
 
@@ -216,7 +217,7 @@ def culprit(sums: Sums) -> ChannelShare | None:
 
 def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor:
     """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
-    device = _meeting_place(a, b)
+    device = _common_device(a, b)
     a, b = plain(a, device), plain(b, device)
     total = torch.zeros(a.shape[axis], dtype=torch.float64)
     for one, other in zip(a, b, strict=True):
@@ -231,12 +232,3 @@ def _spacing(value: float, dtype: torch.dtype) -> float:
     if abs(value) < limits.tiny:
         return limits.tiny * limits.eps
     return limits.eps * 2.0 ** (math.frexp(value)[1] - 1)
-
-
-def _unravelled(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the indices of the element at a row-major position."""
-    place = []
-    for size in reversed(shape):
-        at, index = divmod(at, size)
-        place.append(index)
-    return tuple(reversed(place))

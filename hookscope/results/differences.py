@@ -21,7 +21,7 @@ Match = Literal["name", "prefix", "order", "map"]
 Way = Literal["lockstep", "tensors", "sketches", "weights"]
 """What was compared: two networks side by side; two runs by their saved tensors or sketches; weights alone."""
 
-Origin = Literal["equal", "rounding", "born", "passed on", "unclear"]
+Origin = Literal["equal", "rounding", "begins", "passed on", "unclear"]
 """Where a row's difference comes from: there is none; rounding explains it; this layer; its inputs; either or both."""
 
 
@@ -182,11 +182,11 @@ class WeightDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class FirstDifference:
     """Where a difference begins that rounding does not explain.
 
     Attributes:
-        layer: Dotted name in A of the module that it is born in; "" is the whole model.
+        layer: Dotted name in A of the module that it begins in; "" is the whole model.
         row: Label of the first row that shows it.
         in_own_code: Whether it arises in the module's own forward code, between the modules that it calls.
         relative_l2: Of that row.
@@ -241,10 +241,9 @@ class Differences(Shown):
         unmatched: Rows, and for `way` "weights" tensors, of either side that have no partner.
         outputs: The networks' outputs, compared; () for weights alone.
         weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
-        births: Where differences begin; without `--shadow` the first alone, which is certain.
-        gradient_births: Where differences of gradients begin that no difference of activations explains, in the
-            order of the backward pass; one in the layer "" at its output's gradient, not in its own code, is in the
-            loss.
+        first_differences: Where differences begin; without `--shadow` the first alone, which is certain.
+        first_gradient_difference: Label of the gradient that is the first in the backward pass to differ beyond
+            rounding; "" without one, and where activations differ, which explains it.
         maps: A-B of the first input, for the rows where differences begin and the largest, twelve at most.
         exceeded: Rows and outputs beyond a condition of `--fail-over`.
         reference: What errors are measured against: "A's weights in float64"; "" without a reference.
@@ -261,8 +260,8 @@ class Differences(Shown):
     unmatched: tuple[Unmatched, ...] = ()
     outputs: tuple[OutputDifference, ...] = ()
     weights: tuple[WeightDifference, ...] = ()
-    births: tuple[Birth, ...] = ()
-    gradient_births: tuple[Birth, ...] = ()
+    first_differences: tuple[FirstDifference, ...] = ()
+    first_gradient_difference: str = ""
     maps: tuple[FeatureMaps, ...] = ()
     exceeded: tuple[Exceeded, ...] = ()
     reference: str = ""

@@ -79,7 +79,7 @@ def test_rows_are_what_numpy_makes_of_both_networks_outputs(batch_size: int) -> 
     assert result["relu"].input_relative_l2 == pytest.approx(numpys(ours["norm"], theirs["norm"]), rel=1e-6)
     difference = (ours["fc"] - theirs["fc"]).abs()
     assert result["fc"].measures.max_at == np.unravel_index(int(difference.argmax()), difference.shape)  # type: ignore[union-attr]
-    assert [birth.layer for birth in result.births] == ["norm"]
+    assert [each.layer for each in result.first_differences] == ["norm"]
     assert result["norm"].channel is not None
     assert (result["norm"].channel.channel, result["norm"].channel.fraction) == (1, 1.0)
     output = result.outputs[0]
@@ -101,7 +101,7 @@ def test_errors_are_those_beside_the_weights_in_float64() -> None:
         assert row.is_worse
     assert result.reference == "A's weights in float64"
     assert (result.a.dtype, result.b.dtype) == ("float32", "bfloat16")
-    assert result.births == ()
+    assert result.first_differences == ()
 
 
 def test_shadows_say_what_each_layer_adds() -> None:
@@ -112,16 +112,16 @@ def test_shadows_say_what_each_layer_adds() -> None:
     x = pictures()
     result = hookscope.diff(one, other, x, shadow=True)
     assert [(row.layer, row.origin) for row in result.rows] == [
-        ("conv", "born"),
+        ("conv", "begins"),
         ("norm", "passed on"),
         ("relu", "passed on"),
         ("flat", "passed on"),
-        ("fc", "born"),
+        ("fc", "begins"),
     ]
     ours = activations_of(one, x)
     assert result["fc"].added is not None
     assert result["fc"].added.relative_l2 == pytest.approx(numpys(ours["fc"], ours["fc"] + 1), rel=1e-5)
-    assert [birth.layer for birth in result.births] == ["conv", "fc"]
+    assert [each.layer for each in result.first_differences] == ["conv", "fc"]
 
 
 _collected: ContextVar[list[Tensor]] = ContextVar("collected")
@@ -165,7 +165,7 @@ class Collecting(nn.Module):
 def test_shadows_leave_no_trace_in_the_network() -> None:
     network = Collecting()
     result = hookscope.diff(network, network, torch.randn(3, 6), shadow=True)
-    assert result.births == ()
+    assert result.first_differences == ()
     assert {row.origin for row in result.rows} == {"equal"}
     assert result.outputs[0].measures.relative_l2 == 0
     assert [row.added.relative_l2 for row in result.rows if row.added is not None] == [0.0, 0.0, 0.0]
@@ -189,13 +189,13 @@ def test_a_difference_between_layers_is_the_module_around_them() -> None:
         nn.Sequential(Functional(0.5), nn.Linear(6, 2)),
         torch.randn(3, 6),
     )
-    (birth,) = result.births
-    assert (birth.layer, birth.row, birth.in_own_code) == ("0", "0.second", True)
+    (first,) = result.first_differences
+    assert (first.layer, first.row, first.in_own_code) == ("0", "0.second", True)
 
 
 def test_operations_name_the_line_itself() -> None:
     result = hookscope.diff(Functional(1.0), Functional(0.5), torch.randn(3, 6), ops=True)
-    assert result.births[0].layer == "(model):mul"
+    assert result.first_differences[0].layer == "(model):mul"
     assert {row.layer for row in result.rows} >= {"(model):relu", "(model):mul", "(model):add", "first", "second"}
 
 
@@ -215,8 +215,8 @@ class SumThenRelu(nn.Module):
 @pytest.mark.parametrize("options", [{}, {"ops": True}, {"ops": True, "shadow": True}])
 def test_code_between_operations_is_that_of_their_module(options: dict[str, bool]) -> None:
     one, other = (nn.Sequential(nn.Identity(), SumThenRelu(moved)) for moved in (False, True))
-    (birth,) = hookscope.diff(one, other, pictures(), **options).births
-    assert (birth.layer, birth.in_own_code) == ("1", True)
+    (first,) = hookscope.diff(one, other, pictures(), **options).first_differences
+    assert (first.layer, first.in_own_code) == ("1", True)
 
 
 class Symmetric(nn.Module):
@@ -246,7 +246,7 @@ def test_odd_networks_equal_themselves(name: str, shadow: bool) -> None:
     network = BY_HAND[name].build()
     batch = batch_of(*BY_HAND[name].args(), count=1)
     result = hookscope.diff(network, "same", batch, shadow=shadow)
-    assert result.births == ()
+    assert result.first_differences == ()
     assert {row.origin for row in result.rows} == {"equal"}
 
 
@@ -254,7 +254,7 @@ def test_dropout_in_train_mode_draws_alike_on_both_sides() -> None:
     network = nn.Sequential(nn.Linear(6, 6), nn.Dropout(), nn.Linear(6, 2)).train()
     x = torch.randn(3, 6)
     eval_and_train = hookscope.diff(network, "same", x, mode_b="train")
-    assert eval_and_train.births[0].layer == "1"
+    assert eval_and_train.first_differences[0].layer == "1"
     assert eval_and_train.b.ways == ("train mode",)
 
 
@@ -282,7 +282,7 @@ def test_networks_run_at_the_same_time_where_there_are_threads_for_both() -> Non
 
     result = hookscope.diff(Waiting(), Waiting(), torch.zeros(1, 1), shadow=False)
     assert result.outputs[0].measures is not None
-    assert result.births == ()
+    assert result.first_differences == ()
     assert torch.get_num_threads() == 2
 
 
@@ -407,20 +407,20 @@ def test_networks_that_share_layers_are_told_apart() -> None:
     trunk = nn.Linear(4, 4)
     one, other = nn.Sequential(trunk, nn.Linear(4, 2)), nn.Sequential(trunk, nn.Linear(4, 2))
     result = hookscope.diff(one, other, torch.randn(3, 4))
-    assert [row.origin for row in result.rows] == ["equal", "born"]
-    assert hookscope.diff(one, one, torch.randn(3, 4)).births == ()
+    assert [row.origin for row in result.rows] == ["equal", "begins"]
+    assert hookscope.diff(one, one, torch.randn(3, 4)).first_differences == ()
 
 
 @pytest.mark.parametrize("option", ["dtype_b", "autocast_b"])
 def test_bfloat16_throughout_is_rounding(option: str) -> None:
     result = hookscope.diff(small(), "same", pictures(), **{option: "bfloat16"})
-    assert result.births == ()
+    assert result.first_differences == ()
     assert any(row.origin == "rounding" for row in result.rows)
 
 
 def test_an_edit_of_b_is_a_difference() -> None:
     result = hookscope.diff(small(), "same", pictures(), edit_b="norm:output:scale(1.1)")
-    assert [birth.layer for birth in result.births] == ["norm"]
+    assert [each.layer for each in result.first_differences] == ["norm"]
     assert result.b.ways == ("edit norm:output:scale(1.1)",)
     assert result.notes == ()
 
@@ -434,7 +434,7 @@ def test_an_edit_of_several_layers_says_which() -> None:
 def test_threads_are_as_before_afterwards() -> None:
     before = torch.get_num_threads()
     result = hookscope.diff(small(), "same", pictures(), threads_b=before + 1)
-    assert result.births == ()
+    assert result.first_differences == ()
     assert torch.get_num_threads() == before
 
 
@@ -462,7 +462,7 @@ def saved_as(form: str, folder: Path) -> tuple[str, dict[str, Any]]:
 def test_a_saved_network_does_not_differ(form: str, tmp_path: Path) -> None:
     other, options = saved_as(form, tmp_path)
     result = hookscope.diff(small(), other, pictures(), **options)
-    assert result.births == ()
+    assert result.first_differences == ()
     assert {row.label for row in result.rows} >= {"conv", "norm", "relu", "fc"}
     assert {row.origin for row in result.rows} <= {"equal", "rounding"}
 
@@ -561,7 +561,7 @@ def test_inputs_that_a_network_raises_on_are_left_out() -> None:
     result = hookscope.diff(Picky(), "same", x, on_error=failures.append)
     assert len(result.inputs) == 3
     assert [type(each) for each in failures] == [UnfitInputError]
-    assert result.births == ()
+    assert result.first_differences == ()
     with pytest.raises(ModelError, match="too large"):
         hookscope.diff(Picky(), "same", x)
     assert threading.active_count() == 1 or all(not each.name.startswith("Strand") for each in threading.enumerate())
@@ -604,4 +604,4 @@ def test_pictures_are_read_once_for_both(tmp_path: Path) -> None:
     Image.fromarray(np.full((8, 8, 3), 77, np.uint8)).save(tmp_path / "a.png")
     result = hookscope.diff(small(), "same", tmp_path / "a.png", resize="none", crop="none", mean="none", std="none")
     assert [Path(each.name).name for each in result.inputs] == ["a.png"]
-    assert result.births == ()
+    assert result.first_differences == ()

@@ -1,10 +1,10 @@
-"""Tell where differences come from: rounding, the layer, or its inputs."""
+"""Find where differences come from: rounding, the layer, or its inputs."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hookscope.results.differences import Birth, DifferenceRow, Origin
+from hookscope.results.differences import DifferenceRow, FirstDifference, Origin
 
 # The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
 # and of the one that accumulates sums. In float32, 8.1e-6; in bfloat16, 0.031. Our choice: sums of some 10,000
@@ -27,14 +27,14 @@ def rounding_limit(eps: float, layers_before: int) -> float:
 
 
 def exceeds(relative_l2: float | None, limit: float) -> bool:
-    """Tell whether a difference is beyond rounding; NaN is."""
+    """Return whether a difference is beyond rounding; NaN is."""
     return relative_l2 is not None and not relative_l2 <= limit
 
 
 def with_origins(
     rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int] | None = None
-) -> tuple[tuple[DifferenceRow, ...], tuple[Birth, ...]]:
-    """Return rows with their limit and origin, and where differences are born.
+) -> tuple[tuple[DifferenceRow, ...], tuple[FirstDifference, ...]]:
+    """Return rows with their limit and origin, and where differences begin.
 
     Args:
         rows: In A's order of execution, containers included: they show differences that arise between the layers that
@@ -44,7 +44,7 @@ def with_origins(
     """
     sizes = sizes or {}
     judged: list[DifferenceRow] = []
-    births: list[Birth] = []
+    first_differences: list[FirstDifference] = []
     first_seen = False
     layers = {row.layer for row in rows}
     depth = 0
@@ -57,11 +57,11 @@ def with_origins(
         if not first_seen and exceeds(total, limit):
             first_seen = True
             if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.input_relative_l2, limit):
-                births.append(_first_birth(row, limit, total or 0.0, layers))
+                first_differences.append(_first(row, limit, total or 0.0, layers))
         judged.append(replace(row, limit=limit, origin=origin))
     if any(row.added is not None for row in rows):
-        births = _shadowed_births(judged, births, eps, sizes)
-    return tuple(judged), tuple(births)
+        first_differences = _of_single_layers(judged, first_differences, eps, sizes)
+    return tuple(judged), tuple(first_differences)
 
 
 def _origin(row: DifferenceRow, total: float | None, limit: float, single: float, *, first_seen: bool) -> Origin:
@@ -69,44 +69,46 @@ def _origin(row: DifferenceRow, total: float | None, limit: float, single: float
     if total == 0:
         origin = "equal"
     elif row.added is not None and exceeds(row.added.relative_l2, single):
-        origin = "born"
+        origin = "begins"
     elif total is not None and not exceeds(total, limit):
         origin = "rounding"
     elif total is not None and row.added is not None:
         origin = "passed on"
     elif total is not None and row.input_relative_l2 is not None:
         arrives = exceeds(row.input_relative_l2, limit)
-        origin = "born" if not arrives else "unclear" if first_seen else "passed on"
+        origin = "begins" if not arrives else "unclear" if first_seen else "passed on"
     return origin
 
 
-def _first_birth(row: DifferenceRow, limit: float, total: float, layers: set[str]) -> Birth:
-    """Return where the first difference is born: in the layer, or before it in the code of the module around it."""
+def _first(row: DifferenceRow, limit: float, total: float, layers: set[str]) -> FirstDifference:
+    """Return where the first difference begins: in the layer, or before it in the code of the module around it."""
     if not exceeds(row.input_relative_l2, limit):
-        return Birth(row.layer, row.label, _has_parts(row.layer, layers), total)
+        return FirstDifference(row.layer, row.label, _has_parts(row.layer, layers), total)
     owner, colon, _ = row.layer.partition(":")
     around = owner.removeprefix("(model)") if colon else owner.rpartition(".")[0]
     while around and around not in layers:
         around = around.rpartition(".")[0]
-    return Birth(around, row.label, in_own_code=True, relative_l2=total)
+    return FirstDifference(around, row.label, in_own_code=True, relative_l2=total)
 
 
 def _has_parts(layer: str, layers: set[str]) -> bool:
     return any(_is_inside(other, layer) for other in layers)
 
 
-def _shadowed_births(
-    rows: Sequence[DifferenceRow], first: Sequence[Birth], eps: float, sizes: Mapping[str, int]
-) -> list[Birth]:
+def _of_single_layers(
+    rows: Sequence[DifferenceRow], first: Sequence[FirstDifference], eps: float, sizes: Mapping[str, int]
+) -> list[FirstDifference]:
     """Return the layers that add a difference by themselves, at their first calls that do.
 
     A container is among them only if the layers inside it add none.
     """
     layers = {row.layer for row in rows}
-    births = {each.layer: each for each in first}
+    first_differences = {each.layer: each for each in first}
     for row in _adding(rows, eps, sizes):
-        births.setdefault(row.layer, Birth(row.layer, row.label, _has_parts(row.layer, layers), _added(row)))
-    return [*births.values()]
+        first_differences.setdefault(
+            row.layer, FirstDifference(row.layer, row.label, _has_parts(row.layer, layers), _added(row))
+        )
+    return [*first_differences.values()]
 
 
 def _adding(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[DifferenceRow]:

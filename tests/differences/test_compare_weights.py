@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hookscope.differences.weights import Weights, compare_weights, read_weights, weights_of
+from hookscope.differences.compare_weights import Weights, compare_weights, read_weights, weights_of
 from hookscope.errors import CheckpointError, LayerNotFoundError, NothingMatchedError, UntrustedFileError
 from hookscope.models.construction import loaded_module
 from hookscope.results.differences import Differences, Measures, WeightDifference
