@@ -14,7 +14,7 @@ import typer
 from hookscope.cli import options
 from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar, report
-from hookscope.errors import HookscopeError, OutputError, UsageError, gravest
+from hookscope.errors import HookscopeError, OutputError, UsageError, most_severe
 from hookscope.text import safe_text, slug
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def check(
     _show(reports, chosen, tables, job, time.perf_counter() - began)
     _say_no_evidence(reports, evidence)
     _show_bugs(results)
-    return gravest([*(each.exit_code for each in reports), *map(report, failures)])
+    return most_severe([*(each.exit_code for each in reports), *map(report, failures)])
 
 
 def _inform(rules: bool, explain: str | None, init: bool) -> int:

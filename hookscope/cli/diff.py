@@ -16,7 +16,7 @@ from hookscope.cli import sections as under
 from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import check_exports, page_line
 from hookscope.cli.running import arguments_of, report_all, run_path, show_result
-from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UnfitInputError, gravest
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UnfitInputError, most_severe
 from hookscope.text import strict_json
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def diff(
     failures += _write_for_ci(result, fail_over or (), chosen, junit, summary)
     if json:
         typer.echo(strict_json({**result.to_dict(), "run": str(saved.folder)}), nl=False)
-    return gravest([report_all(failures), EXIT_CHECK_FAILED if result.exceeded else EXIT_DONE])
+    return most_severe([report_all(failures), EXIT_CHECK_FAILED if result.exceeded else EXIT_DONE])
 
 
 def _check_files(junit: Path | None, summary: str | None) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import check_exports, export
-from hookscope.errors import HookscopeError, UnfitInputError, gravest
+from hookscope.errors import HookscopeError, UnfitInputError, most_severe
 from hookscope.text import counted, safe_text, strict_json
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def last_line(saved: "SavedRun | SavedAttributions", input_count: int, grids_for
 
 
 def report_all(failures: Sequence[HookscopeError]) -> int:
-    """Print every failure, one line for all inputs that the model raised on alike; return the gravest exit code."""
+    """Print every failure, one line for all inputs that the model raised on alike; return the most severe exit code."""
     names: dict[str, list[str]] = {}
     lines: dict[object, HookscopeError] = {}
     for failure in failures:
@@ -159,4 +159,4 @@ def report_all(failures: Sequence[HookscopeError]) -> int:
             lines[failure.reason] = UnfitInputError(names[failure.reason], failure.reason)
         else:
             lines[id(failure)] = failure
-    return gravest([report(each) for each in lines.values()])
+    return most_severe([report(each) for each in lines.values()])

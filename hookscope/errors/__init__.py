@@ -111,11 +111,11 @@ class UnfitInputError(ModelError):
         self.indices = tuple(indices)
 
 
-# Of many failures the gravest decides, in this order.
+# Of many failures the most severe decides, in this order.
 _GRAVITY = (EXIT_BUG, 4, 3, 6, 5, 2, EXIT_CHECK_FAILED, EXIT_DONE)
 
 
-def gravest(exit_codes: Iterable[int]) -> int:
+def most_severe(exit_codes: Iterable[int]) -> int:
     """Return the exit code that stands for all of `exit_codes`; 0 if there are none."""
     return min(exit_codes, key=_GRAVITY.index, default=EXIT_DONE)
 

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hookscope.errors import gravest
+from hookscope.errors import most_severe
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
@@ -42,11 +42,11 @@ def verdict(report: CheckReport) -> str:
 
 
 def by_gravity(reports: Sequence[CheckReport]) -> list[CheckReport]:
-    """Return the reports with the gravest exit code first, warnings before none, and otherwise as they came."""
+    """Return the reports with the most severe exit code first, warnings before none, and otherwise as they came."""
     left = {report.exit_code for report in reports}
     ranks: dict[int, int] = {}
     while left:
-        code = gravest(left)
+        code = most_severe(left)
         ranks[code] = len(ranks)
         left.remove(code)
     return sorted(reports, key=lambda report: (ranks[report.exit_code], report.passed and not report.findings))
@@ -141,7 +141,7 @@ def finding_text(finding: Finding) -> str:
 
 
 def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float | None = None) -> RenderableType:
-    """Return the verdict on each checkpoint, the gravest first, and a summary line last.
+    """Return the verdict on each checkpoint, the most severe first, and a summary line last.
 
     Lines are broken between words, never within a name: print with `soft_wrap=True`, or Rich folds a name that is
     longer than the terminal.

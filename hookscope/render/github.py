@@ -42,7 +42,7 @@ def annotations(reports: Sequence[CheckReport], *, repository: Path = Path()) ->
 
     GitHub makes annotations of the first 10 errors, warnings and notices of a step and only logs the rest. So a rule's
     findings share an annotation, errors come before warnings, what could not be checked before what failed, and the
-    gravest of every checkpoint before the second of any. Information alone is a `::notice`. `file` is given
+    most severe of every checkpoint before the second of any. Information alone is a `::notice`. `file` is given
     if the checkpoint is a file below `repository`.
 
     Print it unwrapped: a broken line is no command any more.
@@ -105,7 +105,7 @@ def _message(findings: Sequence[Finding]) -> str:
 
 
 def checks_to_markdown(reports: Sequence[CheckReport], *, seconds: float | None = None, job: str = "") -> str:
-    """Return a table of the checkpoints, the gravest first, then a list for each with findings or remarks.
+    """Return a table of the checkpoints, the most severe first, then a list for each with findings or remarks.
 
     Whatever could be markup stands in code spans, where GitHub makes no links and no mentions either. The first line is
     an invisible comment with `job`, by which a bot finds the comment of the previous run and replaces it.

@@ -83,7 +83,7 @@ def loss_lines(loss: LossRecord | None, verification: Verification | None) -> Re
 
 
 def verdicts_panel(inspection: Gradients) -> RenderableType:
-    """Return the verdicts in a frame, the gravest first, or a line that says there are none."""
+    """Return the verdicts in a frame, the most severe first, or a line that says there are none."""
     verdicts = inspection.verdicts
     if not verdicts:
         if inspection.loss is None or inspection.failure is not None:

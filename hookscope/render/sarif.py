@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from hookscope.errors import gravest
+from hookscope.errors import most_severe
 from hookscope.render.check_report import (
     accuracy_line,
     finding_text,
@@ -75,7 +75,7 @@ def checks_to_sarif(
         repository: The folder that paths are relative to.
         instead: A file of the repository, relative to it, for results that lie in no file of it; "" for none.
         error: Why there are no reports, or not all; "" if there are.
-        exit_code: Of the command; default: the gravest of the reports.
+        exit_code: Of the command; default: the most severe of the reports.
     """
     told = [_Told(readable(report), repository_file(report.checkpoint, repository), instead) for report in reports]
     rules = [*rules, _EXAMINATION]
@@ -102,7 +102,7 @@ def checks_to_sarif(
         "invocations": [
             {
                 "executionSuccessful": bool(reports) and not error and not any(each.error_code for each in reports),
-                "exitCode": gravest(each.exit_code for each in reports) if exit_code is None else exit_code,
+                "exitCode": most_severe(each.exit_code for each in reports) if exit_code is None else exit_code,
                 "toolExecutionNotifications": notifications,
             }
         ],

@@ -263,7 +263,7 @@ class RuleOutcome:
     """The result of one rule for one checkpoint.
 
     Attributes:
-        status: The gravest level of its findings, or "pass", "off" or "skipped".
+        status: The most severe level of its findings, or "pass", "off" or "skipped".
         findings: Failures first, then in execution order; empty unless the status is "fail" or "warn".
         reason: Why it was skipped, in a sentence; "" otherwise.
     """

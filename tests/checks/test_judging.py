@@ -19,7 +19,7 @@ from hookscope.errors import (
     ModelNotFoundError,
     UntrustedFileError,
     UsageError,
-    gravest,
+    most_severe,
 )
 from hookscope.render.check_report import level_counts
 from hookscope.results.check import RuleOutcome
@@ -48,8 +48,8 @@ DEFAULT = wanted_rules(DEFAULTS)
 
 
 @pytest.mark.parametrize(("codes", "code"), [((1, 6, 3), 3), ((0, 1, 6), 6), ((3, 4), 4), ((1, 5), 5), ((), 0)])
-def test_the_gravest_of_the_exit_codes_decides(codes: tuple[int, ...], code: int) -> None:
-    assert gravest(codes) == code
+def test_the_most_severe_of_the_exit_codes_decides(codes: tuple[int, ...], code: int) -> None:
+    assert most_severe(codes) == code
 
 
 def test_every_rule_has_an_outcome_in_the_order_of_the_rules() -> None:

@@ -577,7 +577,7 @@ def test_a_network_that_raises_is_told_in_the_json_too(run: Run, tmp_path: Path)
     assert names_below(tmp_path) == {"net.py"}
 
 
-def test_of_several_failures_the_gravest_decides(run: Run) -> None:
+def test_of_several_failures_the_most_severe_decides(run: Run) -> None:
     ended = run("activations", "net.py:raises_in_20th_layer", CAT, "missing.jpg", "--batch-size", 1)
     assert ended.code == 3
     assert len(ended.errors) == 2

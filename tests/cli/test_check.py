@@ -375,7 +375,7 @@ def test_a_network_that_takes_too_much_memory_is_an_error_of_its_own(check: Run)
     assert sound["passed"]
 
 
-def test_the_gravest_exit_code_decides(check: Run) -> None:
+def test_the_most_severe_exit_code_decides(check: Run) -> None:
     ended = check("broken.pt", "module.pt", "cut.pt", "--format", "json", "--jobs", 2)
     assert [report["exit_code"] for report in json.loads(ended.stdout)["checkpoints"]] == [1, 4, 3]
     assert ended.code == 4

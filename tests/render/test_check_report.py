@@ -82,7 +82,7 @@ def test_the_summary_of_every_case_is_that_counted_by_hand() -> None:
     assert summary(EVERY).startswith(counts)
 
 
-def test_the_gravest_comes_first_in_the_order_of_the_exit_codes() -> None:
+def test_the_most_severe_comes_first_in_the_order_of_the_exit_codes() -> None:
     # refused 4, unreadable 3, the model raised 6, a rule failed 1, warnings, nothing
     given = [PASSING, WARNED, FAILED, SKIPPING, RAISED, KILLED, UNTRUSTED, CORRUPT, MANY]
     assert by_gravity(given) == [UNTRUSTED, KILLED, CORRUPT, RAISED, FAILED, MANY, WARNED, PASSING, SKIPPING]

@@ -86,7 +86,7 @@ def test_what_could_not_be_checked_is_an_error_that_is_said_once() -> None:
     assert corrupt == Command("error", {"title": "hookscope · models/corrupt.pt · integrity"}, CORRUPT_TEXT)
 
 
-def test_errors_come_before_warnings_and_the_gravest_of_every_checkpoint_before_the_second_of_any() -> None:
+def test_errors_come_before_warnings_and_the_most_severe_of_every_checkpoint_before_the_second_of_any() -> None:
     found = commands(annotations([WARNED, MANY, FAILED, RAISED, KILLED, UNTRUSTED]))
     assert [each.name for each in found] == ["error"] * 6 + ["warning"] * 3 + ["notice"]
     assert [each.properties["title"].removeprefix("hookscope · ") for each in found] == [
@@ -221,7 +221,7 @@ def test_the_summary_stands_above_the_table_and_what_passes_quietly_has_a_row_an
     assert "###" not in text
 
 
-def test_the_table_has_a_row_for_each_checkpoint_the_gravest_first() -> None:
+def test_the_table_has_a_row_for_each_checkpoint_the_most_severe_first() -> None:
     assert table(PASSING, KILLED, FAILED, WARNED, CORRUPT) == [
         ["models/huge.pt", "could not be checked", "0", "0", "", "7.5"],
         ["models/corrupt.pt", "failed", "1", "0", "", "0.1"],

@@ -148,7 +148,7 @@ def test_an_error_is_told_once_and_random_weights_call_for_a_look() -> None:
     assert Page(checks_html([WARNED])).said("p", **{"class": "remark"}) == ["note Only 2 inputs were given."]
 
 
-def test_of_several_checkpoints_the_gravest_comes_first_and_the_table_leads_to_each() -> None:
+def test_of_several_checkpoints_the_most_severe_comes_first_and_the_table_leads_to_each() -> None:
     page = Page(checks_html([PASSING, WARNED, CORRUPT, FAILED]))
     order = ["models/corrupt.pt", "models/broken.pt", "models/warned.pt", "models/good.pt"]
     assert [each.split()[0] for each in page.said("h2")[1:]] == order

@@ -67,7 +67,7 @@ class Evidence(NamedTuple):
 
 
 def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
-    """Return the page of the verdicts on all checkpoints, the gravest first.
+    """Return the page of the verdicts on all checkpoints, the most severe first.
 
     A rule, a finding and a picture can be linked as `#rule=dead-channels`, `#rule=dead-channels&finding=2` and
     `#picture=1`, among several checkpoints behind `checkpoint=model.pt&`. A picture that cannot be read leaves a

@@ -47,7 +47,7 @@ _FLAGS: tuple[tuple[Flag, str], ...] = (
     ("dead channels", "half of the channels or more are dead in"),
     ("unmeasured", "not measured:"),
 )
-"""Flags that call for a look, the gravest first."""
+"""Flags that call for a look, the most severe first."""
 
 
 def draw_activations(result: Activations) -> Image.Image:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookscope.errors import gravest
+from hookscope.errors import most_severe
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckReport
@@ -133,7 +133,7 @@ def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
     """
     return {
         "schema_version": SCHEMA_VERSION,
-        "exit_code": gravest(report.exit_code for report in reports),
+        "exit_code": most_severe(report.exit_code for report in reports),
         "checkpoints": [_checkpoint(report) for report in reports],
     }
 

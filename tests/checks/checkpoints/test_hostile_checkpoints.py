@@ -144,7 +144,7 @@ def test_nothing_is_left_behind(variables: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options) or "untrusted")
-def test_the_report_is_harmless_and_the_gravest_code_decides(checked: Checked, options: tuple[str, ...]) -> None:
+def test_the_report_is_harmless_and_the_most_severe_code_decides(checked: Checked, options: tuple[str, ...]) -> None:
     ended = checked[0][options]
     assert_harmless(ended)
     assert ended.stderr == ""
