@@ -48,7 +48,7 @@ def with_origins(
     first_seen = False
     layers = {row.layer for row in rows}
     depth = 0
-    for row in rows:
+    for at, row in enumerate(rows):
         depth += sizes.get(row.layer, 1)
         limit = rounding_limit(eps, depth)
         single = rounding_limit(eps, sizes.get(row.layer, 1))
@@ -57,7 +57,7 @@ def with_origins(
         if not first_seen and exceeds(total, limit):
             first_seen = True
             if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.input_relative_l2, limit):
-                first_differences.append(_first(row, limit, total or 0.0, layers))
+                first_differences.append(_first(rows[at:], limit, total or 0.0, layers))
         judged.append(replace(row, limit=limit, origin=origin))
     if any(row.added is not None for row in rows):
         first_differences = _of_single_layers(judged, first_differences, eps, sizes)
@@ -80,15 +80,25 @@ def _origin(row: DifferenceRow, total: float | None, limit: float, single: float
     return origin
 
 
-def _first(row: DifferenceRow, limit: float, total: float, layers: set[str]) -> FirstDifference:
-    """Return where the first difference begins: in the layer, or before it in the code of the module around it."""
+def _first(rows: Sequence[DifferenceRow], limit: float, total: float, layers: set[str]) -> FirstDifference:
+    """Return where the difference begins that the first of these rows shows.
+
+    That is its layer if the layer's inputs agree, else the code of the nearest module around it whose inputs do: a
+    container that is called with a difference only passes it on.
+    """
+    row = rows[0]
     if not exceeds(row.input_relative_l2, limit):
         return FirstDifference(row.layer, row.label, _has_parts(row.layer, layers), total)
     owner, colon, _ = row.layer.partition(":")
-    around = owner.removeprefix("(model)") if colon else owner.rpartition(".")[0]
-    while around and around not in layers:
-        around = around.rpartition(".")[0]
+    around = owner.removeprefix("(model)") if colon else _around(row.layer)
+    calls = {each.layer: each for each in reversed(rows)}  # a module around the row finishes after it
+    while around and not (around in calls and not exceeds(calls[around].input_relative_l2, limit)):
+        around = _around(around)
     return FirstDifference(around, row.label, in_own_code=True, relative_l2=total)
+
+
+def _around(layer: str) -> str:
+    return layer.rpartition(".")[0]
 
 
 def _has_parts(layer: str, layers: set[str]) -> bool:

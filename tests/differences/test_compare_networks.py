@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.torch
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
+from torchvision.models import VisionTransformer
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
@@ -191,6 +193,61 @@ def test_a_difference_between_layers_is_the_module_around_them() -> None:
     )
     (first,) = result.first_differences
     assert (first.layer, first.row, first.in_own_code) == ("0", "0.second", True)
+
+
+class BeforeAContainer(nn.Module):
+    """Adds a parameter before it calls a container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.position = nn.Linear(8, 8), nn.Parameter(torch.zeros(8))
+        self.body, self.fc = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: Tensor = self.fc(self.body(self.stem(x) + self.position))
+        return values
+
+
+def timm_vit() -> nn.Module:
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+    return timm.create_model("vit_tiny_patch16_224", **options)
+
+
+def torchvision_vit() -> nn.Module:
+    network = VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=3)
+    nn.init.normal_(network.heads[0].weight)
+    return network
+
+
+@pytest.mark.parametrize("shadow", [False, True], ids=["", "shadow"])
+@pytest.mark.parametrize(
+    ("make", "parameter", "layer"),
+    [
+        (BeforeAContainer, "position", ""),
+        (
+            lambda: nn.Sequential(nn.Linear(8, 8), nn.Sequential(BeforeAContainer()), nn.Linear(8, 2)),
+            "1.0.position",
+            "1.0",
+        ),
+        (timm_vit, "pos_embed", ""),
+        (timm_vit, "cls_token", ""),
+        (torchvision_vit, "class_token", ""),
+        (torchvision_vit, "encoder.pos_embedding", "encoder"),
+    ],
+)
+def test_code_before_a_container_is_that_of_the_module_around_it(
+    make: Callable[[], nn.Module], parameter: str, layer: str, shadow: bool
+) -> None:
+    torch.manual_seed(0)
+    one = make().eval()
+    other = copy.deepcopy(one)
+    with torch.no_grad():
+        values = other.get_parameter(parameter)
+        values += torch.randn(values.shape)
+    x = torch.randn(2, 3, 32, 32) if hasattr(one, "patch_embed") or hasattr(one, "conv_proj") else torch.randn(2, 8)
+    (first,) = hookscope.diff(one, other, x, batch_axis=0, shadow=shadow).first_differences
+    assert (first.layer, first.in_own_code) == (layer, True)
 
 
 def test_operations_name_the_line_itself() -> None:
