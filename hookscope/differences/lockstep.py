@@ -35,6 +35,7 @@ class Row:
     Attributes:
         sums: By pair of networks: (0, 1) is A and B; 2 is the reference.
         inputs: Sums of A and B for each input tensor of the layer; () if they cannot be compared.
+        input_shapes_differ: Whether an input tensor has another shape in B.
         added: Sums of A's output and the output of B's layer on A's input.
         coarser: The coarser floating dtype of A and B.
         note: Why there are no sums of A and B, or no `added`.
@@ -42,13 +43,16 @@ class Row:
 
     sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
     inputs: tuple[Sums, ...] = ()
+    input_shapes_differ: bool = False
     added: Sums | None = None
     coarser: torch.dtype = torch.float32
     note: str = ""
 
     @property
     def input_relative_l2(self) -> float | None:
-        """The largest relative L2 difference of any input; None without inputs."""
+        """The largest relative L2 difference of any input, infinite where shapes differ; None without inputs."""
+        if self.input_shapes_differ:
+            return math.inf
         values = [each.relative_l2 for each in self.inputs]
         return None if not values else math.nan if any(map(math.isnan, values)) else max(values)
 
@@ -62,6 +66,7 @@ class Row:
                 each.merge(more)
         else:
             self.inputs = ()
+        self.input_shapes_differ |= other.input_shapes_differ
         if other.added is not None:
             self.added = self.added or Sums()
             self.added.merge(other.added)
@@ -293,6 +298,7 @@ class Lockstep:
             found = [self._sums((0, 1), one, other) for one, other in zip(a.inputs, b.inputs, strict=True)]
             known = tuple(each for each in found if each is not None)
             row.inputs = known if len(known) == len(found) else ()
+            row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
         if self.shadows:
             self._shadow(row, key, a, b)
         if not self._first_input and (0, 1) in row.sums and self.networks[0].has_rows(a.layer):
@@ -338,6 +344,12 @@ class Lockstep:
             row.added = row.added or Sums()
             with torch.no_grad():
                 row.added.add(a.tensor, other)
+
+
+def _shapes_differ(a: TensorVersion, b: TensorVersion) -> bool:
+    if a.tensor is None or b.tensor is None or a.tensor.is_nested or b.tensor.is_nested:
+        return False
+    return a.tensor.shape != b.tensor.shape
 
 
 @contextmanager

@@ -52,6 +52,8 @@ def answer(result: Differences) -> list[str]:
         sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
     if not begins:
         sentences += [*_gradients(result), _small(result)]
+    elif begins[0].gone_at:
+        sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
     else:
         sentences += [*([growth] if (growth := _growth(result)) else []), *_gradients(result)]
     sentences += map(_output, result.outputs)
@@ -115,6 +117,10 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     row = next((each for each in result.rows if each.label == first.row), None)
     kind = f" ({row.kind})" if row is not None and row.layer == first.layer else ""
     amount = f"relative L2 {number_text(first.relative_l2, 3)}"
+    if first.relative_l2 is None and row is not None:
+        amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
+    if first.gone_at:
+        return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
     if result.way != "lockstep":  # what a layer was given is not known
         return f"The difference first shows at {name}{kind}: {amount}.{_called_alone(_owner(first.layer), result)}"
     begins = "First difference in" if is_first else "Another difference in"

@@ -79,7 +79,8 @@ class DifferenceRow:
         matched: How the pair was found.
         shape: Of A's output in the first batch.
         measures: None where the two cannot be compared; `note` says why.
-        input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; None if it is not known.
+        input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; infinite where the shapes of
+            one differ, None if it is not known.
         added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
             without `--shadow`.
         error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.
@@ -189,13 +190,15 @@ class FirstDifference:
         layer: Dotted name in A of the module that it begins in; "" is the whole model.
         row: Label of the first row that shows it.
         in_own_code: Whether it arises in the module's own forward code, between the modules that it calls.
-        relative_l2: Of that row.
+        relative_l2: Of that row; None where its shapes differ.
+        gone_at: Label of the row that takes the difference and whose output agrees again; "" where it stays.
     """
 
     layer: str
     row: str
     in_own_code: bool
-    relative_l2: float
+    relative_l2: float | None
+    gone_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,8 @@ class Differences(Shown):
         unmatched: Rows, and for `way` "weights" tensors, of either side that have no partner.
         outputs: The networks' outputs, compared; () for weights alone.
         weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
-        first_differences: Where differences begin; without `--shadow` the first alone, which is certain.
+        first_differences: Where differences begin, in A's order of execution, those that are gone again last: layers
+            that are given the same and return something else, and with `--shadow` all that add a difference.
         first_gradient_difference: Label of the gradient that is the first in the backward pass to differ beyond
             rounding; "" without one, and where activations differ, which explains it.
         maps: A-B of the first input, for the rows where differences begin and the largest, twelve at most.

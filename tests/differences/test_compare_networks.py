@@ -22,10 +22,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision.models import VisionTransformer
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.render.differences_text import answer
 from tests.networks import BY_HAND, batch_of
 
 
@@ -248,6 +250,94 @@ def test_code_before_a_container_is_that_of_the_module_around_it(
     x = torch.randn(2, 3, 32, 32) if hasattr(one, "patch_embed") or hasattr(one, "conv_proj") else torch.randn(2, 8)
     (first,) = hookscope.diff(one, other, x, batch_axis=0, shadow=shadow).first_differences
     assert (first.layer, first.in_own_code) == (layer, True)
+
+
+class Padding(nn.Module):
+    """Pads its input, and cuts its output."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.width, self.first, self.second = width, nn.Conv1d(2, 2, 1), nn.Conv1d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: Tensor = self.second(F.relu(self.first(F.pad(x, (0, self.width)))))[..., :8]
+        return values * 2 if self.width > 20 else values
+
+
+@pytest.mark.parametrize("wider", [20, 40], ids=["equal in the end", "another output"])
+def test_a_shape_that_differs_is_a_difference(wider: int) -> None:
+    x = torch.randn(2, 2, 8)
+    result = hookscope.diff(Padding(4), Padding(4 + wider), x)
+    (first,) = result.first_differences
+    assert (first.layer, first.row, first.in_own_code, first.relative_l2) == ("", "first", True, None)
+    assert "first is the first to show it, shapes differ, 2x2x12 in A and" in answer(result)[0]
+    (first, *_) = hookscope.diff(Padding(4), Padding(4 + wider), x, ops=True).first_differences
+    assert (first.layer, first.relative_l2) == ("(model):pad", None)
+    one, other = (
+        nn.Sequential(nn.Conv1d(2, 3, 1), nn.Conv1d(3, 2, 3, padding=width), nn.Flatten()) for width in (1, 2)
+    )
+    other.load_state_dict(one.state_dict())
+    result = hookscope.diff(one, other, x, layer="*")
+    assert [each.layer for each in result.first_differences] == ["1"]
+    assert (
+        answer(result)[0]
+        == "First difference in 1 (Conv1d): shapes differ, 2x2x8 in A and 2x2x10 in B, its inputs are equal."
+    )
+
+
+def folded(network: nn.Sequential) -> nn.Sequential:
+    """Return a copy whose first BatchNorm is folded into the convolution before it."""
+    other = copy.deepcopy(network)
+    other[0] = fuse_conv_bn_eval(other[0], other[1])
+    other[1] = nn.Identity()
+    return other
+
+
+@pytest.mark.parametrize("shadow", [False, True], ids=["", "shadow"])
+def test_a_difference_that_is_gone_again_does_not_hide_one_behind_it(shadow: bool) -> None:
+    torch.manual_seed(0)
+    parts = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3))
+    network = nn.Sequential(*parts).eval()
+    network[1].running_var.mul_(3)
+    network[1].running_mean.add_(1)
+    x = torch.randn(2, 3, 12, 12)
+    result = hookscope.diff(network, folded(network), x, shadow=shadow)
+    assert [(each.layer, each.gone_at) for each in result.first_differences][:1] == [("0", "1")]
+    assert all(each.gone_at == "1" for each in result.first_differences)
+    first, *_, second, _ = answer(result)
+    assert first.startswith("0 (Conv2d) differs, relative L2")
+    assert first.endswith("but the difference is gone at 1.")
+    assert second == "All other rows differ no more than rounding explains."
+    other = folded(network)
+    with torch.no_grad():
+        other[3].weight *= 1.01
+        other[3].bias *= 1.01
+    result = hookscope.diff(network, other, x, shadow=shadow)
+    assert [(each.layer, each.gone_at) for each in result.first_differences][:2] == [("3", ""), ("0", "1")]
+    assert answer(result)[0].startswith("First difference in 3 (Conv2d): relative L2 0.0100")
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+        self.right, self.fc = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: Tensor = self.fc(torch.cat([self.left(x), self.right(x)], 1))
+        return values
+
+
+def test_layers_that_are_given_the_same_on_separate_branches_are_both_named() -> None:
+    one, other = Branches(), Branches()
+    with torch.no_grad():
+        for name in ("left.0.weight", "right.0.bias", "fc.bias"):
+            other.get_parameter(name).add_(1)
+    result = hookscope.diff(one, other, torch.randn(3, 6))
+    assert [each.layer for each in result.first_differences] == ["left.0", "right.0"]
+    assert [each.gone_at for each in result.first_differences] == ["", ""]
 
 
 def test_operations_name_the_line_itself() -> None:
