@@ -98,8 +98,8 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
     if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.input_relative_l2, row.limit):
         begins.append(_first(rows, differing[0]))
     later = [rows[at] for at in differing[1:] if rows[at].added is None and _has_equal_inputs(rows[at])]
-    unknown = [rows[at].layer for at in differing if rows[at].input_relative_l2 is None]
-    inside = {*(each.layer for each in (*begins, *later)), *unknown}
+    inside = {each.layer for each in begins} | {each.layer for each in later}
+    inside |= {rows[at].layer for at in differing if rows[at].input_relative_l2 is None}
     layers = {each.layer for each in rows}
     for row in later:
         if not any(_is_inside(layer, row.layer) for layer in inside):

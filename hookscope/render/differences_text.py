@@ -10,8 +10,17 @@ from rich.text import Text
 
 from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
 from hookscope.render.terminal import note_lines
-from hookscope.render.weights_text import MATCHES, gradients_answer, weights_answer, weights_table, without_gradients
+from hookscope.render.weights_text import (
+    MATCHES,
+    gradients_answer,
+    nonfinite_remarks,
+    nonfinite_text,
+    weights_answer,
+    weights_table,
+    without_gradients,
+)
 from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.comparison import Prediction
 from hookscope.results.differences import DifferenceRow, Differences, Exceeded, FirstDifference, OutputDifference, Side
 from hookscope.results.findings import Finding
 from hookscope.text import counted, printable, shape_text
@@ -119,6 +128,10 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     amount = f"relative L2 {number_text(first.relative_l2, 3)}"
     if first.relative_l2 is None and row is not None:
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
+    elif row is not None and row.measures is not None and row.measures.nonfinite is not None:
+        later = [each for each in result.rows if each.measures is not None and each.index > row.index]
+        from_here = later and all(each.measures and each.measures.nonfinite for each in later)
+        amount = nonfinite_text(row.measures.nonfinite, " from there on" if from_here else "")
     if first.gone_at:
         return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
     if result.way != "lockstep":  # what a layer was given is not known
@@ -181,25 +194,42 @@ def _growth(result: Differences) -> str:
     if len(later) < 2:
         return ""
     known = [each for each in later if not math.isnan(each[0])]
-    if len(known) < len(later):
-        return f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side alone."
-    most, last = max(known), known[-1]
-    grown = f"It is largest at {most[1]}, {number_text(most[0], 3)}"
-    return f"{grown}." if most == last else f"{grown}, and {number_text(last[0], 3)} at {last[1]}, the last row."
+    sentences = []
+    if known:
+        most, last = max(known), known[-1]
+        grown = f"It is largest at {most[1]}, {number_text(most[0], 3)}"
+        is_last = last == later[-1] and most != last
+        sentences.append(
+            f"{grown}, and {number_text(last[0], 3)} at {last[1]}, the last row." if is_last else f"{grown}."
+        )
+    broken = [row for row in rows[start:] if row.measures and row.measures.nonfinite]
+    if len(known) < len(later) and (not broken or broken[0].label != result.first_differences[0].row):
+        first = f": at {broken[0].label} {_nonfinite(broken[0])}" if broken else ""
+        sentences.append(f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side alone{first}.")
+    return " ".join(sentences)
+
+
+def _nonfinite(row: DifferenceRow) -> str:
+    return nonfinite_text(row.measures.nonfinite) if row.measures and row.measures.nonfinite else ""
 
 
 def _output(output: OutputDifference) -> str:
     name = f"Output {output.slot}" if output.slot else "Output"
     if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
-    parts = [] if output.measures is None else [f"relative L2 {number_text(output.measures.relative_l2, 3)}"]
+    parts = []
+    if output.measures is not None and output.measures.nonfinite is not None:
+        parts.append(nonfinite_text(output.measures.nonfinite))
+    elif output.measures is not None:
+        parts.append(f"relative L2 {number_text(output.measures.relative_l2, 3)}")
     if output.measures is not None and output.measures.max_abs:
-        parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}")
+        others = " elsewhere" if output.measures.nonfinite else ""
+        parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}{others}")
     if output.top1 is not None:
         parts.insert(0, _best_classes(output.top1, output.input_count))
     if output.top5 is not None:
         parts.insert(1, f"{output.top5:.0%} of the five best in common")
-    if output.kl is not None:
+    if output.kl is not None and not math.isnan(output.kl):
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
     return f"{name}: {', '.join(parts)}."
 
@@ -226,8 +256,14 @@ def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]
         changed = [pair for pair in pairs if pair[0].class_indices[:1] != pair[1].class_indices[:1]]
         for one, other in changed if full else changed[:_MOST_INPUTS]:
             name = PurePath(result.inputs[one.input_index].name).name
-            before, after = (classes_text(each.classes[:_FEW_CLASSES]) for each in (one, other))
+            before, after = (_classes(each) for each in (one, other))
             yield safe_line(f"{name}: {before} → {after}", overflow="fold")
+
+
+def _classes(prediction: Prediction) -> str:
+    if any(map(math.isnan, prediction.probabilities)):
+        return "scores that are NaN"
+    return classes_text(prediction.classes[:_FEW_CLASSES])
 
 
 def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
@@ -297,7 +333,7 @@ def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
         parts.append(f"{row.dtype} / {row.dtype_b}")
     if row.channel is not None:
         parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
-    return "; ".join([*parts, row.note] if row.note else parts)
+    return "; ".join([*parts, *nonfinite_remarks(row.measures), *([row.note] if row.note else [])])
 
 
 def _unmatched(result: Differences, *, full: bool) -> Iterator[RenderableType]:

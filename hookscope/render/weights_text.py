@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 
 from hookscope.render.columns import Column, draw_table, number_text, safe_line
-from hookscope.results.differences import Differences, WeightDifference
+from hookscope.results.differences import Differences, Measures, NonFinite, WeightDifference
 from hookscope.text import are, counted, shape_text
 
 MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
@@ -70,6 +70,24 @@ def weight_columns(rows: Sequence[WeightDifference]) -> list[Column]:
     ]
 
 
+def nonfinite_text(nonfinite: NonFinite, where: str = "") -> str:
+    """Return which side is NaN or infinite where the other is not: "B is NaN (3 of 10 values)"."""
+    parts = []
+    for letter, nan, inf in (("A", nonfinite.nan_a, nonfinite.inf_a), ("B", nonfinite.nan_b, nonfinite.inf_b)):
+        what = " or ".join(name for name, count in (("NaN", nan), ("infinite", inf)) if count)
+        if what:
+            parts.append(f"{letter} is {what}{where} ({nan + inf:,} of {counted(nonfinite.element_count, 'value')})")
+    return " and ".join(parts)
+
+
+def nonfinite_remarks(measures: Measures | None) -> list[str]:
+    """Return a remark about a row some values of which are not measured; none about others."""
+    if measures is None or measures.nonfinite is None:
+        return []
+    left_out = "; measured without them" if measures.max_abs is not None else ""
+    return [f"{nonfinite_text(measures.nonfinite)}{left_out}"]
+
+
 def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
     return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
 
@@ -81,7 +99,7 @@ def _either(one: str, other: str) -> str:
 def _remarks(row: WeightDifference) -> str:
     parts = [f"B: {row.name_b}"] if row.name_b != row.name and row.matched != "prefix" else []
     parts += [MATCHES[row.matched]] if row.matched in MATCHES else []
-    parts += ["cannot be compared"] if row.measures is None else []
+    parts += ["cannot be compared"] if row.measures is None else nonfinite_remarks(row.measures)
     return "; ".join(parts)
 
 

@@ -26,20 +26,37 @@ Origin = Literal["equal", "rounding", "begins", "passed on", "unclear"]
 
 
 @dataclass(frozen=True, slots=True)
+class NonFinite:
+    """Elements that are NaN or infinite in A or B, and not the same in the other.
+
+    Attributes:
+        nan_a: Those that are NaN in A; `inf_a` those that are infinite there, `nan_b` and `inf_b` those of B.
+        element_count: All elements.
+    """
+
+    nan_a: int
+    inf_a: int
+    nan_b: int
+    inf_b: int
+    element_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measures:
     """How far tensor B is from tensor A, over all inputs of the run.
 
     Attributes:
         relative_l2: L2 norm of A-B over that of A; infinite where A is 0 and B is not, NaN where a value of A or B that
             is not finite has no equal on the other side.
-        cosine: Of the angle between A and B; None where one is 0 or it is not known.
-        max_abs: Largest magnitude of A-B; None if it is not known.
+        cosine: Of the angle between A and B, where both are finite; None where one is 0 or it is not known.
+        max_abs: Largest magnitude of A-B, where it is finite; None if it is not known.
         max_at: Its place: the input's position in the run, then the place in its tensor; of a tensor without a batch
             axis the place alone; None if it is not known.
         ulps: `max_abs` in units of the last place of A's value there, in the coarser dtype of the two; None if that is
             no floating dtype or not known.
         unequal_fraction: Share of elements that differ at all; None if it is not known.
         standard_error: Of `relative_l2` where it is estimated from sketches; None where it is exact.
+        nonfinite: Elements that the measures leave out; None without any. Then `relative_l2` is NaN.
     """
 
     relative_l2: float
@@ -49,6 +66,7 @@ class Measures:
     ulps: float | None = None
     unequal_fraction: float | None = None
     standard_error: float | None = None
+    nonfinite: NonFinite | None = None
 
     @property
     def sqnr_db(self) -> float:
@@ -146,7 +164,8 @@ class OutputDifference:
         top1: Inputs whose best class is the same; None where the output is not one row of class scores for each input.
         top5: Mean share of A's five best classes that are among B's five best, 0-1; None as for `top1`, or below 5
             classes.
-        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; None as for `top1`.
+        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; NaN if an input has
+            none on one side alone, None as for `top1`.
         predictions: Best classes by A and by B; () where the classes are not known.
     """
 

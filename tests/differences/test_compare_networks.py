@@ -28,6 +28,7 @@ from torchvision.models import VisionTransformer
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.render.differences_text import answer
+from hookscope.results.differences import NonFinite
 from tests.networks import BY_HAND, batch_of
 
 
@@ -338,6 +339,47 @@ def test_layers_that_are_given_the_same_on_separate_branches_are_both_named() ->
     result = hookscope.diff(one, other, torch.randn(3, 6))
     assert [each.layer for each in result.first_differences] == ["left.0", "right.0"]
     assert [each.gone_at for each in result.first_differences] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said", "counts"),
+    [
+        ({"2.0.weight": math.nan}, "B is NaN from there on (144 of 432 values)", (0, 0, 144, 0)),
+        ({"2.0.bias": -math.inf}, "B is infinite (144 of 432 values)", (0, 0, 0, 144)),
+        ({"2.0.bias": math.nan, "2.0.weight": math.nan}, "B is NaN from there on (144 of 432 values)", (0, 0, 144, 0)),
+    ],
+    ids=["NaN", "infinite", "both"],
+)
+def test_values_that_are_not_finite_are_counted_and_left_out(
+    spoil: dict[str, float], said: str, counts: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    parts = (
+        nn.Conv2d(3, 4, 3),
+        nn.Sequential(nn.Conv2d(4, 3, 3, padding=1), nn.ReLU()),
+        nn.Flatten(),
+        nn.Linear(432, 5),
+    )
+    network = nn.Sequential(parts[0], nn.ReLU(), *parts[1:]).eval()
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        for name, value in spoil.items():
+            other.get_parameter(name)[1].flatten()[0] = value
+    x = torch.randn(1, 3, 14, 14)
+    result = hookscope.diff(network, other, x)
+    measures = result["2.0"].measures
+    assert measures is not None
+    assert measures.nonfinite == NonFinite(*counts, 432)
+    assert (measures.max_abs, measures.ulps) == (None, None)
+    assert answer(result)[0] == f"First difference in 2.0 (Conv2d): {said}, its inputs are equal."
+    assert "nan" not in " ".join(answer(result))
+    with torch.no_grad():
+        other.get_parameter("2.0.bias")[2] += 1
+    measures = hookscope.diff(network, other, x)["2.0"].measures
+    assert measures is not None
+    assert (measures.max_abs, measures.nonfinite) == (pytest.approx(1), NonFinite(*counts, 432))
+    for condition in ("max>5", "ulps>1e30", "rel>1", "2.0:cosine<0.1"):
+        assert hookscope.diff(network, other, x, fail_over=condition).exceeded
 
 
 def test_operations_name_the_line_itself() -> None:
