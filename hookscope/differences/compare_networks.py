@@ -12,7 +12,13 @@ import torch
 from hookscope.differences.alignment import CallKey, Pairing, align, match_names
 from hookscope.differences.compare_gradients import Differentiated, Forward, GradientDifferences, compare_gradients
 from hookscope.differences.compare_outputs import Outputs
-from hookscope.differences.compared_networks import compiled_notes, different_inputs, in_float64, separate
+from hookscope.differences.compared_networks import (
+    compiled_notes,
+    different_inputs,
+    in_float64,
+    separate,
+    training_notes,
+)
 from hookscope.differences.difference_maps import KeptMaps
 from hookscope.differences.first_differences import with_origins
 from hookscope.differences.hooked_network import (
@@ -257,6 +263,7 @@ def compare_networks(
         notes=_without_repeats(
             *a.notes,
             *b.notes,
+            *training_notes(session.loaded, other, options_b.mode),
             *compiled_notes(session.loaded, other, compiles=options_b.compiles),
             *([compiled.note()] if compiled else []),
             *networks[_B].edits.notes(),

@@ -382,6 +382,23 @@ def test_values_that_are_not_finite_are_counted_and_left_out(
         assert hookscope.diff(network, other, x, fail_over=condition).exceeded
 
 
+def test_modules_that_were_in_training_mode_are_noted() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Dropout()), nn.Linear(4, 2)).eval()
+    other = copy.deepcopy(network)
+    x = torch.randn(3, 4)
+    assert hookscope.diff(network, other, x).notes == ()
+    other[1].train()
+    result = hookscope.diff(network, other, x)
+    note = "B was in training mode at 1, and runs in eval mode here, unless --mode-b train is given."
+    assert (result.first_differences, result.notes) == ((), (note,))
+    assert hookscope.diff(network, other, x, mode_b="train").notes == ()
+    network.train()
+    found = hookscope.diff(network, other, x).notes
+    assert found == ("A was in training mode, and runs in eval mode here.", note)
+    assert hookscope.diff(network, other.train(), x).notes == ()
+    assert (network.training, other[1].training) == (True, True)
+
+
 def test_operations_name_the_line_itself() -> None:
     result = hookscope.diff(Functional(1.0), Functional(0.5), torch.randn(3, 6), ops=True)
     assert result.first_differences[0].layer == "(model):mul"
