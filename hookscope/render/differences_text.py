@@ -12,6 +12,7 @@ from hookscope.render.columns import Column, classes_text, draw_table, number_te
 from hookscope.render.terminal import note_lines
 from hookscope.render.weights_text import (
     MATCHES,
+    different_networks,
     gradients_answer,
     nonfinite_remarks,
     nonfinite_text,
@@ -56,7 +57,8 @@ def differences_summary(result: Differences, *, width: int, full: bool = False) 
 def answer(result: Differences) -> list[str]:
     """Return in sentences where the difference begins, how it grows, and what it does to the output."""
     begins = result.first_differences
-    sentences = [_begins(each, result, is_first=not at) for at, each in enumerate(begins[:_MOST_FIRST])]
+    sentences = [*different_networks(result)]
+    sentences += [_begins(each, result, is_first=not at) for at, each in enumerate(begins[:_MOST_FIRST])]
     if len(begins) > _MOST_FIRST:
         sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
     if not begins:

@@ -19,6 +19,7 @@ def weights_answer(result: Differences) -> Iterator[str]:
     """Yield in sentences how many tensors differ, which most, and other differences."""
     rows = result.weights
     changed = [row for row in rows if differs(row)]
+    yield from different_networks(result)
     if not changed:
         yield f"A and B hold the same values, bit for bit, in {counted(len(rows), 'tensor')}."
     else:
@@ -37,6 +38,18 @@ def weights_answer(result: Differences) -> Iterator[str]:
     alone = sorted(Counter(each.side for each in result.unmatched).items())
     if alone:
         yield f"Without a partner: {', '.join(f'{count:,} of {side}' for side, count in alone)}."
+
+
+def different_networks(result: Differences) -> Iterator[str]:
+    """Yield that A and B are different networks if fewer than half of the rows of the smaller one have a partner."""
+    what = "tensor" if result.way == "weights" else "row"
+    pairs = result.weights if result.way == "weights" else result.rows
+    of_a, of_b = (len(pairs) + sum(each.side == side for each in result.unmatched) for side in ("A", "B"))
+    if 2 * len(pairs) < min(of_a, of_b):
+        by_order = sum(row.matched == "order" for row in pairs)
+        alone = f", {by_order:,} of them by order and shapes alone" if by_order else ""
+        pairing = f"{counted(of_a, what)} in A and {of_b:,} in B make {counted(len(pairs), 'pair')}{alone}"
+        yield f"A and B are different networks: {pairing}."
 
 
 def differs(row: WeightDifference) -> bool:
