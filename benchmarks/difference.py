@@ -116,8 +116,8 @@ def _places(model: nn.Module) -> list[str]:
 
 def _hookscope(model: nn.Module, other: nn.Module, picture: Tensor) -> First:
     def compare() -> str | None:
-        births = hookscope.diff(model, other, picture).births
-        return births[0].layer if births else None
+        found = hookscope.diff(model, other, picture).first_differences
+        return found[0].layer if found else None
 
     return compare
 

@@ -21,10 +21,10 @@ from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.comparison import Prediction
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
 from hookscope.results.differences import (
-    Birth,
     DifferenceRow,
     Differences,
     Exceeded,
+    FirstDifference,
     Measures,
     OutputDifference,
     WeightDifference,
@@ -52,7 +52,15 @@ _PLAIN: Mapping[object, Schema] = {
     type(None): {"type": "null"},
     Any: {},
 }
-_DIFF = ("a", "b", "way", "births", "outputs", "exceeded", "reference")  # what `run.json` has of a result of `diff`
+_DIFF = (
+    "a",
+    "b",
+    "way",
+    "first_differences",
+    "outputs",
+    "exceeded",
+    "reference",
+)  # what `run.json` has of a result of `diff`
 _DESCRIBED = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -232,7 +240,10 @@ def _model() -> dict[str, Schema]:
 _SPECIAL: Mapping[Any, Callable[[], dict[str, Schema]]] = {
     Accuracy: _accuracy,
     AttributionMap: _map,
-    **{each: partial(_extended, each) for each in (Birth, DifferenceRow, Exceeded, OutputDifference, WeightDifference)},
+    **{
+        each: partial(_extended, each)
+        for each in (DifferenceRow, Exceeded, FirstDifference, OutputDifference, WeightDifference)
+    },
     LossRecord: _loss,
     Measures: _measures,
     ModelInfo: _model,

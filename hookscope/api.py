@@ -16,9 +16,9 @@ from hookscope.text import printable
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hookscope.differences.running import Ways
-    from hookscope.differences.sides import WeightOptions
-    from hookscope.differences.weights import Weights
+    from hookscope.differences.compare_networks import RunOptions
+    from hookscope.differences.compare_weights import Weights
+    from hookscope.differences.compared_networks import WeightOptions
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import Images, OnError, OnProgress
     from hookscope.models import Classes, FileOptions, LoadedModel
@@ -349,7 +349,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     Raises:
         HookscopeError: As for `activations`; `UsageError` also if a layer or the network cannot be explained.
     """
-    from hookscope.attribution.running import run_attribution
+    from hookscope.attribution.run_attribution import run_attribution
     from hookscope.inspection.session import open_session
     from hookscope.models import with_classes
 
@@ -431,7 +431,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
 
         >>> import hookscope
         >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_conv_stem:output:scale(1.1)")
-        >>> result.births[0].layer
+        >>> result.first_differences[0].layer
         '_conv_stem'
 
     Both run side by side, and only the current layer is held. Modules are left as they were, where they are. Arguments
@@ -446,8 +446,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
         reference: "float64": also run A's weights in float64, and measure the error of each side.
         shadow: Also run each layer of B on A's input, which shows what the layer itself adds to the difference.
         grads: Also run both backward, batch by batch, and compare the gradients of outputs, and those of parameters
-            summed over batches; `gradient_births` of the result says where their differences begin. The gradients of
-            all inputs and outputs of layers over a batch are held, on both sides.
+            summed over batches. `first_gradient_difference` of the result is the first row of them to differ in the
+            backward pass. The gradients of all inputs and outputs of layers over a batch are held, on both sides.
         loss: As for `grads`, and so is `target`; None for "projection". Without a target each side takes its own.
         output_key: Which of several outputs is compared, and differentiated; None for all.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
@@ -461,13 +461,13 @@ def diff(  # noqa: D417 - those of `activations` are described there
         edit_b: Changes to inputs or outputs of B's layers: "layer3:output:zero(channels=3)".
 
     Returns:
-        The differences: `result["layer3.0.conv1"]` is a row, `result.births` says where differences begin.
+        The differences: `result["layer3.0.conv1"]` is a row, `result.first_differences` says where differences begin.
 
     Raises:
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
     """
-    from hookscope.differences.running import run_diff
-    from hookscope.differences.sides import weight_options
+    from hookscope.differences.compare_networks import compare_networks
+    from hookscope.differences.compared_networks import weight_options
     from hookscope.inspection.device import choose_device
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.models import with_classes
@@ -528,10 +528,10 @@ def diff(  # noqa: D417 - those of `activations` are described there
         seed=seed,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
-    return run_diff(
+    return compare_networks(
         session,
         with_classes(other, classes),
-        ways_b=_ways(mode_b, autocast_b, threads_b, _texts(edit_b), compiled=compile_b),
+        options_b=_run_options(mode_b, autocast_b, threads_b, _texts(edit_b), compiles=compile_b),
         layers=_texts(layer),
         ops=ops,
         reference=reference is not None,
@@ -781,7 +781,7 @@ def _load(
 
 
 def _compared_runs(a: Model, b: Model, **conditions: Any) -> Differences:
-    from hookscope.differences.stored import compare_runs
+    from hookscope.differences.compare_runs import compare_runs
 
     for each in (a, b):
         if not isinstance(each, str | Path) or not Path(each).is_dir():
@@ -797,27 +797,27 @@ def _compared_weights(
     seed: int,
     **conditions: Any,
 ) -> Differences:
-    from hookscope.differences.weights import compare_weights
+    from hookscope.differences.compare_weights import compare_weights
 
     weights_a, weights_b = (_weights(model, options, model_arg, seed) for model, options in (a, b))
     return compare_weights(weights_a, weights_b, **conditions)
 
 
-def _ways(
+def _run_options(
     mode: Literal["eval", "train"],
     autocast: Literal["bfloat16", "float16"] | None,
     threads: int | None,
     edits: Sequence[Any],
     *,
-    compiled: bool,
-) -> Ways:
+    compiles: bool,
+) -> RunOptions:
     """Return how B runs, with what differs from A in words."""
-    from hookscope.differences.running import Ways
+    from hookscope.differences.compare_networks import RunOptions
 
-    words = [] if autocast is None else [f"autocast to {autocast}"]
-    words += ["train mode"] * (mode == "train") + ([] if threads is None else [f"threads: {threads}"])
-    words += [f"edit {each}" for each in edits] + ["compiled"] * compiled
-    return Ways(mode, autocast, threads, edits, compiled, tuple(words))
+    texts = [] if autocast is None else [f"autocast to {autocast}"]
+    texts += ["train mode"] * (mode == "train") + ([] if threads is None else [f"threads: {threads}"])
+    texts += [f"edit {each}" for each in edits] + ["compiled"] * compiles
+    return RunOptions(mode, autocast, threads, edits, compiles, tuple(texts))
 
 
 def _refuse(given: Mapping[str, Any], reason: str) -> None:
@@ -829,7 +829,7 @@ def _refuse(given: Mapping[str, Any], reason: str) -> None:
 
 def _weights(model: Model, options: WeightOptions, model_arg: Texts | Mapping[str, Any], seed: int) -> Weights:
     """Return the weights of a model; of a weights file those in it, whatever network they are for."""
-    from hookscope.differences.weights import read_weights, weights_of
+    from hookscope.differences.compare_weights import read_weights, weights_of
     from hookscope.models import parse_model
 
     if not isinstance(model, str | Path):

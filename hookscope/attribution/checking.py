@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.attribution.explaining import Explained, explain_again, resized
-from hookscope.attribution.looking import LayerLook
+from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, model_errors
+from hookscope.attribution.map_layers import MapLayers
 from hookscope.attribution.padding import paddings
-from hookscope.attribution.passes import ModelRaisedError, Passes, model_errors
 from hookscope.attribution.pixels import COMPLETENESS_LIMIT
 from hookscope.attribution.sanity import (
     Map,
@@ -64,7 +64,7 @@ class Checking:
     _gap: float | None = None
     _began: bool = False
 
-    def add(self, looking: LayerLook, batch: Batch, explained: Explained) -> None:
+    def add(self, map_layers: MapLayers, batch: Batch, explained: Explained) -> None:
         """Check the maps of a batch. The network itself is not run."""
         if explained.gap is not None:
             self._gap = max(explained.gap, self._gap or 0.0)
@@ -74,7 +74,7 @@ class Checking:
         began = time.perf_counter()
         for at, target in enumerate(explained.targets[: 1 if self.sanity == "quick" else None]):
             try:
-                self._check(looking, batch, explained, target, at)
+                self._check(map_layers, batch, explained, target, at)
             except (HookscopeError, ModelRaisedError) as error:
                 self.notes[f"Sanity was not checked for some maps: {error}"] = None
         self.seconds += time.perf_counter() - began
@@ -92,9 +92,9 @@ class Checking:
             checks.append(completeness_check(self._gap, COMPLETENESS_LIMIT))
         return tuple(checks)
 
-    def _check(self, looking: LayerLook, batch: Batch, explained: Explained, target: BatchTarget, at: int) -> None:
+    def _check(self, map_layers: MapLayers, batch: Batch, explained: Explained, target: BatchTarget, at: int) -> None:
         """Check the maps of one target: of all its layers, of the inputs that have it."""
-        passes, network = looking.passes, looking.passes.inspected.network
+        passes, network = map_layers.passes, map_layers.passes.inspected.network
         places = [place for place, each in enumerate(target.targets) if each is not None]
         if not places:
             return
@@ -103,7 +103,7 @@ class Checking:
         def again(other: nn.Module, its_target: BatchTarget) -> list[Map]:
             with preserved(nn.Identity(), self.seed) as state:  # of random numbers alone: `other` is thrown away
                 of_other = replace(passes, state=state)
-                found = explain_again(of_other, other, batch, explained.looked, self.method, [its_target])
+                found = explain_again(of_other, other, batch, explained.layers, self.method, [its_target])
             return _numbers(found.maps[0], places)
 
         is_slow = self.method in _SLOW and self.sanity == "quick"
@@ -131,8 +131,8 @@ class Checking:
                 return probabilities(found, target, self.output_key)
 
             for layer, of_layer in enumerate(explained.maps[at]):
-                if explained.looked and not explained.pixels:
-                    shares = paddings(copied, batch, explained.looked[layer].grid)
+                if explained.layers and not explained.pixels:
+                    shares = paddings(copied, batch, explained.layers[layer].grid)
                     of_layer = resized(of_layer, pictures.shape[2:], shares)[:, 0]  # noqa: PLW2901 - the same maps
                 ranked = deletions(pictures, [each.numpy() for each in of_layer], probability, self.seed)
                 self._add_deletions(ranked[:, places])
@@ -148,7 +148,7 @@ class Checking:
         if likely.any():
             self._deleted.append(found[:, likely])
 
-    def _output(self, passes: Passes, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
+    def _output(self, passes: ForwardBackward, network: nn.Module, batch: Batch, args: tuple[Any, ...]) -> object:
         given = copy_of(replace(batch, args=args))
         with preserved(nn.Identity(), self.seed), torch.no_grad(), model_errors(passes.inspected, "forward"):
             return network(*given.args, **given.kwargs)

@@ -10,12 +10,11 @@ import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor, nn
 
 from hookscope.attribution.cams import CAMS
-from hookscope.attribution.layers import Survey
-from hookscope.attribution.looking import LayerLook, LookedAt, arrived
+from hookscope.attribution.forward_backward import ForwardBackward, model_errors, run_and_differentiate, run_output
+from hookscope.attribution.layer_choice import LayerOutputs
+from hookscope.attribution.map_layers import MapLayer, MapLayers, arrived
 from hookscope.attribution.padding import paddings
-from hookscope.attribution.passes import Passes, look, model_errors, run_output
-from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, map_of
-from hookscope.attribution.question import Question
+from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
 from hookscope.attribution.scores import BatchTarget
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
@@ -33,14 +32,14 @@ class Explained:
     """The maps of one batch.
 
     Attributes:
-        looked: The layers; () for methods that look at the picture itself.
+        layers: The layers; () for methods that look at the picture itself.
         maps: By target, then by layer, (N, h, w), float32 on the CPU; where there is no layer, one.
         pixels: By target, one number for each value of the picture, (N, C, H, W); () for methods of layers alone.
         gap: The greatest `Pixels.gap`.
     """
 
     targets: Sequence[BatchTarget]
-    looked: Sequence[LookedAt]
+    layers: Sequence[MapLayer]
     maps: Sequence[Sequence[Tensor]]
     pixels: Sequence[Sequence[Tensor]] = ()
     unchanged: Mapping[str, str] = field(default_factory=dict)
@@ -48,12 +47,12 @@ class Explained:
     notes: tuple[str, ...] = ()
 
 
-def looks_at_layers(method: str) -> bool:
-    """Tell whether a method needs a layer."""
+def needs_layers(method: str) -> bool:
+    """Return whether a method makes its maps from what layers returned."""
     return method in CAMS or method in _OF_BOTH
 
 
-def explain(looking: LayerLook, batch: Batch, method: Method) -> Explained:
+def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
     """Make the maps of a batch.
 
     Raises:
@@ -61,25 +60,25 @@ def explain(looking: LayerLook, batch: Batch, method: Method) -> Explained:
         NotReachedError: If no layer has a gradient for all its inputs.
         UsageError: If the network, a layer or a target does not go with the method.
     """
-    passes = looking.passes
-    if looks_at_layers(method):
-        targets, looked = looking.look(batch)
+    passes = map_layers.passes
+    if needs_layers(method):
+        targets, layers = map_layers.run(batch)
         if method in CAMS:
-            return Explained(targets, looked, maps_of_layers(method, looked, len(targets)))
-        with looking.paused():
-            return _of_both(passes, passes.inspected.network, batch, method, targets, looked)
+            return Explained(targets, layers, maps_of_layers(method, layers, len(targets)))
+        with map_layers.paused():
+            return _of_both(passes, passes.inspected.network, batch, method, targets, layers)
     with torch.no_grad():
         targets = passes.targets_of(run_output(passes, batch), batch)
     return of_pixels(passes, passes.inspected.network, batch, method, targets)
 
 
-def maps_of_layers(method: str, looked: Iterable[LookedAt], target_count: int) -> list[list[Tensor]]:
+def maps_of_layers(method: str, layers: Iterable[MapLayer], target_count: int) -> list[list[Tensor]]:
     """Return maps by target, then by layer."""
-    return [[_cam(method, each.values, each.gradients[at]) for each in looked] for at in range(target_count)]
+    return [[_cam(method, each.values, each.gradients[at]) for each in layers] for at in range(target_count)]
 
 
 def of_pixels(
-    passes: Passes, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
+    passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
 ) -> Explained:
     """Make maps of the picture itself, of a network like that of the run."""
     found = _pixels(passes, network, batch, method, targets)
@@ -96,10 +95,10 @@ def of_pixels(
 
 
 def explain_again(
-    passes: Passes,
+    passes: ForwardBackward,
     network: nn.Module,
     batch: Batch,
-    looked: Sequence[LookedAt],
+    layers: Sequence[MapLayer],
     method: Method,
     targets: Sequence[BatchTarget],
 ) -> Explained:
@@ -111,19 +110,19 @@ def explain_again(
         ModelRaisedError: If the network raises.
         UsageError: As in `explain`.
     """
-    if not looks_at_layers(method):
+    if not needs_layers(method):
         return of_pixels(passes, network, batch, method, targets)
     modules, _ = module_index(network)
-    names = dict.fromkeys(each.place[0] for each in looked)
+    names = dict.fromkeys(each.place[0] for each in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
-    survey = Survey(passes.survey.prefix, passes.survey.given)
+    outputs = LayerOutputs(passes.outputs.prefix, passes.outputs.given)
     with ExitStack() as hooks:
-        other = Passes(
+        other = ForwardBackward(
             inspected=replace(passes.inspected, network=network, modules=modules),
             targets_of=lambda _output, _batch: list(targets),
             state=passes.state,
-            survey=survey,
-            surveying=hooks.enter_context(capture(network, modules, survey.observe)),
+            outputs=outputs,
+            capturing=hooks.enter_context(capture(network, modules, outputs.observe)),
         )
         watching = capture(
             network,
@@ -133,10 +132,10 @@ def explain_again(
             track=True,
             operations=OperationChoice(operations) if operations else None,
         )
-        _, found = look(other, hooks.enter_context(watching), batch)
+        _, found = run_and_differentiate(other, hooks.enter_context(watching), batch)
     by_place = {place: (values, gradients) for place, values, gradients in found}
     again = []
-    for each in looked:
+    for each in layers:
         values, gradients = by_place.get(each.place, (torch.zeros_like(each.values), [None] * len(targets)))
         again.append(each._replace(values=values, gradients=arrived(values, gradients)))
     if method in CAMS:
@@ -145,12 +144,12 @@ def explain_again(
 
 
 def _of_both(
-    passes: Passes,
+    passes: ForwardBackward,
     network: nn.Module,
     batch: Batch,
     method: Method,
     targets: Sequence[BatchTarget],
-    looked: Sequence[LookedAt],
+    layers: Sequence[MapLayer],
 ) -> Explained:
     """Multiply the map of each layer, resized to the picture, with each value of the picture's map.
 
@@ -160,14 +159,14 @@ def _of_both(
     of_layer, of_picture = _OF_BOTH[method]
     found = _pixels(passes, network, batch, of_picture, targets)
     pixels = []
-    for maps, each in zip(maps_of_layers(of_layer, looked, len(targets)), found, strict=True):
+    for maps, each in zip(maps_of_layers(of_layer, layers, len(targets)), found, strict=True):
         size = each.values.shape[2:]
-        added = [paddings(network, batch, layer.grid) for layer in looked]
+        added = [paddings(network, batch, layer.grid) for layer in layers]
         on_picture = [resized(one, size, shares) for one, shares in zip(maps, added, strict=True)]
         pixels.append([one * each.values.float().cpu() for one in on_picture])
     maps_of_both = [[map_of(of_picture, one) for one in by_layer] for by_layer in pixels]
     unchanged = {label: reason for each in found for label, reason in each.unchanged.items()}
-    return Explained(targets, looked, maps_of_both, pixels, unchanged)
+    return Explained(targets, layers, maps_of_both, pixels, unchanged)
 
 
 def resized(maps: Tensor, size: Sequence[int], shares: Sequence[tuple[float, float]]) -> Tensor:
@@ -181,10 +180,10 @@ def resized(maps: Tensor, size: Sequence[int], shares: Sequence[tuple[float, flo
 
 
 def _pixels(
-    passes: Passes, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
+    passes: ForwardBackward, network: nn.Module, batch: Batch, method: Method, targets: Sequence[BatchTarget]
 ) -> list[Pixels]:
     with model_errors(passes.inspected, "backward"):
-        return [PIXEL_METHODS[method](Question(network, batch, target.score)) for target in targets]
+        return [PIXEL_METHODS[method](ScoredBatch(network, batch, target.score)) for target in targets]
 
 
 def _cam(method: str, values: Tensor, gradient: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.attribution.guided import ADVICE, ActivationCalls, Rule, ruled
-from hookscope.attribution.question import Question
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
@@ -30,6 +29,22 @@ _NOISE, _SAMPLES = 0.15, 50
 # The patch that occlusion slides over the picture, and its step, as parts of a side. Our choice: Zeiler and Fergus 2014
 # do not state theirs; 32 and 16 pixels of 224 take 169 passes.
 _PATCH_PARTS, _STRIDE_PARTS = 7, 14
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """Inputs, and one number for each of them that is to be explained.
+
+    Attributes:
+        network: In eval mode.
+        batch: N inputs, on the network's device.
+        score: Takes what the network returned for the batch and returns the numbers, (N,), still attached to autograd's
+            graph. Each depends on its own input alone.
+    """
+
+    network: nn.Module
+    batch: Batch
+    score: Callable[[object], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +76,27 @@ def map_of(method: Method, pixels: Tensor) -> Tensor:
     return pixels.mean(1) if method == "occlusion" else pixels.abs().amax(1)
 
 
-def gradient(question: Question) -> Pixels:
+def gradient(scored: ScoredBatch) -> Pixels:
     """Return the gradient of the score with respect to the pictures (Simonyan et al. 2013).
 
     Raises:
         UsageError: If the network's input is no batch of pictures, or no gradient reaches it.
     """
-    with _frozen(question.network):
-        pixels = _pictures(question.batch)
-        return Pixels(_gradient(_score(question, pixels), pixels))
+    with _frozen(scored.network):
+        pixels = _pictures(scored.batch)
+        return Pixels(_gradient(_score(scored, pixels), pixels))
 
 
-def input_x_gradient(question: Question) -> Pixels:
+def input_x_gradient(scored: ScoredBatch) -> Pixels:
     """Return the gradient times the pictures as the network is given them (Shrikumar et al. 2016).
 
     Raises:
         UsageError: As in `gradient`.
     """
-    return Pixels(_pictures(question.batch).detach() * gradient(question).values)
+    return Pixels(_pictures(scored.batch).detach() * gradient(scored).values)
 
 
-def guided(rule: Rule, question: Question) -> Pixels:
+def guided(rule: Rule, scored: ScoredBatch) -> Pixels:
     """Return what a rule for ReLUs makes of the gradient, see `hookscope.attribution.guided.ruled`.
 
     The network is run once more without observing its activations, and must give the same output.
@@ -90,23 +105,23 @@ def guided(rule: Rule, question: Question) -> Pixels:
         UsageError: As in `gradient`, or if the rule cannot be put on this network.
         ModelError: If the network's two outputs are not equal, bit for bit.
     """
-    if any(isinstance(module, torch.jit.ScriptModule) for module in question.network.modules()):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in scored.network.modules()):
         raise UsageError(f"{rule} cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}")
-    calls = ActivationCalls(question.network)
-    with _frozen(question.network):
-        pixels = _pictures(question.batch)
+    calls = ActivationCalls(scored.network)
+    with _frozen(scored.network):
+        pixels = _pictures(scored.batch)
         with torch.random.fork_rng(_cuda(pixels)):
-            plain = outcome_of(_output(question, pixels))
+            plain = outcome_of(_output(scored, pixels))
         with calls:
-            output = _output(question, pixels)
+            output = _output(scored, pixels)
         if differs := difference(outcome_of(output), plain):
             raise ModelError(f"{rule}: the network gives different results in two passes: {differs}. {ADVICE}")
-        score = question.score(output)
+        score = scored.score(output)
         with ruled(rule, score, calls) as rules:
             return Pixels(_gradient(score, pixels), rules.unchanged)
 
 
-def integrated_gradients(question: Question) -> Pixels:
+def integrated_gradients(scored: ScoredBatch) -> Pixels:
     """Integrate the gradient along the way from a picture of zeros to the pictures (Sundararajan et al. 2017).
 
     Where inputs are normalised, zeros are the mean colour of the training data. Each picture has the fewest steps, of
@@ -115,12 +130,12 @@ def integrated_gradients(question: Question) -> Pixels:
     Raises:
         UsageError: As in `gradient`, or if captum is not installed.
     """
-    method = _captum().IntegratedGradients(partial(_score, question))
-    pixels = _pictures(question.batch)
+    method = _captum().IntegratedGradients(partial(_score, scored))
+    pixels = _pictures(scored.batch)
     values = torch.zeros_like(pixels, requires_grad=False)
-    with _frozen(question.network):
+    with _frozen(scored.network):
         with torch.no_grad():
-            span = _score(question, pixels) - _score(question, values)
+            span = _score(scored, pixels) - _score(scored, values)
         gap, steps = torch.full_like(span, torch.inf), FIRST_STEPS
         while True:
             found = method.attribute(pixels, n_steps=steps, internal_batch_size=len(pixels)).detach()
@@ -133,7 +148,7 @@ def integrated_gradients(question: Question) -> Pixels:
     return Pixels(values, gap=gap, notes=(f"Integrated from a picture of zeros, in {steps} steps at most.",))
 
 
-def smoothgrad(question: Question) -> Pixels:
+def smoothgrad(scored: ScoredBatch) -> Pixels:
     """Return the mean gradient over noisy copies of the pictures (Smilkov et al. 2017).
 
     Noise is drawn from torch's global generator.
@@ -142,12 +157,12 @@ def smoothgrad(question: Question) -> Pixels:
         UsageError: As in `integrated_gradients`.
     """
     captum = _captum()
-    pixels = _pictures(question.batch).detach()
+    pixels = _pictures(scored.batch).detach()
     # captum takes one deviation for all pictures: each is divided by its own.
     deviation = _NOISE * (pixels.amax((1, 2, 3), keepdim=True) - pixels.amin((1, 2, 3), keepdim=True))
     deviation = deviation.where(deviation > 0, torch.ones_like(deviation))
-    tunnel = captum.NoiseTunnel(captum.Saliency(lambda scaled: _score(question, scaled * deviation)))
-    with _frozen(question.network):
+    tunnel = captum.NoiseTunnel(captum.Saliency(lambda scaled: _score(scored, scaled * deviation)))
+    with _frozen(scored.network):
         found = tunnel.attribute(
             (pixels / deviation).requires_grad_(), nt_samples=_SAMPLES, nt_samples_batch_size=1, stdevs=1.0, abs=False
         )
@@ -155,26 +170,26 @@ def smoothgrad(question: Question) -> Pixels:
     return Pixels((found / deviation).detach(), notes=notes)
 
 
-def occlusion(question: Question) -> Pixels:
+def occlusion(scored: ScoredBatch) -> Pixels:
     """Return how far the score falls, as a mean over the patches of zeros that cover a place (Zeiler and Fergus 2014).
 
     Raises:
         UsageError: As in `integrated_gradients`.
     """
-    pixels = _pictures(question.batch).detach()
+    pixels = _pictures(scored.batch).detach()
     channels, *sides = pixels.shape[1:]
     patch = tuple(max(side // _PATCH_PARTS, 1) for side in sides)
     stride = tuple(max(side // _STRIDE_PARTS, 1) for side in sides)
     with torch.no_grad():
         found = (
             _captum()
-            .Occlusion(partial(_score, question))
+            .Occlusion(partial(_score, scored))
             .attribute(pixels, sliding_window_shapes=(channels, *patch), strides=(channels, *stride))
         )
     return Pixels(found.detach(), notes=(f"Patches of {patch[0]}x{patch[1]} in steps of {stride[0]}x{stride[1]}.",))
 
 
-PIXEL_METHODS: Mapping[Method, Callable[[Question], Pixels]] = {
+PIXEL_METHODS: Mapping[Method, Callable[[ScoredBatch], Pixels]] = {
     "gradient": gradient,
     "input-x-gradient": input_x_gradient,
     "guided-backprop": partial(guided, "guided-backprop"),
@@ -208,19 +223,19 @@ def _pictures(batch: Batch) -> Tensor:
         return given.detach().clone().requires_grad_()
 
 
-def _output(question: Question, pixels: Tensor) -> Any:
+def _output(scored: ScoredBatch, pixels: Tensor) -> Any:
     """Run the network on pictures, of which it gets a copy, as it may overwrite them."""
-    rest = copy_of(replace(question.batch, args=question.batch.args[1:]))
-    given = question.batch.args[0]
+    rest = copy_of(replace(scored.batch, args=scored.batch.args[1:]))
+    given = scored.batch.args[0]
     is_list = isinstance(given, list)
     first: Any = pixels.to((given[0] if is_list else given).dtype, copy=True)  # captum's are float32
     if is_list:
         first = list(first.unbind())
-    return question.network(first, *rest.args, **rest.kwargs)
+    return scored.network(first, *rest.args, **rest.kwargs)
 
 
-def _score(question: Question, pixels: Tensor) -> Tensor:
-    return question.score(_output(question, pixels))
+def _score(scored: ScoredBatch, pixels: Tensor) -> Tensor:
+    return scored.score(_output(scored, pixels))
 
 
 def _gradient(score: Tensor, pixels: Tensor) -> Tensor:

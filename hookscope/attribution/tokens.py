@@ -104,7 +104,6 @@ def layout_of(
 
 
 def _of_tokens(length: int, grids: Sequence[tuple[int, int]], prefix: int | None, given: Tokens | None) -> Layout | str:
-    """Return the layout of so many tokens, as `layout_of` does."""
     if given is not None:
         height, width = given.grid
         if length == given.prefix + height * width:

@@ -65,7 +65,7 @@ def diff(
         under.compares(
             "--grads",
             help="Also compare gradients, all of a batch held: of outputs, and of parameters, summed over batches; "
-            "and say in which backward pass a difference begins.",
+            "and name the first to differ.",
         ),
     ] = False,
     loss: Annotated[
@@ -193,7 +193,7 @@ def _write_for_ci(
     result: "Differences", conditions: Sequence[str], chosen: str, junit: Path | None, summary: Path | None
 ) -> list[HookscopeError]:
     """Write the conditions for CI; return what could not be written."""
-    from hookscope.render.difference_checks import differences_as_check
+    from hookscope.render.differences_text import differences_as_check
     from hookscope.render.github import checks_to_markdown
 
     checked = [differences_as_check(result, tuple(conditions))]

@@ -116,7 +116,6 @@ def match_names(
 
 
 def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str, str]]:
-    """Return the pairs that one `--map` names."""
     left, equals, right = text.partition("=")
     if not (left and equals and right) or left.count("*") != right.count("*"):
         raise UsageError(f"--map {safe_text(text)!r} is not A=B with as many stars on both sides: 'a.*=b.*'.")
@@ -224,7 +223,6 @@ def _in_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _best(a: Sequence[Call], b: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """Return the best alignment of two runs of calls."""
     if not a or not b:
         return []
     scores = np.zeros((len(a) + 1, len(b) + 1), np.int32)

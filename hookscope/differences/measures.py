@@ -1,12 +1,15 @@
 """Measure the difference of two tensors in float64, with little extra memory."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hookscope.results.differences import ChannelShare, Measures
+from hookscope.results.differences import ChannelShare, Measures, NonFinite
 from hookscope.statistics.difference import SquaredSums, squared_sums
 
 # Elements compared at a time. On the CPU few enough that torch does not wake other threads, and that the float64 copies
@@ -31,7 +34,9 @@ class Sums:
         max_abs: Largest magnitude of A-B so far, at `max_at`, where A's value is `max_value`.
         unequal: Number of elements that differ.
         count: Number of elements.
-        mismatched: Elements that are not finite in one tensor and not the same in the other; not in the sums.
+        nonfinite: Elements that are not finite in one tensor and not the same in the other, which are not in the sums:
+            those that are NaN and infinite in A, then those in B.
+        mismatched: How many these are.
         squares: Sum of squares of A-B by channel, (C,), if an axis counts channels.
     """
 
@@ -45,6 +50,7 @@ class Sums:
     unequal: int = 0
     count: int = 0
     mismatched: int = 0
+    nonfinite: tuple[int, int, int, int] = (0, 0, 0, 0)
     squares: Tensor | None = None
 
     def add(self, a: Tensor, b: Tensor, first_input: int = 0, channel_axis: int | None = None) -> None:
@@ -59,8 +65,10 @@ class Sums:
         sums = squared_sums(a, b, channel_axis)
         if sums is not None:
             self._add_found(sums, a, first_input)
+            if sums.mismatched:
+                self._add_nonfinite(a, b)
             return
-        device = _meeting_place(a, b)
+        device = _common_device(a, b)
         a, b = plain(a, device), plain(b, device)
         shape = tuple(a.shape)
         flat_a, flat_b = a.reshape(-1), b.reshape(-1)
@@ -81,7 +89,7 @@ class Sums:
             largest = found if found[1] >= 0 else largest
         if largest[1] >= 0:
             self.max_abs, at, self.max_value = largest
-            place = _unravelled(at, shape)
+            place = tuple(map(int, np.unravel_index(at, shape)))
             self.max_at = (place[0] + first_input, *place[1:]) if place else ()
         if channel_axis is not None and (self.unequal or self.mismatched):
             self._add_squares(squares_by_channel(a, b, channel_axis))
@@ -93,7 +101,7 @@ class Sums:
         at = (place[0] + first_input, *place[1:]) if place else place
         value = float(a[place]) if largest and place is not None else 0.0
         sums = (found.a, found.b, found.product, found.difference, largest, at, value)
-        self.merge(Sums(*sums, found.unequal, a.numel(), found.mismatched, found.squares))
+        self.merge(Sums(*sums, found.unequal, a.numel(), found.mismatched, squares=found.squares))
 
     def _add_squares(self, squares: Tensor | None) -> None:
         if squares is not None and (self.squares is None or len(self.squares) == len(squares)):
@@ -111,6 +119,7 @@ class Sums:
             same = (a == b) | (a.isnan() & b.isnan())
             counted = a.isfinite() & b.isfinite()
             self.mismatched += int((~counted & ~same).sum())
+            self._add_nonfinite(a, b)
             a, b = a.where(counted, 0.0), b.where(counted, 0.0)
             differences = a - b
             of_difference = float(differences.dot(differences))
@@ -125,6 +134,11 @@ class Sums:
         at = int(differences.abs_().argmax())
         return largest, start + at, float(a[at])
 
+    def _add_nonfinite(self, a: Tensor, b: Tensor) -> None:
+        differ = ~((a == b) | (a.isnan() & b.isnan()))
+        found = [int((values & differ).sum()) for values in (a.isnan(), a.isinf(), b.isnan(), b.isinf())]
+        self.nonfinite = _added(self.nonfinite, found)
+
     def merge(self, other: "Sums") -> None:
         """Merge the sums of other elements."""
         if other.max_abs > self.max_abs:
@@ -136,6 +150,7 @@ class Sums:
         self.unequal += other.unequal
         self.count += other.count
         self.mismatched += other.mismatched
+        self.nonfinite = _added(self.nonfinite, other.nonfinite)
         self._add_squares(other.squares)
 
     @property
@@ -156,15 +171,22 @@ class Sums:
         """Return the measures; `dtype` is the coarser of the two, for `ulps`."""
         norms = math.sqrt(self.a) * math.sqrt(self.b)
         cosine = None if not norms else max(min(self.product / norms, 1.0), -1.0)
-        ulps = self.max_abs / _spacing(self.max_value, dtype) if dtype.is_floating_point else None
+        has_place = self.unequal or not self.mismatched
+        ulps = self.max_abs / _spacing(self.max_value, dtype) if dtype.is_floating_point and has_place else None
         return Measures(
             relative_l2=self.relative_l2,
             cosine=cosine if self.difference or cosine is None else 1.0,
-            max_abs=self.max_abs,
+            max_abs=self.max_abs if has_place else None,
             max_at=self.max_at,
             ulps=ulps,
             unequal_fraction=(self.unequal + self.mismatched) / self.count if self.count else 0.0,
+            nonfinite=NonFinite(*self.nonfinite, self.count) if self.mismatched else None,
         )
+
+
+def _added(counts: Sequence[int], more: Sequence[int]) -> tuple[int, int, int, int]:
+    nan_a, inf_a, nan_b, inf_b = map(add, counts, more)
+    return nan_a, inf_a, nan_b, inf_b
 
 
 def comparable(a: Tensor, b: Tensor) -> str:
@@ -189,7 +211,7 @@ def plain(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def _meeting_place(a: Tensor, b: Tensor) -> torch.device:
+def _common_device(a: Tensor, b: Tensor) -> torch.device:
     """Return the device to compare two tensors on: theirs if they share one, else the CPU."""
     return a.device if a.device == b.device and a.device.type != "mps" else torch.device("cpu")
 
@@ -216,7 +238,7 @@ def culprit(sums: Sums) -> ChannelShare | None:
 
 def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor:
     """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
-    device = _meeting_place(a, b)
+    device = _common_device(a, b)
     a, b = plain(a, device), plain(b, device)
     total = torch.zeros(a.shape[axis], dtype=torch.float64)
     for one, other in zip(a, b, strict=True):
@@ -231,12 +253,3 @@ def _spacing(value: float, dtype: torch.dtype) -> float:
     if abs(value) < limits.tiny:
         return limits.tiny * limits.eps
     return limits.eps * 2.0 ** (math.frexp(value)[1] - 1)
-
-
-def _unravelled(at: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the indices of the element at a row-major position."""
-    place = []
-    for size in reversed(shape):
-        at, index = divmod(at, size)
-        place.append(index)
-    return tuple(reversed(place))

@@ -120,10 +120,15 @@ def _is_meant(row: DifferenceRow, pattern: Pattern | None) -> bool:
 def _of_row(row: DifferenceRow, measure: str) -> float | None:
     if measure in _OF_ROWS:
         return _OF_ROWS[measure](row)
-    return None if row.measures is None or measure not in _MEASURES else _MEASURES[measure](row.measures)
+    return None if row.measures is None or measure not in _MEASURES else _measured(row.measures, measure)
 
 
 def _of_output(output: OutputDifference, measure: str) -> float | None:
     if measure in _OF_OUTPUTS:
         return _OF_OUTPUTS[measure](output)
-    return None if output.measures is None or measure not in _MEASURES else _MEASURES[measure](output.measures)
+    return None if output.measures is None or measure not in _MEASURES else _measured(output.measures, measure)
+
+
+def _measured(measures: Measures, measure: str) -> float | None:
+    """Return a measure; NaN, which is beyond every limit, if a value is not finite on one side alone."""
+    return _MEASURES[measure](measures) if measures.nonfinite is None else math.nan

@@ -72,7 +72,9 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
             "grids": [asdict(grid) for grid in drawn],
             **{name: value for name, value in made.items() if result.way == "lockstep" or name not in _OF_INPUTS},
             **provenance.settings,
-            **{name: document[name] for name in ("a", "b", "way", "inputs", "births", "outputs", "exceeded")},
+            **{
+                name: document[name] for name in ("a", "b", "way", "inputs", "first_differences", "outputs", "exceeded")
+            },
             **{name: document[name] for name in ("reference", "warnings", "notes", "seed", "timings")},
         }
         run.finish(record)

@@ -29,8 +29,8 @@ from hookscope.results.differences import Differences
 def differences_over_depth(result: Differences) -> Figure:
     """Draw the relative L2 norm of A-B over depth, what each layer adds, and the error of each side if known.
 
-    Rows that are equal are marked at the foot, those with NaN or Inf at the top; where differences are born there is a
-    vertical line.
+    Rows that are equal are marked at the foot, those with NaN or Inf at the top; a vertical line is where
+    differences begin.
     """
     rows = result.rows
     with our_style():
@@ -61,9 +61,9 @@ def differences_over_depth(result: Differences) -> Figure:
         broken = [place for place, value in enumerate(differences) if value is not None and not math.isfinite(value)]
         add_marks(axes, equal, FOOT, ("v", GREY), "equal")
         add_marks(axes, broken, TOP, ("x", VERMILION), "NaN or Inf on one side")
-        born = {birth.row for birth in result.births}
+        begins = {first.row for first in result.first_differences}
         for place, row in enumerate(rows):
-            if row.label in born:
+            if row.label in begins:
                 axes.axvline(place, color=VERMILION, linestyle=":", linewidth=1)
         name_places(axes, [row.label for row in rows])
         axes.set_ylabel("relative L2 norm")

@@ -10,12 +10,24 @@ from rich.text import Text
 
 from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
 from hookscope.render.terminal import note_lines
-from hookscope.render.weights_text import MATCHES, gradients_answer, weights_answer, weights_table, without_gradients
-from hookscope.results.differences import Birth, DifferenceRow, Differences, OutputDifference, Side
+from hookscope.render.weights_text import (
+    MATCHES,
+    different_networks,
+    gradients_answer,
+    nonfinite_remarks,
+    nonfinite_text,
+    weights_answer,
+    weights_table,
+    without_gradients,
+)
+from hookscope.results.check import CheckReport, RuleOutcome
+from hookscope.results.comparison import Prediction
+from hookscope.results.differences import DifferenceRow, Differences, Exceeded, FirstDifference, OutputDifference, Side
+from hookscope.results.findings import Finding
 from hookscope.text import counted, printable, shape_text
 
 # Our choices: what a screen has room for.
-_MOST_BIRTHS = 5
+_MOST_FIRST = 5
 _MOST_UNMATCHED = 10
 _MOST_EXCEEDED = 10
 _MOST_INPUTS = 5
@@ -43,55 +55,38 @@ def differences_summary(result: Differences, *, width: int, full: bool = False) 
 
 
 def answer(result: Differences) -> list[str]:
-    """Return in sentences where the difference is born, how it grows, and what it does to the output."""
-    sentences = [_birth(each, result, is_first=not at) for at, each in enumerate(result.births[:_MOST_BIRTHS])]
-    if len(result.births) > _MOST_BIRTHS:
-        sentences.append(f"It is born in {counted(len(result.births) - _MOST_BIRTHS, 'more layer')}.")
-    if not result.births:
-        sentences += [*backward_answer(result), _small(result)]
+    """Return in sentences where the difference begins, how it grows, and what it does to the output."""
+    begins = result.first_differences
+    sentences = [*different_networks(result)]
+    sentences += [_begins(each, result, is_first=not at) for at, each in enumerate(begins[:_MOST_FIRST])]
+    if len(begins) > _MOST_FIRST:
+        sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
+    if not begins:
+        sentences += [*_gradients(result), _small(result)]
+    elif begins[0].gone_at:
+        sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
     else:
-        sentences += [*([growth] if (growth := _growth(result)) else []), *backward_answer(result)]
+        sentences += [*([growth] if (growth := _growth(result)) else []), *_gradients(result)]
     sentences += map(_output, result.outputs)
     return [*sentences, *_worse(result)]
 
 
-def backward_answer(result: Differences) -> list[str]:
-    """Return in sentences where differences of gradients are born, or that they follow from those of activations."""
-    births = result.gradient_births
-    sentences = [_backward_birth(each, result, is_first=not at) for at, each in enumerate(births[:_MOST_BIRTHS])]
-    if len(births) > _MOST_BIRTHS:
-        sentences.append(f"It is born in the backward pass of {counted(len(births) - _MOST_BIRTHS, 'more layer')}.")
+def _gradients(result: Differences) -> Iterator[str]:
+    """Yield which gradient is the first to differ, or how far gradients differ where activations do."""
     moved = [
         (row.measures.relative_l2, row.label)
         for row in result.gradients
         if row.measures is not None and row.measures.relative_l2 > row.limit
     ]
-    if not births and result.births and result.way == "lockstep" and moved:
-        amount = f"relative L2 at most {number_text(max(moved)[0], 3)}, at {max(moved)[1]}"
-        sentences.append(f"The gradients differ as a consequence: {amount}. No backward pass is known to be at fault.")
-    return sentences
-
-
-def _backward_birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
-    row = next(each for each in result.gradients if each.label == birth.row)
-    amount = f"relative L2 {number_text(birth.relative_l2, 3)}"
-    amount = row.note or amount
-    is_of_output = birth.row.endswith(" grad_output")
-    if not birth.layer and is_of_output and not birth.in_own_code:
-        return f"The difference is born in the backward pass of the loss: {birth.row}, {amount}; the outputs agree."
-    begins = "The difference is born" if is_first else "It is born again"
-    name = birth.layer or "(model)"
-    kinds = {each.layer: each.kind for each in result.rows}
-    kind = f" ({kinds[birth.layer]})" if birth.layer in kinds else ""
-    begins = f"{begins} in the backward pass of {name}{kind}"
-    if birth.in_own_code:
-        shows = f"{birth.row} is the first to show it, {amount}"
-        return f"{begins}, in its own code between the layers that it calls: {shows}."
-    if is_of_output:
-        return f"{begins}, at the gradient of its output: {amount}."
-    arriving = row.input_relative_l2
-    agree = f"{'are equal' if not arriving else f'differ by {number_text(arriving, 3)}'}"
-    return f"{begins}: {birth.row}, {amount}; its activations agree, and the gradients of its outputs {agree}."
+    if result.first_gradient_difference:
+        row = next(each for each in result.gradients if each.label == result.first_gradient_difference)
+        amount = row.note or f"relative L2 {number_text(row.measures.relative_l2 if row.measures else None, 3)}"
+        yield (
+            f"The first gradient to differ in the backward pass is {row.label} ({row.kind}): {amount}; "
+            "the activations agree."
+        )
+    elif result.first_differences and result.way == "lockstep" and moved:
+        yield f"The gradients follow: relative L2 at most {number_text(max(moved)[0], 3)}, at {max(moved)[1]}."
 
 
 def sides_text(result: Differences) -> str:
@@ -128,19 +123,26 @@ def _placed(side: Side) -> list[str]:
     return [name for name, usual in ((side.dtype, "float32"), (side.device, "cpu")) if name != usual]
 
 
-def _birth(birth: Birth, result: Differences, *, is_first: bool) -> str:
-    name = birth.layer or "(model)"
-    row = next((each for each in result.rows if each.label == birth.row), None)
-    kind = f" ({row.kind})" if row is not None and row.layer == birth.layer else ""
-    amount = f"relative L2 {number_text(birth.relative_l2, 3)}"
+def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
+    name = first.layer or "(model)"
+    row = next((each for each in result.rows if each.label == first.row), None)
+    kind = f" ({row.kind})" if row is not None and row.layer == first.layer else ""
+    amount = f"relative L2 {number_text(first.relative_l2, 3)}"
+    if first.relative_l2 is None and row is not None:
+        amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
+    elif row is not None and row.measures is not None and row.measures.nonfinite is not None:
+        later = [each for each in result.rows if each.measures is not None and each.index > row.index]
+        from_here = later and all(each.measures and each.measures.nonfinite for each in later)
+        amount = nonfinite_text(row.measures.nonfinite, " from there on" if from_here else "")
+    if first.gone_at:
+        return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
     if result.way != "lockstep":  # what a layer was given is not known
-        return f"The difference first shows at {name}{kind}: {amount}.{_called_alone(_owner(birth.layer), result)}"
-    begins = "The difference is born in" if is_first else "It is born again in"
-    if birth.in_own_code:
-        is_own = birth.row in ("", name) or (row is not None and row.layer == birth.layer)
-        first = "its output" if is_own else birth.row
-        shows = f"{first} is the first to show it, {amount}"
-        alone = _called_alone(birth.layer, result)
+        return f"The difference first shows at {name}{kind}: {amount}.{_called_alone(_owner(first.layer), result)}"
+    begins = "First difference in" if is_first else "Another difference in"
+    if first.in_own_code:
+        is_own = first.row in ("", name) or (row is not None and row.layer == first.layer)
+        shows = f"{'its output' if is_own else first.row} is the first to show it, {amount}"
+        alone = _called_alone(first.layer, result)
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
     before = row.input_relative_l2 if row is not None and is_first else None
     inputs = "" if before is None else f", its inputs differ by {number_text(before, 3)}"
@@ -169,9 +171,9 @@ def _owner(label: str) -> str:
     return re.split(r"[#\[]", label, maxsplit=1)[0].rpartition(".")[0]
 
 
-def birth_mark(result: Differences) -> str:
+def first_mark(result: Differences) -> str:
     """Return the mark of a row in pictures where a difference begins."""
-    return "born here" if result.way == "lockstep" else "the first to show it"
+    return "begins here" if result.way == "lockstep" else "the first to show it"
 
 
 def _small(result: Differences) -> str:
@@ -187,32 +189,49 @@ def _small(result: Differences) -> str:
 
 
 def _growth(result: Differences) -> str:
-    """Return how the difference develops after the first birth."""
+    """Return how the difference develops from where it begins."""
     rows = [row for row in result.rows if row.measures is not None]
-    start = next((at for at, row in enumerate(rows) if row.label == result.births[0].row), 0)
+    start = next((at for at, row in enumerate(rows) if row.label == result.first_differences[0].row), 0)
     later = [(row.measures.relative_l2, row.label) for row in rows[start:] if row.measures]
     if len(later) < 2:
         return ""
     known = [each for each in later if not math.isnan(each[0])]
-    if len(known) < len(later):
-        return f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side alone."
-    most, last = max(known), known[-1]
-    grown = f"It is largest at {most[1]}, {number_text(most[0], 3)}"
-    return f"{grown}." if most == last else f"{grown}, and {number_text(last[0], 3)} at {last[1]}, the last row."
+    sentences = []
+    if known:
+        most, last = max(known), known[-1]
+        grown = f"It is largest at {most[1]}, {number_text(most[0], 3)}"
+        is_last = last == later[-1] and most != last
+        sentences.append(
+            f"{grown}, and {number_text(last[0], 3)} at {last[1]}, the last row." if is_last else f"{grown}."
+        )
+    broken = [row for row in rows[start:] if row.measures and row.measures.nonfinite]
+    if len(known) < len(later) and (not broken or broken[0].label != result.first_differences[0].row):
+        first = f": at {broken[0].label} {_nonfinite(broken[0])}" if broken else ""
+        sentences.append(f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side alone{first}.")
+    return " ".join(sentences)
+
+
+def _nonfinite(row: DifferenceRow) -> str:
+    return nonfinite_text(row.measures.nonfinite) if row.measures and row.measures.nonfinite else ""
 
 
 def _output(output: OutputDifference) -> str:
     name = f"Output {output.slot}" if output.slot else "Output"
     if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
-    parts = [] if output.measures is None else [f"relative L2 {number_text(output.measures.relative_l2, 3)}"]
+    parts = []
+    if output.measures is not None and output.measures.nonfinite is not None:
+        parts.append(nonfinite_text(output.measures.nonfinite))
+    elif output.measures is not None:
+        parts.append(f"relative L2 {number_text(output.measures.relative_l2, 3)}")
     if output.measures is not None and output.measures.max_abs:
-        parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}")
+        others = " elsewhere" if output.measures.nonfinite else ""
+        parts.append(f"max |Δ| {number_text(output.measures.max_abs, 3)}{others}")
     if output.top1 is not None:
         parts.insert(0, _best_classes(output.top1, output.input_count))
     if output.top5 is not None:
         parts.insert(1, f"{output.top5:.0%} of the five best in common")
-    if output.kl is not None:
+    if output.kl is not None and not math.isnan(output.kl):
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
     return f"{name}: {', '.join(parts)}."
 
@@ -239,15 +258,21 @@ def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]
         changed = [pair for pair in pairs if pair[0].class_indices[:1] != pair[1].class_indices[:1]]
         for one, other in changed if full else changed[:_MOST_INPUTS]:
             name = PurePath(result.inputs[one.input_index].name).name
-            before, after = (classes_text(each.classes[:_FEW_CLASSES]) for each in (one, other))
+            before, after = (_classes(each) for each in (one, other))
             yield safe_line(f"{name}: {before} → {after}", overflow="fold")
 
 
+def _classes(prediction: Prediction) -> str:
+    if any(map(math.isnan, prediction.probabilities)):
+        return "scores that are NaN"
+    return classes_text(prediction.classes[:_FEW_CLASSES])
+
+
 def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
-    labels = {birth.row for birth in (*result.births, *result.gradient_births)}
-    born = [row.label in labels for row in result.rows]
-    styles = ["bold red" if each else "" for each in born]
-    return draw_table(difference_columns(result), width, styles, born, full=full)
+    labels = {*(first.row for first in result.first_differences), result.first_gradient_difference}
+    notable = [row.label in labels for row in result.rows]
+    styles = ["bold red" if each else "" for each in notable]
+    return draw_table(difference_columns(result), width, styles, notable, full=full)
 
 
 def difference_columns(result: Differences) -> list[Column]:
@@ -301,7 +326,7 @@ def _place(place: tuple[int, ...] | None) -> str:
 
 
 def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
-    parts: list[str] = [row.origin] if row.origin in ("born", "passed on") else []
+    parts: list[str] = [row.origin] if row.origin in ("begins", "passed on") else []
     if row.label_b != row.label:
         parts.append(f"B: {row.label_b}")
     if row.matched in MATCHES:
@@ -310,7 +335,7 @@ def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
         parts.append(f"{row.dtype} / {row.dtype_b}")
     if row.channel is not None:
         parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
-    return "; ".join([*parts, row.note] if row.note else parts)
+    return "; ".join([*parts, *nonfinite_remarks(row.measures), *([row.note] if row.note else [])])
 
 
 def _unmatched(result: Differences, *, full: bool) -> Iterator[RenderableType]:
@@ -331,3 +356,27 @@ def _exceeded(result: Differences, *, full: bool) -> Iterator[RenderableType]:
         yield safe_line(line, style="bold red", overflow="fold")
     if len(shown) < len(result.exceeded):
         yield safe_line(f"… {len(result.exceeded) - len(shown):,} more, --full shows all", style="dim")
+
+
+def differences_as_check(result: Differences, conditions: tuple[str, ...]) -> CheckReport:
+    """Return the conditions of `--fail-over` as a report of `check`, for its renderers: one rule for each condition."""
+    return CheckReport(
+        checkpoint=sides_text(result),
+        outcomes=tuple(_outcomes(result, conditions)),
+        model=result.a.model,
+        inputs=result.inputs,
+        warnings=result.warnings,
+        seconds={**result.timings, "total": sum(result.timings.values())},
+    )
+
+
+def _outcomes(result: Differences, conditions: tuple[str, ...]) -> Iterator[RuleOutcome]:
+    for condition in dict.fromkeys(conditions):
+        findings = tuple(_finding(each) for each in result.exceeded if each.condition == condition)
+        yield RuleOutcome(condition, "fail" if findings else "pass", findings)
+
+
+def _finding(each: Exceeded) -> Finding:
+    where = each.label or "The output"
+    message = f"{where} is beyond '{each.condition}': {number_text(each.value)}."
+    return Finding(each.condition, "fail", each.label, message)

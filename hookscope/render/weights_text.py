@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 
 from hookscope.render.columns import Column, draw_table, number_text, safe_line
-from hookscope.results.differences import Differences, WeightDifference
+from hookscope.results.differences import Differences, Measures, NonFinite, WeightDifference
 from hookscope.text import are, counted, shape_text
 
 MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
@@ -19,6 +19,7 @@ def weights_answer(result: Differences) -> Iterator[str]:
     """Yield in sentences how many tensors differ, which most, and other differences."""
     rows = result.weights
     changed = [row for row in rows if differs(row)]
+    yield from different_networks(result)
     if not changed:
         yield f"A and B hold the same values, bit for bit, in {counted(len(rows), 'tensor')}."
     else:
@@ -37,6 +38,18 @@ def weights_answer(result: Differences) -> Iterator[str]:
     alone = sorted(Counter(each.side for each in result.unmatched).items())
     if alone:
         yield f"Without a partner: {', '.join(f'{count:,} of {side}' for side, count in alone)}."
+
+
+def different_networks(result: Differences) -> Iterator[str]:
+    """Yield that A and B are different networks if fewer than half of the rows of the smaller one have a partner."""
+    what = "tensor" if result.way == "weights" else "row"
+    pairs = result.weights if result.way == "weights" else result.rows
+    of_a, of_b = (len(pairs) + sum(each.side == side for each in result.unmatched) for side in ("A", "B"))
+    if 2 * len(pairs) < min(of_a, of_b):
+        by_order = sum(row.matched == "order" for row in pairs)
+        alone = f", {by_order:,} of them by order and shapes alone" if by_order else ""
+        pairing = f"{counted(of_a, what)} in A and {of_b:,} in B make {counted(len(pairs), 'pair')}{alone}"
+        yield f"A and B are different networks: {pairing}."
 
 
 def differs(row: WeightDifference) -> bool:
@@ -70,6 +83,24 @@ def weight_columns(rows: Sequence[WeightDifference]) -> list[Column]:
     ]
 
 
+def nonfinite_text(nonfinite: NonFinite, where: str = "") -> str:
+    """Return which side is NaN or infinite where the other is not: "B is NaN (3 of 10 values)"."""
+    parts = []
+    for letter, nan, inf in (("A", nonfinite.nan_a, nonfinite.inf_a), ("B", nonfinite.nan_b, nonfinite.inf_b)):
+        what = " or ".join(name for name, count in (("NaN", nan), ("infinite", inf)) if count)
+        if what:
+            parts.append(f"{letter} is {what}{where} ({nan + inf:,} of {counted(nonfinite.element_count, 'value')})")
+    return " and ".join(parts)
+
+
+def nonfinite_remarks(measures: Measures | None) -> list[str]:
+    """Return a remark about a row some values of which are not measured; none about others."""
+    if measures is None or measures.nonfinite is None:
+        return []
+    left_out = "; measured without them" if measures.max_abs is not None else ""
+    return [f"{nonfinite_text(measures.nonfinite)}{left_out}"]
+
+
 def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
     return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
 
@@ -81,7 +112,7 @@ def _either(one: str, other: str) -> str:
 def _remarks(row: WeightDifference) -> str:
     parts = [f"B: {row.name_b}"] if row.name_b != row.name and row.matched != "prefix" else []
     parts += [MATCHES[row.matched]] if row.matched in MATCHES else []
-    parts += ["cannot be compared"] if row.measures is None else []
+    parts += ["cannot be compared"] if row.measures is None else nonfinite_remarks(row.measures)
     return "; ".join(parts)
 
 

@@ -19,8 +19,24 @@ Match = Literal["name", "prefix", "order", "map"]
 Way = Literal["lockstep", "tensors", "sketches", "weights"]
 """What was compared: two networks side by side; two runs by their saved tensors or sketches; weights alone."""
 
-Origin = Literal["equal", "rounding", "born", "passed on", "unclear"]
+Origin = Literal["equal", "rounding", "begins", "passed on", "unclear"]
 """Where a row's difference comes from: there is none; rounding explains it; this layer; its inputs; either or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """Elements that are NaN or infinite in A or B, and not the same in the other.
+
+    Attributes:
+        nan_a: Those that are NaN in A; `inf_a` those that are infinite there, `nan_b` and `inf_b` those of B.
+        element_count: All elements.
+    """
+
+    nan_a: int
+    inf_a: int
+    nan_b: int
+    inf_b: int
+    element_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +46,15 @@ class Measures:
     Attributes:
         relative_l2: L2 norm of A-B over that of A; infinite where A is 0 and B is not, NaN where a value of A or B that
             is not finite has no equal on the other side.
-        cosine: Of the angle between A and B; None where one is 0 or it is not known.
-        max_abs: Largest magnitude of A-B; None if it is not known.
+        cosine: Of the angle between A and B, where both are finite; None where one is 0 or it is not known.
+        max_abs: Largest magnitude of A-B, where it is finite; None if it is not known.
         max_at: Its place: the input's position in the run, then the place in its tensor; of a tensor without a batch
             axis the place alone; None if it is not known.
         ulps: `max_abs` in units of the last place of A's value there, in the coarser dtype of the two; None if that is
             no floating dtype or not known.
         unequal_fraction: Share of elements that differ at all; None if it is not known.
         standard_error: Of `relative_l2` where it is estimated from sketches; None where it is exact.
+        nonfinite: Elements that the measures leave out; None without any. Then `relative_l2` is NaN.
     """
 
     relative_l2: float
@@ -47,6 +64,7 @@ class Measures:
     ulps: float | None = None
     unequal_fraction: float | None = None
     standard_error: float | None = None
+    nonfinite: NonFinite | None = None
 
     @property
     def sqnr_db(self) -> float:
@@ -77,7 +95,8 @@ class DifferenceRow:
         matched: How the pair was found.
         shape: Of A's output in the first batch.
         measures: None where the two cannot be compared; `note` says why.
-        input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; None if it is not known.
+        input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; infinite where the shapes of
+            one differ, None if it is not known.
         added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
             without `--shadow`.
         error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.
@@ -143,7 +162,8 @@ class OutputDifference:
         top1: Inputs whose best class is the same; None where the output is not one row of class scores for each input.
         top5: Mean share of A's five best classes that are among B's five best, 0-1; None as for `top1`, or below 5
             classes.
-        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; None as for `top1`.
+        kl: Mean over inputs of the Kullback-Leibler divergence of B's softmax from A's, in nats; NaN if an input has
+            none on one side alone, None as for `top1`.
         predictions: Best classes by A and by B; () where the classes are not known.
     """
 
@@ -180,20 +200,22 @@ class WeightDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class FirstDifference:
     """Where a difference begins that rounding does not explain.
 
     Attributes:
-        layer: Dotted name in A of the module that it is born in; "" is the whole model.
+        layer: Dotted name in A of the module that it begins in; "" is the whole model.
         row: Label of the first row that shows it.
         in_own_code: Whether it arises in the module's own forward code, between the modules that it calls.
-        relative_l2: Of that row.
+        relative_l2: Of that row; None where its shapes differ.
+        gone_at: Label of the row that takes the difference and whose output agrees again; "" where it stays.
     """
 
     layer: str
     row: str
     in_own_code: bool
-    relative_l2: float
+    relative_l2: float | None
+    gone_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +261,10 @@ class Differences(RowContainer):
         unmatched: Rows, and for `way` "weights" tensors, of either side that have no partner.
         outputs: The networks' outputs, compared; () for weights alone.
         weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
-        births: Where differences begin; without `--shadow` the first alone, which is certain.
-        gradient_births: Where differences of gradients begin that no difference of activations explains, in the
-            order of the backward pass; one in the layer "" at its output's gradient, not in its own code, is in the
-            loss.
+        first_differences: Where differences begin, in A's order of execution, those that are gone again last: layers
+            that are given the same and return something else, and with `--shadow` all that add a difference.
+        first_gradient_difference: Label of the gradient that is the first in the backward pass to differ beyond
+            rounding; "" without one, and where activations differ, which explains it.
         maps: A-B of the first input, for the rows where differences begin and the largest, twelve at most.
         exceeded: Rows and outputs beyond a condition of `--fail-over`.
         reference: What errors are measured against: "A's weights in float64"; "" without a reference.
@@ -259,8 +281,8 @@ class Differences(RowContainer):
     unmatched: tuple[Unmatched, ...] = ()
     outputs: tuple[OutputDifference, ...] = ()
     weights: tuple[WeightDifference, ...] = ()
-    births: tuple[Birth, ...] = ()
-    gradient_births: tuple[Birth, ...] = ()
+    first_differences: tuple[FirstDifference, ...] = ()
+    first_gradient_difference: str = ""
     maps: tuple[FeatureMaps, ...] = ()
     exceeded: tuple[Exceeded, ...] = ()
     reference: str = ""

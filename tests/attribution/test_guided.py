@@ -16,8 +16,7 @@ from captum.attr import Deconvolution, GuidedBackprop
 from torch import Tensor, nn
 
 from hookscope.attribution.guided import Rule
-from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, guided
-from hookscope.attribution.question import Question
+from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, guided
 from hookscope.errors import ModelError, UsageError
 from hookscope.models import load_model
 from tests.networks import batch_of
@@ -30,7 +29,7 @@ def of_class(index: int) -> Callable[[Any], Tensor]:
 
 
 def explained(network: nn.Module, pictures: Tensor, rule: Rule = "guided-backprop", target: int = 0) -> Pixels:
-    return guided(rule, Question(network.eval(), batch_of(pictures, count=len(pictures)), of_class(target)))
+    return guided(rule, ScoredBatch(network.eval(), batch_of(pictures, count=len(pictures)), of_class(target)))
 
 
 class Written(nn.Module):
@@ -165,7 +164,9 @@ def test_b1_guided_backpropagation_of_the_textbook_network() -> None:
         last.weight.copy_(torch.tensor([[1.0, 2, -3, 4]]))
     # Now what arrives at the third is negative: 1·(1, 2, 3) alone.
     assert explained(on_pictures, ones).values.flatten().tolist() == [1, 2, 3]
-    assert PIXEL_METHODS["gradient"](Question(on_pictures, batch_of(ones), of_class(0))).values.flatten().tolist() == [
+    assert PIXEL_METHODS["gradient"](
+        ScoredBatch(on_pictures, batch_of(ones), of_class(0))
+    ).values.flatten().tolist() == [
         -20,
         -22,
         -24,
@@ -357,7 +358,7 @@ def test_an_exported_program_gives_what_its_network_gives() -> None:
     network, picture = of_modules().eval(), torch.randn(1, 3, 32, 32)
     exported = torch.export.export(network, (picture,)).module()
     batch = batch_of(picture)
-    found = guided("guided-backprop", Question(exported, batch, of_class(1))).values
+    found = guided("guided-backprop", ScoredBatch(exported, batch, of_class(1))).values
     torch.testing.assert_close(found, explained(network, picture, target=1).values)
 
 
@@ -381,11 +382,15 @@ def test_nothing_is_left_behind_also_in_frozen_networks_without_gradients(method
     picture = torch.randn(1, 3, 32, 32)
     kept = picture.clone()
     with unchanged(network):
-        usual = PIXEL_METHODS[method](Question(network, batch_of(picture), of_class(0))).values
+        usual = PIXEL_METHODS[method](ScoredBatch(network, batch_of(picture), of_class(0))).values
         with torch.no_grad():
-            assert torch.equal(PIXEL_METHODS[method](Question(network, batch_of(picture), of_class(0))).values, usual)
+            assert torch.equal(
+                PIXEL_METHODS[method](ScoredBatch(network, batch_of(picture), of_class(0))).values, usual
+            )
         with torch.inference_mode():
-            assert torch.equal(PIXEL_METHODS[method](Question(network, batch_of(picture), of_class(0))).values, usual)
+            assert torch.equal(
+                PIXEL_METHODS[method](ScoredBatch(network, batch_of(picture), of_class(0))).values, usual
+            )
     assert not usual.requires_grad
     assert torch.equal(picture, kept)
     assert not picture.requires_grad
@@ -408,7 +413,7 @@ def test_the_demo_network_is_ruled_throughout() -> None:
     picture = torch.randn(1, 3, 96, 96)
     found = explained(network, picture, target=285)
     assert found.unchanged == {}
-    plain = PIXEL_METHODS["gradient"](Question(network, batch_of(picture), of_class(285))).values
+    plain = PIXEL_METHODS["gradient"](ScoredBatch(network, batch_of(picture), of_class(285))).values
     for each in network.modules():
         if isinstance(each, nn.ReLU6):
             each.forward = lambda x: RuleByHand.apply(x, "guided-backprop", 6)  # type: ignore[method-assign]

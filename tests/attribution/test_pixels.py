@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hookscope.attribution.pixels import COMPLETENESS_LIMIT, MOST_STEPS, PIXEL_METHODS, map_of
-from hookscope.attribution.question import Question
+from hookscope.attribution.pixels import COMPLETENESS_LIMIT, MOST_STEPS, PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.errors import UsageError
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Method
@@ -23,8 +22,8 @@ def of_class(index: int) -> Callable[[Any], Tensor]:
     return lambda output: output[:, index]
 
 
-def question(network: nn.Module, pictures: Tensor, target: int = 1) -> Question:
-    return Question(network.eval(), batch_of(pictures, count=len(pictures)), of_class(target))
+def scored_batch(network: nn.Module, pictures: Tensor, target: int = 1) -> ScoredBatch:
+    return ScoredBatch(network.eval(), batch_of(pictures, count=len(pictures)), of_class(target))
 
 
 def linear(channels: int = 3, side: int = 14) -> tuple[nn.Module, Tensor]:
@@ -65,21 +64,21 @@ class InPlace(nn.Module):
 def test_a_linear_network_is_explained_in_closed_form() -> None:
     network, weights = linear()
     pictures = torch.randn(2, 3, 14, 14, generator=torch.Generator().manual_seed(0))
-    asked = question(network, pictures)
+    scored = scored_batch(network, pictures)
     each = weights.expand(2, -1, -1, -1)
-    torch.testing.assert_close(PIXEL_METHODS["gradient"](asked).values, each)
-    torch.testing.assert_close(PIXEL_METHODS["input-x-gradient"](asked).values, pictures * each)
-    found = PIXEL_METHODS["integrated-gradients"](asked)
+    torch.testing.assert_close(PIXEL_METHODS["gradient"](scored).values, each)
+    torch.testing.assert_close(PIXEL_METHODS["input-x-gradient"](scored).values, pictures * each)
+    found = PIXEL_METHODS["integrated-gradients"](scored)
     torch.testing.assert_close(found.values, pictures * each)
     assert found.gap is not None
     assert float(found.gap.max()) < 1e-4
-    torch.testing.assert_close(PIXEL_METHODS["smoothgrad"](asked).values, each)
+    torch.testing.assert_close(PIXEL_METHODS["smoothgrad"](scored).values, each)
 
 
 def test_occlusion_of_a_linear_network_is_the_mean_over_the_patches_that_cover_a_place() -> None:
     network, weights = linear()
     picture = torch.randn(1, 3, 14, 14, generator=torch.Generator().manual_seed(0))
-    found = PIXEL_METHODS["occlusion"](question(network, picture))
+    found = PIXEL_METHODS["occlusion"](scored_batch(network, picture))
     # Patches of 14 // 7 = 2 in steps of 1: each takes weights times pixels away.
     falls = F.avg_pool2d((weights * picture[0]).sum(0)[None], 2, 1) * 4
     total, count = torch.zeros(14, 14), torch.zeros(14, 14)
@@ -92,11 +91,11 @@ def test_occlusion_of_a_linear_network_is_the_mean_over_the_patches_that_cover_a
 
 
 def test_integrated_gradients_take_more_steps_until_they_are_complete() -> None:
-    asked = question(Smooth(), 3 * torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)))
-    found = PIXEL_METHODS["integrated-gradients"](asked)
+    scored = scored_batch(Smooth(), 3 * torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)))
+    found = PIXEL_METHODS["integrated-gradients"](scored)
     with torch.no_grad():
-        pictures = asked.batch.args[0]
-        span = asked.score(asked.network(pictures)) - asked.score(asked.network(torch.zeros_like(pictures)))
+        pictures = scored.batch.args[0]
+        span = scored.score(scored.network(pictures)) - scored.score(scored.network(torch.zeros_like(pictures)))
     assert found.gap is not None
     assert float(found.gap.max()) < COMPLETENESS_LIMIT
     torch.testing.assert_close(((found.values.sum((1, 2, 3)) - span) / span).abs(), found.gap)
@@ -107,7 +106,7 @@ def test_integrated_gradients_say_how_far_they_fall_short_where_no_number_of_ste
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([x.sum((1, 2, 3)), x.sum((1, 2, 3)) + 100 * (x.sum((1, 2, 3)) > 0.1)], 1)
 
-    found = PIXEL_METHODS["integrated-gradients"](question(Steps(), torch.full((1, 3, 8, 8), 0.01)))
+    found = PIXEL_METHODS["integrated-gradients"](scored_batch(Steps(), torch.full((1, 3, 8, 8), 0.01)))
     # The sum is 1.92 and the step, 100, has no gradient.
     assert found.gap is not None
     torch.testing.assert_close(found.gap, torch.tensor([100 / 101.92]))
@@ -119,8 +118,8 @@ def test_integrated_gradients_of_a_score_that_does_not_change_are_complete_only_
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([0 * x.sum((1, 2, 3)), x[:, 0].sum((1, 2)) - x[:, 1].sum((1, 2))], 1)
 
-    asked = question(Even(), torch.ones(1, 3, 2, 2))
-    found = PIXEL_METHODS["integrated-gradients"](asked)
+    scored = scored_batch(Even(), torch.ones(1, 3, 2, 2))
+    found = PIXEL_METHODS["integrated-gradients"](scored)
     assert found.gap is not None
     assert found.gap.tolist() == [0]
     torch.testing.assert_close(found.values[0, :, 0, 0], torch.tensor([1.0, -1, 0]))
@@ -132,11 +131,11 @@ def test_a_picture_gives_the_same_alone_and_among_others(method: Method) -> None
     pictures[1] *= 5
     network = InPlace()
     torch.manual_seed(0)
-    together = PIXEL_METHODS[method](question(network, pictures)).values
+    together = PIXEL_METHODS[method](scored_batch(network, pictures)).values
     alone = []
     for index in range(3):
         torch.manual_seed(0)
-        alone.append(PIXEL_METHODS[method](question(network, pictures[index : index + 1])).values)
+        alone.append(PIXEL_METHODS[method](scored_batch(network, pictures[index : index + 1])).values)
     limits = {"rtol": 1.0, "atol": 0.2} if method == "smoothgrad" else {"rtol": 1e-4, "atol": 1e-6}  # other noise
     torch.testing.assert_close(together, torch.cat(alone), **limits)
 
@@ -148,10 +147,10 @@ def test_nothing_is_left_behind(method: Method, frozen: bool) -> None:
     network.head.bias.requires_grad_(False)
     pictures = torch.rand(2, 3, 14, 14)
     kept, state = pictures.clone(), {name: value.clone() for name, value in network.state_dict().items()}
-    asked = question(network, pictures)
-    values = PIXEL_METHODS[method](asked).values
+    scored = scored_batch(network, pictures)
+    values = PIXEL_METHODS[method](scored).values
     with torch.no_grad():
-        PIXEL_METHODS[method](asked)
+        PIXEL_METHODS[method](scored)
     assert values.shape == pictures.shape
     assert not values.requires_grad
     assert torch.isfinite(values).all()
@@ -173,7 +172,7 @@ def test_the_network_is_never_given_more_inputs_than_the_batch_holds(method: Met
             seen.append(len(x))
             return super().forward(x)
 
-    PIXEL_METHODS[method](question(Counts(), torch.rand(2, 3, 14, 14)))
+    PIXEL_METHODS[method](scored_batch(Counts(), torch.rand(2, 3, 14, 14)))
     assert set(seen) == {2}
 
 
@@ -186,7 +185,7 @@ def test_a_network_that_raises_is_left_as_it_was(method: Method) -> None:
 
     network = Raises()
     with pytest.raises(RuntimeError, match="not today"):
-        PIXEL_METHODS[method](question(network, torch.rand(2, 3, 14, 14)))
+        PIXEL_METHODS[method](scored_batch(network, torch.rand(2, 3, 14, 14)))
     assert all(each.requires_grad and each.grad is None for each in network.parameters())
 
 
@@ -197,19 +196,19 @@ def test_detectors_are_given_a_list_of_pictures_and_others_their_further_inputs(
             return output if scale is None else output * scale[:, None]
 
     pictures, network = torch.rand(2, 3, 8, 8), Takes().eval()
-    plain = PIXEL_METHODS["gradient"](question(network, pictures)).values
-    listed = Question(network, batch_of(list(pictures), count=2), of_class(1))
+    plain = PIXEL_METHODS["gradient"](scored_batch(network, pictures)).values
+    listed = ScoredBatch(network, batch_of(list(pictures), count=2), of_class(1))
     assert torch.equal(PIXEL_METHODS["gradient"](listed).values, plain)
     record = batch_of(pictures, count=2)
     scaled = Batch(record.args, record.indices, record.records, {"scale": torch.tensor([2.0, 4.0])})
-    found = PIXEL_METHODS["gradient"](Question(network, scaled, of_class(1))).values
+    found = PIXEL_METHODS["gradient"](ScoredBatch(network, scaled, of_class(1))).values
     torch.testing.assert_close(found, plain * torch.tensor([2.0, 4.0]).view(2, 1, 1, 1))
 
 
 def test_half_precision_is_explained() -> None:
     network = InPlace().to(torch.bfloat16)
     for method, explain in PIXEL_METHODS.items():
-        values = explain(question(network, torch.rand(1, 3, 14, 14, dtype=torch.bfloat16))).values
+        values = explain(scored_batch(network, torch.rand(1, 3, 14, 14, dtype=torch.bfloat16))).values
         assert torch.isfinite(map_of(method, values)).all()
 
 
@@ -220,21 +219,21 @@ def test_a_network_that_cuts_the_gradient_off_says_what_to_do(cut: Callable[[Ten
             return super().forward(cut(x))
 
     with pytest.raises(UsageError, match=r"No gradient reaches the picture: .*Use --method occlusion"):
-        PIXEL_METHODS["gradient"](question(Cuts(), torch.rand(1, 3, 8, 8)))
-    assert float(PIXEL_METHODS["occlusion"](question(Cuts(), torch.rand(1, 3, 8, 8))).values.abs().max()) > 0
+        PIXEL_METHODS["gradient"](scored_batch(Cuts(), torch.rand(1, 3, 8, 8)))
+    assert float(PIXEL_METHODS["occlusion"](scored_batch(Cuts(), torch.rand(1, 3, 8, 8))).values.abs().max()) > 0
 
 
 def test_clips_and_numbers_are_no_pictures() -> None:
     for given, what in ((torch.rand(1, 3, 4, 8, 8), "a tensor 1x3x4x8x8"), (torch.rand(2, 5), "a tensor 2x5")):
         with pytest.raises(UsageError, match=f"is given {what}"):
-            PIXEL_METHODS["gradient"](question(Smooth(), given))
+            PIXEL_METHODS["gradient"](scored_batch(Smooth(), given))
 
 
 @pytest.mark.parametrize("method", CAPTUMS)
 def test_without_captum_one_line_says_what_to_install(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "captum", None)
     with pytest.raises(UsageError, match=r"^--method .* pip install 'hookscope\[attribute\]'$"):
-        PIXEL_METHODS[method](question(Smooth(), torch.rand(1, 3, 8, 8)))
+        PIXEL_METHODS[method](scored_batch(Smooth(), torch.rand(1, 3, 8, 8)))
 
 
 def test_maps_are_magnitudes_of_gradients_and_sums_of_shares() -> None:

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hookscope.attribution.pixels import PIXEL_METHODS, map_of
-from hookscope.attribution.question import Question
+from hookscope.attribution.pixels import PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.attribution.sanity import (
     DEPTHS,
     Map,
@@ -85,8 +84,8 @@ def maps_by(method: Method, network: nn.Module, pictures: Tensor, classes: Tenso
         assert isinstance(output, Tensor)
         return output[torch.arange(len(classes)), classes]
 
-    question = Question(network, batch_of(pictures, count=len(pictures)), score)
-    return [*map_of(method, PIXEL_METHODS[method](question).values).numpy()]
+    scored = ScoredBatch(network, batch_of(pictures, count=len(pictures)), score)
+    return [*map_of(method, PIXEL_METHODS[method](scored).values).numpy()]
 
 
 def edges(pictures: Tensor) -> list[Map]:

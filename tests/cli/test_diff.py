@@ -58,9 +58,9 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     ended = run("diff", "pair.py:net", "pair.py:net", "picture.npy", *edit, "--out", "o")
     assert ended.code == 0
     text = " ".join(ended.stdout.split())
-    assert "The difference is born in conv (Conv2d): relative L2" in text
+    assert "First difference in conv (Conv2d): relative L2" in text
     assert "its inputs are equal, mostly in channel 2 of 4" in text
-    assert text.index("The difference is born") < text.index("Output: the same best class for") < text.index("rel. L2")
+    assert text.index("First difference") < text.index("Output: the same best class for") < text.index("rel. L2")
     assert "o/overview.png is the picture; 4 grids of A-B, diff.csv, diff.json" in text
     grids = {f"grids/00{at}-{name}.png" for at, name in enumerate(["conv", "relu", "flat", "fc"])}
     plain = {"diff.csv", "diff.json", "difference_over_depth.png", "overview.png", "run.json"}
@@ -74,7 +74,7 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     ]
     document = json.loads((tmp_path / "o" / "diff.json").read_text("utf-8"))
     assert float(rows[0]["relative_l2"]) == document["rows"][0]["measures"]["relative_l2"]
-    assert document["births"][0]["layer"] == "conv"
+    assert document["first_differences"][0]["layer"] == "conv"
     record = record_of(tmp_path / "o")
     assert (record["verb"], record["way"]) == ("diff", "lockstep")
     assert (record["overview"], [each["path"] for each in record["grids"]]) == ("overview.png", sorted(grids))
@@ -106,7 +106,7 @@ def test_the_page_opens_with_the_overview_and_shows_the_grids(run: Run, tmp_path
     places = [main.index(text) for text in ('<section id="overview"', '<section id="answer"', '<section id="maps"')]
     assert places == sorted(places)
     assert main.count("<summary><span") == 3
-    assert '<span class="name">relu</span> born here' in main
+    assert '<span class="name">relu</span> begins here' in main
     record = record_of(tmp_path / "o")
     record["grids"][0]["row"] = 9
     (tmp_path / "o" / "run.json").write_text(json.dumps(record), "utf-8")
@@ -245,7 +245,5 @@ def test_outputs_that_show_a_difference_themselves_are_called_outputs(run: Run, 
         "utf-8",
     )
     ended = run("diff", "end.py:net", "end.py:end", "picture.npy")
-    sentence = (
-        "The difference is born in (model), in its own code between the layers that it calls: its output is the first"
-    )
+    sentence = "First difference in (model), in its own code between the layers that it calls: its output is the first"
     assert sentence in " ".join(ended.stdout.split())

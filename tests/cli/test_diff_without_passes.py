@@ -109,7 +109,7 @@ def test_runs_are_compared_by_their_sketches(run: Run, runs: tuple[Path, Path], 
 
 def test_from_python_there_are_the_same_results(runs: tuple[Path, Path], files: tuple[Path, Path]) -> None:
     found = hookscope.diff(*runs)
-    assert (found.way, found.births[0].layer) == ("sketches", "2")
+    assert (found.way, found.first_differences[0].layer) == ("sketches", "2")
     weights = hookscope.diff(*files, fail_over="rel>1")
     assert [each.label for each in weights.exceeded] == ["second.weight"]
     assert hookscope.diff(torch.nn.Linear(2, 3), "same").weights[0].sign_flips == 0

@@ -28,13 +28,13 @@ def compared(*, shadow: bool, scale: float) -> tuple[set[str], list[str], str]:
     with torch.no_grad():
         other.get_submodule("layer2.0.conv2").weight.mul_(scale)
     result = hookscope.diff(network, far_device.network_sent(other), pictures, shadow=shadow)
-    return {row.origin for row in result.rows}, [birth.layer for birth in result.births], result.b.device
+    return {row.origin for row in result.rows}, [each.layer for each in result.first_differences], result.b.device
 
 
 @pytest.mark.exhaustive
 def test_a_network_on_a_device_is_compared_with_one_on_the_cpu(elsewhere: ProcessPoolExecutor) -> None:
-    origins, births, device = elsewhere.submit(compared, shadow=False, scale=1.0).result()
-    assert (origins <= {"equal", "rounding"}, births, device) == (True, [], "far:0")
-    origins, births, _ = elsewhere.submit(compared, shadow=True, scale=1.01).result()
-    assert births == ["layer2.0.conv2"]
-    assert origins <= {"equal", "rounding", "born", "passed on"}
+    origins, first_differences, device = elsewhere.submit(compared, shadow=False, scale=1.0).result()
+    assert (origins <= {"equal", "rounding"}, first_differences, device) == (True, [], "far:0")
+    origins, first_differences, _ = elsewhere.submit(compared, shadow=True, scale=1.01).result()
+    assert first_differences == ["layer2.0.conv2"]
+    assert origins <= {"equal", "rounding", "begins", "passed on"}

@@ -107,7 +107,7 @@ def test_a_compiled_part_is_its_own_partner() -> None:
     network.conv = torch.compile(network.conv, backend="eager")
     result = hookscope.diff(small(), network, torch.randn(2, 3, 8, 8))
     assert (result.rows[0].label, result.rows[0].origin) == ("conv", "equal")
-    assert result.births == ()
+    assert result.first_differences == ()
 
 
 def test_renamed_layers_are_aligned_by_order_and_a_map_says_so_itself() -> None:
@@ -122,7 +122,7 @@ def test_renamed_layers_are_aligned_by_order_and_a_map_says_so_itself() -> None:
         ("flat", "flatten", "order"),
         ("fc", "head", "order"),
     ]
-    assert [birth.layer for birth in result.births] == ["fc"]
+    assert [each.layer for each in result.first_differences] == ["fc"]
     assert result["head"] is result["fc"]
     assert hookscope.diff(small(), renamed, pictures, map="conv=c1")["conv"].matched == "map"
 
@@ -147,7 +147,7 @@ def test_torchvisions_and_timms_resnet50_are_aligned_layer_by_layer() -> None:
         ours, theirs = torchvision.models.resnet50().eval(), timm.create_model("resnet50", pretrained=False).eval()
     theirs.load_state_dict(ours.state_dict())
     result = hookscope.diff(ours, theirs, torch.randn(1, 3, 64, 64))
-    assert result.births == ()
+    assert result.first_differences == ()
     for row in result.rows:
         block, _, part = row.layer.rpartition(".")
         if part.startswith("relu") and block:
@@ -195,11 +195,11 @@ def test_blocks_that_are_selected_have_partners_too_where_layers_are_named_other
     assert result.unmatched == ()
 
 
-def test_a_layer_that_only_one_side_calls_is_named_where_the_difference_is_born() -> None:
+def test_a_layer_that_only_one_side_calls_is_named_where_the_difference_begins() -> None:
     networks = [nn.Sequential(OrderedDict(stage=Stage(True, inserted))) for inserted in (False, True)]
     result = hookscope.diff(*networks, torch.randn(1, 3, 4, 4))
     sentence = answer(result)[0]
-    assert sentence.startswith("The difference is born in stage, in its own code between the layers that it calls:")
+    assert sentence.startswith("First difference in stage, in its own code between the layers that it calls:")
     assert sentence.endswith(" Only B calls stage.extra there.")
 
 

@@ -1,209 +1,115 @@
-"""Functions that run side by side, one at a time and at the same time."""
+"""One network ahead of the other, which compares with copies."""
 
-import random
-import threading
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
+from typing import Literal
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
-from hookscope.differences.lockstep import AbandonedError, RandomStates, Strand, next_stopped, strands
-
-
-def counting(*stops: int) -> object:
-    def function(strand: Strand[int]) -> str:
-        for stop in stops:
-            strand.pause(stop)
-        return "end"
-
-    return function
+import hookscope
+from hookscope.differences import lockstep
 
 
-def test_strands_stop_at_every_pause_and_end() -> None:
-    with strands([counting(1, 2), counting(10)]) as (one, other):
-        assert (one.resume(), other.resume(), one.resume()) == (1, 10, 2)
-        assert not one.done
-        assert one.resume() is None
-        assert (one.done, one.result) == (True, "end")
-        other.finish()
-        assert other.result == "end"
+@pytest.fixture(autouse=True, params=[1, 2], ids=["in turns", "at the same time"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
 
 
-def test_one_runs_at_a_time() -> None:
-    running: list[int] = []
-    most: list[int] = []
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
 
-    def function(strand: Strand[int]) -> None:
-        for _ in range(50):
-            running.append(1)
-            most.append(len(running))
-            running.pop()
-            strand.pause(0)
-
-    with strands([function, function]) as each:
-        for _ in range(50):
-            for strand in each:
-                strand.resume()
-    assert max(most) == 1
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.conv(x))
+        out += x
+        result: Tensor = self.relu(out)
+        return result
 
 
-def test_each_draws_the_random_numbers_that_it_would_alone() -> None:
-    def draw(strand: Strand[list[float]]) -> None:
-        for _ in range(4):
-            strand.pause([float(torch.rand(())), random.random(), float(np.random.rand())])
+class Pause(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
 
-    torch.manual_seed(3)
-    random.seed(3)
-    np.random.seed(3)
-    with strands([draw, draw]) as (one, other):
-        pairs = [(one.resume(), other.resume()) for _ in range(4)]
-    drawn = [float(torch.rand(())), random.random(), float(np.random.rand())]
-    assert all(first == second for first, second in pairs)
-    assert pairs[0][0] == drawn  # nobody's draws have moved the generators on
-    assert len({tuple(first or ()) for first, _ in pairs}) == 4
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return x * 1
 
 
-def test_functions_run_at_the_same_time_each_to_its_next_pause() -> None:
-    meeting = threading.Barrier(2)
-
-    def function(strand: Strand[int]) -> None:
-        for stop in range(3):
-            meeting.wait(timeout=60)
-            strand.pause(stop)
-
-    with strands([function, function]) as both:
-        for expected in (0, 1, 2, None):
-            for strand in both:
-                strand.start()
-            stopped = [next_stopped(both) for _ in both]
-            assert {strand for strand, _ in stopped} == {*both}
-            assert [stop for _, stop in stopped] == [expected] * 2
-        assert all(strand.done for strand in both)
+def blocks(seconds: float = 0.0, *, scaled: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    network = nn.Sequential(*(nn.Sequential(Block(), Pause(seconds)) for _ in range(4))).eval()
+    if scaled:
+        with torch.no_grad():
+            network.get_parameter("2.0.conv.weight")[0] *= 2
+    return network
 
 
-def test_one_that_is_received_goes_on_without_its_caller() -> None:
-    received: list[int] = []
-
-    def function(strand: Strand[int]) -> None:
-        strand.pause(1)
-        strand.pause(2)
-        strand.pause(3, breakable=False)
-
-    def receive(stop: int) -> bool:
-        received.append(stop)
-        return True
-
-    with strands([function]) as (strand,):
-        strand.passes = receive
-        assert strand.resume() == 3
-        assert received == [1, 2]
-
-
-def test_one_that_is_received_may_wait_until_another_thread_starts_it() -> None:
-    def function(strand: Strand[int]) -> None:
-        strand.pause(1)
-
-    arrived = threading.Event()
-
-    def receive(_stop: int) -> bool:
-        arrived.set()
-        return False
-
-    with strands([function]) as (strand,):
-        strand.passes = receive
-        strand.start()
-        assert arrived.wait(timeout=60)
-        assert not strand.done
-        assert next_stopped([strand]) == (strand, 1)
-        assert strand.call(threading.get_ident) != threading.get_ident()
-        strand.start()
-        assert next_stopped([strand]) == (strand, None)
-        assert strand.done
+@pytest.mark.parametrize("most", [0, 1000, 2**30])
+@pytest.mark.parametrize("seconds", [(0.0, 0.0), (0.02, 0.0), (0.0, 0.02)])
+@pytest.mark.parametrize("reference", [None, "float64"])
+@pytest.mark.sample("None-seconds0-0", "float64-seconds1-1000", "None-seconds2-1073741824")
+def test_rows_are_the_same_however_far_one_is_ahead(
+    most: int, seconds: tuple[float, float], reference: Literal["float64"] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lockstep, "_MOST_HELD", most)
+    x = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    result = hookscope.diff(blocks(seconds[0]), blocks(seconds[1], scaled=True), x, reference=reference)
+    assert [each.layer for each in result.first_differences] == ["2.0.conv"]
+    assert len(result.rows) == 4 * 4
+    assert [row.layer for row in result.rows if row.origin == "equal"] == [row.layer for row in result.rows][:8]
+    again = hookscope.diff(blocks(), blocks(scaled=True), x, reference=reference)
+    assert [(row.measures, row.input_relative_l2, row.error) for row in result.rows] == [
+        (row.measures, row.input_relative_l2, row.error) for row in again.rows
+    ]
 
 
-@pytest.mark.parametrize("draw", [torch.rand, lambda _: random.random(), np.random.rand])
-def test_states_of_generators_are_equal_until_a_number_is_drawn(draw: Callable[[int], object]) -> None:
-    torch.manual_seed(3)
-    before = RandomStates()
-    assert RandomStates() == before
-    draw(1)
-    assert RandomStates() != before
+@pytest.mark.parametrize(("most", "ahead"), [(2**21, 4), (2**30, 12)])
+@pytest.mark.sample("in turns-2097152-4", "at the same time-1073741824-12")
+def test_copies_are_bounded(most: int, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "_MOST_HELD", most)
+    done: list[str] = []
+    found: list[int] = []
+
+    class Layer(nn.Linear):
+        side, is_first = "A", False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.side == "B" and self.is_first:
+                time.sleep(0.5)
+                found.append(done.count("A"))
+            done.append(self.side)
+            return super().forward(x)
+
+    a, b = (nn.Sequential(*(Layer(64, 64) for _ in range(12))) for _ in range(2))
+    for each in b:
+        each.side = "B"  # type: ignore[assignment]
+    b[0].is_first = True  # type: ignore[assignment]
+    result = hookscope.diff(a, b, torch.randn(1, 4096, 64))  # a megabyte each
+    assert len(result.rows) == 12
+    assert found[0] <= ahead
+    assert most < 2**30 or found[0] == ahead
 
 
-def test_an_error_is_kept_for_the_caller() -> None:
-    def function(_strand: Strand[int]) -> None:
-        raise KeyError("odd")
+def test_both_go_on_where_each_waits_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "_MOST_HELD", 0)
 
-    with strands([function]) as (strand,):
-        assert strand.resume() is None
-        assert isinstance(strand.error, KeyError)
-        with pytest.raises(KeyError):
-            strand.finish()
+    class Turned(nn.Module):
+        def __init__(self, order: tuple[int, ...]) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.parts, self.order = nn.ModuleList(nn.Linear(4, 4) for _ in range(5)), order
 
+        def forward(self, x: Tensor) -> Tensor:
+            found = {at: self.parts[at](x) for at in self.order}
+            return torch.stack([found[at] for at in sorted(found)]).sum(0)
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_function_that_waits_ends_when_the_block_does(error: type[BaseException]) -> None:
-    ended: list[str] = []
-
-    def function(strand: Strand[int]) -> None:
-        try:
-            strand.pause(1)
-        except Exception:  # noqa: BLE001 - as a network may
-            ended.append("swallowed")
-        finally:
-            ended.append("cleaned up")
-
-    before = threading.active_count()
-
-    def run() -> None:
-        with strands([function, function]) as each:
-            for strand in each:
-                strand.resume()
-            raise error
-
-    with pytest.raises(error):
-        run()
-    assert ended == ["cleaned up"] * 2
-    assert threading.active_count() == before
-
-
-def test_a_function_that_has_not_begun_never_does() -> None:
-    begun: list[int] = []
-    with strands([lambda _strand: begun.append(1)]):
-        pass
-    assert begun == []
-
-
-def test_a_task_runs_where_the_function_waits() -> None:
-    def function(strand: Strand[int]) -> None:
-        torch.set_grad_enabled(False)
-        strand.pause(1)
-
-    with strands([function]) as (strand,):
-        strand.resume()
-        assert strand.call(torch.is_grad_enabled) is False
-        assert torch.is_grad_enabled()
-        with pytest.raises(ZeroDivisionError):
-            strand.call(lambda: 1 / 0)
-        strand.finish()
-
-
-def test_breaking_off_raises_at_every_pause_until_it_is_taken_back() -> None:
-    seen: list[str] = []
-
-    def function(strand: Strand[str]) -> None:
-        for name in ("first", "second"):
-            try:
-                strand.pause(name)
-            except AbandonedError:
-                seen.append(name)
-        strand.breaks_off = False
-        strand.pause("third")
-
-    with strands([function]) as (strand,):
-        assert strand.resume() == "first"
-        strand.breaks_off = True
-        assert strand.resume() == "third"
-        strand.finish()
-    assert seen == ["first", "second"]
+    result = hookscope.diff(Turned((0, 1, 2, 3, 4)), Turned((4, 2, 3, 1, 0)), torch.randn(3, 4))
+    assert {row.origin for row in result.rows} == {"equal"}
+    assert len(result.rows) == 5

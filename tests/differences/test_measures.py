@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hookscope.differences.measures import Sums, squares_by_channel
-from hookscope.results.differences import Measures
+from hookscope.results.differences import Measures, NonFinite
 from hookscope.statistics import difference
 
 
@@ -90,6 +90,10 @@ def test_what_is_not_finite_on_one_side_alone_makes_the_difference_nan(odd: floa
     assert math.isnan(result.sqnr_db)
     assert (result.max_abs, result.max_at) == (0.5, (2,))
     assert result.unequal_fraction == pytest.approx(2 / 3)
+    is_nan = math.isnan(odd)
+    assert result.nonfinite == NonFinite(0, 0, int(is_nan), int(not is_nan), 3)
+    assert measured(b, a).nonfinite == NonFinite(int(is_nan), int(not is_nan), 0, 0, 3)
+    assert measured(a.double(), b.double()).nonfinite == result.nonfinite  # not by compiled code
 
 
 def test_a_difference_from_nothing_is_infinite() -> None:

@@ -1,4 +1,4 @@
-"""A fault planted at each place of a network: the first layer that shows it, and where it is born, are named."""
+"""A fault planted at each place of a network: the first layer that shows it, and where it begins, are named."""
 
 import copy
 import types
@@ -118,7 +118,7 @@ def test_each_fault_is_named_where_it_is_planted(name: str) -> None:
         plant(faulty.get_submodule(layer))
         result = hookscope.diff(network, faulty, pictures, shadow=planted % 4 == 0)
         planted += 1
-        named = [birth.layer for birth in result.births]
+        named = [each.layer for each in result.first_differences]
         if named != [layer]:
             missed.append((layer, plant.__name__, named))
     assert planted > 18
@@ -130,7 +130,7 @@ def test_each_fault_is_named_where_it_is_planted(name: str) -> None:
 def test_a_network_and_its_copy_do_not_differ(name: str) -> None:
     network = seeded(NETWORKS[name])
     result = hookscope.diff(network, "same", torch.randn(2, 3, 32, 32))
-    assert result.births == ()
+    assert result.first_differences == ()
     assert {row.origin for row in result.rows} == {"equal"}
     assert result.unmatched == ()
     assert result.outputs[0].top1 == 2

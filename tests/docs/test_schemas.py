@@ -86,7 +86,7 @@ def test_a_difference_of_passes_and_one_of_weights(run: Run, tmp_path: Path) -> 
     options = ("--edit-b", "0:output:scale(2)", "--shadow", "--reference", "float64", "--fail-over", "0:rel>0.5")
     ended = run("diff", "net.py:tiny", "same", CAT, "--resize", "32", "--crop", "32", *options, "--json")
     document = check("diff", ended.stdout)
-    assert document["births"]
+    assert document["first_differences"]
     assert document["exceeded"]
     check_run(tmp_path / document["run"], ("ops", "map", "shadow"))
     torch.save({"first.weight": torch.zeros(4)}, tmp_path / "a.pt")

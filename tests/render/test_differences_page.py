@@ -15,11 +15,11 @@ from hookscope.render.differences_text import sides_text
 from hookscope.render.html.differences import differences_html
 from hookscope.results.comparison import Prediction
 from hookscope.results.differences import (
-    Birth,
     ChannelShare,
     DifferenceRow,
     Differences,
     Exceeded,
+    FirstDifference,
     Measures,
     OutputDifference,
     Side,
@@ -56,7 +56,7 @@ RESULT = Differences(
     inputs=(InputRecord("cat.jpg", "cd" * 32, (60, 40), (3, 8, 8), ("resized",)),),
     rows=(
         row(0, "stem", Measures(0.0, 1.0)),
-        row(1, "body", MEASURES, origin="born", input_relative_l2=0.0, added=MEASURES, error=1e-7, error_b=0.25),
+        row(1, "body", MEASURES, origin="begins", input_relative_l2=0.0, added=MEASURES, error=1e-7, error_b=0.25),
         row(2, "neck", Measures(math.nan), channel=ChannelShare(3, 8, 0.625), note="a note", limit=1e-5),
         row(3, "head", None, shape_b=(1, 7), note="shapes differ"),
         row(4, "tail", Measures(math.inf, standard_error=0.044)),
@@ -64,7 +64,7 @@ RESULT = Differences(
     gradients=(row(0, "stem grad_output", MEASURES),),
     unmatched=(Unmatched("B", "more", "ReLU", (1, 4), "A has no such layer"),),
     outputs=(OutputDifference("", (1, 7), MEASURES, 1e-7, 0.25, 1, 0, 0.75, 0.5, ((best(1, 2),), (best(2, 1),))),),
-    births=(Birth("body", "body", False, 0.25),),
+    first_differences=(FirstDifference("body", "body", False, 0.25),),
     exceeded=(Exceeded("rel>0.1", "body", 0.25),),
     reference="A's weights in float64",
     warnings=("Look at this.",),
@@ -94,7 +94,18 @@ def same(first: object, second: object) -> bool:
 @pytest.mark.parametrize("result", [RESULT, WEIGHTS])
 def test_a_result_comes_back_as_it_was_written(tmp_path: Path, result: Differences) -> None:
     stored = read_differences(result.save(tmp_path / "run")).result
-    for name in ("a", "b", "way", "inputs", "rows", "gradients", "unmatched", "outputs", "weights", "births"):
+    for name in (
+        "a",
+        "b",
+        "way",
+        "inputs",
+        "rows",
+        "gradients",
+        "unmatched",
+        "outputs",
+        "weights",
+        "first_differences",
+    ):
         assert same(getattr(stored, name), getattr(result, name)), name
     for name in ("exceeded", "reference", "warnings", "notes", "seed"):
         assert getattr(stored, name) == getattr(result, name)
@@ -110,7 +121,7 @@ def page_of(tmp_path: Path, result: Differences) -> str:
 
 def test_the_page_says_where_it_begins_and_shows_every_row(tmp_path: Path) -> None:
     text = text_of(page_of(tmp_path, RESULT))
-    assert "The difference is born in body (Conv2d): relative L2 0.250, its inputs are equal." in text
+    assert "First difference in body (Conv2d): relative L2 0.250, its inputs are equal." in text
     for part in ("shapes differ", "a note", "stem grad_output", "Look at this.", "Nothing grave.", "rel>0.1"):
         assert part in text
     assert "only in B: more ReLU" in text
@@ -143,7 +154,7 @@ def test_no_name_becomes_part_of_the_page(tmp_path: Path) -> None:
         rows=rows,
         gradients=rows,
         unmatched=tuple(Unmatched("A", each, each, (1,), each) for each in HOSTILE_NAMES),
-        births=tuple(Birth(each, each, False, 0.5) for each in HOSTILE_NAMES),
+        first_differences=tuple(FirstDifference(each, each, False, 0.5) for each in HOSTILE_NAMES),
         exceeded=tuple(Exceeded(each, each, 0.5) for each in HOSTILE_NAMES),
         inputs=(replace(RESULT.inputs[0], name=name),),
         warnings=HOSTILE_NAMES,

@@ -272,7 +272,7 @@ def networks() -> Iterator[Image.Image]:
     yield draw_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 9))
     edited = hookscope.diff(long_names, "same", torch.randn(2, 3, 20, 90), edit_b="*number_2:output:scale(2)")
     yield draw_differences(edited)
-    yield draw_differences(replace(edited, rows=(), maps=(), births=(), outputs=()))
+    yield draw_differences(replace(edited, rows=(), maps=(), first_differences=(), outputs=()))
     yield draw_differences(hookscope.diff(many, "same", torch.full((1, 2, 3, 3), torch.nan), reference="float64"))
     yield draw_differences(hookscope.diff(nn.Linear(4, 4), nn.Linear(4, 4)))
 

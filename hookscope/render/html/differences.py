@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookscope.render.columns import Column
-from hookscope.render.differences_text import answer, birth_mark, difference_columns, sides_text
+from hookscope.render.differences_text import answer, difference_columns, first_mark, sides_text
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import picture_uri, thumbnail_uri
 from hookscope.render.weights_text import (
@@ -48,11 +48,11 @@ def differences_html(run: StoredDifferences) -> str:
 
 
 def _grid(run: StoredDifferences, grid: Grid) -> dict[str, str]:
-    born = {birth.row for birth in run.result.births}
+    begins = {first.row for first in run.result.first_differences}
     row = next(row for row in run.result.rows if row.index == grid.row)
     return {
         "name": row.label or "(model)",
-        "remark": birth_mark(run.result) if row.label in born else "",
+        "remark": first_mark(run.result) if row.label in begins else "",
         "caption": ", ".join(grid.caption),
         "uri": thumbnail_uri(run.read_picture(grid.path), grid.path, _GRID_SIDE),
     }
@@ -67,16 +67,15 @@ def _about(side: Side, result: Differences) -> str:
 
 
 def _tables(result: Differences) -> list[dict[str, Any]]:
-    born = {birth.row for birth in result.births}
+    begins = {first.row for first in result.first_differences}
     tables = []
     if result.rows:
-        notable = [row.label in born for row in result.rows]
+        notable = [row.label in begins for row in result.rows]
         tables.append(_table("Layers", "", difference_columns(result), notable))
     if result.gradients:
         gradients = without_gradients(result)
         columns = difference_columns(gradients)
-        begun = {birth.row for birth in result.gradient_births}
-        notable = [row.label in begun for row in gradients.rows]
+        notable = [row.label == result.first_gradient_difference for row in gradients.rows]
         tables.append(_table("Gradients", gradients_answer(result), columns, notable))
     if result.weights:
         changed = [row for row in result.weights if differs(row)]

@@ -132,7 +132,6 @@ def _map_cell(each: AttributionMap, photograph: Photograph) -> _Cell:
 
 
 def _outline(pixels: NDArray[np.uint8], rows: slice, columns: slice) -> None:
-    """Draw a line around the part that the network saw."""
     part = pixels[rows, columns]
     for edge in (part[:1], part[-1:], part[:, :1], part[:, -1:]):
         edge[:] = LINE

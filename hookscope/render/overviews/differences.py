@@ -1,4 +1,4 @@
-"""How two networks differ, in one picture: the answer in words, maps of A-B where it is born, and A-B over depth."""
+"""How two networks differ, in one picture: the answer in words, maps of A-B where it begins, and A-B over depth."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import classes_text
-from hookscope.render.differences_text import answer, birth_mark, sides_text
+from hookscope.render.differences_text import answer, first_mark, sides_text
 from hookscope.render.overviews.activations import input_picture, names_of
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.maps import MOST_STAGES, MapColumns
@@ -100,10 +100,10 @@ def _averaged(values: NDArray[np.floating], step: int) -> NDArray[np.float32]:
 
 
 def _shown_maps(result: Differences) -> list[FeatureMaps]:
-    """Return the maps where differences are born, and the largest others, in the order of running."""
+    """Return the maps where differences begin, and the largest others, in the order of running."""
     drawable = [each for each in result.maps if each.arrangement != "vector" and min(each.values.shape[-2:]) > 1]
-    born, sizes = _born(result), {row.index: _size(row.measures) for row in result.rows}
-    drawable.sort(key=lambda each: (each.row in born, sizes.get(each.row, 0.0)), reverse=True)
+    begins, sizes = _first_rows(result), {row.index: _size(row.measures) for row in result.rows}
+    drawable.sort(key=lambda each: (each.row in begins, sizes.get(each.row, 0.0)), reverse=True)
     return sorted(drawable[:MOST_STAGES], key=lambda each: each.row)
 
 
@@ -112,13 +112,13 @@ def _size(measures: Measures | None) -> float:
     return math.inf if math.isnan(value) else value
 
 
-def _born(result: Differences) -> set[int]:
-    labels = {birth.row for birth in result.births}
+def _first_rows(result: Differences) -> set[int]:
+    labels = {first.row for first in result.first_differences}
     return {row.index for row in result.rows if row.label in labels}
 
 
 def _remark(maps: FeatureMaps, result: Differences) -> str:
-    return f"{maps.kind}: {birth_mark(result)}" if maps.row in _born(result) else maps.kind
+    return f"{maps.kind}: {first_mark(result)}" if maps.row in _first_rows(result) else maps.kind
 
 
 def _key(result: Differences, shown: Sequence[FeatureMaps]) -> str:
@@ -182,8 +182,8 @@ def _depth(result: Differences, numbers: dict[int, str]) -> Block:
         [row.label or "(model)" for row in rows],
         [each for each in more if any(each.values)],
         letters=[(numbers[row.index], place) for place, row in enumerate(rows) if row.index in numbers],
-        ground=[place for place, row in enumerate(rows) if row.index in _born(result)],
-        ground_name=birth_mark(result),
+        ground=[place for place, row in enumerate(rows) if row.index in _first_rows(result)],
+        ground_name=first_mark(result),
     )
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.differences.alignment import match_names
-from hookscope.differences.births import exceeds, rounding_limit
-from hookscope.differences.lockstep import Strand
-from hookscope.differences.party import Finished, Party, Ready, Stop, parameter_shapes, run_once
+from hookscope.differences.first_differences import exceeds, rounding_limit
+from hookscope.differences.hooked_network import Finished, HookedNetwork, Ready, Stop, parameter_shapes, run_once
+from hookscope.differences.pausable_threads import PausableThread
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
@@ -50,18 +50,18 @@ class Compiled:
     """B, compiled.
 
     Attributes:
-        party: B, whose blocks are compiled one by one.
+        network: B, whose blocks are compiled one by one.
         whole: A copy of it, on the same parameters, that is compiled in one piece.
         blocks: Of B, by name.
         sizes: How many layers each block stands for, by the names of A.
-        strand: That the whole runs in.
+        thread: That the whole runs in.
     """
 
-    party: Party
-    whole: Party
+    network: HookedNetwork
+    whole: HookedNetwork
     blocks: Mapping[str, nn.Module]
     sizes: Mapping[str, int]
-    strand: Strand[Stop] | None = None
+    thread: PausableThread[Stop] | None = None
     _graphs: Counter[str] = field(default_factory=Counter)
     _failure: HookscopeError | None = None
 
@@ -113,24 +113,24 @@ class Compiled:
         return cast("Callable[..., Any]", torch.compiler.set_stance("default")(compiled))
 
     def ended(self, finished: Sequence[Finished], batch: Batch) -> list[Finished]:
-        """Return how all parties ended a batch; for B, the output of the network compiled in one piece.
+        """Return how all networks ended a batch; for B, the output of the network compiled in one piece.
 
         Raises:
             HookscopeError: As `forwards`: what cannot be compiled is no fault of the batch.
         """
-        if self._failure is None and self.strand is not None and not any(each.message for each in finished):
-            finished = [finished[0], self._run_whole(self.strand, batch), *finished[2:]]
+        if self._failure is None and self.thread is not None and not any(each.message for each in finished):
+            finished = [finished[0], self._run_whole(self.thread, batch), *finished[2:]]
         if self._failure is not None:
             raise self._failure from next((each.error for each in finished if each.error is not None), None)
         return [*finished]
 
-    def _run_whole(self, strand: Strand[Stop], batch: Batch) -> Finished:
+    def _run_whole(self, thread: PausableThread[Stop], batch: Batch) -> Finished:
         self.whole.batch = batch
-        stop = strand.resume()
+        stop = thread.resume()
         while isinstance(stop, Ready):
-            stop = strand.resume()
-        if strand.error is not None:
-            raise strand.error
+            stop = thread.resume()
+        if thread.error is not None:
+            raise thread.error
         finished = stop if isinstance(stop, Finished) else Finished()
         self.whole.rewinds = bool(finished.message)
         return finished
@@ -143,11 +143,11 @@ class Compiled:
         )
 
     def _ran(self) -> list[str]:
-        seen = {each.layer for each in self.party.shown.values()}
+        seen = {each.layer for each in self.network.output_forms.values()}
         return [name for name in self.blocks if name in seen]
 
     def warnings(
-        self, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference], eps: float, *, is_born: bool
+        self, rows: Sequence[DifferenceRow], outputs: Sequence[OutputDifference], eps: float, *, differs: bool
     ) -> list[str]:
         """Return what was not compiled, and whether the whole differs though no block does."""
         found = []
@@ -156,7 +156,7 @@ class Compiled:
             names = some_of([printable(name, 80) for name in as_written], 3)
             found.append(f"B: torch.compile compiles nothing of {names}: these blocks run uncompiled.")
         limit = rounding_limit(eps, sum(self.sizes.get(row.layer, 1) for row in rows))
-        if not is_born and any(each.measures and exceeds(each.measures.relative_l2, limit) for each in outputs):
+        if not differs and any(each.measures and exceeds(each.measures.relative_l2, limit) for each in outputs):
             found.append(
                 "The whole network, compiled in one piece, differs beyond rounding, though no block does that is "
                 "compiled by itself: the difference arises in what torch.compile makes of several blocks together."
@@ -173,7 +173,6 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[...
 
 
 def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
-    """Return the error for a graph that could not be compiled."""
     causes: list[BaseException] = [error]
     for each in causes:  # which grows
         inner = (getattr(each, "inner_exception", None), each.__cause__, each.__context__)
@@ -187,15 +186,15 @@ def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
 
 
 def compile_in_blocks(
-    parties: Sequence[Party], brought: Sequence[Batch], maps: Sequence[str], *, chosen: bool
+    networks: Sequence[HookedNetwork], brought: Sequence[Batch], maps: Sequence[str], *, chosen: bool
 ) -> Compiled:
-    """Compile B, and observe the same blocks in all parties.
+    """Compile B, and observe the same blocks in all networks.
 
     Without chosen layers these are the modules that the network itself calls; containers that are not called are
     opened. Otherwise each chosen layer that contains no other chosen one is a block, and what contains it is opened.
 
     Args:
-        parties: A, B, and the reference if there is one.
+        networks: A, B, and the reference if there is one.
         brought: The first batch, as A and B take it.
         maps: As for `--map`.
         chosen: Whether `--layer` has chosen the layers that A has selected.
@@ -203,7 +202,7 @@ def compile_in_blocks(
     Raises:
         UsageError: If B cannot be copied.
     """
-    a, b = parties[:2]
+    a, b = networks[:2]
     modules_a, modules_b = a.inspected.modules, b.inspected.modules
     shapes_a, shapes_b = (
         {name: parameter_shapes(each) for name, each in side.items()} for side in (modules_a, modules_b)
@@ -214,14 +213,16 @@ def compile_in_blocks(
     )
     blocks_a = partition(modules_a, called_a, a.selected if chosen else ())
     blocks_b = partition(modules_b, called_b, {named[name][0] for name in blocks_a if name in named})
-    for party, blocks in zip(parties, (blocks_a, blocks_b, blocks_a), strict=False):
-        modules = party.inspected.modules
+    for network, blocks in zip(networks, (blocks_a, blocks_b, blocks_a), strict=False):
+        modules = network.inspected.modules
         around = {name for name in modules if any(_is_around(name, each) for each in blocks)}
-        if chosen and party is not b:
-            party.selected = {name: each for name, each in party.selected.items() if name in blocks or name in around}
+        if chosen and network is not b:
+            network.selected = {
+                name: each for name, each in network.selected.items() if name in blocks or name in around
+            }
         else:
-            party.selected = {name: modules[name] for name in blocks}
-        party.hooked = {
+            network.selected = {name: modules[name] for name in blocks}
+        network.hooked = {
             name: each
             for name, each in modules.items()
             if name in blocks or (name in around and not isinstance(each, _HELD))
@@ -264,17 +265,17 @@ def _is_around(name: str, inner: str) -> bool:
     return name != inner and (not name or inner.startswith(f"{name}."))
 
 
-def _whole(party: Party) -> Party:
-    """Return a party without hooks that runs a copy of the network, on the same parameters."""
-    network = party.inspected.network
-    known: dict[int, Any] = {id(each): each for each in network.parameters()}
+def _whole(network: HookedNetwork) -> HookedNetwork:
+    """Return a network without hooks that runs a copy of the network, on the same parameters."""
+    module = network.inspected.network
+    known: dict[int, Any] = {id(each): each for each in module.parameters()}
     try:
-        copy = deepcopy(network, copied_results(network) | known)
+        copy = deepcopy(module, copied_results(module) | known)
     except Exception as error:
         raise UsageError(
-            f"{party.title} cannot be copied to be compiled in one piece: {exception_line(error)}. "
+            f"{network.title} cannot be copied to be compiled in one piece: {exception_line(error)}. "
             "Leave out --compile-b."
         ) from error
     modules = dict(copy.named_modules())
-    inspected: InspectedNetwork = replace(party.inspected, network=copy, modules=modules)
-    return replace(party, inspected=inspected, selected={}, hooked={}, operations=None, keeps="")
+    inspected: InspectedNetwork = replace(network.inspected, network=copy, modules=modules)
+    return replace(network, inspected=inspected, selected={}, hooked={}, operations=None, keeps="")

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.differences.stored import compare_runs
+from hookscope.differences.compare_runs import compare_runs
 from hookscope.errors import HookscopeError, InputError, LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.results.differences import DifferenceRow, Measures
 from hookscope.results.runs.sketches import FILE
@@ -83,7 +83,7 @@ def test_the_first_layer_that_differs_is_named_by_sketches_alone(tmp_path: Path,
         (result.save(tmp_path / name) / "activations.safetensors").unlink()
     found = compare_runs(tmp_path / "a", tmp_path / "b")
     assert found.way == "sketches"
-    assert [each.layer for each in found.births] == [layer]
+    assert [each.layer for each in found.first_differences] == [layer]
     assert "standard error of 4.4 %" in found.notes[0]
     for row in found.rows:
         exact = float((a.tensors[row.label] - b.tensors[row.label]).norm() / a.tensors[row.label].norm())
@@ -143,7 +143,7 @@ def test_equal_networks_show_no_difference(tmp_path: Path, pictures: Path) -> No
     }
     for name, other in others.items():
         found = compare_runs(a, other)
-        assert found.births == (), name
+        assert found.first_differences == (), name
         assert {row.origin for row in found.rows} <= {"equal", "rounding"}, name
         assert len(found.rows) == 7, name
         assert (found.unmatched, found.warnings) == ((), ()), name

@@ -27,7 +27,7 @@ _BACKBONE = "backbone"
 _AT_A_TIME = (1, 4, 16)
 
 
-class Seen(NamedTuple):
+class LayerOutput(NamedTuple):
     """One output of one call.
 
     Attributes:
@@ -51,7 +51,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(slots=True)
-class Survey:
+class LayerOutputs:
     """What every layer returned in one forward pass, in the order in which they finished.
 
     Attributes:
@@ -68,7 +68,7 @@ class Survey:
     unrolled: int = 0
     count: int = 1
     keeps: bool = False
-    seen: dict[Place, Seen] = field(default_factory=dict)
+    by_place: dict[Place, LayerOutput] = field(default_factory=dict)
     score_map: str = ""
     _axes: AxisReader = field(default_factory=AxisReader)
     _grids: list[tuple[int, int]] = field(default_factory=list)
@@ -76,17 +76,17 @@ class Survey:
     def start(self, count: int, *, keeps: bool = False) -> None:
         """Begin a forward pass over so many inputs."""
         self.score_map = ""
-        self.count, self.keeps, self.seen, self._axes, self._grids = count, keeps, {}, AxisReader(), []
+        self.count, self.keeps, self.by_place, self._axes, self._grids = count, keeps, {}, AxisReader(), []
 
     def forget(self) -> None:
         """Let go of outputs and graphs."""
-        self.seen = {place: each._replace(edge=None, values=None) for place, each in self.seen.items()}
+        self.by_place = {place: each._replace(edge=None, values=None) for place, each in self.by_place.items()}
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         """Note an output, for `hookscope.hooks.forward_hooks.capture`."""
         self.note(call, slot, tensor)
 
-    def note(self, call: ModuleCall, slot: str, tensor: Tensor) -> Seen:
+    def note(self, call: ModuleCall, slot: str, tensor: Tensor) -> LayerOutput:
         """Note an output, and return what was noted."""
         shape = tuple(tensor.shape) if not tensor.is_nested else ()
         layout: Layout | str = "holds whole numbers"
@@ -103,14 +103,14 @@ class Survey:
             and not _ATTENTION.search(call.layer)
         ):
             self._grids.append(layout.grid)
-        seen = Seen(kind, shape, layout)
+        output = LayerOutput(kind, shape, layout)
         if self.keeps and isinstance(layout, Layout) and tensor.requires_grad:
             # The tensor itself is held past its writing, for its version; the edge is that of now.
-            seen = seen._replace(
+            output = output._replace(
                 edge=torch.autograd.graph.get_gradient_edge(tensor), values=tensor.detach(), version=tensor._version
             )
-        self.seen[call.layer, call.call, slot] = seen
-        return seen
+        self.by_place[call.layer, call.call, slot] = output
+        return output
 
     def _in_rows(self, layout: Layout | str) -> Layout | str:
         """Refuse tokens that lie window by window."""
@@ -120,10 +120,10 @@ class Survey:
         return layout if layout.grid in in_rows else "has tokens in the order of windows, not of the picture's rows"
 
 
-def survey_of(network: nn.Module, tokens: Tokens | None) -> Survey:
-    """Return the survey of a network, before anything ran."""
+def layer_outputs_of(network: nn.Module, tokens: Tokens | None) -> LayerOutputs:
+    """Return the outputs of a network, before anything ran."""
     unroll = next((each for each in network.modules() if type(each).__name__ == "Unroll"), None)  # Hiera's
-    return Survey(known_prefix(network), tokens, len(getattr(unroll, "schedule", ())))
+    return LayerOutputs(known_prefix(network), tokens, len(getattr(unroll, "schedule", ())))
 
 
 class Choice(NamedTuple):
@@ -135,13 +135,13 @@ class Choice(NamedTuple):
     """
 
     place: Place
-    seen: Seen
+    output: LayerOutput
     gradients: list[Tensor]
     reason: str
 
 
 def choose_layer(
-    survey: Survey,
+    outputs: LayerOutputs,
     modules: Mapping[str, nn.Module],
     targets: Sequence[BatchTarget],
     scores: Sequence[Tensor],
@@ -155,7 +155,7 @@ def choose_layer(
     that is reached for some of them counts.
 
     Args:
-        survey: A pass that kept what it saw.
+        outputs: A pass that kept what it saw.
         modules: The network's, by name.
         targets: Of the batch.
         scores: Of each target, (N,), with their graph.
@@ -163,46 +163,46 @@ def choose_layer(
     """
     for_some: Choice | None = None
     remarks: dict[str, str] = {}
-    candidates = _candidates(survey, modules, before)
+    candidates = _candidates(outputs, modules, before)
     what = "last spatial output"
     if any(target.is_box for target in targets) and _BACKBONE in modules:  # behind it are small parts of the picture
         what = f"{what} of the {_BACKBONE}"
         candidates = [each for each in candidates if f"{each[0][0]}.".startswith(f"{_BACKBONE}.")]
     for group in _in_groups(candidates):
-        edges = [edge for _, seen in group if (edge := seen.edge) is not None]
+        edges = [edge for _, output in group if (edge := output.edge) is not None]
         by_target = [
             torch.autograd.grad(sum_of(score, target), edges, retain_graph=True, allow_unused=True)
             for score, target in zip(scores, targets, strict=True)
         ]
-        for (place, seen), *gradients in zip(group, *by_target, strict=True):
-            if any(each is None for each in gradients) or not isinstance(seen.layout, Layout):
+        for (place, output), *gradients in zip(group, *by_target, strict=True):
+            if any(each is None for each in gradients) or not isinstance(output.layout, Layout):
                 continue
-            maps = [seen.layout.maps(each) for each in gradients]
+            maps = [output.layout.maps(each) for each in gradients]
             reached = torch.stack([reached_inputs(each, target) for each, target in zip(maps, targets, strict=True)])
             if not bool(reached.any()):
-                if seen.layout.prefix and any(bool(each.any()) for each in gradients):
+                if output.layout.prefix and any(bool(each.any()) for each in gradients):
                     remarks["tokens"] = "after it only the class token does"
                 continue
             if all(_holds_scores(each, target) for each, target in zip(maps, targets, strict=True)):
-                survey.score_map = survey.score_map or row_label(*place)
-                remarks["scores"] = f"{survey.score_map} holds the scores themselves"
+                outputs.score_map = outputs.score_map or row_label(*place)
+                remarks["scores"] = f"{outputs.score_map} holds the scores themselves"
                 continue
-            unplaced = "" if any(target.is_box for target in targets) else _unplaced_after(place, survey, modules)
+            unplaced = "" if any(target.is_box for target in targets) else _unplaced_after(place, outputs, modules)
             if unplaced:
                 remarks["unplaced"] = f"{unplaced}, after it, returns tokens whose grid is not known: see --tokens"
             reason = "; ".join([f"{what} that reaches the target", *remarks.values()])
-            choice = Choice(place, seen, maps, reason)
+            choice = Choice(place, output, maps, reason)
             if bool(reached.all()):
                 return choice
             for_some = for_some or choice
     return for_some
 
 
-def _unplaced_after(place: Place, survey: Survey, modules: Mapping[str, nn.Module]) -> str:
+def _unplaced_after(place: Place, outputs: LayerOutputs, modules: Mapping[str, nn.Module]) -> str:
     """Return the last layer after a place that returns tokens whose grid is not known; "" without one."""
-    places = [*survey.seen]
+    places = [*outputs.by_place]
     for other in reversed(places[places.index(place) + 1 :]):
-        if "--tokens" in str(survey.seen[other].layout) and other[0] and not _in_attention(other[0], modules):
+        if "--tokens" in str(outputs.by_place[other].layout) and other[0] and not _in_attention(other[0], modules):
             return row_label(*other)
     return ""
 
@@ -231,47 +231,48 @@ def _holds_scores(gradient: Tensor, target: BatchTarget) -> bool:
     return target.is_dense or all(one <= other for one, other in zip(found, target.classes, strict=True))
 
 
-def _candidates(survey: Survey, modules: Mapping[str, nn.Module], before: str | None) -> list[tuple[Place, Seen]]:
+def _candidates(
+    outputs: LayerOutputs, modules: Mapping[str, nn.Module], before: str | None
+) -> list[tuple[Place, LayerOutput]]:
     """Return spatial outputs, the last first; outputs that are one tensor come once, under the shortest name."""
-    places = [*survey.seen]
+    places = [*outputs.by_place]
     if before is not None:
         ends = next((at for at, place in enumerate(places) if place[0] == before), len(places))
         places = places[:ends]
     alike: dict[tuple[int, int, int], list[Place]] = {}
     for at in reversed(range(len(places))):
-        place, seen = places[at], survey.seen[places[at]]
-        if place[0] and seen.edge is not None and not _in_attention(place[0], modules):
+        place, output = places[at], outputs.by_place[places[at]]
+        if place[0] and output.edge is not None and not _in_attention(place[0], modules):
             if isinstance(modules.get(place[0]), _PASSING):
-                seen = _same_before(seen, [survey.seen[other] for other in reversed(places[:at])])
-            alike.setdefault(_memory(seen), []).append(place)
+                output = _same_before(output, [outputs.by_place[other] for other in reversed(places[:at])])
+            alike.setdefault(_memory(output), []).append(place)
     order = {place: at for at, place in enumerate(places)}
 
     def rank(place: Place) -> tuple[bool, int, int]:
         return isinstance(modules.get(place[0]), _PASSING), place[0].count("."), order[place]
 
     best = [min(group, key=rank) for group in alike.values()]
-    return [(place, survey.seen[place]) for place in best]
+    return [(place, outputs.by_place[place]) for place in best]
 
 
-def _memory(seen: Seen) -> tuple[int, int, int]:
+def _memory(output: LayerOutput) -> tuple[int, int, int]:
     """Return a key that outputs share if they are one tensor, or views of it in another order."""
-    values = seen.values
-    return (0, 0, 0) if values is None else (values.untyped_storage()._cdata, values.numel(), seen.version)
+    values = output.values
+    return (0, 0, 0) if values is None else (values.untyped_storage()._cdata, values.numel(), output.version)
 
 
-def _same_before(seen: Seen, earlier: Sequence[Seen]) -> Seen:
+def _same_before(output: LayerOutput, earlier: Sequence[LayerOutput]) -> LayerOutput:
     """Return the latest of earlier outputs of this shape if it holds the same values, else the output itself.
 
     An adaptive pooling to the size of its input, for example, copies it.
     """
-    other = next((each for each in earlier if each.shape == seen.shape and not each.is_overwritten), None)
-    if other is None or other.values is None or seen.values is None or seen.is_overwritten:
-        return seen
-    return other if torch.equal(other.values, seen.values) else seen
+    other = next((each for each in earlier if each.shape == output.shape and not each.is_overwritten), None)
+    if other is None or other.values is None or output.values is None or output.is_overwritten:
+        return output
+    return other if torch.equal(other.values, output.values) else output
 
 
 def _in_attention(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Tell whether a layer is part of an attention layer."""
     parts = name.split(".")
     for end in range(1, len(parts)):
         module = modules.get(".".join(parts[:end]))
@@ -280,7 +281,7 @@ def _in_attention(name: str, modules: Mapping[str, nn.Module]) -> bool:
     return False
 
 
-def _in_groups(candidates: Sequence[tuple[Place, Seen]]) -> Iterator[Sequence[tuple[Place, Seen]]]:
+def _in_groups(candidates: Sequence[tuple[Place, LayerOutput]]) -> Iterator[Sequence[tuple[Place, LayerOutput]]]:
     begin = 0
     for size in _AT_A_TIME:
         if begin < len(candidates):

@@ -1,7 +1,7 @@
 """One of the networks that run in lockstep: its hooks, and where it pauses."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from hookscope.differences.alignment import Call, CallKey
-from hookscope.differences.lockstep import AbandonedError, RandomStates, Strand
-from hookscope.differences.values import Value, Values
+from hookscope.differences.pausable_threads import AbandonedError, PausableThread, RandomStates
+from hookscope.differences.tensor_versions import TensorVersion, TensorVersions
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
@@ -35,20 +35,20 @@ Key = tuple[str, int, int]
 """(layer, call, which of its tensors), in the names of A."""
 
 
-class Seen(NamedTuple):
+class PairedOutput(NamedTuple):
     """An output that has a partner.
 
     Attributes:
-        output: Its value; the tensor is always there.
-        inputs: The values that the call was given; of a call that overwrote its first input, that one alone.
+        output: Its tensor is always there.
+        inputs: Of the call; of a call that overwrote its first input, that one alone.
         channel_axis: The axis of the tensor that counts channels; None if none does.
         grids: The spatial sizes of maps up to here, latest last.
     """
 
     key: Key
     layer: str
-    output: Value
-    inputs: tuple[Value, ...] = ()
+    output: TensorVersion
+    inputs: tuple[TensorVersion, ...] = ()
     channel_axis: int | None = None
     grids: tuple[tuple[int, ...], ...] = ()
 
@@ -74,12 +74,12 @@ class Ready:
     has_batch: bool = False
 
 
-Stop = Seen | Finished | Ready
+Stop = PairedOutput | Finished | Ready
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """An output of the first batch."""
+class OutputForm:
+    """What is known of an output without its values, from the first batch."""
 
     label: str
     layer: str
@@ -89,7 +89,7 @@ class Shown:
 
 
 @dataclass(slots=True, kw_only=True)
-class Party:
+class HookedNetwork:
     """A network, how it runs, and its outputs so far.
 
     Attributes:
@@ -98,12 +98,12 @@ class Party:
         hooked: The selected layers, the default layers, and the modules around them.
         partner: Maps a call of this network to its key in A; None for a call without a partner.
         autocast: The dtype of autocast; None for none.
-        threads: Number of CPU threads; None for torch's default.
+        cpu_threads: Number of CPU threads; None for torch's default.
         keeps: What to keep of each call until it returns: a copy of its inputs from before any hook, or the states of
             autocast and of the random generators.
         copies_all: Whether to copy inputs that were seen before, too, before they are overwritten.
         batch: The next batch; None ends the run.
-        shown: Outputs of all batches, in order, by (layer, call, which).
+        output_forms: Outputs of all batches, in order, by (layer, call, which).
         passed_through: Whether each was an unchanged input in every batch.
     """
 
@@ -117,37 +117,37 @@ class Party:
     seed: int
     mode: Mode = "eval"
     autocast: torch.dtype | None = None
-    threads: int | None = None
+    cpu_threads: int | None = None
     keeps: Literal["inputs", "states", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     copies_all: bool = False
     batch: Batch | None = None
     rewinds: bool = False
-    shown: dict[tuple[str, int, int], Shown] = field(default_factory=dict)
+    output_forms: dict[tuple[str, int, int], OutputForm] = field(default_factory=dict)
     passed_through: dict[tuple[str, int, int], bool] = field(default_factory=dict)
     captured: Capture[int] | None = None
     _given: dict[str, list[Any]] = field(default_factory=dict)
     _counts: Counter[object] = field(default_factory=Counter)
-    _values: Values = field(default_factory=Values)
-    _overwrote: dict[CallKey, Value] = field(default_factory=dict)
+    _versions: TensorVersions = field(default_factory=TensorVersions)
+    _overwrote: dict[CallKey, TensorVersion] = field(default_factory=dict)
     _is_paused: bool = False
 
-    def run(self, strand: Strand[Stop]) -> None:
-        """Run all batches, pausing at the strand."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+    def run(self, thread: PausableThread[Stop]) -> None:
+        """Run all batches in a thread, pausing at each output that has a partner."""
+        if self.cpu_threads is not None:
+            torch.set_num_threads(self.cpu_threads)
         with ExitStack() as block:
-            self._run(strand, block)
+            self._run(thread, block)
 
-    def _run(self, strand: Strand[Stop], block: ExitStack) -> None:
-        network = self.inspected.network
+    def _run(self, thread: PausableThread[Stop], block: ExitStack) -> None:
+        module = self.inspected.network
         modules = self.inspected.modules.values()
-        state = block.enter_context(preserved(network, self.seed, self.mode, modules))
+        state = block.enter_context(preserved(module, self.seed, self.mode, modules))
         self.captured = block.enter_context(
             capture(
-                network,
+                module,
                 self.hooked,
-                lambda call, slot, tensor: self._observe(strand, call, slot, tensor),
+                lambda call, slot, tensor: self._observe(thread, call, slot, tensor),
                 edits=self.edits.by_name,
                 operations=self.operations,
             )
@@ -155,12 +155,12 @@ class Party:
         block.enter_context(self._before_calls())
         state.mark_hooks()
         is_first = True
-        while self._next(strand, state, is_first=is_first):
+        while self._next(thread, state, is_first=is_first):
             is_first = False
 
-    def _next(self, strand: Strand[Stop], state: Preserved, *, is_first: bool) -> bool:
-        """Run the next batch; tell whether there was one."""
-        strand.pause(Ready(), breakable=False)
+    def _next(self, thread: PausableThread[Stop], state: Preserved, *, is_first: bool) -> bool:
+        """Run the next batch; return whether there was one."""
+        thread.pause(Ready(), breakable=False)
         batch, self.batch = self.batch, None
         if batch is None or self.captured is None:
             return False
@@ -171,30 +171,30 @@ class Party:
             state.mark()
         for kept in (self._counts, self._given, self._overwrote):
             kept.clear()
-        self._values = Values()
+        self._versions = TensorVersions()
         self.recorder.start(batch.indices)
-        strand.pause(Ready(has_batch=True), breakable=False)
-        if strand.breaks_off:  # before the forward pass began
-            strand.breaks_off = False
+        thread.pause(Ready(has_batch=True), breakable=False)
+        if thread.breaks_off:  # before the forward pass began
+            thread.breaks_off = False
             finished = Finished(error=AbandonedError())
         else:
-            finished = self._forward(batch, strand)
+            finished = self._forward(batch, thread)
         del batch
         for seen in self.captured.restart():
             if seen.value is not None:
                 key = (seen.layer, seen.call, seen.value)
                 self.passed_through[key] = seen.passed_through and self.passed_through.get(key, True)
-        strand.pause(finished, breakable=False)
+        thread.pause(finished, breakable=False)
         return True
 
-    def _forward(self, batch: Batch, strand: Strand[Stop]) -> Finished:
+    def _forward(self, batch: Batch, thread: PausableThread[Stop]) -> Finished:
         try:
             with torch.no_grad(), self.casting():
                 return Finished(self.inspected.network(*batch.args, **batch.kwargs))
         except AbandonedError as abandoned:
-            if not strand.breaks_off:
+            if not thread.breaks_off:
                 raise
-            strand.breaks_off = False
+            thread.breaks_off = False
             return Finished(error=abandoned)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
             error = reraise_internal(raised)
@@ -211,19 +211,19 @@ class Party:
         with torch.autocast(device, self.autocast, cache_enabled=False):
             yield
 
-    def lists(self, layer: str) -> bool:
-        """Tell whether rows of a layer or operation are shown."""
+    def has_rows(self, layer: str) -> bool:
+        """Return whether a layer or operation has rows in the result."""
         return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
 
-    def copied(self, seen: Seen, *, known_too: bool) -> tuple[Seen, int]:
+    def copied(self, seen: PairedOutput, *, known_too: bool) -> tuple[PairedOutput, int]:
         """Return an output that lasts when the network goes on, and how many bytes were copied for it.
 
         Inputs that were seen before are left out, unless `known_too`.
         """
-        output, taken = self._values.kept(seen.output, known_too=True)
+        output, taken = self._versions.kept(seen.output, known_too=True)
         inputs = []
         for each in seen.inputs:
-            value, more = self._values.kept(each, known_too=known_too or self.copies_all)
+            value, more = self._versions.kept(each, known_too=known_too or self.copies_all)
             inputs.append(value)
             taken += more
         return seen._replace(output=output, inputs=tuple(inputs)), taken
@@ -233,23 +233,27 @@ class Party:
         given = self._given.get(layer)
         return given.pop() if given else None
 
-    def _observe(self, strand: Strand[Stop], call: ModuleCall, slot: str, tensor: Tensor) -> int:
-        """Record and show an output in the hook; return its index among the call's tensors."""
+    def _observe(self, thread: PausableThread[Stop], call: ModuleCall, slot: str, tensor: Tensor) -> int:
+        """Record an output in the hook, and pause if it has a partner; return its index among the call's tensors."""
         place = (call.layer, call.call)
         which = self._counts[place]
         self._counts[place] += 1
         axis = None if tensor.is_nested else self.recorder.axes.channel_axis(call.maker, tuple(tensor.shape))
-        if (*place, which) not in self.shown:
+        if (*place, which) not in self.output_forms:
             kind = type(call.module).__name__ if call.operation is None else call.operation.name
             shape = () if tensor.is_nested else tuple(tensor.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
-            self.shown[*place, which] = Shown(row_label(call.layer, call.call, slot), call.layer, kind, shape, dtype)
+            self.output_forms[*place, which] = OutputForm(
+                row_label(call.layer, call.call, slot), call.layer, kind, shape, dtype
+            )
         partner = self.partner(place)
         if partner is not None:
             overwrote = self._overwrote.pop(place, None)
-            given = [self._values.of(each) for _, each in call.inputs] if overwrote is None else [overwrote]
+            given = [self._versions.of(each) for _, each in call.inputs] if overwrote is None else [overwrote]
             grids = tuple(self.recorder.axes.grids)
-            strand.pause(Seen((*partner, which), call.layer, self._values.of(tensor), tuple(given), axis, grids))
+            thread.pause(
+                PairedOutput((*partner, which), call.layer, self._versions.of(tensor), tuple(given), axis, grids)
+            )
         return which
 
     @contextmanager
@@ -315,11 +319,11 @@ class Party:
         given = tensors_given(args, kwargs)
         if given and self.partner(place) is not None:
             with torch._C.DisableTorchFunction(), plain_arithmetic():
-                value = self._values.of(given[0][1])
-                self._overwrote[place] = self._values.kept(value, known_too=self.copies_all)[0]
+                value = self._versions.of(given[0][1])
+                self._overwrote[place] = self._versions.kept(value, known_too=self.copies_all)[0]
 
 
-def looked_at(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def layers_to_hook(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the layers to hook: the selected ones, the default ones, and all modules around them."""
     wanted = {*selected, *default_layers(inspected.modules)}
     around = {name.rpartition(".")[0] for name in wanted if name}
@@ -331,32 +335,56 @@ def looked_at(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) ->
 
 
 def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the parameters that a module owns."""
+    """Return the shapes of the parameters that a module owns itself."""
     return tuple(tuple(each.shape) for each in owned_parameters(module))
 
 
+def coarsest_eps(networks: Sequence[HookedNetwork]) -> float:
+    """Return the machine epsilon of the coarsest dtype that A and B compute in."""
+    return max(_epsilons(network)[0] for network in networks[:2])
+
+
+def precision_notes(networks: Sequence[HookedNetwork]) -> list[str]:
+    """Return notes about networks that multiply in TF32."""
+    return [
+        f"{network.title} multiplies in TF32, with 10 bits of mantissa, as torch does on CUDA unless told not to."
+        for network in networks[:2]
+        if _epsilons(network)[1] == "TF32"
+    ]
+
+
+def _epsilons(network: HookedNetwork) -> tuple[float, str]:
+    device, dtype = network.inspected.placed
+    kinds = [getattr(torch, dtype)] if dtype != "none" else [torch.float32]
+    kinds += [network.autocast] if network.autocast else []
+    known = [(torch.finfo(kind).eps, str(kind).removeprefix("torch.")) for kind in kinds]
+    if device.startswith("cuda") and torch.float32 in kinds and torch.backends.cudnn.allow_tf32:
+        known.append((2.0**-10, "TF32"))  # its mantissa has 10 bits
+    return max(known)
+
+
 def run_once(
-    party: Party,
+    network: HookedNetwork,
     batch: Batch,
     layers: Mapping[str, nn.Module],
     observe: Callable[[ModuleCall, str, Tensor], None] = lambda *_: None,
     operations: OperationChoice | None = None,
 ) -> Capture[None]:
     """Run a network over a batch, up to its end or its first error, and leave no trace of it; return the capture."""
-    network = party.inspected.network
+    module = network.inspected.network
     with (
-        preserved(network, party.seed, party.mode, party.inspected.modules.values()),
-        capture(network, layers, observe, operations=operations) as captured,
+        preserved(module, network.seed, network.mode, network.inspected.modules.values()),
+        capture(module, layers, observe, operations=operations) as captured,
     ):
         try:
-            with torch.no_grad(), party.casting():
-                network(*batch.args, **batch.kwargs)
+            with torch.no_grad(), network.casting():
+                module(*batch.args, **batch.kwargs)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the pass that counts raises it again
             reraise_internal(raised)
     return captured
 
 
-def traced(party: Party, batch: Batch) -> list[Call]:
+def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     """Run a network over a batch, to its end or first error; return its calls in the order in which they finish."""
     calls: dict[CallKey, list[Any]] = {}
 
@@ -366,8 +394,8 @@ def traced(party: Party, batch: Batch) -> list[Call]:
         owned = parameter_shapes(call.module) if call.operation is None else ()
         calls.setdefault((call.layer, call.call), [kind, [], owned])[1].append(shape)
 
-    chosen = None if party.operations is None else OperationChoice(party.operations.patterns)
-    captured = run_once(party, batch, party.hooked, observe, chosen)
+    chosen = None if network.operations is None else OperationChoice(network.operations.patterns)
+    captured = run_once(network, batch, network.hooked, observe, chosen)
     unchanged = {(each.layer, each.call) for each in captured.observations if each.passed_through}
     return [
         Call(key, kind, tuple(shapes), owned) for key, (kind, shapes, owned) in calls.items() if key not in unchanged

@@ -1,5 +1,6 @@
 """Compare gradients: each network forward and backward over a batch, one after the other, then the next batch."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -9,27 +10,24 @@ import torch
 from torch import Tensor
 
 from hookscope.differences.alignment import Pairing
-from hookscope.differences.backward_births import (
-    Compared,
-    ComparedParameter,
-    backward_births,
-    missing,
-    owners,
-    with_arriving,
-)
-from hookscope.differences.births import exceeds, rounding_limit
+from hookscope.differences.first_differences import exceeds, rounding_limit
 from hookscope.differences.measures import Sums, coarser, comparable
-from hookscope.differences.stored_pairs import Found, pair_parameters, pair_sites
+from hookscope.differences.row_pairs import RowPair, pair_parameters, pair_sites
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.differentiation import LossFunction
 from hookscope.inspection.network import BatchQueue
 from hookscope.models import LoadedModel
 from hookscope.results.activations import LayerRow
-from hookscope.results.differences import Birth, DifferenceRow, Match
+from hookscope.results.differences import DifferenceRow, Match, Origin
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
 
 _PARAMETER = " grad"
+
+# Rounding turns the sign of a value near 0, and with it what ReLU or max pooling passes back, with about the chance of
+# its relative difference d. A layer of 1 / (1000 d) values has one turned in one case of 1,000, which is a relative L2
+# of sqrt(1000 d). Our choice.
+_TURNED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,6 @@ class Differentiated:
     Attributes:
         brought: Makes a copy of a batch where and in which dtype the network takes it.
         options: Of `inspect_gradients`.
-        edited: The layers whose outputs' gradients are edited.
         around: Entered for each pass, to compile the network.
         threads: Of the CPU; None for as many as torch takes.
     """
@@ -48,7 +45,6 @@ class Differentiated:
     brought: Callable[[Batch], Batch]
     options: dict[str, Any]
     threads: int | None = None
-    edited: frozenset[str] = frozenset()
     around: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
@@ -56,9 +52,9 @@ class Differentiated:
 class _Pair:
     """Two gradients, and their sums over batches."""
 
-    found: Found
+    rows: RowPair
     sums: Sums = field(default_factory=Sums)
-    errors: tuple[Sums, Sums] | None = None  # of A and B, beside the reference
+    errors: tuple[Sums, Sums] | None = None  # of A and B, against the reference
     dtype: torch.dtype = torch.float32
     note: str = ""
     missing: float | None = None  # what stands for a gradient that one side alone has
@@ -68,15 +64,15 @@ class _Pair:
         a: Tensor | None,
         b: Tensor | None,
         exact: Tensor | None,
-        found: Found,
+        rows: RowPair,
         *,
         first_input: int = 0,
         count: int = -1,
     ) -> None:
         if a is None or b is None:
             self.note = self.note or f"{'A' if a is None else 'B'} has no gradient here"
-            if not (isinstance(found.a, LayerRow) or isinstance(found.b, LayerRow)):
-                self.missing = missing(found.a, found.b)
+            if not (isinstance(rows.a, LayerRow) or isinstance(rows.b, LayerRow)):
+                self.missing = _missing(rows.a, rows.b)
             return
         self.note = self.note or comparable(a, b)
         if not self.note:
@@ -90,12 +86,20 @@ class _Pair:
 
     @property
     def relative_l2(self) -> float | None:
-        """As `Compared.relative_l2`."""
+        """Infinite where one side alone has a gradient; None where they cannot be compared or one is not tracked."""
         return self.missing if self.note else self.sums.relative_l2
 
     def row(self) -> DifferenceRow:
-        row = self.found.measured(None if self.note else self.sums.measured(self.dtype), self.note)
+        row = self.rows.measured(None if self.note else self.sums.measured(self.dtype), self.note)
         return row if self.errors is None else replace(row, error=self.errors[0].error, error_b=self.errors[1].error)
+
+
+def _missing(a: GradientRow | ParameterRow, b: GradientRow | ParameterRow) -> float | None:
+    """Return the relative L2 norm that stands for a gradient which one side alone has; None if it means nothing."""
+    has, has_not = (a, b) if a.status in ("gradient", "zero") else (b, a)
+    if has.status == "zero" and has_not.status == "not reached":
+        return 0.0
+    return math.inf if has_not.status == "not reached" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +107,14 @@ class GradientDifferences:
     """What differs between the gradients of two networks.
 
     Attributes:
-        rows: Outputs that are listed, then parameters; inputs only where a difference is born.
-        births: In the order of the backward pass.
+        rows: Outputs that are listed, then parameters; inputs only where they are the first to differ.
+        first: Label of the row that is the first in the backward pass to differ beyond rounding; "" without one, and
+            where activations differ.
         notes: About the passes.
     """
 
     rows: tuple[DifferenceRow, ...] = ()
-    births: tuple[Birth, ...] = ()
+    first: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -121,13 +126,23 @@ class Forward:
         pairing: Which call of A belongs to which of B.
         rows: Those of outputs, containers included.
         eps: Machine epsilon of the coarsest dtype that the networks compute in.
-        lists: Tells whether rows of a layer of A are listed.
+        has_rows: Whether a layer of A has rows in the result.
     """
 
     pairing: Pairing
     rows: Sequence[DifferenceRow]
     eps: float
-    lists: Callable[[str], bool]
+    has_rows: Callable[[str], bool]
+
+    @property
+    def relative_l2(self) -> float:
+        """The largest difference of an input or output; infinite if rounding does not explain it."""
+        values = [(value, row.limit) for row in self.rows for value in _differences(row) if value is not None]
+        return max((math.inf if exceeds(*each) else each[0] for each in values), default=0.0)
+
+
+def _differences(row: DifferenceRow) -> tuple[float | None, float | None]:
+    return row.input_relative_l2, None if row.measures is None else row.measures.relative_l2
 
 
 def compare_gradients(
@@ -152,7 +167,7 @@ def compare_gradients(
         PassError: If a network raised and `queue` leaves out no inputs, or on every input.
     """
     pairs: dict[tuple[str, str], _Pair] = {}
-    parameters: dict[str, Found] = {}
+    parameters: dict[str, RowPair] = {}
     totals: tuple[dict[str, Tensor], ...] = ({}, {}, {}, {})
     notes: dict[str, None] = {}
     sites: tuple[GradientRow, ...] = ()
@@ -171,10 +186,10 @@ def compare_gradients(
         (one, ours), (other, theirs) = passes[:2]
         exact = passes[2][1] if len(passes) > 2 else {}
         sites = sites or one.gradients
-        for found in pair_sites(one.gradients, other.gradients, forward.pairing):
-            pair = pairs.setdefault((found.label, found.label_b), _Pair(found))
-            three = ours.get(found.label), theirs.get(found.label_b), exact.get(found.label)
-            pair.add(*three, found, first_input=first_input, count=len(batch.indices))
+        for rows in pair_sites(one.gradients, other.gradients, forward.pairing):
+            pair = pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
+            three = ours.get(rows.label), theirs.get(rows.label_b), exact.get(rows.label)
+            pair.add(*three, rows, first_input=first_input, count=len(batch.indices))
         found_parameters = pair_parameters(one.parameters, other.parameters, _layers(forward.pairing))
         parameters |= {each.label: each for each in found_parameters}
         for total, gradients in zip(totals, (ours, theirs, exact, of_whole), strict=True):
@@ -183,18 +198,17 @@ def compare_gradients(
         first_input += len(batch.indices)
     if failed is not None and not first_input:
         raise failed
-    summed = [_Pair(found) for found in parameters.values()]
+    summed = [_Pair(rows) for rows in parameters.values()]
     for each in summed:
-        label, label_b = each.found.label, each.found.label_b
-        each.add(totals[0].get(label), totals[1].get(label_b), totals[2].get(label), each.found)
-    result = _judged(sites, [*pairs.values()], summed, forward, sides[1].edited, tuple(notes))
-    if whole is None or result.births or any(row.origin == "born" for row in forward.rows):
+        label, label_b = each.rows.label, each.rows.label_b
+        each.add(totals[0].get(label), totals[1].get(label_b), totals[2].get(label), each.rows)
+    result = _judged(sites, [*pairs.values()], summed, forward, tuple(notes))
+    if whole is None or result.first or any(row.origin == "begins" for row in forward.rows):
         return result
     return replace(result, notes=(*result.notes, *_of_whole(summed, totals[0], totals[3], result.rows)))
 
 
 def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
-    """Add the gradients of parameters over a batch to those before."""
     for label, gradient in gradients.items():
         if label.endswith(_PARAMETER):
             total[label] = total[label] + gradient if label in total else gradient
@@ -207,15 +221,15 @@ def _of_whole(
     known = {row.label: row for row in rows}
     found = []
     for each in parameters:
-        one, other = ours.get(each.found.label), theirs.get(each.found.label_b)
-        by_blocks = known[each.found.label]
+        one, other = ours.get(each.rows.label), theirs.get(each.rows.label_b)
+        by_blocks = known[each.rows.label]
         if one is None or other is None or comparable(one, other) or by_blocks.measures is None:
             continue
         sums = Sums()
         sums.add(one, other)
         limit = max(by_blocks.limit, 2 * by_blocks.measures.relative_l2)
         if exceeds(sums.relative_l2, limit):
-            found.append((sums.relative_l2, each.found.label))
+            found.append((sums.relative_l2, each.rows.label))
     if not found:
         return []
     worst, label = max(found)
@@ -228,43 +242,88 @@ def _judged(
     pairs: Sequence[_Pair],
     parameters: Sequence[_Pair],
     forward: Forward,
-    edited_b: Collection[str],
     notes: tuple[str, ...],
 ) -> GradientDifferences:
-    """Find where differences are born, and return the rows that are listed."""
-    by_key = {(each.layer, each.call, each.slot, each.role): each for each in sites}
-    compared = []
-    for each in pairs:
-        site = each.found.a
-        if isinstance(site, GradientRow) and (site.layer, site.call, site.slot, site.role) in by_key:
-            known = by_key[site.layer, site.call, site.slot, site.role]
-            compared.append(Compared(known, each.row(), each.relative_l2))
-    names = {
-        each.found.label: parameter_owner(each.found.a.name, each.found.a.kind)
-        for each in parameters
-        if isinstance(each.found.a, ParameterRow)
-    }
-    owned = owners(names, {each.layer for each in sites})
-    compared_parameters = [
-        ComparedParameter(owned[each.found.label], each.row(), each.relative_l2, (each.sums.a, each.sums.difference))
-        for each in parameters
-    ]
-    edited = {found.call[0] for found in (each.found for each in pairs) if found.call_b[0] in edited_b}
-    births, arriving = backward_births(sites, compared, compared_parameters, forward.rows, forward.eps, edited)
-    limit = rounding_limit(forward.eps, len(sites))
-    born = {each.row for each in births}
+    """Find the first difference, and return the rows that are listed."""
+    activations = forward.relative_l2
+    limit = rounding_limit(forward.eps, 2 * len(sites))
+    limit = max(limit, math.sqrt(_TURNED * activations)) if activations < math.inf else limit
+    first = _first(sites, pairs, parameters, limit) if activations < math.inf else ""
     rows = [
-        with_arriving(each.row, arriving.get(each.site.layer) if each.site.role == "input" else None, born, limit)
-        for each in compared
-        if each.row.label in born or (each.site.role == "output" and forward.lists(each.site.layer))
+        each.row()
+        for each in pairs
+        if each.rows.label == first
+        or (
+            isinstance(each.rows.a, GradientRow)
+            and each.rows.a.role == "output"
+            and forward.has_rows(each.rows.a.layer)
+        )
     ]
-    rows = [replace(row, index=index) for index, row in enumerate(rows)]
-    rows += [with_arriving(each.row, arriving.get(each.owner), born, limit) for each in compared_parameters]
-    return GradientDifferences(tuple(rows), births, notes)
+    rows = [replace(row, index=index) for index, row in enumerate(rows)] + [each.row() for each in parameters]
+    return GradientDifferences(
+        tuple(replace(row, limit=limit, origin=_origin(row, limit)) for row in rows), first, notes
+    )
+
+
+def _origin(row: DifferenceRow, limit: float) -> Origin:
+    if row.measures is None or exceeds(row.measures.relative_l2, limit):
+        return "unclear"
+    return "rounding" if row.measures.relative_l2 else "equal"
+
+
+def _first(sites: Sequence[GradientRow], pairs: Sequence[_Pair], parameters: Sequence[_Pair], limit: float) -> str:
+    """Return the label of the first gradient in the backward pass that differs by more than `limit`; "" without one.
+
+    Containers are passed over: the layers inside them take and return the same tensors.
+    """
+    layers = {site.layer for site in sites}
+    around = {name[:at] for name in layers for at, letter in enumerate(name) if letter == "."}
+    around |= {""} if len(layers) > 1 else set()
+    found: list[tuple[float, str]] = []
+    arrived: dict[str, float] = dict.fromkeys(around & layers, math.inf)
+    for pair in pairs:
+        site, other = pair.rows.a, pair.rows.b
+        if not (isinstance(site, GradientRow) and isinstance(other, GradientRow)) or site.layer in around:
+            continue
+        index = other.backward_index if site.backward_index is None else site.backward_index
+        if index is not None and site.role == "output":
+            arrived[site.layer] = max(arrived.get(site.layer, 0), index)
+        if index is not None and exceeds(pair.relative_l2, limit):
+            found.append((index, pair.rows.label))
+    for owner, own in _by_owner(parameters, arrived).items():
+        if exceeds(_jointly(own), limit):
+            most = max(own, key=lambda pair: (pair.missing or 0.0, pair.sums.difference))
+            # After those of the layer's outputs; when that of a container's own parameter arrives is not known.
+            found.append((arrived.get(owner, math.inf) + 0.5, most.rows.label))
+    return min(found, default=(0.0, ""))[1]
+
+
+def _by_owner(parameters: Sequence[_Pair], layers: Collection[str]) -> dict[str, list[_Pair]]:
+    """Return parameters by the layer that they belong to, the nearest around them that ran."""
+    found: dict[str, list[_Pair]] = {}
+    for pair in parameters:
+        row = pair.rows.a
+        owner = parameter_owner(row.name, row.kind) if isinstance(row, ParameterRow) else ""
+        while owner and owner not in layers:
+            owner = owner.rpartition(".")[0]
+        found.setdefault(owner, []).append(pair)
+    return found
+
+
+def _jointly(parameters: Sequence[_Pair]) -> float:
+    """Return the relative L2 norm over all parameters of a layer.
+
+    The gradient of one alone may be 0 but for rounding: that of a bias before a normalisation, or of attention's keys.
+    """
+    if any(pair.missing for pair in parameters):
+        return math.inf
+    joint = Sums()
+    for pair in parameters:
+        joint.merge(pair.sums)
+    return joint.relative_l2
 
 
 def _layers(pairing: Pairing) -> dict[str, tuple[str, Match]]:
-    """Return the layers of B by those of A, and how they were matched."""
     by_order: dict[str, tuple[str, Match]] = {key[0]: (partner[0], "order") for key, partner in pairing.calls.items()}
     return {**pairing.names, **by_order}
 
@@ -288,7 +347,6 @@ def _differentiate(side: Differentiated, batch: Batch, loss: LossFunction) -> tu
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Compute with so many threads in the block."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hookscope.attribution.checking import Checking, Sanity
-from hookscope.attribution.explaining import Explained, as_method, explain, looks_at_layers
-from hookscope.attribution.layers import survey_of
-from hookscope.attribution.looking import LayerLook, LookedAt, NotReachedError, given_layers
+from hookscope.attribution.explaining import Explained, as_method, explain, needs_layers
+from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, frozen
+from hookscope.attribution.layer_choice import layer_outputs_of
+from hookscope.attribution.map_layers import MapLayer, MapLayers, NotReachedError, given_layers
 from hookscope.attribution.padding import paddings
-from hookscope.attribution.passes import ModelRaisedError, Passes, frozen
 from hookscope.attribution.scores import BatchTarget, batch_targets
 from hookscope.attribution.targets import read_targets
 from hookscope.attribution.tokens import parse_tokens
@@ -78,14 +78,14 @@ def run_attribution(
         raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
     if targets and top is not None:
         raise UsageError("--target and --top are both given: give either targets or how many of the best.")
-    if layers and not looks_at_layers(method):
+    if layers and not needs_layers(method):
         raise UsageError(f"--method {method} looks at the picture itself: leave out --layer.")
     if top is not None and top < 1:
         raise UsageError(f"--top {top} is not possible: give 1 or more.")
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
-    survey = survey_of(inspected.network, None if tokens is None else parse_tokens(tokens))
+    outputs = layer_outputs_of(inspected.network, None if tokens is None else parse_tokens(tokens))
     report = reporter(session, on_error)
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
@@ -103,13 +103,15 @@ def run_attribution(
         block.enter_context(torch.enable_grad())
         state = block.enter_context(preserved(inspected.network, session.seed, modules=inspected.modules.values()))
         block.enter_context(frozen(inspected.modules))
-        seen = inspected.modules if looks_at_layers(method) else {}
-        surveying = block.enter_context(capture(inspected.network, seen, survey.observe))
+        seen = inspected.modules if needs_layers(method) else {}
+        capturing = block.enter_context(capture(inspected.network, seen, outputs.observe))
         state.mark_hooks()
-        passes = Passes(inspected=inspected, targets_of=targets_of, state=state, survey=survey, surveying=surveying)
-        looking = LayerLook(passes=passes, given=given)
-        block.callback(looking.close)
-        _run_batches(queue, looking, as_method(method), gathered, on_progress, count)
+        passes = ForwardBackward(
+            inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
+        )
+        map_layers = MapLayers(passes=passes, given=given)
+        block.callback(map_layers.close)
+        _run_batches(queue, map_layers, as_method(method), gathered, on_progress, count)
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
     checks = checking.judged()
@@ -123,7 +125,7 @@ def run_attribution(
         warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings, *queue.remarks))),
         sanity=checks,
         unchanged=gathered.unchanged,
-        notes=(*inspected.notes, *looking.notes, *gathered.notes, *checking.notes),
+        notes=(*inspected.notes, *map_layers.notes, *gathered.notes, *checking.notes),
         seed=session.seed,
         device=device,
         dtype=dtype,
@@ -153,7 +155,7 @@ def _refuse_quantised(inspected: InspectedNetwork) -> None:
 
 def _run_batches(
     queue: BatchQueue,
-    looking: LayerLook,
+    map_layers: MapLayers,
     method: Method,
     gathered: _Gathered,
     on_progress: OnProgress | None,
@@ -163,13 +165,13 @@ def _run_batches(
 
     With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
     """
-    state = looking.passes.state
+    state = map_layers.passes.state
     first: ModelError | None = None
     for at, batch in enumerate(queue):
         if at:
             state.mark()
         try:
-            unfit = _explain(batch, looking, method, gathered)
+            unfit = _explain(batch, map_layers, method, gathered)
         except ModelRaisedError as raised:
             error = ModelError(str(raised))
             if queue.on_error is None:
@@ -189,7 +191,7 @@ def _run_batches(
         raise first
 
 
-def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gathered) -> list[UnfitInputError]:
+def _explain(batch: Batch, map_layers: MapLayers, method: Method, gathered: _Gathered) -> list[UnfitInputError]:
     """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself.
 
     Returns:
@@ -199,7 +201,7 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
         ModelRaisedError: If the network raises.
     """
     try:
-        explained = explain(looking, batch, method)
+        explained = explain(map_layers, batch, method)
     except NotReachedError as error:
         count = len(batch.indices)
         if count == 1:
@@ -207,11 +209,11 @@ def _explain(batch: Batch, looking: LayerLook, method: Method, gathered: _Gather
             return [UnfitInputError(names, f"{error}.", batch.indices)]
         unfit = []
         for place in range(count):
-            looking.passes.state.rewind()
-            unfit += _explain(part_of(batch, place), looking, method, gathered)
+            map_layers.passes.state.rewind()
+            unfit += _explain(part_of(batch, place), map_layers, method, gathered)
         return unfit
-    _gather(looking.passes.inspected.network, batch, explained, method, gathered)
-    gathered.checking.add(looking, batch, explained)
+    _gather(map_layers.passes.inspected.network, batch, explained, method, gathered)
+    gathered.checking.add(map_layers, batch, explained)
     return []
 
 
@@ -226,12 +228,12 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
             f"{method} averages gradients over the whole picture, so that boxes of one class look alike: "
             "hires-cam and layer-cam keep to the box."
         ] = None
-    for each in explained.looked:
+    for each in explained.layers:
         gathered.layers.setdefault(each.label, _layer_choice(each))
-    labels = [each.label for each in explained.looked] or [""]
+    labels = [each.label for each in explained.layers] or [""]
     added = [[(0.0, 0.0)] * len(batch.records)] * len(labels)
     if not explained.pixels:
-        added = [paddings(network, batch, each.grid) for each in explained.looked]
+        added = [paddings(network, batch, each.grid) for each in explained.layers]
     for place, record in enumerate(batch.records):
         for at, target in enumerate(explained.targets):
             wanted = target.targets[place]
@@ -247,8 +249,8 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
                 gathered.maps.append(AttributionMap(first + place, wanted, label, values, added[layer][place], pixels))
 
 
-def _layer_choice(looked: LookedAt) -> LayerChoice:
-    return LayerChoice(looked.label, looked.seen.kind, looked.seen.shape, looked.grid, looked.reason)
+def _layer_choice(layer: MapLayer) -> LayerChoice:
+    return LayerChoice(layer.label, layer.output.kind, layer.output.shape, layer.grid, layer.reason)
 
 
 def _suspicious(values: NDArray[np.float32], target: str, layer: str, record: InputRecord) -> str:

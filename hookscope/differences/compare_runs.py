@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookscope.differences.births import with_origins
-from hookscope.differences.maps import KeptMaps
+from hookscope.differences.difference_maps import KeptMaps
+from hookscope.differences.first_differences import with_origins
+from hookscope.differences.hooked_network import PairedOutput
 from hookscope.differences.measures import Sums, coarser, comparable
-from hookscope.differences.party import Seen
-from hookscope.differences.stored_pairs import Found, pair_gradients, pair_parameters, pair_rows, partners
+from hookscope.differences.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows, partners
+from hookscope.differences.tensor_versions import TensorVersion
 from hookscope.differences.tolerances import exceeded, parse_condition
-from hookscope.differences.values import Value
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.session import package_versions
@@ -54,8 +54,8 @@ class _Side:
 
 
 @dataclass(slots=True)
-class _Drawing:
-    """Keeps maps of A-B, as `KeptMaps` does of networks that run.
+class _RunMaps:
+    """Keeps maps of A-B of two runs, as `KeptMaps` does of networks that run.
 
     Attributes:
         inputs: How many the runs have.
@@ -66,13 +66,15 @@ class _Drawing:
     inputs: int
     axes: AxisReader = field(default_factory=AxisReader)
 
-    def offer(self, found: Found, a: Tensor, b: Tensor, relative_l2: float) -> None:
-        axis, shape = found.a.statistics.channel_axis, tuple(a.shape)
+    def offer(self, pair: RowPair, a: Tensor, b: Tensor, relative_l2: float) -> None:
+        axis, shape = pair.a.statistics.channel_axis, tuple(a.shape)
         if axis is not None and len(shape) > 3:
             grid = shape[2:] if axis == 1 else shape[1:-1]
-            self.axes.add_grid(grid, makes_maps="2d" in found.a.kind or "3d" in found.a.kind)
-        key, grids = (found.label, 0, 0), tuple(self.axes.grids)
-        seen = [Seen(key, found.call[0], Value(0, each), channel_axis=axis, grids=grids) for each in (a, b)]
+            self.axes.add_grid(grid, makes_maps="2d" in pair.a.kind or "3d" in pair.a.kind)
+        key, grids = (pair.label, 0, 0), tuple(self.axes.grids)
+        seen = [
+            PairedOutput(key, pair.call[0], TensorVersion(0, each), channel_axis=axis, grids=grids) for each in (a, b)
+        ]
         recorder = Recorder(0, None, None, indices=tuple(range(self.inputs)))
         self.kept.offer(seen[0], seen[1], relative_l2, None, recorder)
 
@@ -105,8 +107,8 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
                 f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): "
                 "pair them with --map 'a.*=b.*'."
             )
-        drawing = _Drawing(KeptMaps(_eps(pairs)), len(one.run.result.inputs))
-        rows, births = with_origins([_row(found, one, other, "rows", drawing) for found in pairs], _eps(pairs))
+        drawing = _RunMaps(KeptMaps(_eps(pairs)), len(one.run.result.inputs))
+        rows, first_differences = with_origins([_row(pair, one, other, "rows", drawing) for pair in pairs], _eps(pairs))
         gradients = tuple(_gradients(one, other, pairs))
     outputs = _outputs(one, other, rows)
     measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
@@ -120,8 +122,8 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         gradients=gradients,
         unmatched=unmatched,
         outputs=outputs,
-        births=births,
-        maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, births),
+        first_differences=first_differences,
+        maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
         warnings=(*warnings, *_of_both(one, other, lambda run: run.result.warnings)),
         notes=((_ESTIMATED,) if estimated else ()) + _verbs(one, other),
@@ -208,30 +210,29 @@ def _shown(side: _Side) -> Side:
     return Side(result.model, result.device, result.dtype, tuple(ways), str(side.run.folder))
 
 
-def _row(found: Found, a: _Side, b: _Side, table: str, drawing: _Drawing | None = None) -> DifferenceRow:
-    """Return the row of a pair, measured as exactly as both runs allow."""
-    measures, note = _exact(found, a, b, drawing)
+def _row(pair: RowPair, a: _Side, b: _Side, table: str, drawing: _RunMaps | None = None) -> DifferenceRow:
+    measures, note = _exact(pair, a, b, drawing)
     if measures is None and not note:
-        sketches = a.sketches[table][found.a.index], b.sketches[table][found.b.index]
-        measures, note = _estimated(found.a.statistics, found.b.statistics, *sketches)
-    return found.measured(measures, note)
+        sketches = a.sketches[table][pair.a.index], b.sketches[table][pair.b.index]
+        measures, note = _estimated(pair.a.statistics, pair.b.statistics, *sketches)
+    return pair.measured(measures, note)
 
 
-def _exact(found: Found, a: _Side, b: _Side, drawing: _Drawing | None) -> tuple[Measures | None, str]:
+def _exact(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None) -> tuple[Measures | None, str]:
     """Return the measures of saved tensors, or why there are none; both empty if they were not saved."""
-    if found.label not in a.labels or found.label_b not in b.labels:
+    if pair.label not in a.labels or pair.label_b not in b.labels:
         return None, ""
     try:
-        one, other = a.tensors.get_tensor(found.label), b.tensors.get_tensor(found.label_b)
+        one, other = a.tensors.get_tensor(pair.label), b.tensors.get_tensor(pair.label_b)
     except (SafetensorError, RuntimeError) as error:
-        raise InputError(f"The saved tensor '{printable(found.label, 80)}' cannot be read.") from error
+        raise InputError(f"The saved tensor '{printable(pair.label, 80)}' cannot be read.") from error
     if note := comparable(one, other):
         return None, note
     sums = Sums()
     sums.add(without_float8(one), without_float8(other))
     measures = sums.measured(coarser(one, other))
     if drawing is not None:
-        drawing.offer(found, one, other, measures.relative_l2)
+        drawing.offer(pair, one, other, measures.relative_l2)
     return measures, ""
 
 
@@ -251,17 +252,16 @@ def _estimated(
     return Measures(relative, estimated_cosine(sketch_a, sketch_b, (a.l2, b.l2)), standard_error=error), ""
 
 
-def _gradients(a: _Side, b: _Side, pairs: Sequence[Found]) -> list[DifferenceRow]:
+def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceRow]:
     if not (isinstance(a.run.result, Gradients) and isinstance(b.run.result, Gradients)):
         return []
-    rows = [_row(found, a, b, "gradients") for found in pair_gradients(a.run.gradients, b.run.gradients, pairs)]
-    found = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
-    return [*rows, *(_row(each, a, b, "parameters") for each in found)]
+    rows = [_row(pair, a, b, "gradients") for pair in pair_gradients(a.run.gradients, b.run.gradients, pairs)]
+    parameters = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
+    return [*rows, *(_row(each, a, b, "parameters") for each in parameters)]
 
 
-def _eps(pairs: Sequence[Found]) -> float:
-    """Return the machine epsilon of the coarsest floating dtype among the rows."""
-    names = {each.statistics.dtype for found in pairs for each in (found.a, found.b)}
+def _eps(pairs: Sequence[RowPair]) -> float:
+    names = {each.statistics.dtype for pair in pairs for each in (pair.a, pair.b)}
     dtypes = [getattr(torch, name, None) for name in names]
     known = [torch.finfo(each).eps for each in dtypes if isinstance(each, torch.dtype) and each.is_floating_point]
     return max(known, default=torch.finfo(torch.float32).eps)

@@ -14,7 +14,7 @@ Row = LayerRow | GradientRow | ParameterRow
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RowPair:
     """A pair of rows.
 
     Attributes:
@@ -52,7 +52,7 @@ class Found:
 
 def pair_rows(
     a: Sequence[LayerRow], b: Sequence[LayerRow], maps: Sequence[str]
-) -> tuple[list[Found], tuple[Unmatched, ...]]:
+) -> tuple[list[RowPair], tuple[Unmatched, ...]]:
     """Pair the outputs of two runs, and list those that have no partner.
 
     Raises:
@@ -66,20 +66,20 @@ def pair_rows(
     pairing = Pairing(named, aligned, frozenset(matched | aligned.keys()))
     by_place = {(row.layer, row.call, row.slot): row for row in b}
     by_label = {label: row for row in b for label in (*row.also, row.label)}
-    pairs: list[Found] = []
+    pairs: list[RowPair] = []
     taken: set[int] = set()
     for row in a:
         found = _partner(row, pairing, by_place, by_label)
         if found is not None and found[0].index not in taken:
             other, how = found
             taken.add(other.index)
-            pairs.append(Found(row, other, _call(row), _call(other), row.label, other.label, how))
+            pairs.append(RowPair(row, other, _call(row), _call(other), row.label, other.label, how))
     have = {pair.a.index for pair in pairs}
     alone = [*_alone(a, have, "A", {*names_b}), *_alone(b, taken, "B", {*names_a})]
     return pairs, tuple(alone)
 
 
-def pair_gradients(a: Sequence[GradientRow], b: Sequence[GradientRow], pairs: Sequence[Found]) -> Iterator[Found]:
+def pair_gradients(a: Sequence[GradientRow], b: Sequence[GradientRow], pairs: Sequence[RowPair]) -> Iterator[RowPair]:
     """Pair the gradients that either run has of outputs and inputs, as the rows of outputs are paired."""
     calls = {pair.call: (pair.call_b, pair.matched) for pair in pairs}
     known = {(*_call(row), row.slot, row.role): row for row in b}
@@ -90,10 +90,10 @@ def pair_gradients(a: Sequence[GradientRow], b: Sequence[GradientRow], pairs: Se
         other = known.get((*call, row.slot, row.role))
         if other is not None and _arrived(row, other):
             label, label_b = (f"{each.label} grad_{each.role}" for each in (row, other))
-            yield Found(row, other, _call(row), call, label, label_b, how)
+            yield RowPair(row, other, _call(row), call, label, label_b, how)
 
 
-def pair_sites(a: Sequence[GradientRow], b: Sequence[GradientRow], pairing: Pairing) -> Iterator[Found]:
+def pair_sites(a: Sequence[GradientRow], b: Sequence[GradientRow], pairing: Pairing) -> Iterator[RowPair]:
     """Pair the gradients that either of two networks has of outputs and inputs, as their calls are paired."""
     known: dict[tuple[str, int, str], list[GradientRow]] = {}
     for row in b:
@@ -107,17 +107,17 @@ def pair_sites(a: Sequence[GradientRow], b: Sequence[GradientRow], pairing: Pair
         others = known.get((*partner[0], row.role), [])
         if which < len(others) and _arrived(row, others[which]):
             label, label_b = (f"{each.label} grad_{each.role}" for each in (row, others[which]))
-            yield Found(row, others[which], _call(row), partner[0], label, label_b, partner[1])
+            yield RowPair(row, others[which], _call(row), partner[0], label, label_b, partner[1])
 
 
-def partners(pairs: Sequence[Found]) -> dict[str, tuple[str, Match]]:
+def partners(pairs: Sequence[RowPair]) -> dict[str, tuple[str, Match]]:
     """Return the layers of B by those of A, and how they were matched."""
     return {pair.call[0]: (pair.call_b[0], pair.matched) for pair in pairs}
 
 
 def pair_parameters(
     a: Sequence[ParameterRow], b: Sequence[ParameterRow], layers: Mapping[str, tuple[str, Match]]
-) -> Iterator[Found]:
+) -> Iterator[RowPair]:
     """Pair the gradients that either side has of parameters, by their names within the layers that are paired."""
     known = {row.name: row for row in b}
     for row in a:
@@ -125,7 +125,7 @@ def pair_parameters(
         partner, how = layers.get(owner, (owner, "name"))
         other = known.get(f"{partner}{dot}{name}")
         if other is not None and _arrived(row, other):
-            yield Found(row, other, (row.name, 0), (other.name, 0), f"{row.name} grad", f"{other.name} grad", how)
+            yield RowPair(row, other, (row.name, 0), (other.name, 0), f"{row.name} grad", f"{other.name} grad", how)
 
 
 def _arrived(*rows: GradientRow | ParameterRow) -> bool:

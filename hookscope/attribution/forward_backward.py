@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.attribution.layers import Choice, Survey, choose_layer, reached_inputs, sum_of
+from hookscope.attribution.layer_choice import Choice, LayerOutputs, choose_layer, reached_inputs, sum_of
 from hookscope.attribution.scores import BatchTarget
 from hookscope.attribution.tokens import Layout
 from hookscope.errors import HookscopeError, UsageError
@@ -37,13 +37,13 @@ class ModelRaisedError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Passes:
+class ForwardBackward:
     """The passes of a run over the layers of a network, with its hooks on.
 
     Attributes:
         targets_of: Takes what the network returned, and the batch; returns the targets.
-        survey: What every layer returned in the latest pass.
-        surveying: The hooks that fill it.
+        outputs: What every layer returned in the latest pass.
+        capturing: The hooks that fill it.
         values: What the layers that are looked at returned, by place: copies.
         gradients: The gradient of one target with respect to them, by place.
     """
@@ -51,15 +51,15 @@ class Passes:
     inspected: InspectedNetwork
     targets_of: Callable[[object, Batch], list[BatchTarget]]
     state: Preserved
-    survey: Survey
-    surveying: Capture[None]
+    outputs: LayerOutputs
+    capturing: Capture[None]
     values: dict[Place, Tensor] = field(default_factory=dict)
     gradients: dict[Place, Tensor] = field(default_factory=dict)
 
     def take(self, call: ModuleCall, slot: str, tensor: Tensor) -> None:
         """Copy what a layer returned, before it can be overwritten."""
         place = (call.layer, call.call, slot)
-        seen = self.survey.seen.get(place) or self.survey.note(call, slot, tensor)
+        seen = self.outputs.by_place.get(place) or self.outputs.note(call, slot, tensor)
         if isinstance(seen.layout, Layout):
             self.values[place] = tensor.detach().clone()
 
@@ -70,15 +70,15 @@ class Passes:
             self.gradients[place] = gradient.detach().clone()
 
 
-def run_output(passes: Passes, batch: Batch, *, track: bool = False, keeps: bool = False) -> object:
+def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, keeps: bool = False) -> object:
     """Run the network over copies of a batch; `track` makes its floating inputs require a gradient.
 
     Raises:
         ModelRaisedError: If the network raises.
     """
     args, kwargs = _tracked(batch) if track else _plain(batch)
-    passes.surveying.restart()
-    passes.survey.start(len(batch.indices), keeps=keeps)
+    passes.capturing.restart()
+    passes.outputs.start(len(batch.indices), keeps=keeps)
     with model_errors(passes.inspected, "forward"):
         return passes.inspected.network(*args, **kwargs)
 
@@ -110,8 +110,8 @@ def model_errors(inspected: InspectedNetwork, phase: str) -> Iterator[None]:
         raise ModelRaisedError(failure_message(inspected.info.name, failure, error, phase), error) from None
 
 
-def choose_and_look(
-    passes: Passes, batch: Batch, *, before: str | None = None
+def run_and_choose(
+    passes: ForwardBackward, batch: Batch, *, before: str | None = None
 ) -> tuple[list[BatchTarget], Choice | None]:
     """Run a batch with a graph from its inputs on, and choose the layer that says most about where.
 
@@ -124,8 +124,8 @@ def choose_and_look(
     with model_errors(passes.inspected, "backward"):
         scores = [target.score(output) for target in targets]
         check_graph(passes.inspected, scores)
-        choice = choose_layer(passes.survey, passes.inspected.modules, targets, scores, before=before)
-    passes.survey.forget()
+        choice = choose_layer(passes.outputs, passes.inspected.modules, targets, scores, before=before)
+    passes.outputs.forget()
     return targets, choice
 
 
@@ -142,8 +142,8 @@ def check_graph(inspected: InspectedNetwork, scores: Sequence[Tensor]) -> None:
         )
 
 
-def look(
-    passes: Passes, captured: Capture[None], batch: Batch
+def run_and_differentiate(
+    passes: ForwardBackward, captured: Capture[None], batch: Batch
 ) -> tuple[list[BatchTarget], list[tuple[Place, Tensor, list[Tensor | None]]]]:
     """Run a batch, and differentiate its targets down to the layers that `captured` watches.
 
@@ -178,7 +178,7 @@ def look(
     captured.restart()
     found = []
     for place, values in passes.values.items():
-        layout = passes.survey.seen[place].layout
+        layout = passes.outputs.by_place[place].layout
         if isinstance(layout, Layout):
             arrived = [gradients.get(place) for gradients in by_target]
             found.append(

@@ -21,7 +21,7 @@ _BEST = 5
 
 @dataclass(slots=True)
 class _Output:
-    """What is known of one output tensor; pairs of parties as in `meeting.Row.sums`."""
+    """What is known of one output tensor; pairs of networks as in `lockstep.Row.sums`."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -39,20 +39,20 @@ class Outputs:
     """The outputs of a run.
 
     Attributes:
-        parties: A, B and, if there is one, the reference.
+        networks: A, B and, if there is one, the reference.
         may_differ: Whether outputs of different form are allowed.
         output_key: Which of several outputs is compared; None for all.
         remark: A sentence about outputs of different form.
     """
 
-    parties: Sequence[InspectedNetwork]
+    networks: Sequence[InspectedNetwork]
     may_differ: bool
     output_key: str | None = None
     remark: str = ""
     _seen: dict[str, _Output] = field(default_factory=dict)
 
     def add(self, returned: Sequence[object], first_input: int, count: int) -> None:
-        """Compare what the parties returned for a batch.
+        """Compare what the networks returned for a batch.
 
         Raises:
             UsageError: If A and B return tensors that cannot be compared, or there is no such output.
@@ -60,7 +60,7 @@ class Outputs:
         found = self._chosen([tensors_in(each) for each in returned])
         forms = [_form(each) for each in found]
         if forms[0] != forms[1]:
-            names = [each.info.name for each in self.parties[:2]]
+            names = [each.info.name for each in self.networks[:2]]
             self.remark = (
                 f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
             )
@@ -121,7 +121,7 @@ class Outputs:
         # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
         known.divergence += float(torch.where(adds_nothing, 0.0, a.double().softmax(1) * (logs_a - logs_b)).sum())
         for side, scores in enumerate((a, b)):
-            categories = self.parties[side].info.categories
+            categories = self.networks[side].info.categories
             names = categories if len(categories) == scores.shape[1] else ()
             known.predictions[side].extend(top_classes(scores, names, places, best))
 
@@ -131,7 +131,6 @@ class Outputs:
 
 
 def _at(found: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
-    """Return the output that a key means."""
     chosen = output_at([Output(path, each) for path, each in found if each.is_floating_point()], key)
     return chosen.path, chosen.tensor
 

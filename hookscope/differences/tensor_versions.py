@@ -1,4 +1,4 @@
-"""What tensors held when a network showed them, so that the network can go on before they are compared."""
+"""What tensors held at a moment, so that a network can go on before they are compared."""
 
 import weakref
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from torch import Tensor
 from hookscope.hooks.autograd import strided_copy
 
 
-class Value(NamedTuple):
+class TensorVersion(NamedTuple):
     """What a tensor held at a moment.
 
     Attributes:
@@ -25,38 +25,38 @@ class Value(NamedTuple):
 
 
 @dataclass(slots=True)
-class Values:
-    """The values that one network has shown in one forward pass."""
+class TensorVersions:
+    """The versions of tensors that one network has paused at in one forward pass."""
 
     _count: int = 0
     _known: dict[int, tuple[weakref.ref[Tensor], int, int]] = field(default_factory=dict)
     _copies: weakref.WeakValueDictionary[int, Tensor] = field(default_factory=weakref.WeakValueDictionary)
 
-    def of(self, tensor: Tensor) -> Value:
-        """Return the value that a tensor has now."""
+    def of(self, tensor: Tensor) -> TensorVersion:
+        """Return the version that a tensor has now."""
         counts = not tensor.is_inference()
         version = tensor._version if counts else 0
         known = self._known.get(id(tensor)) if counts else None
         if known is not None and known[0]() is tensor and known[1] == version:
-            return Value(known[2], tensor, is_known=True)
+            return TensorVersion(known[2], tensor, is_known=True)
         self._count += 1
         if counts:
             self._known[id(tensor)] = weakref.ref(tensor), version, self._count
-        return Value(self._count, tensor)
+        return TensorVersion(self._count, tensor)
 
-    def kept(self, value: Value, *, known_too: bool) -> tuple[Value, int]:
-        """Return a value that lasts, and how many bytes were copied for it.
+    def kept(self, version: TensorVersion, *, known_too: bool) -> tuple[TensorVersion, int]:
+        """Return a version that lasts, and how many bytes were copied for it.
 
         Args:
-            value: One whose tensor, if it has one, was not modified since.
-            known_too: Whether to copy a known value of which no copy is left; otherwise its tensor is None.
+            version: One whose tensor, if it has one, was not modified since.
+            known_too: Whether to copy a known version of which no copy is left; otherwise its tensor is None.
         """
-        copied = self._copies.get(value.token)
-        if copied is not None or value.tensor is None or (value.is_known and not known_too):
-            return value._replace(tensor=copied), 0
-        copied = strided_copy(value.tensor.detach())
-        self._copies[value.token] = copied
-        return value._replace(tensor=copied), _bytes(copied)
+        copied = self._copies.get(version.token)
+        if copied is not None or version.tensor is None or (version.is_known and not known_too):
+            return version._replace(tensor=copied), 0
+        copied = strided_copy(version.tensor.detach())
+        self._copies[version.token] = copied
+        return version._replace(tensor=copied), _bytes(copied)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Keep A-B of the first input for the rows that matter: those that may be where it is born, and the largest."""
+"""Keep A-B of the first input for the rows that matter: those where it may begin, and the largest."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from hookscope.differences.births import exceeds, rounding_limit
-from hookscope.differences.party import Key, Seen
+from hookscope.differences.first_differences import exceeds, rounding_limit
+from hookscope.differences.hooked_network import Key, PairedOutput
 from hookscope.inspection.rows import Recorder, SavedActivation, arranged
 from hookscope.results.activations import FeatureMaps
-from hookscope.results.differences import Birth, DifferenceRow
+from hookscope.results.differences import DifferenceRow, FirstDifference
 
 MOST_MAPS = 12
 """Rows whose difference is drawn. Our choice: as many as a reader looks at."""
@@ -21,7 +21,7 @@ MOST_MAPS = 12
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_ONE = 4 * 2**20
 
-# The first rows that rounding does not explain are kept however small their difference is: one is where it is born.
+# The first rows that rounding does not explain are kept however small their difference is: it begins in one of them.
 _MOST_FIRST = 2
 _MOST_ADDING = 4
 
@@ -30,7 +30,7 @@ _MOST_ADDING = 4
 class _Held:
     key: Key
     rank: float
-    may_be_born: bool
+    may_begin: bool
     saved: SavedActivation
 
     @property
@@ -57,7 +57,9 @@ class KeptMaps:
         self._held.clear()
         self._seen = self._first = self._adding = 0
 
-    def offer(self, a: Seen, b: Seen, relative_l2: float, added: float | None, recorder: Recorder) -> None:
+    def offer(
+        self, a: PairedOutput, b: PairedOutput, relative_l2: float, added: float | None, recorder: Recorder
+    ) -> None:
         """Keep the map of a row if it is one of those that matter; each row is offered once, in the order of running.
 
         Args:
@@ -80,18 +82,18 @@ class KeptMaps:
             self._drop()
 
     def drawn(
-        self, rows: Mapping[tuple[str, int, int], DifferenceRow], births: Sequence[Birth]
+        self, rows: Mapping[tuple[str, int, int], DifferenceRow], first_differences: Sequence[FirstDifference]
     ) -> tuple[FeatureMaps, ...]:
         """Return the maps to draw, in the order of the given rows."""
-        born = {birth.row for birth in births}
+        begins = {first.row for first in first_differences}
         known = [(rows[each.key], each) for each in self._held if each.key in rows]
-        known.sort(key=lambda pair: (pair[0].label in born, pair[1].rank), reverse=True)
+        known.sort(key=lambda pair: (pair[0].label in begins, pair[1].rank), reverse=True)
         chosen = sorted(known[:MOST_MAPS], key=lambda pair: pair[0].index)
         return tuple(arranged(held.saved, row.index, row.label, row.kind) for row, held in chosen)
 
     def _others(self) -> list[_Held]:
         """Return the maps kept only for their size, the smallest first."""
-        return sorted((each for each in self._held if not each.may_be_born), key=lambda each: each.rank)
+        return sorted((each for each in self._held if not each.may_begin), key=lambda each: each.rank)
 
     def _drop(self) -> None:
         others = self._others()
@@ -99,7 +101,7 @@ class KeptMaps:
             self._held.remove(others.pop(0))
 
 
-def _saved(a: Seen, b: Seen, recorder: Recorder) -> SavedActivation | None:
+def _saved(a: PairedOutput, b: PairedOutput, recorder: Recorder) -> SavedActivation | None:
     """Return A-B of the first input, only the first channels of a large one; None if these are still too large."""
     count = len(recorder.indices)
     difference = _difference(_of_first(a.tensor, count), _of_first(b.tensor, count))

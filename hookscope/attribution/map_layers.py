@@ -8,8 +8,14 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from hookscope.attribution.layers import Choice, Seen
-from hookscope.attribution.passes import ModelRaisedError, Passes, choose_and_look, look, reaches
+from hookscope.attribution.forward_backward import (
+    ForwardBackward,
+    ModelRaisedError,
+    reaches,
+    run_and_choose,
+    run_and_differentiate,
+)
+from hookscope.attribution.layer_choice import Choice, LayerOutput
 from hookscope.attribution.scores import BatchTarget
 from hookscope.attribution.tokens import Layout
 from hookscope.errors import LayerNotFoundError, UsageError
@@ -34,11 +40,11 @@ class NotReachedError(Exception):
     """The gradient of a target is zero at every layer that is looked at, for some inputs of the batch at least."""
 
 
-class LookedAt(NamedTuple):
+class MapLayer(NamedTuple):
     """What one layer returned for a batch, (N, C, h, w), and the gradient of each target with respect to it."""
 
     place: Place
-    seen: Seen
+    output: LayerOutput
     reason: str
     values: Tensor
     gradients: Sequence[Tensor]
@@ -122,7 +128,7 @@ def _is_one_of(selected: Mapping[str, nn.Module], operations: OperationChoice | 
 
 
 @dataclass(slots=True, kw_only=True)
-class LayerLook:
+class MapLayers:
     """How layers are looked at in a run; its hooks are on until `close`.
 
     Attributes:
@@ -131,7 +137,7 @@ class LayerLook:
         notes: Sentences about layers that were left out.
     """
 
-    passes: Passes
+    passes: ForwardBackward
     given: GivenLayers | None
     chosen: dict[Place, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
@@ -147,12 +153,12 @@ class LayerLook:
     def paused(self) -> Iterator[None]:
         """Take all hooks of the run off for the length of a `with` block."""
         with ExitStack() as block:
-            for each in (self.passes.surveying, self._captured):
+            for each in (self.passes.capturing, self._captured):
                 if each is not None:
                     block.enter_context(each.detached())
             yield
 
-    def look(self, batch: Batch) -> tuple[list[BatchTarget], list[LookedAt]]:
+    def run(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         """Return the targets of a batch, and the layers with their gradients.
 
         Raises:
@@ -167,7 +173,6 @@ class LayerLook:
         return self._chosen(batch) if self.given is None else self._given(self.given, batch)
 
     def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
-        """Put hooks on these layers, in place of others."""
         self._hooks.close()
         passes = self.passes
         self._captured = self._hooks.enter_context(
@@ -185,21 +190,21 @@ class LayerLook:
 
     # --- The layer that is chosen ---
 
-    def _chosen(self, batch: Batch) -> tuple[list[BatchTarget], list[LookedAt]]:
+    def _chosen(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         passes = self.passes
         for is_last in (False, True):
             if self._captured is not None:
-                targets, found = look(passes, self._captured, batch)
+                targets, found = run_and_differentiate(passes, self._captured, batch)
                 by_place = {place: (values, gradients) for place, values, gradients in found}
                 for place, reason in self.chosen.items():
                     values, gradients = by_place.get(place, (None, []))
                     if values is not None and bool(reaches(gradients, targets).all()):
                         known = arrived(values, gradients)
-                        return targets, [LookedAt(place, passes.survey.seen[place], reason, values, known)]
+                        return targets, [MapLayer(place, passes.outputs.by_place[place], reason, values, known)]
                 if is_last:
                     break
                 passes.state.rewind()
-            targets, choice = choose_and_look(passes, batch)
+            targets, choice = run_and_choose(passes, batch)
             if choice is None:
                 if self.chosen:
                     break
@@ -207,23 +212,22 @@ class LayerLook:
             self.chosen.setdefault(choice.place, choice.reason)
             modules = passes.inspected.modules
             self._watch({layer: modules[layer] for layer, _, _ in self.chosen})
-            layout, values = choice.seen.layout, choice.seen.values
-            whole = bool(reaches(choice.gradients, targets).all()) and not choice.seen.is_overwritten
+            layout, values = choice.output.layout, choice.output.values
+            whole = bool(reaches(choice.gradients, targets).all()) and not choice.output.is_overwritten
             if whole and values is not None and isinstance(layout, Layout):
                 return targets, [
-                    LookedAt(choice.place, choice.seen, choice.reason, layout.maps(values), choice.gradients)
+                    MapLayer(choice.place, choice.output, choice.reason, layout.maps(values), choice.gradients)
                 ]
             passes.state.rewind()
         raise NotReachedError(self._unreached(targets, [row_label(*place) for place in self.chosen]))
 
     def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
-        """Say why there is no layer to look at."""
-        name, seen = self.passes.inspected.info.name, self.passes.survey.seen
+        name, seen = self.passes.inspected.info.name, self.passes.outputs.by_place
         layouts = [each.layout for (layer, _, _), each in seen.items() if layer]
         tokens = [each for each in layouts if "--tokens" in str(each)]
         if tokens and not any(isinstance(each, Layout) and each.prefix is not None for each in layouts):
             return f"No layer of {name} returns a map of the picture: one {tokens[-1]}. Or take --method gradient."
-        if score_map := self.passes.survey.score_map:
+        if score_map := self.passes.outputs.score_map:
             return (
                 f"The only maps of {name} that reach {_names(targets)} are the scores themselves: give --layer "
                 f"{score_map} to look at them, or take --method gradient, which looks at the picture itself."
@@ -240,13 +244,13 @@ class LayerLook:
 
     # --- Layers that are given ---
 
-    def _given(self, given: GivenLayers, batch: Batch) -> tuple[list[BatchTarget], list[LookedAt]]:
+    def _given(self, given: GivenLayers, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         passes = self.passes
         captured = self._captured or self._watch(given.modules, given.operations)
-        targets, found = look(passes, captured, batch)
+        targets, found = run_and_differentiate(passes, captured, batch)
         if given.operations is not None and (missing := given.operations.missing()):
             raise LayerNotFoundError(missing)
-        looked: list[LookedAt] = []
+        layers: list[MapLayer] = []
         zero: list[Place] = []
         for place, values, gradients in found:
             if not any(group.means(place) for group in given.groups):
@@ -255,31 +259,31 @@ class LayerLook:
             if not bool(reached.any()):
                 zero.append(place)
                 continue
-            looked.append(LookedAt(place, passes.survey.seen[place], "given", values, arrived(values, gradients)))
+            layers.append(MapLayer(place, passes.outputs.by_place[place], "given", values, arrived(values, gradients)))
         for group in given.groups:
             if group.text not in self._worked:
-                self._check(group, batch, looked, zero, targets)
-        if not any(bool(reaches(each.gradients, targets).all()) for each in looked):
-            labels = [each.label for each in looked] or [row_label(*place) for place in zero]
+                self._check(group, batch, layers, zero, targets)
+        if not any(bool(reaches(each.gradients, targets).all()) for each in layers):
+            labels = [each.label for each in layers] or [row_label(*place) for place in zero]
             raise NotReachedError(self._unreached(targets, labels))
-        partly = [each.label for each in looked if not bool(reaches(each.gradients, targets).all())]
+        partly = [each.label for each in layers if not bool(reaches(each.gradients, targets).all())]
         if partly and len(batch.indices) > 1:
             raise NotReachedError(self._unreached(targets, partly))
-        return targets, [each for each in looked if each.label not in partly]
+        return targets, [each for each in layers if each.label not in partly]
 
     def _check(
         self,
         group: _Group,
         batch: Batch,
-        looked: Sequence[LookedAt],
+        layers: Sequence[MapLayer],
         zero: Sequence[Place],
         targets: Sequence[BatchTarget],
     ) -> None:
         """Refuse what cannot be looked at; where others of the same pattern can, leave it out with a note."""
-        seen = {place: each for place, each in self.passes.survey.seen.items() if group.means(place)}
+        seen = {place: each for place, each in self.passes.outputs.by_place.items() if group.means(place)}
         flat = [place for place, each in seen.items() if isinstance(each.layout, str)]
         zero = [place for place in zero if place in seen]
-        if any(each.place in seen for each in looked):
+        if any(each.place in seen for each in layers):
             for places, why in ((flat, "no place for the picture"), (zero, "a gradient that is zero everywhere")):
                 if places:
                     labels = [row_label(*place) for place in places]
@@ -305,14 +309,13 @@ class LayerLook:
         raise UsageError(f"{what}{self._nearest(batch, place[0])}")
 
     def _nearest(self, batch: Batch, layer: str) -> str:
-        """Name the nearest layer that can be looked at."""
         choice: Choice | None = None
         self._hooks.close()
         try:
             for before in (layer, None):
                 self.passes.state.rewind()
                 if choice is None:
-                    choice = choose_and_look(self.passes, batch, before=before)[1]
+                    choice = run_and_choose(self.passes, batch, before=before)[1]
         except ModelRaisedError:
             return ""
         if choice is None:

@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.inspection.state.preservation import Mode
 from hookscope.models import FileOptions, LoadedModel, parse_model
 from hookscope.models.checkpoint import looks_like_file
 from hookscope.models.construction import copied
-from hookscope.text import exception_line, printable
+from hookscope.text import exception_line, printable, some_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +95,29 @@ def compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -
         for letter, each in given.items()
         if "_orig_mod" in each.module._modules
     ]
+
+
+def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> list[str]:
+    """Return notes about modules that were in training mode, which they are not run in.
+
+    None if all modules of both networks were: they are, until someone calls `eval`.
+    """
+    notes: list[str] = []
+    modes = [{name: each.training for name, each in side.module.named_modules()} for side in (loaded, other)]
+    if all(map(all, (each.values() for each in modes))):
+        return notes
+    for letter, mode, training in zip("AB", ("eval", mode_b), modes, strict=True):
+        names = [name for name, is_training in training.items() if is_training]
+        if not names or mode == "train":
+            continue
+        # A module in training mode whose parts all are stands for them.
+        whole = [name for name in names if all(training[each] for each in training if _is_within(each, name))]
+        shown = [name for name in whole if not any(name != each and _is_within(name, each) for each in whole)]
+        where = "" if shown == [""] else f" at {some_of([printable(name, 80) for name in shown], 3)}"
+        option = ", unless --mode-b train is given" if letter == "B" else ""
+        notes.append(f"{letter} was in training mode{where}, and runs in eval mode here{option}.")
+    return notes
+
+
+def _is_within(name: str, around: str) -> bool:
+    return not around or name == around or name.startswith(f"{around}.")

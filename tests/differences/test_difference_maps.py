@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import HookscopeError
-from tests.differences.test_running import Picky, activations_of, pictures, small
+from tests.differences.test_compare_networks import Picky, activations_of, pictures, small
 
 
 class Steps(nn.Module):
@@ -49,11 +49,11 @@ def test_equal_networks_have_no_maps() -> None:
     assert hookscope.diff(small(), "same", pictures()).maps == ()
 
 
-def test_of_many_rows_the_one_where_it_is_born_and_the_largest_are_kept() -> None:
+def test_of_many_rows_the_one_where_it_begins_and_the_largest_are_kept() -> None:
     count = 30
     one, other = Steps([1.0] * count), Steps([1.0, 1.0, 1.001, *[1.01] * (count - 3)])
     result = hookscope.diff(one, other, torch.ones(2, 1, 4, 4))
-    assert result.births[0].row == "steps.2"
+    assert result.first_differences[0].row == "steps.2"
     # Each step makes the difference larger: the last ones are the largest.
     assert [each.label for each in result.maps] == ["steps.2", *(f"steps.{place}" for place in range(19, 30))]
     assert result.maps[0].values == pytest.approx(np.full((1, 4, 4), -0.001), rel=1e-3)
@@ -62,7 +62,7 @@ def test_of_many_rows_the_one_where_it_is_born_and_the_largest_are_kept() -> Non
 def test_a_layer_that_adds_a_difference_is_kept_though_others_are_larger() -> None:
     factors = [1.0, 4.0, *[1.0] * 14, 0.999, *[1.0] * 10]
     result = hookscope.diff(Steps([1.0] * len(factors)), Steps(factors), torch.ones(1, 1, 4, 4), shadow=True)
-    assert {birth.row for birth in result.births} == {"steps.1", "steps.16"}
+    assert {each.row for each in result.first_differences} == {"steps.1", "steps.16"}
     assert {"steps.1", "steps.16"} <= {each.label for each in result.maps}
 
 

@@ -1,5 +1,6 @@
 """Weights against NumPy in float64, over networks, files and what was done to them."""
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -11,9 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hookscope.differences.weights import Weights, compare_weights, read_weights, weights_of
+import hookscope
+from hookscope.differences.compare_weights import Weights, compare_weights, read_weights, weights_of
 from hookscope.errors import CheckpointError, LayerNotFoundError, NothingMatchedError, UntrustedFileError
 from hookscope.models.construction import loaded_module
+from hookscope.render.differences_text import answer
+from hookscope.render.weights_text import weights_answer
 from hookscope.results.differences import Differences, Measures, WeightDifference
 
 
@@ -171,3 +175,19 @@ def test_packed_tensors_of_int8_modules_are_named_by_their_place() -> None:
             return {"packed": (torch.ones(2), None), "scale": torch.ones(1), "dtype": torch.qint8}
 
     assert [each.name for each in compare_weights(of(Packed()), of(Packed())).weights] == ["packed[0]", "scale"]
+
+
+@pytest.mark.parametrize("passes", [False, True], ids=["weights", "passes"])
+def test_networks_that_have_little_in_common_are_said_to_be_different(passes: bool) -> None:
+    one = network().eval()
+    one.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    other = nn.Sequential(
+        nn.Flatten(), *(nn.Sequential(nn.Linear(192, 192), nn.Tanh()) for _ in range(3)), nn.Linear(192, 5)
+    )
+    x = (torch.randn(1, 3, 8, 8),) if passes else ()
+    first = hookscope.diff(one, other.eval(), *x)
+    (sentence, *_) = answer(first) if passes else weights_answer(first)
+    pairs = "6 rows in A and 8 in B make 1 pair." if passes else "9 tensors in A and 8 in B make 1 pair, 1 of them by"
+    assert sentence.startswith(f"A and B are different networks: {pairs}")
+    (sentence, *_) = weights_answer(hookscope.diff(one, copy.deepcopy(one)))
+    assert sentence.startswith("A and B hold the same values")

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.differences import compiled
+from hookscope.differences import torch_compile
 from hookscope.errors import HookscopeError, ModelError, UsageError
-from tests.differences.test_backward_births import scaled
+from tests.differences.test_compare_gradients import scaled
 
 pytestmark = pytest.mark.exhaustive
 
@@ -49,7 +49,7 @@ def with_wrong_backward(graph: torch.fx.GraphModule, _inputs: Sequence[Tensor]) 
 
 
 def by(lower: Lower, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "lower", lower)
+    monkeypatch.setattr(torch_compile, "lower", lower)
 
 
 class Block(nn.Module):
@@ -89,7 +89,7 @@ def test_the_block_that_is_compiled_wrongly_is_named(monkeypatch: pytest.MonkeyP
     network = Listing().eval()
     result = hookscope.diff(network, "same", pictures(), compile_b=True, shadow=shadow)
     assert [row.layer for row in result.rows] == ["stem", "blocks.0", "blocks.1", "blocks.2", "head"]
-    assert [birth.layer for birth in result.births] == ["blocks.1"]
+    assert [each.layer for each in result.first_differences] == ["blocks.1"]
     assert {row.origin for row in result.rows[:2]} == {"equal"}
     assert result.b.ways == ("compiled",)
     assert "its rows are of 5 blocks, each compiled by itself" in result.notes[0]
@@ -122,7 +122,7 @@ def test_what_only_the_whole_does_is_said(monkeypatch: pytest.MonkeyPatch) -> No
     by(wrong_if_large, monkeypatch)
     result = hookscope.diff(Listing().eval(), "same", pictures(), compile_b=True)
     assert {row.origin for row in result.rows} == {"equal"}
-    assert result.births == ()
+    assert result.first_differences == ()
     assert result.outputs[0].measures is not None
     assert result.outputs[0].measures.relative_l2 > 1e-4
     assert "differs beyond rounding, though no block does" in result.warnings[0]
@@ -156,7 +156,7 @@ def test_two_networks_are_paired_by_their_blocks(monkeypatch: pytest.MonkeyPatch
     wrapped = nn.Sequential(OrderedDict(module=Listing())).eval()
     result = hookscope.diff(Listing().eval(), wrapped, pictures(), compile_b=True, reference="float64")
     assert [(row.layer, row.label_b) for row in result.rows][2] == ("blocks.1", "module.blocks.1")
-    assert [birth.layer for birth in result.births] == ["blocks.1"]
+    assert [each.layer for each in result.first_differences] == ["blocks.1"]
     assert [row.is_worse for row in result.rows][2:] == [True, True, True]
 
 
@@ -227,13 +227,13 @@ def test_gradients_are_compared_and_a_block_whose_backward_is_wrong_is_named(mon
         *(f"{name} grad" for name in parameters),
     ]
     assert all(row.measures is not None and row.measures.relative_l2 < 1e-6 for row in result.gradients)
-    assert (result.gradient_births, result.warnings) == ((), ())
+    assert (result.first_gradient_difference, result.warnings) == ("", ())
     assert all(each.grad is None for each in network.parameters())
     by(with_wrong_backward, monkeypatch)
     torch.compiler.reset()
     result = hookscope.diff(network, "same", pictures(3), **given)
-    assert [(each.layer, each.in_own_code) for each in result.gradient_births] == [("blocks.1", False)]
-    assert result.births == ()
+    assert result.first_gradient_difference.startswith("blocks.1")
+    assert result.first_differences == ()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of dynamo's own code
@@ -244,7 +244,7 @@ def test_gradients_that_only_the_whole_has_wrong_are_said(monkeypatch: pytest.Mo
 
     by(wrong_if_large, monkeypatch)
     result = hookscope.diff(Listing().eval(), "same", pictures(), compile_b=True, grads=True)
-    assert result.gradient_births == ()
+    assert result.first_gradient_difference == ""
     assert "Compiled in one piece, the network has other gradients" in result.warnings[0]
 
 
@@ -259,7 +259,7 @@ def test_what_needs_hooks_inside_is_refused(options: dict[str, Any]) -> None:
 def test_inductor_differs_no_more_than_rounding() -> None:
     network = nn.Sequential(nn.Linear(6, 6), nn.GELU()).eval()
     result = hookscope.diff(network, "same", torch.randn(3, 6), compile_b=True, grads=True)
-    assert (result.births, result.gradient_births) == ((), ())
+    assert (result.first_differences, result.first_gradient_difference) == ((), "")
     assert all(row.measures is not None and row.measures.relative_l2 < 1e-5 for row in result.gradients)
     assert {row.origin for row in result.rows} <= {"equal", "rounding"}
     assert result.outputs[0].measures is not None

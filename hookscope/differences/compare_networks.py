@@ -1,0 +1,490 @@
+"""Compare two networks on the same inputs: batches in, differences out, and nothing of either network changed."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+import torch
+
+from hookscope.differences.alignment import CallKey, Pairing, align, match_names
+from hookscope.differences.compare_gradients import Differentiated, Forward, GradientDifferences, compare_gradients
+from hookscope.differences.compare_outputs import Outputs
+from hookscope.differences.compared_networks import (
+    compiled_notes,
+    different_inputs,
+    in_float64,
+    separate,
+    training_notes,
+)
+from hookscope.differences.difference_maps import KeptMaps
+from hookscope.differences.first_differences import with_origins
+from hookscope.differences.hooked_network import (
+    Finished,
+    HookedNetwork,
+    OutputForm,
+    coarsest_eps,
+    layers_to_hook,
+    parameter_shapes,
+    precision_notes,
+    traced,
+)
+from hookscope.differences.lockstep import Lockstep, Row, cpu_threads_kept, share_cpu_threads
+from hookscope.differences.measures import culprit
+from hookscope.differences.pausable_threads import pausable_threads
+from hookscope.differences.tolerances import exceeded, parse_condition
+from hookscope.differences.torch_compile import Compiled, compile_in_blocks
+from hookscope.errors import HookscopeError, ModelError, NothingMatchedError, UnfitInputError, UsageError
+from hookscope.hooks.forward_hooks import eager
+from hookscope.hooks.selection import default_layers
+from hookscope.inputs import Batch, copy_of, to_device
+from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.losses import Loss
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
+from hookscope.inspection.rows import Recorder
+from hookscope.inspection.run import choose
+from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
+from hookscope.inspection.state.preservation import Mode
+from hookscope.models import LoadedModel
+from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched
+from hookscope.results.inputs import InputRecord
+
+_A, _B, _REFERENCE = range(3)
+
+Place = tuple[str, int, int]
+"""(layer, call, which of its tensors)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a network is run.
+
+    Attributes:
+        threads: Number of CPU threads; None for torch's default.
+        compiles: Whether it runs through torch.compile.
+        texts: How it differs from the other network, for display: "train mode".
+    """
+
+    mode: Mode = "eval"
+    autocast: str | None = None
+    threads: int | None = None
+    edits: Sequence[str] = ()
+    compiles: bool = False
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Comparison:
+    """Networks that are compared, and what is known so far.
+
+    Attributes:
+        networks: A, B and, if there is one, the reference.
+        maps: As for `--map`.
+        records: Of the inputs that every network ran on.
+        compiled: B, if it runs through torch.compile.
+    """
+
+    networks: Sequence[HookedNetwork]
+    queue: BatchQueue
+    outputs: Outputs
+    maps: Sequence[str]
+    records: list[InputRecord] = field(default_factory=list)
+    first_error: ModelError | None = None
+    pairing: Pairing = field(default_factory=lambda: Pairing({}))
+    compiled: Compiled | None = None
+
+    def run(self, advance: Callable[[], None], *, shadow: bool, compiles: bool, chosen: bool) -> Lockstep:
+        """Pair the layers, and run the networks in lockstep over all batches.
+
+        `chosen` is whether `--layer` chose the layers of A; `advance` is called after each batch.
+        """
+        first = self.queue.peek()
+        if first is not None:
+            if compiles:
+                brought = [_for(each, first) for each in self.networks[:2]]
+                self.compiled = compile_in_blocks(self.networks, brought, self.maps, chosen=chosen)
+            self.pairing = _pairing(self.networks, first, self.maps)
+            _set_partners(self.networks, self.pairing)
+        compiled = self.compiled
+        everyone = [*self.networks, *([compiled.whole] if compiled else [])]
+        with (
+            compiled.forwards() if compiled else nullcontext(),
+            eager(),
+            cpu_threads_kept(),
+            pausable_threads([each.run for each in everyone]) as threads,
+        ):
+            if compiled:
+                compiled.thread = threads[-1]
+            # Dynamo's settings hold for all threads: if one network is compiled, they take turns. So they do if B waits
+            # at each output to run its layer on A's inputs.
+            shared = None if compiled or shadow else share_cpu_threads(self.networks)
+            maps = KeptMaps(coarsest_eps(self.networks))
+            lockstep = Lockstep(self.networks, threads[: len(self.networks)], maps, shadow, shared)
+            for batch in self.queue:
+                self._run_batch(batch, lockstep)
+                advance()
+            for each in threads:
+                each.finish()
+        return lockstep
+
+    def _run_batch(self, batch: Batch, lockstep: Lockstep) -> None:
+        """Run one batch; with an `on_error`, split or leave out a batch that a network raises on."""
+        finished = None
+        while finished is None:
+            for network in self.networks:
+                network.batch = _for(network, batch)
+            finished = lockstep.run(len(self.records), len(batch.indices))
+            if lockstep.needs_turns:
+                lockstep.take_turns()
+        if self.compiled is not None:
+            finished = self.compiled.ended(finished, _for(self.networks[_B], batch))
+        failed = next((each for each in finished if each.message), None)
+        if failed is not None:
+            self._leave_out(batch, failed)
+            return
+        self.outputs.add([each.output for each in finished], len(self.records), len(batch.indices))
+        lockstep.keep()
+        self.records.extend(batch.records)
+
+    def _leave_out(self, batch: Batch, failed: Finished) -> None:
+        error = ModelError(failed.message)
+        if self.queue.on_error is None or failed.error is None:
+            raise error from failed.error
+        if self.queue.set_aside(batch, failed.message, failed.error):
+            self.first_error = self.first_error or error
+        for network in self.networks:
+            network.rewinds = True
+
+
+def compare_networks(
+    session: Session,
+    other: LoadedModel,
+    *,
+    options_b: RunOptions,
+    layers: Sequence[str],
+    ops: bool,
+    maps: Sequence[str],
+    reference: bool,
+    shadow: bool,
+    fail_over: Sequence[str],
+    batch_size: int,
+    on_progress: OnProgress | None,
+    on_error: OnError | None,
+    loss: Loss | None = None,
+    output_key: str | None = None,
+) -> Differences:
+    """Run the network of the session, A, and another one, B, side by side over all inputs.
+
+    With a `loss` their gradients are compared afterwards.
+
+    Arguments are those of `hookscope.diff`.
+
+    Raises:
+        UsageError: If an option cannot be right, or the networks return what cannot be compared.
+        NothingMatchedError: If no layer of A has a partner in B.
+        ModelError: If a network raised, with `on_error` on every input.
+    """
+    conditions = [parse_condition(text) for text in fail_over]
+    _refuse(options_b, shadow=shadow, ops=ops)
+    apart = separate(session.loaded, other)
+    a, b = inspected_network(session.loaded), inspected_network(apart)
+    report = reporter(session, on_error)
+    queue = queue_of(session.inputs.batches(batch_size, report), report)
+    hooked = partial(_hooked_network, queue=queue, seed=session.seed, ops=ops)
+    networks = [
+        hooked("A", a, RunOptions(), layers=layers, keeps="inputs" if shadow else ""),
+        hooked("B", b, options_b, keeps="states" if shadow else ""),
+    ]
+    if reference:
+        networks.append(hooked("The reference", in_float64(session.loaded, a), RunOptions(), layers=layers))
+    outputs = Outputs([each.inspected for each in networks], may_differ=bool(layers), output_key=output_key)
+    comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=maps)
+    began = time.perf_counter()
+    count = len(session.inputs.files) or session.inputs.input_count()
+
+    def advance() -> None:
+        if on_progress is not None:
+            on_progress(len(comparison.records), count)
+
+    lockstep = comparison.run(advance, shadow=shadow, compiles=options_b.compiles, chosen=bool(layers))
+    if not comparison.records and (errors := [*filter(None, [comparison.first_error]), *session.unusable]):
+        raise errors[0]
+    compiled, eps = comparison.compiled, coarsest_eps(networks)
+    paired = _paired_rows(networks, lockstep, comparison.pairing)
+    every_row, first_differences = with_origins(paired, eps, compiled.sizes if compiled else {})
+    rows = tuple(row for row in every_row if networks[_A].has_rows(row.layer))
+    if not rows:
+        raise NothingMatchedError(
+            f"No layer of A ({a.info.name}) has a partner in B ({b.info.name}): pair them with --map 'a.*=b.*'."
+        )
+    found = outputs.results()
+    gradients = GradientDifferences()
+    if loss is not None:
+        forward = Forward(comparison.pairing, every_row, eps, networks[_A].has_rows)
+        gradients = _gradients(
+            session,
+            apart,
+            comparison,
+            options_b,
+            loss,
+            forward,
+            layers=layers,
+            ops=ops,
+            batch_size=batch_size,
+            report=report,
+        )
+    return Differences(
+        a=Side(a.info, *a.placed),
+        b=Side(b.info, *b.placed, options_b.texts),
+        way="lockstep",
+        inputs=tuple(comparison.records),
+        rows=rows,
+        gradients=gradients.rows,
+        unmatched=_unmatched(networks, lockstep, comparison.pairing, with_b=not layers),
+        outputs=found,
+        first_differences=first_differences,
+        first_gradient_difference=gradients.first,
+        maps=lockstep.maps.drawn(_rows_by_place(rows, networks[_A]), first_differences),
+        exceeded=exceeded(conditions, (*rows, *gradients.rows), found),
+        reference="A's weights in float64" if reference else "",
+        warnings=_without_repeats(
+            *(f"A: {text}" for text in a.warnings),
+            *(f"B: {text}" for text in b.warnings),
+            *different_inputs(session.loaded, other),
+            *filter(None, [outputs.remark]),
+            *(compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()),
+            *gradients.notes,
+            # An edit of a gradient is applied in the backward pass alone.
+            *(networks[_B].edits.warnings() if loss is None else ()),
+            *queue.remarks,
+        ),
+        notes=_without_repeats(
+            *a.notes,
+            *b.notes,
+            *training_notes(session.loaded, other, options_b.mode),
+            *compiled_notes(session.loaded, other, compiles=options_b.compiles),
+            *([compiled.note()] if compiled else []),
+            *networks[_B].edits.notes(),
+            *precision_notes(networks),
+        ),
+        seed=session.seed,
+        timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
+        provenance=provenance_of(session, layers, {"ops": ops, "map": [*maps], "shadow": shadow}),
+    )
+
+
+def _without_repeats(*texts: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+def _refuse(options_b: RunOptions, *, shadow: bool, ops: bool) -> None:
+    if shadow and options_b.mode == "train":
+        raise UsageError(
+            "--shadow runs layers of B twice, which is only possible in eval mode: leave out --mode-b train."
+        )
+    inside = {"--ops": ops, "--edit-b": bool(options_b.edits)}
+    if options_b.compiles and any(inside.values()):
+        option = next(name for name, given in inside.items() if given)
+        raise UsageError(f"{option} needs hooks inside of B, which compiled code does not run: leave out --compile-b.")
+
+
+def _gradients(
+    session: Session,
+    other: LoadedModel,
+    comparison: _Comparison,
+    options_b: RunOptions,
+    loss: Loss,
+    forward: Forward,
+    *,
+    layers: Sequence[str],
+    ops: bool,
+    batch_size: int,
+    report: OnError | None,
+) -> GradientDifferences:
+    known = {_input_of(error) for error in session.unusable}
+
+    def report_new(error: HookscopeError) -> None:
+        if report is not None and _input_of(error) not in known:
+            report(error)
+
+    on_error = None if report is None else report_new
+    queue = queue_of(session.inputs.batches(batch_size, on_error), on_error)
+    networks, compiled = comparison.networks, comparison.compiled
+    loaded = [session.loaded, other]
+    if len(networks) > len(loaded):
+        loaded.append(replace(session.loaded, module=networks[_REFERENCE].inspected.network))
+    edits: tuple[Sequence[str], ...] = ((), options_b.edits, ())
+    patterns: tuple[Sequence[str], ...] = (layers, (), layers)
+    threads = (None, options_b.threads, None)
+    differentiated = []
+    for at, (each, network) in enumerate(zip(loaded, networks, strict=True)):
+        options = {"layers": patterns[at], "ops": ops, "hooked": frozenset(network.hooked), "edits": edits[at]}
+        options |= {"mode": network.mode, "autocast": network.autocast, "seed": session.seed}
+        differentiated.append(Differentiated(each, partial(_for, network), options, threads[at]))
+    whole: Differentiated | None = None
+    if compiled is not None:
+        b = differentiated[_B] = replace(differentiated[_B], around=compiled.forwards)
+        loaded_whole = replace(other, module=compiled.whole.inspected.network)
+        whole = replace(b, loaded=loaded_whole, options={**b.options, "hooked": frozenset()})
+    return compare_gradients(differentiated, queue, loss, forward, whole)
+
+
+def _input_of(error: HookscopeError) -> object:
+    """Return the identity of an unusable input: other passes may give another reason for it."""
+    return error.indices if isinstance(error, UnfitInputError) else str(error)
+
+
+def _hooked_network(
+    side: str,
+    inspected: InspectedNetwork,
+    options: RunOptions,
+    *,
+    queue: BatchQueue,
+    seed: int,
+    layers: Sequence[str] = (),
+    ops: bool,
+    keeps: Literal["inputs", "states", ""] = "",
+) -> HookedNetwork:
+    recorder = Recorder(0, None, None)
+    selected, operations, placed = choose(inspected, queue, layers, options.edits, recorder, ops=ops)
+    return HookedNetwork(
+        title=f"{side} ({inspected.info.name})",
+        inspected=inspected,
+        selected=selected,
+        hooked=layers_to_hook(inspected, selected),
+        operations=operations,
+        edits=placed,
+        recorder=recorder,
+        seed=seed,
+        mode=options.mode,
+        autocast=getattr(torch, options.autocast) if options.autocast else None,
+        cpu_threads=options.threads,
+        keeps=keeps,
+    )
+
+
+def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str]) -> Pairing:
+    """Pair the layers by name, and the rest by order, type and shapes, which takes a forward pass of each network."""
+    a, b = networks[:2]
+    owned_a, owned_b = ({name: parameter_shapes(each) for name, each in side.hooked.items()} for side in (a, b))
+    named = match_names(owned_a, owned_b, maps)
+    # Parametrisations have no rows, but the operations that they call do.
+    rest_a, rest_b = ([name for name in side.inspected.modules if name not in side.hooked] for side in (a, b))
+    named = match_names(dict.fromkeys(rest_a, ()), dict.fromkeys(rest_b, ())) | named
+    taken = {partner for partner, _ in named.values()}
+    if all(name in named for name in a.selected) and all(name in taken for name in b.selected):
+        return Pairing(named)
+    # Containers that --layer selects in A may pair with containers of B.
+    has_blocks = bool(a.selected.keys() - default_layers(a.inspected.modules))
+    calls_a, calls_b = (
+        [call for call in traced(side, _for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
+        for side, wanted in ((a, a.selected), (b, b.hooked if has_blocks else b.selected))
+    )
+    aligned, matched = align(calls_a, calls_b, named)
+    around = {name for name in named if name not in a.selected}
+    return Pairing(named, aligned, frozenset(matched | aligned.keys()), frozenset(around))
+
+
+def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
+    backwards = pairing.inverse()
+
+    def of_a(key: CallKey) -> CallKey | None:
+        return key if pairing.partner(key) is not None else None
+
+    def of_b(key: CallKey) -> CallKey | None:
+        found = backwards.partner(key)
+        return None if found is None else found[0]
+
+    for network, partner in zip(networks, (of_a, of_b, of_a), strict=False):
+        network.partner = partner
+
+
+def _for(network: HookedNetwork, batch: Batch) -> Batch:
+    """Return a copy of a batch on the device and in the dtype of a network."""
+    inspected = network.inspected
+    return to_device(copy_of(batch), inspected.placed[0], floating_dtype(inspected.network))
+
+
+def _paired_rows(networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing) -> list[DifferenceRow]:
+    """Return a row for each pair of outputs, those of modules around others too, in A's order of execution."""
+    rows: list[DifferenceRow] = []
+    for place, form in networks[_A].output_forms.items():
+        row, partner = lockstep.rows.get(place), pairing.partner(place[:2])
+        if row is None or partner is None:
+            continue
+        other = networks[_B].output_forms[(*partner[0], place[2])]
+        unchanged = networks[_A].passed_through.get(place) and networks[_B].passed_through.get((*partner[0], place[2]))
+        if not unchanged:
+            rows.append(_row(len(rows), form, other, partner[1], row))
+    return rows
+
+
+def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
+    measured = row.sums.get((_A, _B))
+    errors = [row.sums[pair].error if pair in row.sums else None for pair in ((_A, _REFERENCE), (_B, _REFERENCE))]
+    return DifferenceRow(
+        index=index,
+        layer=form.layer,
+        label=form.label,
+        kind=form.kind,
+        label_b=other.label,
+        kind_b=other.kind,
+        matched=matched,
+        shape=form.shape,
+        shape_b=other.shape,
+        dtype=form.dtype,
+        dtype_b=other.dtype,
+        measures=None if measured is None else measured.measured(row.coarser),
+        input_relative_l2=row.input_relative_l2,
+        added=None if row.added is None else row.added.measured(row.coarser),
+        error=errors[0],
+        error_b=errors[1],
+        channel=None if measured is None else culprit(measured),
+        note=row.note,
+    )
+
+
+def _rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict[Place, DifferenceRow]:
+    by_label = {row.label: row for row in rows}
+    return {place: by_label[form.label] for place, form in network.output_forms.items() if form.label in by_label}
+
+
+def _unmatched(
+    networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing, *, with_b: bool
+) -> tuple[Unmatched, ...]:
+    backwards = pairing.inverse()
+    result = [*_alone(networks[_A], networks[_B], "A", pairing, lockstep)]
+    if with_b:
+        result += _alone(networks[_B], networks[_A], "B", backwards, lockstep)
+    return tuple(result)
+
+
+def _alone(
+    network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, lockstep: Lockstep
+) -> Iterator[Unmatched]:
+    for place, form in network.output_forms.items():
+        if network.passed_through.get(place) or not network.has_rows(form.layer):
+            continue
+        partner = pairing.partner(place[:2])
+        key = place if side == "A" or partner is None else (*partner[0], place[2])
+        if partner is not None and key in lockstep.rows:
+            continue
+        reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
+        yield Unmatched("A" if side == "A" else "B", form.label, form.kind, form.shape, reason)
+
+
+def _reason(place: Place, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
+    name = pairing.names.get(place[0])
+    if name is None:
+        return f"{title} has no such layer" if place[0] in network.hooked else f"{title} calls no such operation"
+    own = len({call for layer, call, _ in network.output_forms if layer == place[0]})
+    others = len({call for layer, call, _ in other.output_forms if layer == name[0]})
+    if others == own:
+        return f"{title} returns fewer tensors there"
+    return f"{title} does not call it" if not others else f"called {_times(own)} here, {_times(others)} by {title}"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

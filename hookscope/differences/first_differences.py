@@ -1,0 +1,205 @@
+"""Find where differences come from: rounding, the layer, or its inputs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hookscope.results.differences import DifferenceRow, FirstDifference, Origin
+
+# The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
+# and of the one that accumulates sums. In float32, 8.1e-6; in bfloat16, 0.031. Our choice: sums of some 10,000
+# products, in any order, stay below a third of it.
+_STORED_ULPS = 4
+_SUMMED_ULPS = 64
+
+# A layer that only passes on what rounding makes of its inputs makes it less than so many times larger. Our choice.
+_GROWTH = 10
+
+
+def rounding_limit(eps: float, layers_before: int) -> float:
+    """Return the relative L2 norm up to which rounding explains the difference of two outputs.
+
+    Errors of many layers add up as a random walk: with the square root of their number.
+
+    Args:
+        eps: Machine epsilon of the coarsest dtype that the networks compute in.
+        layers_before: How many layers have run by then, that layer included.
+    """
+    summed = min(eps, 2.0**-23)  # half precision is summed in float32
+    return (_STORED_ULPS * eps + _SUMMED_ULPS * summed) * math.sqrt(max(layers_before, 1))
+
+
+def exceeds(relative_l2: float | None, limit: float) -> bool:
+    """Return whether a difference is beyond rounding; NaN is."""
+    return relative_l2 is not None and not relative_l2 <= limit
+
+
+def with_origins(
+    rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int] | None = None
+) -> tuple[tuple[DifferenceRow, ...], tuple[FirstDifference, ...]]:
+    """Return rows with their limit and origin, and where differences begin.
+
+    Args:
+        rows: In A's order of execution, containers included: they show differences that arise between the layers that
+            they call.
+        eps: As for `rounding_limit`.
+        sizes: By name, how many layers a row stands for whose parts have no rows; 1 for others.
+    """
+    sizes = sizes or {}
+    judged: list[DifferenceRow] = []
+    first_seen = False
+    depth = 0
+    for row in rows:
+        depth += sizes.get(row.layer, 1)
+        limited = replace(row, limit=rounding_limit(eps, depth))
+        single = rounding_limit(eps, sizes.get(row.layer, 1))
+        judged.append(replace(limited, origin=_origin(limited, single, first_seen=first_seen)))
+        first_seen = first_seen or _differs(limited)
+    begins = _begins(judged, eps, sizes)
+    if any(row.added is not None for row in rows):
+        begins = _of_single_layers(judged, begins, eps, sizes)
+    return tuple(judged), _sorted_by_stay(judged, begins)
+
+
+def _differs(row: DifferenceRow) -> bool:
+    if row.measures is None:
+        return row.shape != row.shape_b
+    return exceeds(row.measures.relative_l2, row.limit)
+
+
+def _origin(row: DifferenceRow, single: float, *, first_seen: bool) -> Origin:
+    total = None if row.measures is None else row.measures.relative_l2
+    origin: Origin = "unclear"
+    if total == 0:
+        origin = "equal"
+    elif row.added is not None and exceeds(row.added.relative_l2, single):
+        origin = "begins"
+    elif total is not None and not _differs(row):
+        origin = "rounding"
+    elif total is not None and row.added is not None:
+        origin = "passed on"
+    elif _differs(row) and row.input_relative_l2 is not None:
+        arrives = exceeds(row.input_relative_l2, row.limit)
+        origin = "begins" if not arrives else "unclear" if first_seen else "passed on"
+    return origin
+
+
+def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[FirstDifference]:
+    """Return where the first difference begins, and the other layers that are given the same and return something else.
+
+    A container is among the others only if its difference cannot be that of a layer inside it.
+    """
+    differing = [at for at, row in enumerate(rows) if _differs(row)]
+    if not differing:
+        return []
+    row = rows[differing[0]]
+    begins: list[FirstDifference] = []
+    single = rounding_limit(eps, sizes.get(row.layer, 1))
+    if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.input_relative_l2, row.limit):
+        begins.append(_first(rows, differing[0]))
+    later = [rows[at] for at in differing[1:] if rows[at].added is None and _has_equal_inputs(rows[at])]
+    inside = {each.layer for each in begins} | {each.layer for each in later}
+    inside |= {rows[at].layer for at in differing if rows[at].input_relative_l2 is None}
+    layers = {each.layer for each in rows}
+    for row in later:
+        if not any(_is_inside(layer, row.layer) for layer in inside):
+            in_own_code = _has_parts(row.layer, layers)
+            begins.append(FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row)))
+    by_layer: dict[str, FirstDifference] = {}
+    for each in begins:
+        by_layer.setdefault(each.layer, each)
+    return [*by_layer.values()]
+
+
+def _has_equal_inputs(row: DifferenceRow) -> bool:
+    given, total = row.input_relative_l2, _relative_l2(row)
+    return given is not None and given <= row.limit and not (total is not None and total <= row.limit + _GROWTH * given)
+
+
+def _relative_l2(row: DifferenceRow) -> float | None:
+    return None if row.measures is None else row.measures.relative_l2
+
+
+def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
+    """Return where the difference begins that one of the rows is the first to show.
+
+    That is its layer if the layer's inputs agree, else the code of the nearest module around it whose inputs do: a
+    container that is called with a difference only passes it on.
+    """
+    row = rows[at]
+    if not exceeds(row.input_relative_l2, row.limit):
+        in_own_code = _has_parts(row.layer, {each.layer for each in rows})
+        return FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row))
+    owner, colon, _ = row.layer.partition(":")
+    around = owner.removeprefix("(model)") if colon else _around(row.layer)
+    calls = {each.layer: each for each in reversed(rows[at:])}  # a module around the row finishes after it
+    while around and not (around in calls and not exceeds(calls[around].input_relative_l2, row.limit)):
+        around = _around(around)
+    return FirstDifference(around, row.label, in_own_code=True, relative_l2=_relative_l2(row))
+
+
+def _sorted_by_stay(rows: Sequence[DifferenceRow], begins: Sequence[FirstDifference]) -> tuple[FirstDifference, ...]:
+    """Return where differences begin, those last that are gone again before the next one begins."""
+    places = {row.label: at for at, row in enumerate(rows)}
+    starts = sorted(places[each.row] for each in begins if _differs(rows[places[each.row]]))
+    found = []
+    for each in begins:
+        at = places[each.row]
+        end = next((start for start in starts if start > at), None)
+        found.append(replace(each, gone_at=_gone_at(rows[at:end], is_last=end is None)))
+    return tuple(sorted(found, key=lambda each: bool(each.gone_at)))
+
+
+def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
+    """Return the row from which on all agree; "" if none takes the difference that the first row shows."""
+    if not _differs(rows[0]):
+        return rows[0].label
+    for at, row in enumerate(rows):
+        if not _differs(row) and (
+            exceeds(row.input_relative_l2, row.limit) or (is_last and row.input_relative_l2 is None)
+        ):
+            return "" if any(map(_differs, rows[at:])) else row.label
+    return ""
+
+
+def _around(layer: str) -> str:
+    return layer.rpartition(".")[0]
+
+
+def _has_parts(layer: str, layers: set[str]) -> bool:
+    return any(_is_inside(other, layer) for other in layers)
+
+
+def _of_single_layers(
+    rows: Sequence[DifferenceRow], first: Sequence[FirstDifference], eps: float, sizes: Mapping[str, int]
+) -> list[FirstDifference]:
+    """Return the layers that add a difference by themselves, at their first calls that do.
+
+    A container is among them only if the layers inside it add none.
+    """
+    layers = {row.layer for row in rows}
+    first_differences = {each.layer: each for each in first}
+    for row in _adding(rows, eps, sizes):
+        first_differences.setdefault(
+            row.layer, FirstDifference(row.layer, row.label, _has_parts(row.layer, layers), _added(row))
+        )
+    return [*first_differences.values()]
+
+
+def _adding(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[DifferenceRow]:
+    layers = [row.layer for row in rows]
+    adding = [row for row in rows if exceeds(_added(row), rounding_limit(eps, _size(row.layer, layers, sizes)))]
+    return [row for row in adding if not any(_is_inside(other.layer, row.layer) for other in adding)]
+
+
+def _size(layer: str, layers: Sequence[str], sizes: Mapping[str, int]) -> int:
+    inside = [each for each in layers if _is_inside(each, layer)]
+    return sizes.get(layer, 1) + sum(sizes.get(each, 1) for each in inside)
+
+
+def _added(row: DifferenceRow) -> float:
+    return row.added.relative_l2 if row.added else 0.0
+
+
+def _is_inside(layer: str, around: str) -> bool:
+    return layer != around and (not around or layer.startswith((f"{around}.", f"{around}:")))
