@@ -19,7 +19,6 @@ Source:
     splittable pseudorandom number generators".
 """
 
-import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -28,8 +27,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hookscope.hooks.memory import missing_memory
 from hookscope.results.sketches import SKETCH_WIDTH
-from hookscope.statistics.native import MAX_THREADS, address_of, load_kernel, useful_threads
+from hookscope.statistics.native import address_of_float32, load_kernel, useful_threads
 
 # Of the format: another seed makes other sketches, which cannot be compared with these.
 _SEED = 0x686F6F6B73636F70
@@ -42,18 +42,6 @@ _WORDS, _SIGNS_IN_WORD = 8, 64
 _CHUNK, _CHUNK_THERE = 2**19, 2**21
 
 
-class _Task(ctypes.Structure):
-    """`Sketch` of sketch.c."""
-
-    _fields_ = (
-        ("values", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("size", "items")),
-        ("keys", ctypes.c_void_p),
-        ("threads", ctypes.c_longlong),
-        *((name, ctypes.c_void_p) for name in ("sums", "runtime")),
-    )
-
-
 def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.float64] | Tensor | None:
     """Return the sketch of a tensor that one pass over some inputs gave, without waiting for an accelerator.
 
@@ -64,8 +52,10 @@ def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.fl
 
     Returns:
         The sketch for `finished`, float64, (256,): on an accelerator a tensor there. Sketches of several batches can be
-        added. None if the tensor is sparse, ragged or without data.
+        added. None if the tensor is sparse, ragged or without data, also because its memory was freed.
     """
+    if missing_memory(tensor):
+        return None
     if len(inputs) != 1 and (not tensor.dim() or tensor.size(0) != len(inputs)):
         inputs = inputs[:1] or (0,)
     keys = _keys(tuple(inputs))
@@ -117,15 +107,10 @@ def _word(key: int, at: int) -> int:
 def _by_compiled_code(values: Tensor, keys: NDArray[np.uint64]) -> NDArray[np.float64] | None:
     """Sketch contiguous float32 values on the CPU; None for others, for too large ones, and without compiled code."""
     kernel = load_kernel()
-    if kernel is None or not (address := address_of(values)) or not values.is_contiguous():
+    if kernel is None or not values.is_contiguous() or not (address := address_of_float32(values)):
         return None
-    size, threads, runtime = values.numel(), 1, None
-    if kernel.runtime is not None:
-        threads = min(useful_threads(size, torch.get_num_threads()), MAX_THREADS)
-        runtime = ctypes.addressof(kernel.runtime)
-    sums = np.empty(threads * SKETCH_WIDTH)
-    task = _Task(address, size // keys.size, keys.size, keys.ctypes.data, threads, sums.ctypes.data, runtime)
-    return sums[:SKETCH_WIDTH] if kernel.sketch(ctypes.byref(task)) else None
+    threads = useful_threads(values.numel(), torch.get_num_threads())
+    return kernel.sketch(address, values.numel() // keys.size, keys, threads)
 
 
 def _by_torch(slices: Tensor, keys: NDArray[np.uint64]) -> Tensor:
