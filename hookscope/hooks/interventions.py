@@ -80,13 +80,13 @@ def separate_operation(edits: Sequence[Intervention], name: str, output: object)
 def edit_inputs(edit: Intervention, maker: nn.Module | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the edited arguments of a module or operation; also the pre-hook of a module."""
     found = replaceable_inputs(args, kwargs)
-    edited = {path: _applied(edit, maker, tensor) for path, tensor in found if tensor.is_floating_point()}
+    edited = {path: edit.apply(maker, tensor) for path, tensor in found if tensor.is_floating_point()}
     return _edited(args, edited, maker), _edited(kwargs, edited, maker)
 
 
 def _edit_outputs(edit: Intervention, maker: nn.Module | str, _args: object, output: object) -> object:
     found = tensors_in(output)
-    edited = {slot: _applied(edit, maker, tensor) for slot, tensor in found if tensor.is_floating_point()}
+    edited = {slot: edit.apply(maker, tensor) for slot, tensor in found if tensor.is_floating_point()}
     return _edited(output, edited, maker) if edited else None
 
 
@@ -102,13 +102,6 @@ def _edit_gradients(edits: Sequence[Intervention], maker: nn.Module | str, _args
     return _edited(output, copies, maker) if copies else None
 
 
-def _applied(edit: Intervention, maker: nn.Module | str, tensor: Tensor) -> Tensor:
-    if missing := missing_memory(tensor):
-        name = maker if isinstance(maker, str) else type(maker).__name__
-        raise UsageError(f"An edit cannot change a tensor of {name}: {missing}.")
-    return edit.apply(maker, tensor)
-
-
 def _edited(value: object, edited: Mapping[str, Tensor], maker: nn.Module | str) -> object:
     try:
         return with_tensors(value, edited)
@@ -118,4 +111,4 @@ def _edited(value: object, edited: Mapping[str, Tensor], maker: nn.Module | str)
 
 
 def _editor_of_gradient(edit: Intervention, maker: nn.Module | str) -> Callable[[Tensor | None], Tensor | None]:
-    return lambda gradient: None if gradient is None else _applied(edit, maker, gradient)
+    return lambda gradient: None if gradient is None else edit.apply(maker, gradient)

@@ -105,11 +105,9 @@ class Recorder:
         axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
         if self.on_call is not None:
             self.on_call(call)
-        if (
-            (self.on_tensor or self.grids_for or self.with_summaries)
-            and self.lists(call)
-            and not missing_memory(tensor)
-        ):
+        measured = self.reducer.reduce(tensor, axis, self.indices)
+        is_kept = self.on_tensor or self.grids_for or self.with_summaries
+        if is_kept and self.lists(call) and not _lacks_memory(measured, tensor):
             key = (call.layer, call.call, slot)
             if self.on_tensor is not None:
                 self.on_tensor(row_label(*key), tensor, axis)
@@ -117,7 +115,7 @@ class Recorder:
                 self.keep(key, tensor, axis)
             if self.with_summaries and axis is not None:
                 self.summarise(key, tensor, axis)
-        return self.reducer.reduce(tensor, axis, self.indices)
+        return measured
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
         """Clone the `slices`."""
@@ -155,6 +153,10 @@ class Recorder:
             summary = summarise_maps(key, tensor, axis, self.axes.grids, self.indices)
             if summary is not None:
                 self.summaries.append(summary)
+
+
+def _lacks_memory(measured: Measured, tensor: Tensor) -> bool:
+    return isinstance(measured, Reduction) and measured.unmeasured is not None and bool(missing_memory(tensor))
 
 
 def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]]) -> None:
