@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
 LIBRARY = Path("hookscope", "native.bin")
-SOURCES = (
-    *(f"statistics/{name}.c" for name in ("native", "sketch", "difference", "squares", "observing")),
-    *(f"hooks/{name}.c" for name in ("interpreter", "calls", "watching")),
-)
+SOURCES = Path("hookscope", "statistics")  # its .c and .h files
 
 # Kinds of machine that they are known to serve, as Python and as the compiler call them.
 TARGETS = {
@@ -43,8 +41,9 @@ class FusedKernelHook(BuildHookInterface[Any]):
         if target is None:
             self._say_left_out(f"they are not known to work for {sys.platform} on {platform.machine()}")
             return
-        package = Path(self.root, LIBRARY).parent
-        sources = [package / name for name in SOURCES]
+        sources = sorted(Path(self.root, SOURCES).glob("*.[ch]"))
+        # Compared by library.py where the sources lie beside it: in a checkout.
+        digest = sha256(b"".join(each.read_bytes() for each in sources)).hexdigest()
         self._folder = tempfile.TemporaryDirectory()
         library = Path(self.root, LIBRARY) if version == "editable" else Path(self._folder.name, LIBRARY.name)
         command = [
@@ -55,9 +54,10 @@ class FusedKernelHook(BuildHookInterface[Any]):
             "-target",
             target,
             *FLAGS,
+            f"-DSOURCES_HASH={digest}",
             "-o",
             str(library),
-            *map(str, sources),
+            *(str(each) for each in sources if each.suffix == ".c"),
         ]
         caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), self._folder.name)
         compiled = subprocess.run(  # noqa: S603 - every part of it is stated above

@@ -122,12 +122,14 @@ def _device() -> Fact:
 def _kernel() -> Fact:
     import torch
 
+    from hookscope.statistics.library import missing_because
     from hookscope.statistics.native import load_kernel
 
     kernel = load_kernel()
     if kernel is None:
         remedy = "install hookscope again where the package ziglang can be had (Linux, macOS); the numbers are the same"
-        state = "missing: torch's reductions take its place, ×1.6 instead of ×1.2 over the plain pass of resnet34"
+        because = missing_because() or "it is not there"
+        state = f"missing ({because}): torch takes its place, ×1.6 instead of ×1.2 over the plain pass of resnet34"
         return Fact("kernel", state, remedy)
     if kernel.runtime is None:
         return Fact("kernel", "compiled, on one thread: this torch was built with other threads than OpenMP's")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookscope.hooks.memory import missing_memory
 from hookscope.results.differences import ChannelShare, Measures, NonFinite
 from hookscope.statistics.difference import SquaredSums, squared_sums
 
@@ -194,6 +195,8 @@ def comparable(a: Tensor, b: Tensor) -> str:
     for side, tensor in (("A", a), ("B", b)):
         if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
             return f"{side} is no dense tensor"
+        if missing_memory(tensor):
+            return f"the memory of {side} was freed"
     if a.shape != b.shape:
         return "shapes differ"
     if a.is_complex() != b.is_complex():

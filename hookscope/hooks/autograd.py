@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, SiteKey
 
 
@@ -48,7 +49,13 @@ def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: n
 
 
 def strided_copy(tensor: Tensor) -> Tensor:
-    """Return a copy with identical strides; `clone` may change them along axes of size one."""
+    """Return a copy with identical strides; `clone` may change them along axes of size one.
+
+    Raises:
+        RuntimeError: If the memory of the tensor was freed.
+    """
+    if missing := missing_memory(tensor):
+        raise RuntimeError(missing)
     copied = tensor.clone()
     if tensor.layout == torch.strided and not tensor.is_nested and copied.stride() != tensor.stride():
         steps = zip(copied.stride(), tensor.stride(), tensor.shape, strict=True)

@@ -17,17 +17,12 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.compiled import compiled_function, parts_of
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.observed import ModuleCall, Observation, Operation, Place
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.recognition import Identities
 
 T = TypeVar("T")
-
-# As in calls.c: calls with more inputs are left to Python.
-_MOST_INPUTS = 64
-_new = tuple.__new__  # for named tuples in hooks: calling the class would cost one more Python call
 
 
 class Hook(partial[object]):
@@ -68,16 +63,6 @@ class Entry(NamedTuple):
     sources: tuple[Place | str, ...]
 
 
-# What the hooks of calls.c work with in every capture, in its order.
-_ALIKE: tuple[Any, ...] = (
-    *(Tensor, nn.Parameter, ModuleCall, Observation, Entry),
-    *(torch._C._current_graph_task_id, torch.is_grad_enabled),
-    *("__enter__", "__exit__", "names", "_version", "_replaced"),
-    *(list, "_aliases", None, True, False, ""),
-    *(tuple(f"{start}[{at}]" for at in range(_MOST_INPUTS)) for start in ("", "[0]")),
-)
-
-
 @dataclass(slots=True)
 class CallHooks(Generic[T]):
     """The hooks of one capture, shared by all modules, and their observations in the latest forward pass.
@@ -100,31 +85,12 @@ class CallHooks(Generic[T]):
 
     def restart(self) -> list[Observation[T]]:
         """Begin another forward pass; return the observations of the latest."""
-        finished = [*self.observations]
-        # Emptied, not replaced: compiled hooks hold these very objects.
-        for each in (self.observations, self.counts, self._identities.known):
-            each.clear()
+        finished, self.observations = self.observations, []
+        self.counts.clear()
+        self._identities.known.clear()
         return finished
 
-    def fastest(self) -> tuple[Callable[..., object], Callable[..., object], Callable[..., object]]:
-        """Return `only`, `before` and `after`, compiled where this installation has them.
-
-        Called when the capture is set up.
-        """
-        watching = None
-        if self.watch is not None and (self.watch.with_inputs or (watching := self.watch.parts()) is None):
-            return self.only, self.before, self.after
-        bypass = torch._C.DisableTorchFunction if self.with_operations else None
-        lock, observing = (self.lock.acquire, self.lock.release), parts_of(self.observe, "observe")
-
-        def compiled(name: str, python: Callable[..., object]) -> Callable[..., object]:
-            filled = self.counts, self.observations, self._identities.known
-            parts = (*_ALIKE, self, python, self.value, observing, watching, *lock, *filled, bypass)
-            return compiled_function(name, parts) or python
-
-        return compiled("only", self.only), compiled("before", self.before), compiled("after", self.after)
-
-    def only(
+    def leaf_forward_hook(
         self,
         layer: str,
         overwrites: bool,
@@ -136,34 +102,18 @@ class CallHooks(Generic[T]):
         """Forward hook of modules that call no others, and overwrite their input always or never."""
         inputs = tensors_given(args, kwargs)
         outputs = tensors_in(output)
-        overrides = torch._C.DisableTorchFunction() if self.with_operations else _plainly(inputs, outputs)
-        with self.lock:
-            if overrides is _NOTHING:  # the usual case: skips entering a context
-                return self._once(layer, overwrites, module, inputs, output, outputs)
-            with overrides:
-                return self._once(layer, overwrites, module, inputs, output, outputs)
+        with self.lock, self._without_overrides(inputs, outputs):
+            recomputes = _recomputes()
+            index = self._count(layer, inputs, recomputes=recomputes)
+            if index is None:
+                return None
+            sources: tuple[Place | str, ...] = ()
+            if self.with_operations:
+                sources = self._identities.sources(inputs, self.names, overwritten=overwrites)
+            call = ModuleCall(layer, module, index, inputs)
+            return self._finish(call, inputs, sources, output, outputs, in_place=overwrites, recomputes=recomputes)
 
-    def _once(
-        self,
-        layer: str,
-        overwrites: bool,
-        module: nn.Module,
-        inputs: Sequence[tuple[str, Tensor]],
-        output: object,
-        outputs: Sequence[tuple[str, Tensor]],
-    ) -> object:
-        """Do what `only` does, with the lock held."""
-        recomputes = torch._C._current_graph_task_id() != -1
-        index = self._count(layer, inputs, recomputes=recomputes)
-        if index is None:
-            return None
-        sources: tuple[Place | str, ...] = ()
-        if self.with_operations:
-            sources = self._identities.sources(inputs, self.names, overwritten=overwrites)
-        call = _new(ModuleCall, (layer, module, index, inputs, None))
-        return self._finish(call, inputs, sources, output, outputs, in_place=overwrites, recomputes=recomputes)
-
-    def before(
+    def forward_pre_hook(
         self, layer: str, entries: list[Entry], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> object:
         """Forward pre-hook of other modules; `entries` is the module's list of calls in progress."""
@@ -180,10 +130,10 @@ class CallHooks(Generic[T]):
             call = call._replace(inputs=inputs)
         with self._without_overrides(inputs, ()):
             sources = self._identities.sources(inputs, self.names) if self.with_operations else ()
-            entries.append(_new(Entry, (id(sys._getframe(1)), call, _versions(inputs), args, sources)))
+            entries.append(Entry(id(sys._getframe(1)), call, _versions(inputs), args, sources))
         return given
 
-    def after(
+    def forward_hook(
         self, entries: list[Entry], _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> object:
         """Forward hook of other modules."""
@@ -232,7 +182,7 @@ class CallHooks(Generic[T]):
                 return output
             versions, sources = begun
             in_place = versions != _versions(inputs)
-            call = _new(ModuleCall, (layer, module, index, inputs, operation))
+            call = ModuleCall(layer, module, index, inputs, operation)
             ours = self._finish(call, inputs, sources, output, outputs, in_place=in_place, recomputes=recomputes)
             return output if ours is None else ours
 
@@ -240,7 +190,7 @@ class CallHooks(Generic[T]):
         """Count a call; None if it replays one that was already observed (and watched, if requested)."""
         with self.lock, self._without_overrides(inputs, ()):
             index = self._count(layer, inputs, recomputes=_recomputes())
-        return None if index is None else _new(ModuleCall, (layer, module, index, inputs, None))
+        return None if index is None else ModuleCall(layer, module, index, inputs)
 
     def _count(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, recomputes: bool) -> int | None:
         """Return the number of the layer's call; None as in `_begin`."""
@@ -289,13 +239,9 @@ class CallHooks(Generic[T]):
         if self.watch is None:
             return None
         result = self.watch.outputs(call, output, outputs, [] if in_place else given)
-        if result is not None:
-            self._replaced(outputs, result)
+        if result is not None:  # the network continues with another output
+            self._identities.replaced(outputs, tensors_in(result))
         return result
-
-    def _replaced(self, outputs: Sequence[tuple[str, Tensor]], result: object) -> None:
-        """Record that the network continues with another output."""
-        self._identities.replaced(outputs, tensors_in(result))
 
     def _observe(
         self,
@@ -306,19 +252,17 @@ class CallHooks(Generic[T]):
         *,
         in_place: bool,
     ) -> None:
-        show = self._identities.show
         if not outputs:
             place = (call.layer, call.call, "")
-            seen = Observation(place, None, False, in_place, None, call.operation, sources)
-            self.observations.append(seen)
+            self.observations.append(Observation(place, None, False, in_place, None, call.operation, sources))
         for slot, tensor in outputs:
             place = (call.layer, call.call, slot)
-            passed_through, repeats = show(place, tensor, given, in_place=in_place)
-            value = self.value(call, slot, tensor)
-            what = (place, value, passed_through, in_place, repeats, call.operation, sources)
-            self.observations.append(_new(Observation, what))
+            passed_through, repeats = self._identities.show(place, tensor, given, in_place=in_place)
+            value = self._observed(call, slot, tensor)
+            seen = Observation(place, value, passed_through, in_place, repeats, call.operation, sources)
+            self.observations.append(seen)
 
-    def value(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:
+    def _observed(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:
         """Return what the observer returns for an output, under `no_grad` and without autocast and transforms."""
         if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp or another transform
             return _observe_physical(self.observe, call, slot, tensor)

@@ -172,7 +172,6 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
     Equivalent to registering hooks `with_kwargs`, but without handles, which would cost more than the hooks do.
     """
     hooks, watch, key, attached = captured._hooks, captured._watch, captured._key, captured._attached
-    only, before, after = hooks.fastest()
     gives_aliases = watch is not None and watch.with_inputs
     seen: set[int] = set()
     for name, module in layers.items():
@@ -181,12 +180,12 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         seen.add(id(module))
         state = vars(module)
         if not gives_aliases and _only_returns(type(module), state):
-            hook = Hook(only, name, bool(state.get("inplace")))
+            hook = Hook(hooks.leaf_forward_hook, name, bool(state.get("inplace")))
         else:
             entries: list[Entry] = []
-            hook = Hook(after, entries)
+            hook = Hook(hooks.forward_hook, entries)
             attached += (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs)
-            module._forward_pre_hooks[key] = Hook(before, name, entries)
+            module._forward_pre_hooks[key] = Hook(hooks.forward_pre_hook, name, entries)
             module._forward_pre_hooks_with_kwargs[key] = True
         attached += (module._forward_hooks, module._forward_hooks_with_kwargs)
         module._forward_hooks[key] = hook

@@ -33,7 +33,7 @@ from hookscope.hooks.autograd import (
     view_of,
     why_untracked,
 )
-from hookscope.hooks.compiled import Parts, definition_of
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, shape_of
 from hookscope.hooks.pytree import replaceable_inputs, with_tensors
 from hookscope.hooks.recognition import Replays
@@ -41,16 +41,6 @@ from hookscope.hooks.recognition import Replays
 T = TypeVar("T")
 
 _NOTHING = nullcontext()
-_new = tuple.__new__  # for named tuples in hooks: calling the class would cost one more Python call
-# What watching.c works with in every capture, in its order.
-_ALIKE: tuple[Any, ...] = (
-    *(Tensor, GradientSite, OrderedDict),
-    torch._C._functorch.is_functorch_wrapped_tensor,
-    *(torch.is_grad_enabled, torch._C._is_any_autocast_enabled),
-    *("requires_grad", "is_leaf", "_is_view", "_backward_hooks", "grad_fn", "_register_hook_dict"),
-    *("shape", "dtype", "sites", "_clone_at", "_hopeless", "_latest", "_attached", "listening", "_parts", "arrivals"),
-    *("arrival", "value", "__enter__", "__exit__", None, True, False, "", "output"),
-)
 _OVERWRITTEN = "it is overwritten through another view of its memory, and no copy can take its place"
 
 
@@ -88,19 +78,6 @@ class GradientWatch(Generic[T]):
     _attached: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
-
-    def parts(self) -> Parts | None:
-        """Return what compiled hooks need to watch outputs as `outputs` does, in the order of watching.c.
-
-        None if this installation has none.
-        """
-        definition = definition_of("arrive")
-        if definition is None:
-            return None
-        bypass = torch._C.DisableTorchFunction if self.with_operations else None
-        lock: Any = self.lock
-        own = (self, self.outputs, definition, self._arrive, self.observe, lock.acquire, lock.release, bypass)
-        return Parts.of((*own, *_ALIKE))
 
     def met(self) -> list[GradientSite[T]]:
         """Return the sites; those whose tensor was overwritten, so that the gradient is incomplete, are untracked."""
@@ -210,9 +187,10 @@ class GradientWatch(Generic[T]):
         try:
             if is_plain and key not in self._view_at:
                 alias: Tensor = Aliased.apply(tensor)
-                of = (tensor.grad_fn, tensor.output_nr)
+                made_by: Any = tensor.grad_fn  # neither is a leaf
                 node: Any = alias.grad_fn
-                self._made_aliases.append(_new(Alias, (key, version_counter(alias), alias._version, node, of)))
+                of = (made_by, tensor.output_nr)
+                self._made_aliases.append(Alias(key, version_counter(alias), alias._version, node, of))
             else:
                 with torch._C._EnableTorchFunction():  # a subclass chooses the class of its views
                     alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]
@@ -339,12 +317,15 @@ class GradientWatch(Generic[T]):
     def _replacement(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
         """Return the replacement of an output that makes its gradient visible."""
         if site.untracked:
-            if not self.track or not can_require_grad(tensor):
+            if not self.track or not can_require_grad(tensor) or missing_memory(tensor):
                 return tensor
             site.untracked = ""
             return strided_copy(tensor.detach().requires_grad_())  # not a leaf: later operations may be in place
         if site.key in self._hopeless:
             site.untracked = _OVERWRITTEN
+            return tensor
+        if site.key in self._clone_at and (missing := missing_memory(tensor)):
+            site.untracked = missing
             return tensor
         if site.key in self._clone_at:
             return strided_copy(tensor)

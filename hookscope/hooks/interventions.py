@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookscope.errors import UsageError
 from hookscope.hooks.autograd import strided_copy
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import replaceable_inputs, tensors_in, with_tensors
 
 
@@ -93,7 +94,8 @@ def _edit_gradients(edits: Sequence[Intervention], maker: nn.Module | str, _args
     if not torch.is_grad_enabled():
         return None
     # Copies, because the observers of a submodule's outputs must see the gradient before this edit.
-    copies = {slot: strided_copy(tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad}
+    found = [(slot, tensor) for slot, tensor in tensors_in(output) if tensor.requires_grad]
+    copies = {slot: strided_copy(tensor) for slot, tensor in found if not missing_memory(tensor)}
     for tensor in copies.values():
         for edit in edits:
             tensor.register_hook(_editor_of_gradient(edit, maker))  # type: ignore[no-untyped-call]

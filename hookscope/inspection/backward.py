@@ -144,8 +144,8 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
             capture(
                 network,
                 selected,
-                recorder.observer(),
-                gradients=gradient_recorder.observer(),
+                recorder.observe,
+                gradients=gradient_recorder.observe,
                 with_inputs=include_inputs,
                 track=track_outputs,
                 edits=placed.by_name,

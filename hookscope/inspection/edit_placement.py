@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import UsageError
 from hookscope.hooks.interventions import Intervention
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_layers
 from hookscope.inspection.edits import Edit, bind_edits, parse_edit
@@ -74,6 +75,9 @@ def place_edits(
 
     def intervention(edit: Edit) -> Intervention:
         def apply(maker: nn.Module | str, tensor: Tensor) -> Tensor:
+            if missing := missing_memory(tensor):
+                name = maker if isinstance(maker, str) else type(maker).__name__
+                raise UsageError(f"{edit.text!r} cannot change a tensor of {name}: {missing}.")
             edited = edit.apply(tensor, channel_axis(edit, maker, tensor))
             applications[edit.text] += edited is not tensor
             return edited

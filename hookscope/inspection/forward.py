@@ -117,7 +117,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     began = time.perf_counter()
     with (
         preserved(network, seed, modules=inspected.modules.values(), differentiates=False) as state,
-        capture(network, selected, recorder.observer(), edits=placed.by_name, operations=operations) as captured,
+        capture(network, selected, recorder.observe, edits=placed.by_name, operations=operations) as captured,
     ):
         state.mark_hooks()
         run = Run(

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from hookscope.hooks.autograd import consumers, plain_arithmetic
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, Place, SiteKey
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.network import InspectedNetwork
@@ -18,10 +18,9 @@ from hookscope.inspection.rows import Recorder, same_values
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
 from hookscope.results.network import row_label
-from hookscope.results.quick import make_all
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
-from hookscope.statistics.squares import square_sums
+from hookscope.statistics.native import square_sums
 from hookscope.statistics.storage import as_real_floats, stored_values
 
 
@@ -67,7 +66,6 @@ class GradientRecorder:
         axes: The axis that counts channels, by output of the latest batch.
         waiting: Copies that `on_tensor` is not called with until the pass is known to count; None if none have to wait.
         nodes: Those of autograd's graph that computed the tensors whose gradients arrived in the latest batch.
-        reduce: `Reducer.reduce` of `maps`, compiled if possible.
     """
 
     maps: Recorder
@@ -75,22 +73,13 @@ class GradientRecorder:
     axes: dict[Place, int | None] = field(default_factory=dict)
     waiting: list[tuple[str, Tensor]] | None = None
     nodes: dict[SiteKey, Node | None] = field(default_factory=dict)
-    reduce: Callable[[Tensor, int | None, Sequence[int]], Measured] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Choose how gradients are reduced."""
-        self.reduce = self.maps.reducer.fastest()
-
-    def observer(self) -> Callable[[GradientSite[Measured], Tensor], Measured]:
-        """Return `observe`, compiled if this installation has it and nothing but statistics is wanted."""
-        more = self.on_tensor or self.maps.grids_for
-        return self.observe if more else self.maps.reducer.observer("observe_gradient", self.observe, self)
 
     def observe(self, site: GradientSite[Measured], gradient: Tensor) -> Measured:
         """Reduce one gradient in the hook."""
         key = (site.layer, site.call, site.slot)
         self.nodes[site.key] = torch._C._current_autograd_node()
-        if self.on_tensor is not None and self.maps.lists(site):
+        is_kept = (self.on_tensor or self.maps.grids_for) and self.maps.lists(site) and not missing_memory(gradient)
+        if is_kept and self.on_tensor is not None:
             label = f"{row_label(*key)} grad_{site.role}"
             if self.waiting is None:
                 self.on_tensor(label, gradient)
@@ -98,11 +87,11 @@ class GradientRecorder:
                 self.waiting.append((label, gradient.detach().clone()))
         if site.role == "output":
             axis = self.axes.get(key)
-            if self.maps.grids_for and self.maps.lists(site):
+            if is_kept and self.maps.grids_for:
                 self.maps.keep(key, gradient, axis)
         else:
             axis = None if gradient.is_nested else self.maps.axes.channel_axis(site.maker, tuple(gradient.shape))
-        return self.reduce(gradient, axis, self.maps.indices)
+        return self.maps.reducer.reduce(gradient, axis, self.maps.indices)
 
     def release(self) -> None:
         """Call `on_tensor` with the waiting copies."""
@@ -130,32 +119,28 @@ def gradient_rows(
     # A container shares the reduction of its last child.
     reductions = {id(each.reduction): each.reduction for each in arrived if each.reduction is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
-    arguments: list[tuple[Any, ...]] = []
+    rows = []
     for index, each in enumerate(gradients.values()):
         site, operation = each.site, each.site.operation
         statistics = measured.get(id(each.reduction))
         status = _status(not site.untracked, statistics)
-        arguments.append(
-            (
-                index,
-                positions.get(id(each)),
-                site.layer,
-                type(site.module).__name__ if operation is None else operation.name,
-                site.call,
-                site.slot,
-                site.role,
-                status,
-                statistics or _without(site.shape, site.dtype),
-                site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
-                inspected.aliases.get(site.layer, ()),
-                "",
-                (),
-                None,
-                None if operation is None else operation.owner,
-                "" if operation is None else operation.source,
+        rows.append(
+            GradientRow(
+                index=index,
+                backward_index=positions.get(id(each)),
+                layer=site.layer,
+                kind=type(site.module).__name__ if operation is None else operation.name,
+                call=site.call,
+                slot=site.slot,
+                role=site.role,
+                status=status,
+                gradient=statistics or _without(site.shape, site.dtype),
+                remark=site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
+                aliases=inspected.aliases.get(site.layer, ()),
+                owner=None if operation is None else operation.owner,
+                source="" if operation is None else operation.source,
             )
         )
-    rows = make_all(GradientRow, arguments)
     if loss is not None and any(row.status == "zero" for row in rows):
         rows = _with_consumers(rows, loss, nodes)
     return _with_repeats(rows, activations)
@@ -243,30 +228,29 @@ def parameter_rows(
     gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():
         norms = _l2_norms([each.parameter for each in parameters])
-        reduce = reducer.fastest()
-        measured = [reduce(gradient, None, (0,)) for _, gradient in gradients]
+        measured = [reducer.reduce(gradient) for _, gradient in gradients]
         reducer.settle()
         statistics = dict(zip((index for index, _ in gradients), summarise(collect(measured)), strict=True))
-    arguments: list[tuple[Any, ...]] = []
+    rows = []
     for index, (each, norm) in enumerate(zip(parameters, norms, strict=True)):
         gradient = statistics.get(index)
         name, *aliases = each.names
-        if on_tensor is not None and each.gradient is not None:
+        if on_tensor is not None and each.gradient is not None and not missing_memory(each.gradient):
             on_tensor(f"{name} grad", each.gradient)
-        arguments.append(
-            (
-                index,
-                name,
-                each.kind,
-                each.parameter.requires_grad,
-                _status(each.parameter.requires_grad, gradient),
-                gradient or _without(each.parameter.shape, each.parameter.dtype),
-                norm,
-                gradient.l2 / norm if gradient is not None and gradient.l2 is not None and norm else None,
-                tuple(aliases),
+        rows.append(
+            ParameterRow(
+                index=index,
+                name=name,
+                kind=each.kind,
+                trainable=each.parameter.requires_grad,
+                status=_status(each.parameter.requires_grad, gradient),
+                gradient=gradient or _without(each.parameter.shape, each.parameter.dtype),
+                weight_l2=norm,
+                ratio=gradient.l2 / norm if gradient is not None and gradient.l2 is not None and norm else None,
+                aliases=tuple(aliases),
             )
         )
-    return tuple(make_all(ParameterRow, arguments))
+    return tuple(rows)
 
 
 def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
@@ -279,7 +263,7 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
     norms = [None if each is None or not math.isfinite(each) else math.sqrt(each) for each in known]
     left, rows = [], []
     for index, parameter in enumerate(parameters):
-        if known[index] is None and not parameter.is_meta:
+        if known[index] is None and not parameter.is_meta and not missing_memory(parameter):
             values = as_real_floats(stored_values(parameter.detach(), ())[0])
             if values.numel():
                 left.append(index)

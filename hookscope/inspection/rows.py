@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Place
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
@@ -18,7 +19,6 @@ from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledL
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow
 from hookscope.results.network import row_label
-from hookscope.results.quick import make_all
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
@@ -100,23 +100,22 @@ class Recorder:
             return True
         return self.operations.lists(known.owner, known.name, call.call)
 
-    def observer(self) -> Callable[[ModuleCall, str, Tensor], Measured]:
-        """Return `observe`, compiled if this installation has it and nothing but statistics is wanted."""
-        more = self.on_call or self.on_tensor or self.grids_for or self.with_summaries
-        return self.observe if more else self.reducer.observer("observe", self.observe, *self.axes.parts())
-
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
         axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
         if self.on_call is not None:
             self.on_call(call)
-        if self.on_tensor is not None and self.lists(call):
-            self.on_tensor(row_label(call.layer, call.call, slot), tensor, axis)
-        if self.grids_for and self.lists(call):
-            self.keep((call.layer, call.call, slot), tensor, axis)
-        if self.with_summaries and axis is not None and self.lists(call):
-            self.summarise((call.layer, call.call, slot), tensor, axis)
-        return self.reducer.reduce(tensor, axis, self.indices)
+        measured = self.reducer.reduce(tensor, axis, self.indices)
+        is_kept = self.on_tensor or self.grids_for or self.with_summaries
+        if is_kept and self.lists(call) and not _lacks_memory(measured, tensor):
+            key = (call.layer, call.call, slot)
+            if self.on_tensor is not None:
+                self.on_tensor(row_label(*key), tensor, axis)
+            if self.grids_for:
+                self.keep(key, tensor, axis)
+            if self.with_summaries and axis is not None:
+                self.summarise(key, tensor, axis)
+        return measured
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
         """Clone the `slices`."""
@@ -156,6 +155,10 @@ class Recorder:
                 self.summaries.append(summary)
 
 
+def _lacks_memory(measured: Measured, tensor: Tensor) -> bool:
+    return isinstance(measured, Reduction) and measured.unmeasured is not None and bool(missing_memory(tensor))
+
+
 def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]]) -> None:
     """Merge one forward pass into the rows; new ones are appended in execution order."""
     reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
@@ -187,30 +190,36 @@ def layer_rows(inspected: InspectedNetwork, rows: Rows) -> tuple[LayerRow, ...]:
     reductions = {id(row.value): row.value for row in rows.seen.values() if row.value is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     measured[id(None)] = TensorStatistics((), "none", 0)  # where no tensor was returned
-    return tuple(make_all(LayerRow, _fields_of_rows(inspected, rows, measured)))
+    return tuple(_layer_row(inspected, rows, index, seen, measured) for index, seen in enumerate(rows.seen.values()))
 
 
-def _fields_of_rows(
-    inspected: InspectedNetwork, rows: Rows, measured: Mapping[int, TensorStatistics]
-) -> Iterator[tuple[Any, ...]]:
-    """Return the values of the fields of `LayerRow`, in their order.
-
-    `measured` holds the statistics by `id` of the reductions.
-    """
-    modules, counts, aliases = inspected.modules, inspected.parameter_counts, inspected.aliases
-    for index, (place, value, passed_through, in_place, repeats, operation, sources) in enumerate(rows.seen.values()):
-        (layer, call, slot), statistics = place, measured[id(value)]
-        if operation is None:
-            kind, count, owner, source = type(modules[layer]).__name__, counts[layer], None, ""
-        else:
-            kind, count, owner, source = operation.name, 0, operation.owner, operation.source
-        names = aliases.get(layer, ())
-        repeated = ""
-        if repeats and _counted_alike(statistics, measured[id(rows.seen[repeats].value)]):
-            repeated = row_label(*repeats)
-        inputs = tuple([each if isinstance(each, str) else row_label(*each) for each in sources]) if sources else ()
-        flags = _flags(statistics, value, in_place, passed_through, place in rows.varying)
-        yield index, layer, kind, call, slot, count, statistics, flags, names, repeated, (), owner, source, inputs
+def _layer_row(
+    inspected: InspectedNetwork,
+    rows: Rows,
+    index: int,
+    seen: Observation[Reduction],
+    measured: Mapping[int, TensorStatistics],
+) -> LayerRow:
+    """Return the row of what a place has shown; `measured` holds the statistics by `id` of the reductions."""
+    statistics, operation = measured[id(seen.value)], seen.operation
+    repeats = ""
+    if seen.repeats and _counted_alike(statistics, measured[id(rows.seen[seen.repeats].value)]):
+        repeats = row_label(*seen.repeats)
+    return LayerRow(
+        index=index,
+        layer=seen.layer,
+        kind=type(inspected.modules[seen.layer]).__name__ if operation is None else operation.name,
+        call=seen.call,
+        slot=seen.slot,
+        parameter_count=inspected.parameter_counts[seen.layer] if operation is None else 0,
+        activation=statistics,
+        flags=_flags(statistics, seen, varies=seen.place in rows.varying),
+        aliases=inspected.aliases.get(seen.layer, ()),
+        repeats=repeats,
+        owner=None if operation is None else operation.owner,
+        source="" if operation is None else operation.source,
+        inputs=tuple(each if isinstance(each, str) else row_label(*each) for each in seen.sources),
+    )
 
 
 def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tuple[str, ...]:
@@ -231,13 +240,11 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
     return first is second or all(getattr(first, name) == getattr(second, name) for name in _COUNTED)
 
 
-def _flags(
-    statistics: TensorStatistics, value: Reduction | None, in_place: bool, passed_through: bool, varies: bool
-) -> tuple[Flag, ...]:
+def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies: bool) -> tuple[Flag, ...]:
     """Return the flags of a row in the order of display."""
     low, high = statistics.min, statistics.max
     flags: list[Flag] = []
-    if value is None:
+    if seen.value is None:
         flags.append("not a tensor")
     if statistics.unmeasured is not None:
         flags.append("unmeasured")
@@ -247,9 +254,9 @@ def _flags(
         flags.append("all zero" if low == 0 else "constant")
     elif statistics.dead_channel_count and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
         flags.append("dead channels")
-    if in_place:
+    if seen.in_place:
         flags.append("in-place")
-    if passed_through:
+    if seen.passed_through:
         flags.append("pass-through")
     if varies:
         flags.append("shape varies")
@@ -360,7 +367,8 @@ def _scores(output: object, count: int, output_key: str | None) -> Tensor | None
     if output_key is not None:
         floating = [Output(path, each) for path, each in tensors_in(output) if each.is_floating_point()]
         output = output_at(floating, output_key).tensor
-    return output if isinstance(output, Tensor) and output.dim() == 2 and len(output) == count else None
+    is_one_row_each = isinstance(output, Tensor) and output.dim() == 2 and len(output) == count
+    return output if isinstance(output, Tensor) and is_one_row_each and not missing_memory(output) else None
 
 
 def top_classes(scores: Tensor, categories: Sequence[str], indices: Sequence[int], count: int) -> list[Prediction]:

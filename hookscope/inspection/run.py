@@ -26,13 +26,14 @@ from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
 from hookscope.statistics import Measured, native
+from hookscope.statistics.library import missing_because
 from hookscope.text import printable, some_of
 
 # Measured on two idle cores, statistics of every layer, a picture of 224 pixels: resnet34 183 ms by torch and 58 ms by
 # the kernel, efficientnet_b0 292 ms and 41 ms.
 _WITHOUT_KERNEL = (
     "Statistics are computed by torch, which takes 3 to 7 times as long as the compiled kernel that this installation "
-    "lacks: wheels for Linux and macOS hold it."
+    "lacks ({}): wheels for Linux and macOS hold it."
 )
 
 
@@ -96,7 +97,7 @@ class Run:
         """Return notes, which need no action: about the network, what hooks cannot see of it, and what is slower."""
         known = self.inspected.notes
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
-            known = (*known, _WITHOUT_KERNEL)
+            known = (*known, _WITHOUT_KERNEL.format(missing_because()))
         return known if self.operations is None else (*known, *unseen_in_scripts(self.inspected.modules))
 
     def missing_operations(self) -> str:

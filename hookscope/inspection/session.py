@@ -1,7 +1,7 @@
 """Run a network over files, pictures or tensors: shared by the commands and the Python functions."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -27,19 +27,19 @@ from hookscope.inputs import (
 )
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
-from hookscope.inspection.comparison import compare
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import as_batches
-from hookscope.inspection.tensor_collector import TensorCollector
 from hookscope.models import LoadedModel, example_shape, load_function
 from hookscope.results.activations import Activations
+from hookscope.results.comparison import Change, Comparison
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
-from hookscope.results.repeats import fold_repeats, repeated, without_rows
+from hookscope.results.repeats import Key, fold_repeats, repeated, without_rows
+from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
@@ -352,6 +352,45 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
     return replace(shown, comparison=compare(plain, edited, edits, () if repeats else repeated(edited)))
 
 
+def compare(
+    before: Activations | Gradients,
+    after: Activations | Gradients,
+    edits: Sequence[str],
+    left_out: Collection[Key] = (),
+) -> Comparison:
+    """Compare a run without edits to the same run with them, but for the outputs left out.
+
+    Rows whose statistics differ are in the order of `after`; those that only `before` has come last.
+    """
+    old, new = dict(_statistics_by_label(before, left_out)), dict(_statistics_by_label(after, left_out))
+    keys = [*new, *(key for key in old if key not in new)]
+    changes = tuple(Change(key[1], key[0], old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key))
+    return Comparison(tuple(edits), _losses(before, after), (before.predictions, after.predictions), changes, len(keys))
+
+
+def _losses(before: Activations | Gradients, after: Activations | Gradients) -> tuple[float, float] | None:
+    if not isinstance(before, Gradients) or not isinstance(after, Gradients):
+        return None
+    return None if before.loss is None or after.loss is None else (before.loss.value, after.loss.value)
+
+
+def _statistics_by_label(
+    run: Activations | Gradients, left_out: Collection[Key]
+) -> Iterator[tuple[tuple[str, str], TensorStatistics]]:
+    """Return ((what, label), statistics) of each row."""
+    calls = {key[:2] for key in left_out}
+    for row in run.rows:
+        if (row.layer, row.call, row.slot) not in left_out:
+            yield ("activation", row.label), row.activation
+    if isinstance(run, Gradients):
+        for gradient in run.gradients:
+            key = (gradient.layer, gradient.call, gradient.slot)
+            if key[:2] not in calls if gradient.role == "input" else key not in left_out:
+                yield (f"grad_{gradient.role}", gradient.label), gradient.gradient
+        for parameter in run.parameters:
+            yield ("gradient", parameter.name), parameter.gradient
+
+
 def _listed(run: Run) -> Run:
     """Leave out the operations that were measured for verdicts alone."""
     return replace(without_rows(run, run.unlisted), unlisted=()) if isinstance(run, Gradients) else run
@@ -359,6 +398,55 @@ def _listed(run: Run) -> Run:
 
 def _ignore_error(_error: HookscopeError) -> None:
     """Ignore an unusable input: the reported run names it."""
+
+
+class TensorCollector:
+    """Copies tensors to the CPU, batch by batch; those of a batch that the model raised on are dropped."""
+
+    def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
+        """Start with nothing; `on_progress` is called with the number of inputs finished, and `total`."""
+        self._on_progress = on_progress
+        self._total = total
+        self._tensors: dict[str, list[Tensor]] = {}
+        self._latest: list[tuple[str, Tensor]] = []
+        self._finished = 0
+
+    def collect(self, label: str, tensor: Tensor) -> None:
+        """Copy a tensor, for as long as its batch may still fail."""
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        elif tensor.is_sparse or tensor.is_nested:
+            return  # safetensors holds strided tensors only
+        self._latest.append((label, tensor.detach().to("cpu", copy=True).contiguous()))
+
+    def end_batch(self, finished: int) -> None:
+        """Keep what came since the last call if inputs have been finished since: `finished` counts them."""
+        if finished > self._finished:
+            self.end()
+        self._latest.clear()
+        self._finished = finished
+        if self._on_progress is not None:
+            self._on_progress(finished, self._total)
+
+    def end(self) -> None:
+        """Keep what came since the last batch."""
+        for label, tensor in self._latest:
+            self._tensors.setdefault(label, []).append(tensor)
+        self._latest.clear()
+
+    def joined(self, labels: set[str]) -> dict[str, Tensor]:
+        """Join each label's tensors over the batches along axis 0; where shapes differ, number the batches instead."""
+        joined: dict[str, Tensor] = {}
+        for label, parts in self._tensors.items():
+            if label not in labels:
+                continue
+            if len(parts) == 1:
+                joined[label] = parts[0]
+            elif parts[0].dim() and len({part.shape[1:] for part in parts}) == 1:
+                joined[label] = torch.cat(parts)
+            else:
+                joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
+        return joined
 
 
 def _input_count(session: Session) -> int:

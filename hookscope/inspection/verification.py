@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.state.own_code import codes_in, unwrapped
 from hookscope.results.activations import Verification
@@ -79,7 +80,10 @@ def difference(first: Outcome, second: Outcome) -> str:
         other, where = second.tensors[path], path and f" at {path}"
         if _shape(tensor) != _shape(other) or tensor.dtype != other.dtype:
             return f"the outputs have different shapes or dtypes{where}"
-        if not _same_bits(tensor, other):
+        readable = [not missing_memory(each) for each in (tensor, other)]
+        if any(readable) and not all(readable):
+            return f"the memory of one output was freed{where}"
+        if all(readable) and not _same_bits(tensor, other):
             return f"the outputs differ by up to {_largest_difference(tensor, other):.2g}{where}"
     if first.loss != second.loss and not all(
         loss is not None and math.isnan(loss) for loss in (first.loss, second.loss)

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.hooks.compiled import LIBRARY
-from hookscope.statistics import kernel
+from hookscope.statistics import library
 from hookscope.statistics.reduction import Reduction, merge
 
 # As float32 about what a processor's own cache holds; measured.
@@ -120,25 +119,33 @@ def _compiled() -> Callable[[NDArray[np.floating]], Reduction | None] | None:
 
     It returns None for what is not finite.
     """
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-    except OSError:
+    kernel = library.kernel_of(_variant())
+    if kernel is None:
         return None
-    reduce = getattr(library, f"reduce_tensor_{_variant()}")
-    reduce.argtypes = [ctypes.c_void_p] * 3
 
     def reduced(values: NDArray[np.floating]) -> Reduction | None:
         values = np.ascontiguousarray(values)
-        found, nonzero = np.empty(kernel.FOUND), np.empty(1)
-        layout = kernel.BareLayout(1, 1, values.size, 0, 1)
-        limits = kernel.SMALLEST_SQUARABLE, kernel.LARGEST_SQUARABLE, kernel.CANCELLATION_LIMIT
-        results = kernel.Results(found.ctypes.data, nonzero.ctypes.data, None, None, 0, None, None, None, *limits)
-        outcome = reduce(values.ctypes.data, ctypes.addressof(layout), ctypes.addressof(results))
-        if outcome == kernel.RARE:
+        found = np.empty(library.FOUND)
+        layout = library.Layout(1, 1, values.size, 0, 1)
+        limits = library.SMALLEST_SQUARABLE, library.LARGEST_SQUARABLE, library.CANCELLATION_LIMIT
+        results = library.Results(found.ctypes.data, None, None, None, 0, None, None, None, *limits)
+        outcome = kernel.reduce(values.ctypes.data, ctypes.addressof(layout), ctypes.addressof(results))
+        if outcome == library.RARE:
             return None
         mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = found.tolist()
-        moments = (values.size, mean, squared_deviations, low, high, abs_sum, square_sum)
-        return Reduction((), "", values.size, None, *moments, 0, int(nonzero_count))
+        return Reduction(
+            (),
+            "",
+            values.size,
+            finite_count=values.size,
+            mean=mean,
+            squared_deviations=squared_deviations,
+            min=low,
+            max=high,
+            abs_sum=abs_sum,
+            square_sum=square_sum,
+            nonzero_count=int(nonzero_count),
+        )
 
     return reduced
 

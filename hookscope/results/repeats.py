@@ -73,15 +73,19 @@ def _with_gradients(
     run: Gradients, rows: Sequence[LayerRow], stay: Sequence[GradientRow], taken_by: Mapping[str, Sequence[str]]
 ) -> Gradients:
     """Return the run with other rows, numbered anew; `taken_by` of the rows that are left out, by label."""
-    gradients = [replace(each, taken_by=_resolved(each.taken_by, taken_by)) for each in stay]
-    arrived = sorted(each.backward_index for each in gradients if each.backward_index is not None)
+    arrived = sorted(each.backward_index for each in stay if each.backward_index is not None)
     order: dict[int | None, int | None] = {index: position for position, index in enumerate(arrived)}
-    return replace(
-        run,
-        rows=_numbered(rows),
-        gradients=_numbered([replace(each, backward_index=order.get(each.backward_index)) for each in gradients]),
-        gradient_maps=_of_rows(run.gradient_maps, gradients),
-    )
+    gradients = [
+        replace(
+            each,
+            index=index,
+            backward_index=order.get(each.backward_index),
+            taken_by=_resolved(each.taken_by, taken_by),
+        )
+        for index, each in enumerate(stay)
+    ]
+    maps = _of_rows(run.gradient_maps, stay)
+    return replace(run, rows=_numbered(rows), gradients=tuple(gradients), gradient_maps=maps)
 
 
 def repeated(run: Activations | Gradients) -> dict[Key, str]:
@@ -124,11 +128,12 @@ def _resolved(labels: Sequence[str] | None, left_out: Mapping[str, Sequence[str]
     return None if labels is None else tuple(labels)
 
 
-def _numbered(rows: Sequence[Row]) -> tuple[Row, ...]:
-    return tuple(replace(row, index=index) for index, row in enumerate(rows))
+def _numbered(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
+    return tuple(row if row.index == index else replace(row, index=index) for index, row in enumerate(rows))
 
 
 def _of_rows(maps: Sequence[Maps], rows: Sequence[Row]) -> tuple[Maps, ...]:
     """Return the maps of the rows that stay; `rows` still have the numbers that the maps know them by."""
     numbers = {row.index: number for number, row in enumerate(rows)}
-    return tuple(replace(each, row=numbers[each.row]) for each in maps if each.row in numbers)
+    stay = ((each, numbers[each.row]) for each in maps if each.row in numbers)
+    return tuple(each if each.row == number else replace(each, row=number) for each, number in stay)

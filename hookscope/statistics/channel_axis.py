@@ -46,10 +46,6 @@ class AxisReader:
         self._axis_by_shape.clear()
         self.grids.clear()
 
-    def parts(self) -> tuple[object, ...]:
-        """Return what `observe` of observing.c works with, in its order."""
-        return self, self._habits, self._axis_by_shape
-
     def channel_axis(self, maker: nn.Module | str, shape: tuple[int, ...]) -> int | None:
         """Return the axis of `shape` that counts channels.
 

@@ -86,9 +86,11 @@ INLINE Found of_any(const float *a, const float *b, i64 count) {
     return found;
 }
 
-INLINE i64 place_of(const Pair *pair, i64 begin, double largest) {
-    while (magnitude((double)pair->a[begin] - pair->b[begin]) != largest) begin++;
-    return begin;
+/* Return the first place of a difference among `length` elements; -1 if another thread has written to them meanwhile. */
+INLINE i64 place_of(const Pair *pair, i64 begin, i64 length, double largest) {
+    for (i64 at = begin; at < begin + length; at++)
+        if (magnitude((double)pair->a[at] - pair->b[at]) == largest) return at;
+    return -1;
 }
 
 /* Squares by channel where the elements of all channels alternate. */
@@ -129,7 +131,7 @@ INLINE void compare(const Pair *pair) {
             all.mismatched += found.mismatched;
             if (found.largest > all.largest) {
                 all.largest = found.largest;
-                place = place_of(pair, begin, found.largest);
+                place = place_of(pair, begin, length, found.largest);
             }
         }
         channel = channel + 1 < pair->channels ? channel + 1 : 0;

@@ -7,6 +7,11 @@
 
 #include "native.h"
 
+/* Of the sources that this is compiled from: see library.py. */
+#define TEXT_OF(token) #token
+#define EXPANDED_TEXT_OF(token) TEXT_OF(token)
+EXPORT const char sources_hash[] = EXPANDED_TEXT_OF(SOURCES_HASH);
+
 /* Sums run in float32 over so many values per lane before they are carried over into float64: a lane's sum of n terms
  * is off by n * 6e-8 at most. */
 #define TERMS 32
@@ -298,7 +303,8 @@ INLINE i64 bin_subnormals(Table *table, const float *values, i64 count) {
     return found;
 }
 
-/* List the bins that hold any value, and empty them; return how many there are. */
+/* List the bins that hold any value, and empty them; return how many there are, -1 if another thread has written to the
+ * values meanwhile, so that not all bins are empty. */
 INLINE i64 list_bins(const Job *job, const Part *all, const Results *results) {
     i64 count = value_count(job->layout), zeros = 0;
     for (i64 at = 0; at < PARTS; at++) {
@@ -330,6 +336,7 @@ INLINE i64 list_bins(const Job *job, const Part *all, const Results *results) {
             left -= above + below;
         }
     }
+    if (left || zeros != all->zeros) return -1;
     if (zeros) {
         results->keys[listed] = 0;
         results->counts[listed++] = zeros;
@@ -393,14 +400,14 @@ INLINE i32 reduce(Job *job, const Results *results, Tasks tasks) {
     if (job->tables && count > MOST_BINNED) return RARE;
     Part all;
     i32 outcome = find(job, results, &all, tasks);
-    if (outcome == RARE) {
-        if (job->tables)
-            for (i64 at = 0; at < BINS; at++) emptied(job->tables, job->threads, at);
-        return RARE;
-    }
     if (job->tables) {
-        outcome |= (i32)list_bins(job, &all, results) << BIN_COUNT_SHIFT;
-    } else if (results->tables) {
+        i64 bins = outcome == RARE ? -1 : list_bins(job, &all, results);
+        if (bins < 0) {
+            for (i64 at = 0; at < BINS; at++) emptied(job->tables, job->threads, at);
+            return RARE;
+        }
+        outcome |= (i32)bins << BIN_COUNT_SHIFT;
+    } else if (results->tables && outcome != RARE) {
         for (i64 at = 0; at < count; at++) results->values[at] = job->values[at];
     }
     return outcome;

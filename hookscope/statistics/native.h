@@ -46,7 +46,6 @@ typedef struct {
     const Runtime *runtime; /* null for one thread */
     double smallest, largest;   /* the magnitudes that can be squared */
     double cancellation;        /* mean^2 over variance above which deviations are summed in a second pass */
-    i64 most_channels;          /* that `nonzero` has room for */
 } Results;
 
 #define FOUND 7

@@ -7,7 +7,7 @@ device is never made to wait.
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.hooks.compiled import compiled_function
+from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.observed import shape_of
 from hookscope.results.distribution import quantiles
-from hookscope.results.quick import make_all
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
@@ -84,30 +84,11 @@ class Reducer:
         self.distributions = distributions
         self.sketches = sketches
         self._fused = FusedReducer(distributions=distributions)
-        self._latest: list[tuple[weakref.ref[Tensor], int, int | None, Measured] | None] = [None]
+        self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
         self._staged: list[Pending] = []
         self._staged_view = (0, 0, 0)
         self._scratch = torch.empty(0)
-
-    def fastest(self) -> Callable[[Tensor, int | None, Sequence[int]], Measured]:
-        """Return `reduce`, compiled where this installation has it and nothing but statistics is asked for."""
-        parts = self._parts(self.reduce)
-        return (None if parts is None else compiled_function("reduce", parts)) or self.reduce
-
-    def observer(self, name: str, observe: Callable[..., Measured], *others: Any) -> Callable[..., Measured]:
-        """Return an observer that reduces tensors, compiled as `fastest` is.
-
-        Args:
-            name: Of the compiled function: "observe" or "observe_gradient".
-            observe: The observer in Python.
-            others: What else the compiled function works with, as observing.c says.
-        """
-        parts = self._parts(observe)
-        return (None if parts is None else compiled_function(name, (*parts, *others))) or observe
-
-    def _parts(self, python: Callable[..., Measured]) -> tuple[Any, ...] | None:
-        return None if self.sketches else self._fused.parts(python, self._latest)
 
     def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: Sequence[int] = (0,)) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
@@ -125,14 +106,16 @@ class Reducer:
             shape, its dtype and the reason instead of raising.
         """
         version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
-        if self._latest[0] is not None:
-            reference, latest_version, latest_axis, reduction = self._latest[0]
+        if missing := missing_memory(tensor):
+            return _without_values(tensor, missing)
+        if self._latest is not None:
+            reference, latest_version, latest_axis, reduction = self._latest
             if reference() is tensor and latest_version == version >= 0 and latest_axis == channel_axis:
                 return reduction
         reduction = self._fused.reduce(tensor, channel_axis) or self._by_torch(tensor, channel_axis)
         if self.sketches:
             reduction = _with_sketch(reduction, tensor, inputs)
-        self._latest[0] = (weakref.ref(tensor), version, channel_axis, reduction)
+        self._latest = (weakref.ref(tensor), version, channel_axis, reduction)
         return reduction
 
     def _by_torch(self, tensor: Tensor, channel_axis: int | None) -> Measured:
@@ -161,7 +144,7 @@ class Reducer:
 
     def settle(self) -> None:
         """Reduce what is staged: after it `collect` can finish all that `reduce` returned."""
-        self._latest[0] = None
+        self._latest = None
         staged, self._staged = self._staged, []
         if not staged:
             return
@@ -216,6 +199,12 @@ class Reducer:
         found = scalars, counts, count_in_bins(rows) if self.distributions else rows[:, :0]
         for row, each in enumerate(pending):
             each.on_device, each.row = found, row
+
+
+def _without_values(tensor: Tensor, reason: str) -> Reduction:
+    shape = shape_of(tensor)
+    count = 0 if -1 in shape else math.prod(shape)
+    return Reduction(shape, str(tensor.dtype).removeprefix("torch."), count, unmeasured=reason)
 
 
 def _with_sketch(reduction: Measured, tensor: Tensor, inputs: Sequence[int]) -> Measured:
@@ -286,10 +275,7 @@ def summarise(reductions: Sequence[Reduction]) -> list[TensorStatistics]:
     """Turn reductions over the whole input, one per activation, into statistics, in order."""
     distributions = [each.distribution for each in reductions if each.distribution is not None]
     at_levels = iter(quantiles(distributions, QUANTILE_LEVELS))
-    return make_all(
-        TensorStatistics,
-        (_statistics(each, None if each.distribution is None else next(at_levels)) for each in reductions),
-    )
+    return [_statistics(each, None if each.distribution is None else next(at_levels)) for each in reductions]
 
 
 def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> TensorStatistics:
@@ -305,22 +291,32 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
     return summarise([reduce_tensor(tensor, channel_axis)])[0]
 
 
-def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> tuple[Any, ...]:
-    """Return the values of the fields of `TensorStatistics`, in their order."""
-    # In one piece: slices and names take twice as long.
-    (shape, dtype, elements, axis, count, mean, squared_deviations, low, high, abs_sum, square_sum, nan_count,
-     nonzero_count, per_channel, distribution, unmeasured, sketch) = reduction  # fmt: skip
-    if unmeasured or not elements:
-        return (shape, dtype, elements, *[None] * 13, unmeasured)
+def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> TensorStatistics:
+    shape, dtype, elements, count = reduction.shape, reduction.dtype, reduction.element_count, reduction.finite_count
+    if reduction.unmeasured or not elements:
+        return TensorStatistics(shape, dtype, elements, unmeasured=reduction.unmeasured)
     channels = dead = None
-    if per_channel is not None:
-        channels = per_channel.size
-        dead = 0 if nonzero_count == elements else channels - int(np.count_nonzero(per_channel))
-    std = mean_abs = l2 = None
-    if count:
-        std, mean_abs, l2 = math.sqrt(squared_deviations / count), abs_sum / count, math.sqrt(square_sum)
-    else:
-        mean = low = high = None  # type: ignore[assignment]
-    zeros, inf_count = (elements - nonzero_count) / elements, elements - count - nan_count
-    return (shape, dtype, elements, mean, std, low, high, mean_abs, l2, zeros, nan_count, inf_count, axis, channels,
-            dead, at_levels, None, distribution, None, sketch)  # fmt: skip
+    if reduction.channel_nonzero is not None:
+        channels = reduction.channel_nonzero.size
+        has_dead = reduction.nonzero_count < elements
+        dead = channels - int(np.count_nonzero(reduction.channel_nonzero)) if has_dead else 0
+    return TensorStatistics(
+        shape=shape,
+        dtype=dtype,
+        element_count=elements,
+        mean=reduction.mean if count else None,
+        std=math.sqrt(reduction.squared_deviations / count) if count else None,
+        min=reduction.min if count else None,
+        max=reduction.max if count else None,
+        mean_abs=reduction.abs_sum / count if count else None,
+        l2=math.sqrt(reduction.square_sum) if count else None,
+        zero_fraction=(elements - reduction.nonzero_count) / elements,
+        nan_count=reduction.nan_count,
+        inf_count=elements - count - reduction.nan_count,
+        channel_axis=reduction.channel_axis,
+        channel_count=channels,
+        dead_channel_count=dead,
+        quantiles=at_levels,
+        distribution=reduction.distribution,
+        sketch=reduction.sketch,
+    )

@@ -19,7 +19,6 @@ Source:
     splittable pseudorandom number generators".
 """
 
-import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.results.sketches import SKETCH_WIDTH
-from hookscope.statistics.native import MAX_THREADS, address_of, load_kernel, useful_threads
+from hookscope.statistics.native import address_of_float32, load_kernel, useful_threads
 
 # Of the format: another seed makes other sketches, which cannot be compared with these.
 _SEED = 0x686F6F6B73636F70
@@ -42,23 +41,12 @@ _WORDS, _SIGNS_IN_WORD = 8, 64
 _CHUNK, _CHUNK_THERE = 2**19, 2**21
 
 
-class _Task(ctypes.Structure):
-    """`Sketch` of sketch.c."""
-
-    _fields_ = (
-        ("values", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("size", "items")),
-        ("keys", ctypes.c_void_p),
-        ("threads", ctypes.c_longlong),
-        *((name, ctypes.c_void_p) for name in ("sums", "runtime")),
-    )
-
-
 def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.float64] | Tensor | None:
     """Return the sketch of a tensor that one pass over some inputs gave, without waiting for an accelerator.
 
     Args:
-        tensor: Any shape, dtype, strides and device; only read. Complex elements count as two.
+        tensor: Any shape, dtype, strides and device that lacks no memory, see `missing_memory`; only read. Complex
+            elements count as two.
         inputs: The numbers of the inputs. If axis 0 of the tensor is as long, its slices are theirs; else the tensor
             counts as the first's.
 
@@ -77,7 +65,7 @@ def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.fl
     if not tensor.numel():
         return np.zeros(SKETCH_WIDTH)
     with torch.no_grad():
-        values = _as_real(tensor.detach()).reshape(keys.size, -1)
+        values = _as_real(tensor.detach()).reshape(len(keys), -1)
         if values.is_cpu and values.dtype == torch.float32:
             sums = _by_compiled_code(values.contiguous(), keys)
         return _by_torch(values, keys) if sums is None else sums
@@ -102,9 +90,9 @@ def _as_real(values: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def _keys(inputs: tuple[int, ...]) -> NDArray[np.uint64]:
-    """Return the key of each input, (N,)."""
-    return np.array([_word(_SEED, number) for number in inputs], np.uint64)
+def _keys(inputs: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the key of each input."""
+    return tuple(_word(_SEED, number) for number in inputs)
 
 
 def _word(key: int, at: int) -> int:
@@ -114,21 +102,16 @@ def _word(key: int, at: int) -> int:
     return mixed
 
 
-def _by_compiled_code(values: Tensor, keys: NDArray[np.uint64]) -> NDArray[np.float64] | None:
+def _by_compiled_code(values: Tensor, keys: tuple[int, ...]) -> NDArray[np.float64] | None:
     """Sketch contiguous float32 values on the CPU; None for others, for too large ones, and without compiled code."""
     kernel = load_kernel()
-    if kernel is None or not (address := address_of(values)) or not values.is_contiguous():
+    if kernel is None or not values.is_contiguous() or not (address := address_of_float32(values)):
         return None
-    size, threads, runtime = values.numel(), 1, None
-    if kernel.runtime is not None:
-        threads = min(useful_threads(size, torch.get_num_threads()), MAX_THREADS)
-        runtime = ctypes.addressof(kernel.runtime)
-    sums = np.empty(threads * SKETCH_WIDTH)
-    task = _Task(address, size // keys.size, keys.size, keys.ctypes.data, threads, sums.ctypes.data, runtime)
-    return sums[:SKETCH_WIDTH] if kernel.sketch(ctypes.byref(task)) else None
+    threads = useful_threads(values.numel(), torch.get_num_threads())
+    return kernel.sketch(address, values.numel() // len(keys), keys, threads)
 
 
-def _by_torch(slices: Tensor, keys: NDArray[np.uint64]) -> Tensor:
+def _by_torch(slices: Tensor, keys: tuple[int, ...]) -> Tensor:
     """Sketch values on any device, (N, n)."""
     precision = torch.float32 if slices.device.type == "mps" else torch.float64  # which has no float64
     total = torch.zeros(SKETCH_WIDTH, dtype=precision, device=slices.device)
@@ -137,7 +120,7 @@ def _by_torch(slices: Tensor, keys: NDArray[np.uint64]) -> Tensor:
     lanes = torch.arange(SKETCH_WIDTH, device=slices.device)
     for chunk, part in enumerate(torch.split(slices, per_chunk * SKETCH_WIDTH, 1)):
         blocks = -(-part.shape[1] // SKETCH_WIDTH)
-        signs, places = _hashed((*keys.tolist(),), chunk * per_chunk, per_chunk, slices.device)
+        signs, places = _hashed(keys, chunk * per_chunk, per_chunk, slices.device)
         padded = torch.nn.functional.pad(part.to(precision), (0, blocks * SKETCH_WIDTH - part.shape[1]))
         signed = padded.view(inputs, blocks, SKETCH_WIDTH) * signs[:, :blocks]
         total += signed.gather(2, (lanes - places[:, :blocks]) & (SKETCH_WIDTH - 1)).sum((0, 1))

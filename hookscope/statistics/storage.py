@@ -6,9 +6,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hookscope.hooks.memory import missing_memory
+
 
 def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], int]:
-    """Return the stored elements as a strided tensor, the logical shape, and how many zeros are not stored."""
+    """Return the stored elements as a strided tensor, the logical shape, and how many zeros are not stored.
+
+    Raises:
+        RuntimeError: If the memory of the tensor was freed, or torch cannot read its layout.
+    """
+    if missing := missing_memory(tensor):
+        raise RuntimeError(missing)
     if tensor.layout == torch.strided and not tensor.is_nested:
         return (tensor.dequantize() if tensor.is_quantized else tensor), shape, 0
     if tensor.is_nested:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.results.distribution import PARTS, Distribution, distribution_of, key_of
-from hookscope.statistics.kernel import CANCELLATION_LIMIT, LARGEST_SQUARABLE, SMALLEST_SQUARABLE
+from hookscope.statistics.library import CANCELLATION_LIMIT, LARGEST_SQUARABLE, SMALLEST_SQUARABLE
 from hookscope.statistics.reduction import Reduction
 
 # Length of the rows that sums of squares are taken over: a float32 accumulator stays good to 1e-6 over so many.
@@ -44,7 +44,8 @@ def reduce_rows(
     lows, highs = rows.amin(1).tolist(), rows.amax(1).tolist()
     binned: list[Distribution | None] = [None] * len(rows)
     if distributions:
-        binned = [*map(distribution_on_cpu, rows.numpy(), lows, highs)]
+        # `.numpy()` would keep the network from ever resizing the storage of its tensor.
+        binned = [*map(distribution_on_cpu, np.from_dlpack(rows), lows, highs)]
     rare: dict[int, Reduction] = {}
     plain = []
     for at, (low, high) in enumerate(zip(lows, highs, strict=True)):

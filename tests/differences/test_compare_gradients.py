@@ -174,7 +174,7 @@ def test_a_network_without_gradients_is_an_error() -> None:
 
 
 def test_a_loss_needs_gradients_and_gradients_need_inputs() -> None:
-    with pytest.raises(UsageError, match="need --grads"):
+    with pytest.raises(UsageError, match="need `grads`"):
         hookscope.diff(small(), "same", small_pictures(), loss="ce")
     with pytest.raises(UsageError, match="`grads` goes with models that run over pictures"):
         hookscope.diff(small(), small(), grads=True)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from hookscope.inspection.comparison import compare
+from hookscope.inspection.session import compare
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow

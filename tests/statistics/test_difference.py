@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hookscope.statistics import difference
 from hookscope.statistics.difference import SquaredSums, squared_sums
-from hookscope.statistics.native import kernel_of, load_kernel
+from hookscope.statistics.library import kernel_of
+from hookscope.statistics.native import load_kernel
 from tests.statistics.test_native import variants
 
 pytestmark = pytest.mark.skipif(load_kernel() is None, reason="installed without the compiled library")

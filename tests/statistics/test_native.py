@@ -3,14 +3,16 @@
 Everything in test_statistics.py runs through it as well; what is imported from there runs a second time without it.
 """
 
+import ctypes
 import math
 import platform
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,9 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookscope.hooks.observed import ModuleCall
-from hookscope.statistics import Measured, Reducer, Reduction, collect, native, summarise
-from hookscope.statistics.native import FusedReducer, Kernel, kernel_of, load_kernel
+from hookscope.statistics import Reducer, Reduction, collect, library, native, summarise
+from hookscope.statistics.difference import squared_sums
+from hookscope.statistics.library import Kernel, kernel_of, missing_because
+from hookscope.statistics.native import FusedReducer, load_kernel
 from tests.statistics.test_statistics import (  # noqa: F401 - its tests are collected a second time
     check,
     exact,
@@ -71,9 +74,9 @@ def on_threads(count: int) -> Iterator[None]:
 
 
 def kernel(variant: str = "", threads: bool = True) -> Kernel:
-    found = kernel_of(variant) if variant else KERNEL
+    found = kernel_of(variant, torch._C.__file__) if variant else KERNEL
     assert found is not None
-    return found if threads else found._replace(runtime=None)
+    return found if threads else replace(found, runtime=None)
 
 
 def fused_reducer(variant: str = "", threads: bool = True) -> FusedReducer:
@@ -292,95 +295,134 @@ def test_a_tensor_inside_a_function_transform_is_measured_by_torch() -> None:
     check(summarise(collect(reductions))[0], exact(values), 0)
 
 
-def odd_tensors() -> dict[str, Callable[[], Tensor]]:
-    values = random_tensor([2, 6, 5, 7], seed=0)
-    return {
-        "usual": lambda: values,
-        "zeros": values.relu,
-        "all zero": lambda: torch.zeros(2, 6, 5, 7),
-        "constant": lambda: torch.full((2, 6, 5, 7), 3.5),
-        "channels last": lambda: values.to(memory_format=torch.channels_last),
-        "large": lambda: random_tensor([1, 64, 56, 56], seed=1).relu(),
-        "5,000 channels": lambda: random_tensor([3, 5000], seed=2).relu(),
-        "NaN": lambda: values.clone().index_fill_(0, torch.tensor([1]), math.nan),
-        "Inf": lambda: values.clone().index_fill_(1, torch.tensor([1]), math.inf),
-        "huge": lambda: values * 1e30,
-        "large mean": lambda: values + 1e4,
-        "gaps": lambda: values[:, :, ::2],
-        "empty": lambda: torch.empty(0, 6),
-        "scalar": lambda: torch.tensor(2.0),
-        "float64": values.double,
-        "integers": lambda: torch.arange(24).view(2, 12),
-        "bfloat16": values.bfloat16,
-        "parameter": lambda: torch.nn.Parameter(values),
-        "with graph": lambda: torch.nn.Parameter(values) * 2,
-        "sparse": lambda: values.relu().to_sparse(),
-        "negated": lambda: torch._neg_view(values),
-        "meta": lambda: values.to("meta"),
-        "nested": lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]),
-    }
-
-
-@compiled
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse")
-@pytest.mark.parametrize("name", odd_tensors())
-def test_compiled_code_reduces_in_hooks_as_python_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
-    tensor = odd_tensors()[name]()
-    network = torch.nn.Identity()
-    for axis in (None, *range(min(tensor.dim(), 2))):
-        found = []
-        for fastest in (True, False):
-            reducer = Reducer()
-            axes = SimpleNamespace(channel_axis=lambda *_, axis=axis: axis)
-            in_python = partial(observed_by, reducer, axis)
-            reduce = reducer.fastest() if fastest else reducer.reduce
-            observe = reducer.observer("observe", in_python, axes, {}, {}) if fastest else in_python
-            call = ModuleCall("", network, 0, [("[0]", tensor)])
-            measured = [reduce(tensor, axis, (0,)), reduce(tensor, axis, (0,)), observe(call, "", tensor.clone())]
-            reducer.settle()
-            found.append([repr(each) for each in summarise(collect(measured))])
-        assert found[0] == found[1]
-
-
-@compiled
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse")
-@pytest.mark.parametrize("readable", [True, False], ids=["read by compiled code", "without its way to memory"])
-def test_one_reducer_reduces_odd_tensors_in_turn(readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that torch raises on when it is asked where their values lie come between others, and come twice."""
-    monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
-    if not readable:
-        monkeypatch.setattr(native, "_reader", lambda: 0)
-    tensors = [make() for make in odd_tensors().values()] * 2
-    found = []
-    for fastest in (True, False):
-        reducer = Reducer()
-        reduce = reducer.fastest() if fastest else reducer.reduce
-        assert (reduce != reducer.reduce) == (fastest and readable)
-        measured = [reduce(tensor, None, (0,)) for tensor in tensors]
-        reducer.settle()
-        found.append([repr(each) for each in summarise(collect(measured))])
-    assert found[0] == found[1]
-
-
-def observed_by(reducer: Reducer, axis: int | None, _call: ModuleCall, _slot: str, tensor: Tensor) -> Measured:
-    return reducer.reduce(tensor, axis)
-
-
 @compiled
 def test_a_tensor_that_comes_again_is_read_once_unless_it_was_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
-    reduce = Reducer().fastest()
+    reduce = Reducer().reduce
     tensor = random_tensor([2, 3], seed=0)
     first = reduce(tensor, 1, (0,))
     assert reduce(tensor, 1, (0,)) is first
     assert reduce(tensor, 0, (0,)) is not first
     tensor.mul_(2)
     assert reduce(tensor, 1, (0,)) != first
-    assert "built-in" in repr(reduce)
 
 
+@pytest.mark.parametrize("left", [0, 0.5], ids=["freed", "shrunk"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize("is_compiled", [pytest.param(True, marks=compiled), False], ids=["compiled", "torch"])
+def test_memory_that_a_tensor_no_longer_has_is_not_read(
+    left: float, dtype: torch.dtype, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_compiled:
+        monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
+    reducer = Reducer(distributions=True, sketches=True)
+    tensor = torch.ones(3, 700, 40, dtype=dtype)
+    reducer.reduce(tensor, 1)
+    storage = tensor.untyped_storage()
+    storage.resize_(int(storage.nbytes() * left))
+    reduction = reducer.reduce(tensor, 1)  # also where it has just been measured
+    assert (reduction.shape, reduction.element_count, reduction.finite_count) == ((3, 700, 40), 84_000, 0)
+    assert reduction.sketch is None
+    [statistics] = summarise([reduction])
+    assert (statistics.unmeasured or "").startswith("its memory was freed or shrunk: ")
+    assert (statistics.mean, statistics.l2, statistics.quantiles) == (None, None, None)
+    assert native.square_sums([tensor]) == [None]
+    assert squared_sums(tensor, torch.ones(3, 700, 40, dtype=dtype)) is None
+
+
+@compiled
+def test_values_that_another_thread_overwrites_meanwhile_harm_no_later_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
+    reducer = fused_reducer()
+    tensor, other = random_tensor([100_000], seed=1), random_tensor([100_000], seed=2)
+    patterns = [random_tensor([100_000], seed=3) * scale for scale in (1e-42, 0.0, 1e30, math.nan, math.inf)]
+    is_done = threading.Event()
+
+    def overwrite() -> None:
+        while not is_done.is_set():
+            for each in patterns:
+                tensor.copy_(each)
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    try:
+        for _ in range(300):
+            reducer.reduce(tensor, None)
+            squared_sums(tensor, other)
+            assert_empty(reducer)
+    finally:
+        is_done.set()
+        writer.join()
+    check_fused(reducer, other, 0)
+
+
+@compiled
+def test_other_threads_run_while_compiled_code_does() -> None:
+    """One more turn of the other thread falls into one of the calls, each of which takes milliseconds."""
+    values = torch.ones(20_000_000)
+    reducer = fused_reducer(threads=False)
+    turns, is_done = [0], threading.Event()
+
+    def turn() -> None:
+        while not is_done.is_set():
+            turns[0] += 1
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        layout = native.layout_of(values.shape, values.stride(), None, 1)
+        reducer._make_room(0)
+        address, reduce = values.data_ptr(), KERNEL.reduce
+        gained = []
+        for _ in range(40):
+            before = turns[0]
+            reduce(address, layout.address, reducer._results_address)
+            gained.append(turns[0] - before)
+    finally:
+        is_done.set()
+        thread.join()
+    assert type(library._opened()[0]) is ctypes.CDLL
+    assert max(gained) > 0
+
+
+@pytest.fixture
+def opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_opened", library._opened.__wrapped__)
+
+
+@pytest.mark.usefixtures("opened_anew")
 def test_a_missing_library_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native, "LIBRARY", tmp_path / "native.bin")
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "native.bin")
     assert load_kernel.__wrapped__() is None
+    assert missing_because() == "it was installed without compiled code"
     assert FusedReducer(distributions=True).reduce(torch.randn(3, 4), 1) is None
+
+
+@pytest.mark.usefixtures("opened_anew")
+def test_what_is_no_library_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "native.bin")
+    library.LIBRARY.write_bytes(b"none")
+    assert load_kernel.__wrapped__() is None
+    assert missing_because().startswith("native.bin cannot be loaded: ")
+
+
+@compiled
+@pytest.mark.usefixtures("opened_anew")
+def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for source in library.SOURCES.glob("*.[ch]"):
+        shutil.copy(source, tmp_path)
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
+    assert missing_because() == ""
+    with (tmp_path / "native.h").open("a") as header:
+        header.write("/* of a later version */\n")
+    assert load_kernel.__wrapped__() is None
+    assert missing_because() == "native.bin was compiled from other sources than those beside it"
+
+
+@compiled
+@pytest.mark.usefixtures("opened_anew")
+def test_a_wheel_has_no_sources_to_compare_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library, "SOURCES", tmp_path)
+    assert load_kernel.__wrapped__() is not None

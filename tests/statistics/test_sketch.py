@@ -20,8 +20,9 @@ from hookscope.results.sketches import (
     estimated_cosine,
     estimated_distance,
 )
-from hookscope.statistics import sketch
-from hookscope.statistics.native import kernel_of, load_kernel
+from hookscope.statistics import library, sketch
+from hookscope.statistics.library import kernel_of
+from hookscope.statistics.native import load_kernel
 from hookscope.statistics.sketch import finished, sketch_slices
 from tests.statistics.test_native import on_threads, variants
 
@@ -335,4 +336,4 @@ def test_a_change_far_below_one_part_in_a_million_is_not_made_up() -> None:
 
 
 def test_the_compiled_structure_is_as_python_describes_it() -> None:
-    assert ctypes.sizeof(sketch._Task) == 7 * 8
+    assert ctypes.sizeof(library._Sketch) == 7 * 8

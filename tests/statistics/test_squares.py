@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookscope.statistics import squares
-from hookscope.statistics.native import kernel_of, load_kernel
-from hookscope.statistics.squares import square_sums
+from hookscope.statistics import native
+from hookscope.statistics.library import kernel_of
+from hookscope.statistics.native import load_kernel, square_sums
 
 pytestmark = pytest.mark.skipif(load_kernel() is None, reason="installed without the compiled library")
 
@@ -32,7 +32,7 @@ def test_sums_are_those_of_float64(tensors: object, variant: str, monkeypatch: p
     supported = {"DEFAULT": 0, "AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
     if ["default", "avx2", "avx512"].index(variant) > supported:
         pytest.skip(f"this processor has no {variant}")
-    monkeypatch.setattr(squares, "load_kernel", lambda: kernel_of(variant))
+    monkeypatch.setattr(native, "load_kernel", lambda: kernel_of(variant))
     given = tensors()  # type: ignore[operator]
     sums = square_sums(given)
     known = [each if total is None else total for each, total in zip(map(expected, given), sums, strict=True)]
@@ -57,5 +57,5 @@ def test_other_tensors_are_left_out() -> None:
 
 
 def test_without_the_library_nothing_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(squares, "load_kernel", lambda: None)
+    monkeypatch.setattr(native, "load_kernel", lambda: None)
     assert square_sums([torch.ones(2)]) == [None]

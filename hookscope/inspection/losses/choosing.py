@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import ModelError, UsageError, is_out_of_memory, nearest
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.inputs import Batch
 from hookscope.inspection.losses.formulas import LOSSES, OF_ONE, OVER_ALL, Result, real
@@ -113,6 +114,9 @@ def choose_loss(
         found = [Output(*each) for each in tensors_in(output)]
         floating = [each for each in found if _is_floating(each.tensor)]
         outputs = floating if output_key is None else [output_at(floating, output_key)]
+        for each in outputs:
+            if missing := missing_memory(each.tensor):
+                raise ModelError(f"There is no loss of {each.label}: {missing}.")
         given = tensors_given(batch.args, batch.kwargs)
         inputs = tuple(tensor for _, tensor in given if _is_floating(tensor))
         count = max(batch.indices) + 1 if input_count is None else input_count

@@ -1,0 +1,193 @@
+"""The compiled library `native.bin`: whether it fits its sources, and its functions as ctypes calls them. No torch.
+
+Addresses are those of memory that the caller holds, and whose bounds the caller has checked. `ctypes.CDLL` releases the
+interpreter's lock for the length of each call.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python would take for a module
+SOURCES = Path(__file__).parent  # of the .c and .h files, which wheels leave out
+
+# What `reduce_tensor` of native.c returns, and how many numbers it writes.
+RARE, WITH_ZEROS = 1, 2
+BIN_COUNT_SHIFT = 2
+FOUND = 7
+# As in native.c: bins that a tensor may fill, counters of each, threads at most.
+BINS, COUNTERS, MAX_THREADS = 17856, 4, 16
+
+# Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
+# of them (float32: 1e-38..3e38).
+SMALLEST_SQUARABLE = 1e-15
+LARGEST_SQUARABLE = 1e15
+# var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on the centred form. Our choice.
+CANCELLATION_LIMIT = 10.0
+
+_SKETCH_WIDTH = 256  # as in sketch.c
+
+
+class Layout(ctypes.Structure):
+    """As in native.h."""
+
+    _fields_ = tuple((name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads"))
+
+
+class Results(ctypes.Structure):
+    """As in native.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("found", "nonzero", "tables", "values")),
+        ("exact_limit", ctypes.c_longlong),
+        *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime")),
+        *((name, ctypes.c_double) for name in ("smallest", "largest", "cancellation")),
+    )
+
+
+class _Runtime(ctypes.Structure):
+    """As in native.h."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("run", "thread_number", "thread_count"))
+
+
+class _Sketch(ctypes.Structure):
+    """As in sketch.c."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("size", "items")),
+        ("keys", ctypes.c_void_p),
+        ("threads", ctypes.c_longlong),
+        *((name, ctypes.c_void_p) for name in ("sums", "runtime")),
+    )
+
+
+class _Pair(ctypes.Structure):
+    """As in difference.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("a", "b")),
+        *((name, ctypes.c_longlong) for name in ("before", "channels", "after")),
+        *((name, ctypes.c_void_p) for name in ("squares", "sums", "counts")),
+    )
+
+
+class _Squares(ctypes.Structure):
+    """As in squares.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("values", "sizes", "sums")),
+        *((name, ctypes.c_longlong) for name in ("count", "threads")),
+        ("runtime", ctypes.c_void_p),
+        ("taken", ctypes.c_longlong),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _keys(keys: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * len(keys))(*keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The functions of the library in one variant.
+
+    Attributes:
+        reduce: `reduce_tensor` of native.c: given the addresses of float32 values, a `Layout` and `Results`.
+        runtime: The entry points of OpenMP that the functions are given; None for one thread.
+    """
+
+    reduce: Any
+    _sketch: Any
+    _sum_differences: Any
+    _sum_squares: Any
+    runtime: _Runtime | None = None
+
+    @property
+    def runtime_address(self) -> int | None:
+        """As C is given it; None for one thread."""
+        return None if self.runtime is None else ctypes.addressof(self.runtime)
+
+    def sketch(self, address: int, size: int, keys: tuple[int, ...], threads: int) -> NDArray[np.float64] | None:
+        """Sketch the values at an address as (items, size), one item for each key; None if a sum is not finite."""
+        threads = min(threads, MAX_THREADS) if self.runtime is not None else 1
+        sums = (ctypes.c_double * (threads * _SKETCH_WIDTH))()  # whose address is had in a tenth of the time of NumPy's
+        into, of_keys = ctypes.addressof(sums), ctypes.addressof(_keys(keys))
+        given = _Sketch(address, size, len(keys), of_keys, threads, into, self.runtime_address)
+        return np.frombuffer(memoryview(sums), count=_SKETCH_WIDTH) if self._sketch(ctypes.byref(given)) else None
+
+    def sum_differences(
+        self, a: int, b: int, sizes: tuple[int, int, int], squares: NDArray[np.float64] | None
+    ) -> tuple[list[float], list[int]]:
+        """Compare values that lie at two addresses as (before, channels, after).
+
+        `squares`, (channels,), are added to. What is returned are the `sums` and the `counts` of difference.c.
+        """
+        sums, counts = np.empty(5), np.empty(3, np.int64)
+        into = None if squares is None else squares.ctypes.data
+        self._sum_differences(ctypes.byref(_Pair(a, b, *sizes, into, sums.ctypes.data, counts.ctypes.data)))
+        return sums.tolist(), counts.tolist()
+
+    def sum_squares(self, addresses: NDArray[np.uintp], sizes: NDArray[np.int64], threads: int) -> NDArray[np.float64]:
+        """Return the sum of squares of the values at each address."""
+        sums = np.empty(addresses.size)
+        arrays = addresses.ctypes.data, sizes.ctypes.data, sums.ctypes.data
+        self._sum_squares(ctypes.byref(_Squares(*arrays, addresses.size, threads, self.runtime_address, 0)))
+        return sums
+
+
+def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:
+    """Load a variant of the compiled library; None if `missing_because` has a reason.
+
+    Args:
+        variant: "default", "avx2" or "avx512"; the caller knows that the processor runs it.
+        torch_library: The file through which all that torch has loaded is found, for its threads; None for one thread.
+    """
+    library, _ = _opened()
+    if library is None:
+        return None
+    names = ("reduce_tensor", "sketch_tensor", "sum_differences", "sum_squares")
+    functions = [getattr(library, f"{name}_{variant}") for name in names]
+    for function, result, count in zip(functions, (ctypes.c_int, ctypes.c_int, None, None), (3, 1, 1, 1), strict=True):
+        function.restype, function.argtypes = result, [ctypes.c_void_p] * count
+    reduce, sketch, sum_differences, sum_squares = functions
+    runtime = None if torch_library is None else _runtime_of(torch_library)
+    return Kernel(reduce, sketch, sum_differences, sum_squares, runtime)
+
+
+def _runtime_of(torch_library: str) -> _Runtime | None:
+    try:
+        loaded = ctypes.CDLL(torch_library)
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        return _Runtime(*(ctypes.cast(getattr(loaded, name), ctypes.c_void_p) for name in names))
+    except (OSError, AttributeError):  # torch was built with other threads
+        return None
+
+
+def missing_because() -> str:
+    """Return why this installation has no compiled code, in a few words; "" if it has."""
+    return _opened()[1]
+
+
+@cache
+def _opened() -> tuple[ctypes.CDLL | None, str]:
+    """Return the library, or None and the reason."""
+    if not LIBRARY.exists():
+        return None, "it was installed without compiled code"
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+        compiled_from = (ctypes.c_char * 64).in_dll(library, "sources_hash").value.decode()
+    except (OSError, ValueError) as error:
+        return None, f"{LIBRARY.name} cannot be loaded: {error}"
+    sources = sorted(SOURCES.glob("*.[ch]"))
+    # A checkout keeps the library that it was installed with while its sources change.
+    if sources and compiled_from != sha256(b"".join(each.read_bytes() for each in sources)).hexdigest():
+        return None, f"{LIBRARY.name} was compiled from other sources than those beside it"
+    return library, ""

@@ -1,0 +1,168 @@
+"""Networks that free or shrink the memory of their own tensors: a row that says so, no foreign memory, no crash."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.errors import ModelError, UsageError
+
+MISSING = "its memory was freed or shrunk"
+
+
+class Loses(nn.Module):
+    """Passes its input on, and then loses some of the memory of a tensor that it has computed."""
+
+    def __init__(self, lose: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(4, 8, 1)
+        self.lose = lose
+
+    def forward(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        lost = self.inner(values) * 2
+        self.lose(lost)
+        return values + 1, lost
+
+
+class Network(nn.Module):
+    def __init__(self, lose: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 1)
+        self.loses = Loses(lose)
+        self.last = nn.Linear(4 * 6 * 6, 5)
+
+    def forward(self, values: Tensor) -> Tensor:
+        kept, _ = self.loses(self.first(values))
+        return self.last(kept.flatten(1))
+
+
+def shrink(tensor: Tensor, left: float) -> None:
+    storage = tensor.untyped_storage()
+    storage.resize_(int(storage.nbytes() * left))
+
+
+LOSSES: dict[str, Callable[[Tensor], object]] = {
+    "freed": lambda tensor: shrink(tensor, 0),
+    "shrunk": lambda tensor: shrink(tensor, 0.5),
+    "by one byte": lambda tensor: tensor.untyped_storage().resize_(tensor.untyped_storage().nbytes() - 1),
+}
+
+
+@pytest.fixture(params=LOSSES.values(), ids=LOSSES)
+def network(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(0)
+    return Network(request.param).eval()
+
+
+@pytest.fixture
+def image() -> Tensor:
+    return torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ops": True}, {"save_tensors": True}, {"grids_for": 2}],
+    ids=["plain", "operations", "saved tensors", "grids"],
+)
+def test_activations_have_a_row_that_says_so(network: nn.Module, image: Tensor, options: dict[str, Any]) -> None:
+    run = hookscope.activations(network, image, layer="*", **options)
+    lost = run["loses[1]"]
+    assert lost.activation.shape == (2, 8, 6, 6)
+    assert (lost.activation.unmeasured or "").startswith(MISSING)
+    assert "unmeasured" in lost.flags
+    assert (lost.mean, lost.l2, lost.activation.quantiles, lost.activation.sketch) == (None, None, None, None)
+    expected = network.first(image).detach().double()
+    assert run["first"].l2 == pytest.approx(float(expected.norm()), rel=1e-6)
+    assert run["loses[0]"].mean == pytest.approx(float(expected.mean()) + 1, rel=1e-6)
+    assert run.verification is not None
+    assert run.verification.status == "same"
+    assert "loses[1]" not in run.tensors
+    assert all(maps.label != "loses[1]" for maps in (*run.feature_maps, *run.map_summaries))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ops": True}, {"save_tensors": True}, {"inputs": True}],
+    ids=["plain", "operations", "saved tensors", "inputs"],
+)
+def test_gradients_are_those_of_torch(network: nn.Module, image: Tensor, options: dict[str, Any]) -> None:
+    run = hookscope.grads(network, image, loss="sum", layer="*", **options)
+    [lost] = [row for row in run.rows if row.label == "loses[1]"]
+    assert (lost.activation.unmeasured or "").startswith(MISSING)
+    assert run["loses[1]"].status == "not reached"
+    network(image).sum().backward()
+    for name, parameter in network.named_parameters():
+        row = run[name]
+        if parameter.grad is None:
+            assert row.gradient.l2 is None
+        else:
+            assert row.gradient.l2 == pytest.approx(float(parameter.grad.double().norm()), rel=1e-5)
+
+
+class Output(nn.Module):
+    def __init__(self, lose: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 5)
+        self.lose = lose
+
+    def forward(self, values: Tensor) -> Tensor:
+        output = self.inner(values)
+        self.lose(output)
+        return output
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+def test_an_output_that_is_lost_was_measured_where_it_was_computed(lose: Callable[[Tensor], object]) -> None:
+    network, values = Output(lose).eval(), torch.randn(4, 3)
+    run = hookscope.activations(network, values, layer="*")
+    assert run["inner"].l2 == pytest.approx(float(network.inner(values).detach().double().norm()), rel=1e-6)
+    assert (run["(model)"].activation.unmeasured or "").startswith(MISSING)
+    assert run.verification is not None
+    assert run.verification.status == "same"
+    assert run.predictions == ()
+    with pytest.raises(ModelError, match=MISSING):
+        hookscope.grads(network, values)
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+def test_what_is_lost_cannot_be_edited(lose: Callable[[Tensor], object]) -> None:
+    with pytest.raises(UsageError, match=MISSING):
+        hookscope.activations(Output(lose).eval(), torch.randn(4, 3), layer="*", edit="type:output:output:scale(2)")
+
+
+class Ignores(torch.autograd.Function):
+    """Doubles; its gradient is ones, whatever it is given: torch reads no gradient that is lost."""
+
+    @staticmethod
+    def forward(_: Any, values: Tensor) -> Tensor:
+        return values * 2
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return torch.ones(gradient.shape)
+
+
+class LosesItsGradient(nn.Module):
+    def __init__(self, left: float) -> None:
+        super().__init__()
+        self.left = left
+
+    def forward(self, values: Tensor) -> Tensor:
+        output = Ignores.apply(values)
+        output.register_hook(lambda gradient: shrink(gradient, self.left))
+        return output
+
+
+@pytest.mark.parametrize("left", [0, 0.5])
+@pytest.mark.parametrize("save_tensors", [False, True])
+def test_a_gradient_that_is_lost_has_a_row_that_says_so(left: float, save_tensors: bool) -> None:
+    network, values = nn.Sequential(nn.Linear(3, 4), LosesItsGradient(left), nn.Linear(4, 5)), torch.randn(6, 3)
+    run = hookscope.grads(network, values, loss="sum", save_tensors=save_tensors)
+    assert (run["1"].gradient.unmeasured or "").startswith(MISSING)
+    assert run["1"].gradient.l2 is None
+    assert "1 grad_output" not in run.tensors
+    assert run["0"].gradient.l2 == pytest.approx(24**0.5)  # ones
+    assert run["0.bias"].gradient.l2 == pytest.approx(12.0)  # 6 each, of 4
