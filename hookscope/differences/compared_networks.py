@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
 from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.state.preservation import Mode
@@ -9,6 +13,9 @@ from hookscope.models import FileOptions, LoadedModel, parse_model
 from hookscope.models.checkpoint import looks_like_file
 from hookscope.models.construction import copied
 from hookscope.text import exception_line, printable, some_of
+
+# Modules of torch that compute something else in training mode.
+_WITH_MODES = (_NormBase, _DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +113,9 @@ def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> lis
     modes = [{name: each.training for name, each in side.module.named_modules()} for side in (loaded, other)]
     if all(map(all, (each.values() for each in modes))):
         return notes
-    for letter, mode, training in zip("AB", ("eval", mode_b), modes, strict=True):
-        names = [name for name, is_training in training.items() if is_training]
+    for letter, side, mode, training in zip("AB", (loaded, other), ("eval", mode_b), modes, strict=True):
+        modules = dict(side.module.named_modules())
+        names = [name for name, module in modules.items() if training[name] and any(map(_has_modes, module.modules()))]
         if not names or mode == "train":
             continue
         # A module in training mode whose parts all are stands for them.
@@ -117,6 +125,12 @@ def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> lis
         option = ", unless --mode-b train is given" if letter == "B" else ""
         notes.append(f"{letter} was in training mode{where}, and runs in eval mode here{option}.")
     return notes
+
+
+def _has_modes(module: nn.Module) -> bool:
+    """Return whether a module may compute something else in training mode: of torch's own only some do."""
+    is_torchs = type(module).__module__.startswith("torch.nn.")
+    return not is_torchs or isinstance(module, _WITH_MODES)
 
 
 def _is_within(name: str, around: str) -> bool:

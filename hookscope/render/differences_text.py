@@ -56,17 +56,19 @@ def differences_summary(result: Differences, *, width: int, full: bool = False) 
 
 def answer(result: Differences) -> list[str]:
     """Return in sentences where the difference begins, how it grows, and what it does to the output."""
-    begins = result.first_differences
+    begins = [each for each in result.first_differences if not each.gone_at]
+    gone = [each for each in result.first_differences if each.gone_at]
     sentences = [*different_networks(result)]
     sentences += [_begins(each, result, is_first=not at) for at, each in enumerate(begins[:_MOST_FIRST])]
     if len(begins) > _MOST_FIRST:
         sentences.append(f"Differences also begin in {counted(len(begins) - _MOST_FIRST, 'more layer')}.")
-    if not begins:
-        sentences += [*_gradients(result), _small(result)]
-    elif begins[0].gone_at:
-        sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
-    else:
+    if begins:
         sentences += [*([growth] if (growth := _growth(result)) else []), *_gradients(result)]
+    sentences += [_begins(each, result, is_first=False) for each in gone[:_MOST_FIRST]]
+    if gone and not begins:
+        sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
+    elif not begins:
+        sentences += [*_gradients(result), _small(result)]
     sentences += map(_output, result.outputs)
     return [*sentences, *_worse(result)]
 
@@ -258,11 +260,12 @@ def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]
         changed = [pair for pair in pairs if pair[0].class_indices[:1] != pair[1].class_indices[:1]]
         for one, other in changed if full else changed[:_MOST_INPUTS]:
             name = PurePath(result.inputs[one.input_index].name).name
-            before, after = (_classes(each) for each in (one, other))
+            before, after = (scores_text(each) for each in (one, other))
             yield safe_line(f"{name}: {before} → {after}", overflow="fold")
 
 
-def _classes(prediction: Prediction) -> str:
+def scores_text(prediction: Prediction) -> str:
+    """Return the best classes of an input with their probabilities."""
     if any(map(math.isnan, prediction.probabilities)):
         return "scores that are NaN"
     return classes_text(prediction.classes[:_FEW_CLASSES])

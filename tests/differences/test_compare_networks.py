@@ -29,6 +29,7 @@ import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.render.differences_text import answer
 from hookscope.results.differences import NonFinite
+from hookscope.results.runs.differences import read_differences
 from tests.networks import BY_HAND, batch_of
 
 
@@ -397,6 +398,9 @@ def test_modules_that_were_in_training_mode_are_noted() -> None:
     assert found == ("A was in training mode, and runs in eval mode here.", note)
     assert hookscope.diff(network, other.train(), x).notes == ()
     assert (network.training, other[1].training) == (True, True)
+    replaced = copy.deepcopy(network).eval()
+    replaced[2] = nn.Sequential(nn.Identity(), copy.deepcopy(network[2]))  # both modes are the same to them
+    assert hookscope.diff(copy.deepcopy(network).eval(), replaced, x).notes == ()
 
 
 def test_operations_name_the_line_itself() -> None:
@@ -695,7 +699,7 @@ def test_outputs_by_name_are_compared_with_those_of_the_same_name() -> None:
     assert found == {"['logits']": 0.0, "['aux']": pytest.approx(1.0)}
 
 
-def test_where_scores_are_nan_there_is_no_best_class() -> None:
+def test_where_scores_are_nan_there_is_no_best_class(tmp_path: Path) -> None:
     class Broken(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) * torch.tensor([[1.0], [math.nan]])
@@ -708,6 +712,10 @@ def test_where_scores_are_nan_there_is_no_best_class() -> None:
     assert (output.top1, output.top5) == (1, 0.5)
     assert output.kl is not None
     assert math.isnan(output.kl)
+    hookscope.diff(plain, broken, x).save(tmp_path / "run")
+    stored = read_differences(tmp_path / "run").result.outputs[0].predictions[1]
+    assert [[math.isnan(each) for each in one.probabilities] for one in stored] == [[False] * 5, [True] * 5]
+    assert "B is NaN (6 of 12 values)" in hookscope.report(tmp_path / "run", tmp_path / "page.html").read_text()
     (output,) = hookscope.diff(broken, "same", x).outputs
     assert (output.top1, output.top5, output.kl) == (2, 1.0, 0.0)
 

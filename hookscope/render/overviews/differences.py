@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from hookscope.render.columns import classes_text
-from hookscope.render.differences_text import answer, first_mark, sides_text
+from hookscope.render.differences_text import answer, first_mark, scores_text, sides_text
 from hookscope.render.overviews.activations import input_picture, names_of
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.maps import MOST_STAGES, MapColumns
@@ -151,7 +150,7 @@ def _answer_block(result: Differences) -> Block:
     for output in result.outputs:
         for letter, best in zip("AB", output.predictions, strict=True):
             lines += [
-                (f"{letter}, first input: {classes_text(each.classes[:3])}", TEXT, DIM)
+                (f"{letter}, first input: {scores_text(each)}", TEXT, DIM)
                 for each in best
                 if each.input_index == 0 and each.classes
             ]

@@ -40,7 +40,7 @@ class StoredDifferences:
 def differences_to_dict(result: Differences) -> dict[str, Any]:
     """Return all of `result` as dicts, lists, text and numbers; of measures `sqnr_db` too.
 
-    Numbers that JSON does not have are "NaN", "Infinity" and "-Infinity".
+    Numbers that JSON does not have are "NaN", "Infinity" and "-Infinity"; probabilities are null, as in other results.
     """
     return {"schema_version": SCHEMA_VERSION, **_plain(result)}
 
@@ -48,6 +48,8 @@ def differences_to_dict(result: Differences) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Prediction):
         value = as_json(value)
+        for each in value["classes"]:
+            each["probability"] = None if math.isnan(each["probability"]) else each["probability"]
     elif is_dataclass(value):
         named = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _LEFT_OUT}
         value = named | ({"sqnr_db": value.sqnr_db} if isinstance(value, Measures) else {})
