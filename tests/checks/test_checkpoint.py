@@ -166,6 +166,24 @@ def test_a_network_that_raises_otherwise_fails_the_rule_forward() -> None:
     assert failing(check(Network(raises=other))).keys() == {"forward"}
 
 
+class Scaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize("factor", [1e-36, 1e-39, 1e-41, 1e-43])
+def test_outputs_below_the_least_normal_number_are_the_same_in_a_batch(factor: float) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 3000), Scaled(factor))
+    settings = CheckSettings(shape=(5, 300))
+    assert check_checkpoint(network, settings, {"batch-consistency", "repeatability"}).findings == ()
+
+
 def test_what_was_measured_is_handed_out_even_when_a_rule_fails(network: Network) -> None:
     seen: list[CheckMeasurements] = []
     wanted = wanted_rules(SETTINGS, ["batchnorm-variance"])
