@@ -154,8 +154,8 @@ _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 # Rounding of the output's dtype that differences may always have.
 _ROUNDINGS = 16
 
-# Differences of a few of these are rounding, by the output's dtype: float16's subnormal numbers are so far apart; of the
-# wider dtypes processors may take what is smaller for zero (IEEE 754).
+# A few of these are rounding, by the output's dtype: float16's subnormal numbers are so far apart; of the wider dtypes
+# processors may take what is smaller for zero (IEEE 754).
 _SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 
 
