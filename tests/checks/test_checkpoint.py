@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,59 @@ def test_a_network_that_cannot_be_built_for_want_of_memory_is_an_error_too() -> 
 def test_a_network_that_raises_otherwise_fails_the_rule_forward() -> None:
     other = type("Other", (Exception,), {"__str__": lambda _: "something else"})
     assert failing(check(Network(raises=other))).keys() == {"forward"}
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize("factor", [1e-36, 1e-39, 1e-41, 1e-43])
+def test_outputs_below_the_least_normal_number_are_the_same_in_a_batch(factor: float) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 3000), Scaled(factor))
+    settings = CheckSettings(shape=(5, 300))
+    assert check_checkpoint(network, settings, {"batch-consistency", "repeatability"}).findings == ()
+
+
+MASKS: dict[str, Callable[[Any, torch.Tensor], object]] = {
+    "a module": lambda net, x: net.gate(x),
+    "a function": lambda _net, x: torch.sigmoid(x),
+    "without its channel axis": lambda net, x: net.gate(x).squeeze(1),
+    "in a row": lambda _net, x: torch.sigmoid(x).flatten(1),
+    "by name, beside its logits": lambda net, x: {"mask": net.gate(x), "logits": x},
+}
+GATES: dict[str, Callable[[Any, torch.Tensor], object]] = {
+    "a gate": lambda net, x: x * net.gate(x),
+    "a tanh": lambda _net, x: torch.tanh(x),
+    "scaled": lambda net, x: net.gate(x) * 5,
+}
+
+
+@pytest.mark.parametrize("case", [*MASKS, *GATES])
+def test_only_a_sigmoid_that_is_returned_may_be_saturated(case: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Masking((MASKS | GATES)[case])
+    report = check_checkpoint(network, CheckSettings(shape=(2, 3, 16, 16)), {"saturated-activation"})
+    assert [each.rule for each in report.findings] == ["saturated-activation"] * (case in GATES)
+
+
+class Masking(nn.Module):
+    """Its mask is background nearly everywhere."""
+
+    def __init__(self, returns: Callable[[Any, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.conv, self.gate, self.returns = nn.Conv2d(3, 1, 3, padding=1), nn.Sigmoid(), returns
+        nn.init.constant_(self.conv.bias, -9.0)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.returns(self, self.conv(x))
 
 
 def test_what_was_measured_is_handed_out_even_when_a_rule_fails(network: Network) -> None:

@@ -29,6 +29,9 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
     "Hardsigmoid": (0.0, 1.0),
 }
 
+# What may be probabilities.
+_PROBABILITIES = ("Sigmoid", "Hardsigmoid")
+
 # The module that does what a function does. The bound of `clamp` is not known; at 0 it acts as a ReLU.
 _MODULE_OF = {
     "relu": "ReLU",
@@ -167,16 +170,30 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     """Most outputs of a bounded activation lie where its slope is nearly zero.
 
     Behind a sigmoid or tanh at its bounds the gradient nearly vanishes, and the output hardly depends on the input.
-    Weights are too large, or the input is not normalised. Gates that are open or closed on purpose look the same.
+    Weights are too large, or the input is not normalised. Gates that are open or closed on purpose look the same. A
+    sigmoid whose values the network returns, such as a mask's, is not judged: probabilities near 0 and 1 are its job.
     """
     # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
     # of training deep feedforward neural networks".
     forward = _forward(measured)
+    returned = [row.activation for row in forward.rows if not row.layer]
     for row in forward.rows:
+        if acts_as(row) in _PROBABILITIES and any(_has_values_of(row.activation, each) for each in returned):
+            continue
         if acts_as(row) in SATURATED_BEYOND and row.activation.quantiles is not None:
             share = _share_beyond(row.activation, *SATURATED_BEYOND[acts_as(row)])
             most = terms.limit("max_fraction", output_of(row))
             yield from _above(most, share, row, f"of its outputs are saturated over {_inputs(forward)}")
+
+
+def _has_values_of(one: TensorStatistics, other: TensorStatistics) -> bool:
+    """Tell whether two tensors hold the same values, of whatever shape, by their statistics."""
+    return (
+        (one.element_count, one.min, one.max) == (other.element_count, other.min, other.max)
+        and None not in (one.mean, other.mean, one.std, other.std)
+        and math.isclose(one.mean or 0, other.mean or 0, rel_tol=1e-5)
+        and math.isclose(one.std or 0, other.std or 0, rel_tol=1e-5)
+    )
 
 
 # Where all outputs are negative and small, inputs are either near zero, above -0.006, or closed, below -3.1.

@@ -154,6 +154,10 @@ _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 # Rounding of the output's dtype that differences may always have.
 _ROUNDINGS = 16
 
+# A few of these are rounding, by the output's dtype: float16's subnormal numbers are so far apart; of the wider dtypes
+# processors may take what is smaller for zero (IEEE 754).
+_SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
+
 
 # A network may have a second head beside its head, for distillation; where more of its last weights are zero, a file
 # lost its end.
@@ -259,7 +263,8 @@ def _differs(
         return
     dtypes = (output.dtype, measured.forward.dtype if measured.forward else "")
     rounding = max(_EPSILON.get(dtype, 0.0) for dtype in dtypes) * _ROUNDINGS
-    limit = max(terms.limit("max_difference", _target(measured, output)), rounding)
+    vanishing = _SMALLEST.get(output.dtype, 0.0) * _ROUNDINGS / output.max_abs if output.max_abs else 0.0
+    limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)
     if not difference <= limit:  # NaN is no agreement
         share = f"{_difference(difference)} the greatest magnitude (limit {limit:.1e})"
         yield _about(measured, output, f"{what}: they differ by {share}.")

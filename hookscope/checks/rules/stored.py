@@ -226,9 +226,14 @@ def weights_are_random(measured: CheckMeasurements) -> bool:
     """
     if any(values.name.rpartition(".")[2] == "running_var" for values in measured.stored):
         return measured.model.random
+    return measured.model.random or weights_look_random(measured)
+
+
+def weights_look_random(measured: CheckMeasurements) -> bool:
+    """Tell whether nearly all weights that are large enough to tell look drawn at random."""
     spreads = [each.spread_beyond_chance for each in measured.stored if each.spread_beyond_chance is not None]
     random = sum(spread < _RANDOM_SPREAD for spread in spreads)
-    return measured.model.random or (len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads))
+    return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
 
 
 def _is_mask(values: StoredValues) -> bool:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
-from hookscope.checks.rules.stored import is_weight, numbers
+from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, rule, stored_in
+from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, numbers, weights_look_random
 from hookscope.text import counted
 
 if TYPE_CHECKING:
@@ -230,10 +230,17 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     never loaded, or is not used. A weight and a bias of 0, with which the last layer of a residual branch may start,
     pass nothing on. A BatchNorm that counts batches and has not moved for them is impossible, and fails;
     all else warns. It also warns where no statistics at all have moved though the weights are trained or batches are
-    counted, which a momentum of 0 explains as well. What comes after everything that was trained passes, for a new
-    head on a trained body is on purpose.
+    counted, which a momentum of 0 explains as well; and, for a file, where the weights look random too: then it was
+    saved before training. What comes after everything that was trained passes, for a new head on a trained body is on
+    purpose.
     """
     norms = _norms(measured.stored)
+    is_new = batch_norm_is_untrained(measured) and weights_look_random(measured)
+    if measured.model.sha256 and is_new and not any(_batches(norm) for _, norm in norms):
+        statistics = "all statistics of BatchNorm are as they start, mean 0 and variance 1"
+        message = f"The file looks as saved before training: {statistics}, and the weights as drawn at random."
+        yield Objection(WHOLE_NETWORK, message, "warn")
+        return
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
     last = max([_last_trained(measured.stored, 0.0), *trained])
     weights_are_trained = _last_trained(measured.stored, terms.limit("min_trained_fraction")) > 0

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torchvision import models
 
+from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import judge
 from hookscope.checks.measuring import measure, prepare
 from hookscope.checks.settings import CheckSettings
@@ -256,3 +257,39 @@ def test_noise_and_single_pictures_are_skipped_with_the_reason(settings: dict[st
 def test_a_network_that_was_never_trained_is_skipped_with_the_reason() -> None:
     found = outcome(models.mobilenet_v3_small(), resize="64", crop="64")
     assert found.reason == "All statistics of BatchNorm are as they start: mean 0, variance 1."
+
+
+UNTRAINED = {
+    "resnet18": models.resnet18,
+    "vgg11_bn": partial(models.vgg11_bn, num_classes=5),
+    "densenet121": models.densenet121,
+}
+
+
+def stored_outcome(network: nn.Module, path: Path) -> RuleOutcome:
+    torch.save(network.state_dict(), path)
+    settings = CheckSettings(arch="none")
+    report = check_checkpoint(str(path), settings, {"untrained-norm"})
+    return next(each for each in report.outcomes if each.rule == "untrained-norm")
+
+
+@pytest.mark.parametrize("name", UNTRAINED)
+def test_a_file_that_was_saved_before_training_is_a_warning(name: str, tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = UNTRAINED[name]()
+    found = stored_outcome(network, tmp_path / "w.pt")
+    assert found.status == "warn"
+    assert [each.where for each in found.findings] == [""]
+    assert "looks as saved before training" in found.findings[0].message
+    norms = [each for each in network.modules() if isinstance(each, nn.BatchNorm2d)]
+    for norm in norms:  # as after one batch of anything
+        norm.running_mean += 0.01  # type: ignore[operator]
+        norm.num_batches_tracked += 1  # type: ignore[operator]
+    assert stored_outcome(network, tmp_path / "w.pt").status == "pass"
+
+
+def test_a_network_that_was_just_built_is_no_file_and_passes() -> None:
+    settings = CheckSettings(shape=(2, 3, 64, 64))
+    report = check_checkpoint(models.resnet18(), settings, {"untrained-norm"})
+    assert [each.status for each in report.outcomes if each.rule == "untrained-norm"] == ["pass"]

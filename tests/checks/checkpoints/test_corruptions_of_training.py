@@ -86,7 +86,11 @@ OF_TRAINED = [
         labels="accuracy accuracy-drop class-accuracy",
     ),
     Row(
-        "everything initialised again", initialise_all, baseline="drift", labels="accuracy accuracy-drop class-accuracy"
+        "everything initialised again",
+        initialise_all,
+        alone="(untrained-norm)",
+        baseline="drift",
+        labels="accuracy accuracy-drop class-accuracy",
     ),
     Row(
         "two kernels swapped",

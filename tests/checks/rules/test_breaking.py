@@ -313,6 +313,25 @@ def test_half_precision_may_differ_by_its_own_rounding(dtype: str, most: float) 
     assert objections(report) == [("batch-consistency", "fail", "(model)")]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "max_abs", "most"),
+    [
+        ("float32", 2.0**-126, 16.0),  # a number that may count as zero
+        ("float32", 2.0**-116, 2.0**-6),
+        ("bfloat16", 2.0**-124, 4.0),
+        ("float64", 2.0**-1012, 2.0**-6),
+        ("float16", 2.0**-20, 1.0),  # sixteen steps of 2**-24
+    ],
+)
+def test_outputs_near_the_smallest_numbers_may_differ_by_what_rounding_makes_of_these(
+    dtype: str, max_abs: float, most: float
+) -> None:
+    near = with_output(dtype=dtype, max_abs=max_abs, alone_difference=most, repeat_difference=most)
+    assert judged(near).findings == ()
+    beyond = with_output(dtype=dtype, max_abs=max_abs, alone_difference=1.01 * most)
+    assert objections(judged(beyond)) == [("batch-consistency", "fail", "(model)")]
+
+
 def test_a_layer_of_closed_channels_beside_an_open_one_is_quiet() -> None:
     peaks = replace(
         HEALTHY,
