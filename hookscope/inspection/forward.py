@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from hookscope.hooks.selection import module_index, select_from, unwrap
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import first_calls
-from hookscope.inspection.map_summaries import map_summaries
+from hookscope.inspection.map_summaries import MapRecorder, map_summaries
 from hookscope.inspection.network import count_parameters, inspected_network, queue_of
 from hookscope.inspection.rows import (
     Recorder,
@@ -62,7 +62,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     judged: bool = False,
     grids_for: int = 0,
     max_channels: int | None = None,
-    summaries: bool = False,
+    summaries: Literal["none", "overview", "every row"] = "none",
     seed: int = 0,
     edits: Sequence[str | Edit] = (),
     output_key: str | None = None,
@@ -87,7 +87,8 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device.
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
         judged: Also observe the operations that rules are about, and report on them.
-        summaries: Summarise the maps of the first inputs, in `map_summaries`.
+        summaries: Whether `map_summaries` has the maps of the first inputs, and of which rows: those that an overview
+            may show, or every one.
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
         distributions: Count how values are distributed, for quantiles and histograms, which takes more time.
         sketches: Sketch every output, so that the run can be compared with others.
@@ -111,7 +112,8 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     queue = queue_of(inputs, on_error)
     reducer = Reducer(distributions=distributions, sketches=sketches)
     recorder = Recorder(grids_for, max_channels, on_tensor, reducer, on_call=on_call)
-    recorder.with_summaries = summaries
+    if summaries != "none":
+        recorder.maps = MapRecorder(every_row=summaries == "every row")
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     recorder.operations = None if judged else operations
     began = time.perf_counter()
@@ -152,7 +154,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         rows=results,
         uncalled=uncalled(inspected, selected, called, broke_off=broken is not None),
         feature_maps=feature_maps(results, recorder.kept),
-        map_summaries=map_summaries(results, recorder.summaries),
+        map_summaries=map_summaries(results, recorder.maps.saved if recorder.maps is not None else ()),
         predictions=tuple(run.best),
         warnings=run.warnings(fast_path_warning(inspected.modules, selected, with_operations=operations is not None)),
         notes=run.notes(),

@@ -1,15 +1,17 @@
-"""Two small maps of each activation, taken in the hook: the mean over channels, and one channel, the strongest."""
+"""Two small maps of an activation, taken in the hook: all channels as one, and one channel, the strongest."""
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import Place
-from hookscope.results.activations import LayerRow, MapSummary
+from hookscope.results.activations import LayerRow, MapSummary, OverChannels
 from hookscope.statistics.channel_axis import token_grid
 
 SUMMARISED_INPUTS = 3
@@ -17,13 +19,21 @@ SUMMARISED_INPUTS = 3
 
 _LONGEST_SIDE = 160  # of a summary; larger maps are averaged over blocks. Our choice: an overview draws none larger.
 
+# Between the first and the last row of one size, the 16th, 32nd, 64th and so on are summarised. Our choice: a
+# transformer has one size, and an overview shows five of its rows.
+_FIRST_BETWEEN = 16
+
+# A mean over channels is drawn as 0 where it is no more than this share of the values' root mean square: float32
+# rounds to 6e-8 of a value, and LayerNorm's outputs have a mean of 0 up to that.
+_ROUNDING = 2.0**-20
+
 
 @dataclass(frozen=True, slots=True)
 class SavedSummary:
     """The summary of some inputs' activations, on their device; see `MapSummary`.
 
     Attributes:
-        means: (n, h, w), over channels.
+        combined: (n, h, w), all channels as one.
         strongest: (n, h, w), of one channel each.
         channels: Which they are, (n,).
         size: (H, W) before averaging.
@@ -31,7 +41,8 @@ class SavedSummary:
     """
 
     key: Place
-    means: Tensor
+    combined: Tensor
+    over_channels: OverChannels
     strongest: Tensor
     channels: Tensor
     channel_count: int
@@ -39,33 +50,116 @@ class SavedSummary:
     first: int
 
 
-def summarise_maps(
-    key: Place, tensor: Tensor, channel_axis: int, grids: Sequence[tuple[int, ...]], indices: Sequence[int]
-) -> SavedSummary | None:
-    """Summarise the first inputs' maps in one output; None if it has none, or no axis that counts inputs.
+class _Latest(NamedTuple):
+    """The output that came last, held until the next one tells whether it is the last of its size."""
 
-    Args:
-        key: Of the row.
-        tensor: The output, the batch on axis 0.
-        channel_axis: As `AxisReader.channel_axis` gave it.
-        grids: Spatial sizes seen in this forward pass, which tokens may lie on; none for words.
-        indices: Positions in the run of the batch's inputs.
+    key: Place
+    tensor: Tensor
+    version: int
+    channel_axis: int
+    spatial: tuple[int, ...]
+    is_saved: bool
+
+
+@dataclass(slots=True)
+class MapRecorder:
+    """Summarises maps of the first inputs: of every row, or only of rows that an overview may show.
+
+    An overview shows the last row of each size, and of few sizes also others: see `chosen_maps`. Whether a row is the
+    last of its size is known when the next one comes, so the latest output is held until then. A network may overwrite
+    it before: from then on each row is summarised at once.
     """
-    count = min(len(indices), SUMMARISED_INPUTS - indices[0])
-    maps = _maps(tensor, channel_axis, grids, len(indices), count)
-    if maps is None:
-        return None
+
+    every_row: bool = False
+    saved: list[SavedSummary] = field(default_factory=list)
+    _indices: tuple[int, ...] = ()
+    _counts: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _latest: _Latest | None = None
+
+    def start(self, indices: tuple[int, ...]) -> None:
+        """Begin a forward pass over the inputs at `indices`."""
+        self._indices = indices
+        self._counts.clear()
+        self._latest = None
+
+    def forget(self) -> None:
+        """Drop what was saved of the forward pass that began last."""
+        first = min(self._indices, default=0)
+        self.saved = [each for each in self.saved if each.first < first]
+        self._latest = None
+
+    def see(self, key: Place, tensor: Tensor, channel_axis: int, grids: Sequence[tuple[int, ...]]) -> None:
+        """Take notice of an output, and summarise it now or later if it has maps.
+
+        Args:
+            key: Of the row.
+            tensor: The output, the batch on axis 0.
+            channel_axis: As `AxisReader.channel_axis` gave it.
+            grids: Spatial sizes seen in this forward pass, which tokens may lie on; none for words.
+        """
+        if not self._indices or self._indices[0] >= SUMMARISED_INPUTS or tensor.layout != torch.strided:
+            return
+        spatial = _spatial(tuple(tensor.shape), channel_axis, grids, len(self._indices))
+        latest = self._latest
+        if spatial is None:
+            return
+        if latest is not None and not self.every_row:
+            if latest.tensor is tensor and latest.version == _version(
+                tensor
+            ):  # a container's is that of its last child
+                return
+            if latest.spatial != spatial:
+                self._save_latest()
+        count = self._counts.get(spatial, 0)
+        self._counts[spatial] = count + 1
+        at_once = self.every_row or not count or (count >= _FIRST_BETWEEN and not count & (count - 1))
+        self._latest = _Latest(key, tensor, _version(tensor), channel_axis, spatial, at_once)
+        if at_once:
+            self._save(self._latest)
+
+    def finish(self) -> None:
+        """End a forward pass: the latest output is the last of its size."""
+        self._save_latest()
+        self._latest = None
+
+    def _save_latest(self) -> None:
+        latest = self._latest
+        if latest is None or latest.is_saved:
+            return
+        if latest.version == _version(latest.tensor) >= 0 and not missing_memory(latest.tensor):
+            self._save(latest)
+        else:
+            self.every_row = True
+
+    def _save(self, row: _Latest) -> None:
+        maps = _maps(row.tensor, row.channel_axis, row.spatial, len(self._indices))
+        count = min(len(self._indices), SUMMARISED_INPUTS - self._indices[0])
+        over_channels: OverChannels = "RMS" if row.tensor.dim() == 3 else "mean"
+        self.saved.append(_summarised(row.key, maps[:count], over_channels, self._indices[0]))
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _summarised(key: Place, maps: Tensor, over_channels: OverChannels, first: int) -> SavedSummary:
     channel_count, *size = maps.shape[1:]
     # A norm of 1 takes ten times as long as that of 2.
     wide = torch.promote_types(maps.dtype, torch.float32)
     strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
     channels = strength.nan_to_num(nan=math.inf).argmax(1)  # NaN before Inf, which becomes the greatest finite number
     strongest = torch.cat([each.index_select(0, channels[place : place + 1]) for place, each in enumerate(maps)])
-    means, strongest = maps.mean(1, dtype=wide).float(), strongest.float()
+    if over_channels == "RMS":
+        combined = torch.linalg.vector_norm(maps, 2, 1, dtype=wide) / math.sqrt(channel_count)
+    else:
+        combined = maps.mean(1, dtype=wide)
+        typical = torch.linalg.vector_norm(strength, 2, 1) / math.sqrt(channel_count * math.prod(size))  # (n,)
+        combined = torch.where(combined.abs() <= _ROUNDING * typical[:, None, None], 0, combined)
+    combined, strongest = combined.float(), strongest.float()
     step = -(-max(size) // _LONGEST_SIDE)
     if step > 1:
-        means, strongest = (functional.avg_pool2d(each, step, ceil_mode=True) for each in (means, strongest))
-    return SavedSummary(key, means, strongest, channels, channel_count, (size[0], size[1]), indices[0])
+        combined, strongest = (functional.avg_pool2d(each, step, ceil_mode=True) for each in (combined, strongest))
+    return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
 
 
 def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tuple[MapSummary, ...]:
@@ -74,8 +168,8 @@ def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tu
         return ()
     by_key = {(row.layer, row.call, row.slot): row for row in rows}
     result = []
-    fetched = [_fetched([getattr(each, name) for each in saved]) for name in ("means", "strongest", "channels")]
-    for each, means, strongest, channels in zip(saved, *fetched, strict=True):
+    fetched = [_fetched([getattr(each, name) for each in saved]) for name in ("combined", "strongest", "channels")]
+    for each, combined, strongest, channels in zip(saved, *fetched, strict=True):
         row = by_key[each.key]
         for place, channel in enumerate(channels.tolist()):
             result.append(
@@ -84,40 +178,46 @@ def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tu
                     row.label,
                     row.kind,
                     each.first + place,
-                    means[place].numpy(),
+                    combined[place].numpy(),
                     strongest[place].numpy(),
                     channel,
                     each.channel_count,
                     each.size,
+                    each.over_channels,
                 )
             )
     return tuple(sorted(result, key=lambda summary: (summary.row, summary.input_index)))
 
 
-def _maps(
-    tensor: Tensor, channel_axis: int, grids: Sequence[tuple[int, ...]], input_count: int, count: int
-) -> Tensor | None:
-    """Return the maps of the first inputs, (n, C, H, W), of a clip the frame in the middle."""
-    if not 3 <= tensor.dim() <= 5 or tensor.layout != torch.strided or not tensor.numel():
+def _spatial(
+    shape: tuple[int, ...], channel_axis: int, grids: Sequence[tuple[int, ...]], input_count: int
+) -> tuple[int, ...] | None:
+    """Return the axes of maps, (H, W) or of a clip (T, H, W); None for what has none, or no axis that counts inputs."""
+    if not 3 <= len(shape) <= 5 or 0 in shape:
         return None
-    if tensor.shape[0] != input_count:
-        if tensor.dim() != 3 or tensor.shape[1] != input_count:
+    if shape[0] != input_count:
+        if len(shape) != 3 or shape[1] != input_count:
             return None
+        shape = (shape[1], shape[0], shape[2])  # (T, N, D)
+    spatial: tuple[int, ...] | None = shape[1:channel_axis] + shape[channel_axis + 1 :]
+    if len(shape) == 3:
+        spatial = token_grid(shape[1], grids) if channel_axis == 2 and grids else None
+    elif grids and spatial not in grids:  # heads of attention, or windows
+        spatial = None
+    return spatial if spatial is not None and min(spatial[-2:]) > 1 else None
+
+
+def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_count: int) -> Tensor:
+    """Return the maps of the inputs, (N, C, H, W), of a clip the frame in the middle."""
+    tensor = tensor.detach()
+    if tensor.shape[0] != input_count:
         tensor = tensor.transpose(0, 1)  # (T, N, D)
-    tensor = tensor[:count]
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
     tensor = tensor.abs() if tensor.is_complex() else tensor if tensor.is_floating_point() else tensor.float()
     maps = tensor.movedim(channel_axis, 1)
-    if maps.dim() == 3:
-        grid = token_grid(maps.shape[2], grids) if channel_axis == 2 and grids else None
-        if grid is None:
-            return None
-        maps = maps[:, :, maps.shape[2] - math.prod(grid) :].reshape(*maps.shape[:2], *grid)
-    elif grids and tuple(maps.shape[2:]) not in grids:  # heads of attention, or windows
-        return None
-    if maps.dim() == 5:
-        maps = maps[:, :, maps.shape[2] // 2]
-    return maps if min(maps.shape[2:]) > 1 else None
+    if maps.dim() == 3:  # without a class token and its like
+        maps = maps[:, :, maps.shape[2] - math.prod(spatial) :].reshape(*maps.shape[:2], *spatial)
+    return maps[:, :, maps.shape[2] // 2] if maps.dim() == 5 else maps
 
 
 def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:

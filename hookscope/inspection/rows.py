@@ -13,7 +13,7 @@ from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Plac
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses import Output, output_at
-from hookscope.inspection.map_summaries import SUMMARISED_INPUTS, SavedSummary, summarise_maps
+from hookscope.inspection.map_summaries import MapRecorder
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledLayer
 from hookscope.results.comparison import Prediction
@@ -72,26 +72,30 @@ class Recorder:
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
     on_call: Callable[[ModuleCall], None] | None = None
-    with_summaries: bool = False
+    maps: MapRecorder | None = None
     kept: list[SavedActivation] = field(default_factory=list)
-    summaries: list[SavedSummary] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
     def start(self, indices: tuple[int, ...]) -> None:
         """Begin a forward pass over the inputs at `indices`."""
         self.axes.restart()
         self.indices = indices
+        if self.maps is not None:
+            self.maps.start(indices)
 
     def settle(self) -> None:
-        """Finish reductions that wait for others. The caller's autocast must not reach them."""
+        """Finish what waits for the outputs that come next. The caller's autocast must not reach it."""
         with plain_arithmetic():
             self.reducer.settle()
+            if self.maps is not None:
+                self.maps.finish()
 
     def forget(self) -> None:
         """Drop what was cloned of the forward pass that began last."""
         first = min(self.indices, default=0)
         self.kept = [each for each in self.kept if each.input_index < first]
-        self.summaries = [each for each in self.summaries if each.first < first]
+        if self.maps is not None:
+            self.maps.forget()
 
     def lists(self, call: ModuleCall | GradientSite[Measured]) -> bool:
         """Tell whether a call has rows that are shown: those of operations that are only judged are not."""
@@ -106,15 +110,15 @@ class Recorder:
         if self.on_call is not None:
             self.on_call(call)
         measured = self.reducer.reduce(tensor, axis, self.indices)
-        is_kept = self.on_tensor or self.grids_for or self.with_summaries
+        is_kept = self.on_tensor or self.grids_for or self.maps
         if is_kept and self.lists(call) and not _lacks_memory(measured, tensor):
             key = (call.layer, call.call, slot)
             if self.on_tensor is not None:
                 self.on_tensor(row_label(*key), tensor, axis)
             if self.grids_for:
                 self.keep(key, tensor, axis)
-            if self.with_summaries and axis is not None:
-                self.summarise(key, tensor, axis)
+            if self.maps is not None and axis is not None:
+                self.maps.see(key, tensor, axis, self.axes.grids)
         return measured
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
@@ -146,13 +150,6 @@ class Recorder:
             yield SavedActivation(key, index, values, axis, channel_count, shape, grids, note)
             if note:
                 break
-
-    def summarise(self, key: Place, tensor: Tensor, axis: int) -> None:
-        """Keep two small maps of the first inputs, if this pass has any of them."""
-        if self.indices and self.indices[0] < SUMMARISED_INPUTS:
-            summary = summarise_maps(key, tensor, axis, self.axes.grids, self.indices)
-            if summary is not None:
-                self.summaries.append(summary)
 
 
 def _lacks_memory(measured: Measured, tensor: Tensor) -> bool:

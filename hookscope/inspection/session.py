@@ -187,7 +187,7 @@ def run_forward(
         ForwardError: If the model raised; carries what was seen until then.
     """
     run = partial(inspect, session.loaded, layers=layers, ops=ops, seed=session.seed, distributions=True, verify=verify)
-    options["summaries"] = True
+    options["summaries"] = "overview"
     collector = TensorCollector(_input_count(session), on_progress)
     if save_tensors:
         options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)

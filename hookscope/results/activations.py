@@ -27,6 +27,8 @@ Flag = Literal[
     "unmeasured",
 ]
 
+OverChannels = Literal["mean", "RMS"]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRow(MeasuredTensor):
@@ -114,22 +116,25 @@ class MapSummary:
 
     Attributes:
         row: `LayerRow.index` of the activation it belongs to.
-        mean: Mean over channels, (h, w) float32.
+        combined: All channels as one, (h, w) float32; a mean that is 0 up to rounding is 0.
         strongest: The first channel with NaN, else the first with Inf, else the one whose root mean square is the
             greatest, (h, w) float32.
         channel: Which one that is, from 0.
         size: (H, W) before averaging.
+        over_channels: What `combined` is: the mean, and of tokens the root mean square, since LayerNorm makes their
+            means 0.
     """
 
     row: int
     label: str
     kind: str
     input_index: int
-    mean: NDArray[np.float32]
+    combined: NDArray[np.float32]
     strongest: NDArray[np.float32]
     channel: int
     channel_count: int
     size: tuple[int, int]
+    over_channels: OverChannels = "mean"
 
 
 @dataclass(frozen=True, slots=True)

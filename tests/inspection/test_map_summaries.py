@@ -1,4 +1,4 @@
-"""Two small maps of each activation: held against NumPy's own of the whole activation, kept as feature maps."""
+"""Two small maps of an activation, compared with NumPy's of the whole activation, kept as feature maps."""
 
 from collections.abc import Callable
 
@@ -70,7 +70,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def summaries_of(model: nn.Module, x: Tensor) -> Activations:
     torch.manual_seed(0)
-    return inspect(model, x, grids_for=3, summaries=True)
+    return inspect(model, x, grids_for=3, summaries="every row")
 
 
 def whole(maps: FeatureMaps) -> NDArray[np.float32]:
@@ -82,7 +82,9 @@ def whole(maps: FeatureMaps) -> NDArray[np.float32]:
     ("kind", "dtype"),
     [*((kind, torch.float32) for kind in NETWORKS), ("maps", torch.float64), ("maps", torch.bfloat16)],
 )
-def test_the_mean_is_numpys_and_the_strongest_channel_is_that_channel(kind: str, dtype: torch.dtype) -> None:
+def test_all_channels_are_combined_as_numpy_does_and_the_strongest_channel_is_that_channel(
+    kind: str, dtype: torch.dtype
+) -> None:
     build, shape = NETWORKS[kind]
     torch.manual_seed(1)
     model = build().to(dtype)
@@ -92,7 +94,10 @@ def test_the_mean_is_numpys_and_the_strongest_channel_is_that_channel(kind: str,
         values = whole(kept).astype(np.float64)  # (C, H, W)
         assert (summary.row, summary.label, summary.input_index) == (kept.row, kept.label, kept.input_index)
         assert (summary.channel_count, *summary.size) == values.shape
-        np.testing.assert_allclose(summary.mean, values.mean(axis=0), rtol=1e-5, atol=1e-6)
+        of_tokens = kind == "tokens" and summary.label == "norm"
+        assert summary.over_channels == ("RMS" if of_tokens else "mean")
+        combined = np.sqrt((values**2).mean(axis=0)) if of_tokens else values.mean(axis=0)
+        np.testing.assert_allclose(summary.combined, combined, rtol=1e-5, atol=1e-6)
         strengths = np.sqrt((values**2).mean(axis=(1, 2)))
         assert strengths[summary.channel] == pytest.approx(strengths.max(), rel=1e-5)
         np.testing.assert_array_equal(summary.strongest, whole(kept)[summary.channel])
@@ -120,13 +125,13 @@ def test_large_maps_are_averaged_over_blocks_those_at_the_end_smaller() -> None:
     x = torch.randn(1, 2, 165, 330)
     [summary] = summaries_of(nn.Identity(), x).map_summaries
     assert summary.size == (165, 330)
-    assert summary.mean.shape == (55, 110)  # blocks of 3 x 3
+    assert summary.combined.shape == (55, 110)  # blocks of 3 x 3
     means = x[0].numpy().mean(axis=0)
-    np.testing.assert_allclose(summary.mean, means.reshape(55, 3, 110, 3).mean(axis=(1, 3)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(summary.combined, means.reshape(55, 3, 110, 3).mean(axis=(1, 3)), rtol=1e-4, atol=1e-6)
     [uneven] = summaries_of(nn.Identity(), torch.arange(161.0).expand(1, 1, 161, 161)).map_summaries
-    assert uneven.mean.shape == (81, 81)
-    assert uneven.mean[0, -1] == 160  # the last block has one column
-    assert uneven.mean[0, 0] == 0.5
+    assert uneven.combined.shape == (81, 81)
+    assert uneven.combined[0, -1] == 160  # the last block has one column
+    assert uneven.combined[0, 0] == 0.5
 
 
 def test_a_channel_with_nan_comes_before_one_with_inf_and_that_before_the_strongest() -> None:
@@ -138,7 +143,8 @@ def test_a_channel_with_nan_comes_before_one_with_inf_and_that_before_the_strong
     x[0, 1, 2, 3] = torch.nan
     assert shown_channel(x) == 1
     [summary] = summaries_of(nn.Identity(), x).map_summaries
-    assert np.argwhere(np.isnan(summary.mean)).tolist() == np.argwhere(np.isnan(summary.strongest)).tolist() == [[2, 3]]
+    for values in (summary.combined, summary.strongest):
+        assert np.argwhere(np.isnan(values)).tolist() == [[2, 3]]
     [summary] = summaries_of(nn.Identity(), torch.full((1, 3, 4, 4), torch.nan)).map_summaries
     assert summary.channel == 0
 
@@ -173,8 +179,8 @@ def test_the_first_three_inputs_have_summaries_whatever_the_batches_and_those_le
     inputs = torch.arange(6.0)[:, None, None, None].expand(6, 1, 2, 2)
     refused: list[UnfitInputError] = []
     for size in (1, 2, 6):
-        run = inspect(Fragile(), batches_of(inputs, size), summaries=True, on_error=refused.append)
-        shown = [(each.input_index, float(each.mean[0, 0])) for each in run.map_summaries]
+        run = inspect(Fragile(), batches_of(inputs, size), summaries="every row", on_error=refused.append)
+        shown = [(each.input_index, float(each.combined[0, 0])) for each in run.map_summaries]
         assert shown == [(0, 0.0), (1, 2.0), (2, 3.0)]
     assert len(refused) == 3
 
@@ -197,11 +203,66 @@ def test_a_layer_in_place_does_not_reach_the_summary_of_the_layer_before_it() ->
 def test_windows_are_no_grid_that_tokens_lie_on() -> None:
     x = torch.randn(2, 3, 16, 16)
     network = Windows()
-    run = inspect(network, x, ["*"], ops=True, summaries=True, grids_for=2)
+    run = inspect(network, x, ["*"], ops=True, summaries="every row", grids_for=2)
     [tokens] = [each for each in run.map_summaries if each.label == "(model):mul" and each.input_index == 1]
     assert tokens.size == (16, 16)
     with torch.no_grad():
-        expected = network(x)[1].mean(1).view(16, 16)
-    np.testing.assert_allclose(tokens.mean, expected.numpy(), rtol=1e-5, atol=1e-6)
+        expected = network(x)[1].square().mean(1).sqrt().view(16, 16)
+    np.testing.assert_allclose(tokens.combined, expected.numpy(), rtol=1e-5, atol=1e-6)
     [drawn] = [each for each in run.feature_maps if each.label == "(model):mul" and each.input_index == 1]
     assert drawn.values.shape == (6, 16, 16)
+
+
+def test_a_mean_that_is_zero_up_to_rounding_is_zero_and_other_small_means_are_not() -> None:
+    torch.manual_seed(3)
+    run = summaries_of(ChannelsLast(), torch.randn(1, 3, 12, 10))
+    assert not one(run.map_summaries, "norm").combined.any()
+    x = torch.tensor([1.0, -1.0]).view(1, 2, 1, 1).expand(1, 2, 3, 3).clone()
+    x[0, 0, 1, 1] += 1e-4
+    [summary] = summaries_of(nn.Identity(), x).map_summaries
+    assert np.argwhere(summary.combined).tolist() == [[1, 1]]
+    assert summary.combined[1, 1] == pytest.approx(5e-5, rel=1e-2)
+
+
+class Stages(nn.Module):
+    """Three sizes of maps, forty layers in the second, and a way back to the first size."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.act = act
+        self.stem = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(3)))
+        self.halve = nn.Conv2d(3, 4, 2, 2)
+        self.body = nn.Sequential(*(nn.Conv2d(4, 4, 1) for _ in range(40)))
+        self.end = nn.Conv2d(4, 4, 2, 2)
+        self.back = nn.Upsample(scale_factor=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in (*self.stem, self.halve, *self.body, self.end):
+            x = self.act(part(x))
+        return self.back(x)
+
+
+def test_an_overview_has_the_first_and_the_last_row_of_each_size_and_some_between_as_every_row_has_them() -> None:
+    torch.manual_seed(4)
+    network, x = Stages(torch.sigmoid), torch.randn(2, 3, 8, 12)
+    every = {(each.label, each.input_index): each for each in inspect(network, x, summaries="every row").map_summaries}
+    shown = inspect(network, x, summaries="overview").map_summaries
+    assert len(every) == 2 * 46
+    # Of the 41 rows of the second size, the first is row 0; row 16 is body.15 and row 32 is body.31.
+    labels = ["stem.0", "stem.2", "halve", "body.15", "body.31", "body.39", "end", "back"]
+    assert [(each.label, each.input_index) for each in shown] == [(label, at) for label in labels for at in (0, 1)]
+    for each in shown:
+        same = every[each.label, each.input_index]
+        np.testing.assert_array_equal(each.combined, same.combined)
+        np.testing.assert_array_equal(each.strongest, same.strongest)
+
+
+def test_outputs_that_a_function_overwrites_are_summarised_before_it_does() -> None:
+    torch.manual_seed(5)
+    network, x = Stages(torch.relu_), torch.randn(1, 3, 8, 12)
+    every = {each.label: each for each in inspect(network, x, summaries="every row").map_summaries}
+    shown = inspect(network, x, summaries="overview").map_summaries
+    # stem.2 is lost, as it was overwritten before it was known to be the last; from then on no row is.
+    assert [each.label for each in shown] == ["stem.0", *(label for label in every if not label.startswith("stem"))]
+    for each in shown:
+        np.testing.assert_array_equal(each.strongest, every[each.label].strongest)

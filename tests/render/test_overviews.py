@@ -60,7 +60,7 @@ def writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Written]]:
 
 def summary(row: int, size: tuple[int, int], kind: str = "Conv2d", **values: Any) -> MapSummary:
     maps = np.full(size, row, np.float32)
-    known = {"label": f"layer{row}", "kind": kind, "input_index": 0, "mean": maps, "strongest": maps, "channel": 0}
+    known = {"label": f"layer{row}", "kind": kind, "input_index": 0, "combined": maps, "strongest": maps, "channel": 0}
     return MapSummary(row, **{**known, "channel_count": 4, "size": size, **values})
 
 
@@ -108,7 +108,7 @@ def test_values_that_are_not_finite_are_magenta_and_leave_the_scale_alone() -> N
 def test_the_sheet_shows_the_mean_and_the_strongest_channel_of_the_run() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1), nn.ReLU())
-    run = inspect(model, torch.randn(1, 3, 14, 14), grids_for=1, summaries=True)
+    run = inspect(model, torch.randn(1, 3, 14, 14), grids_for=1, summaries="every row")
     sheet = draw_activations(run)
     for kept, name in zip(run.feature_maps, ("berlin", "viridis"), strict=True):
         strengths = np.sqrt((kept.values.astype(np.float64) ** 2).mean(axis=(1, 2)))
@@ -127,11 +127,11 @@ def test_a_channel_that_is_shown_for_its_nan_or_inf_is_not_called_the_strongest(
     for held, name in ((torch.nan, "NaN"), (torch.inf, "Inf")):
         values[0, 1, 2, 3] = held
         with writing(monkeypatch) as written:
-            draw_activations(inspect(nn.Identity(), values, summaries=True))
+            draw_activations(inspect(nn.Identity(), values, summaries="every row"))
         assert f"channel 1, holds {name}" in [each.text for each in written]
     values[0, 1, 2, 3] = 9
     with writing(monkeypatch) as written:
-        draw_activations(inspect(nn.Identity(), values, summaries=True))
+        draw_activations(inspect(nn.Identity(), values, summaries="every row"))
     assert "channel 1, strongest" in [each.text for each in written]
 
 
@@ -259,13 +259,13 @@ def networks() -> Iterator[Image.Image]:
             f"a_block_with_a_long_name_number_{number}", nn.Conv2d(3, 3, 3, stride=1 + number % 2, padding=1)
         )
         long_names.add_module(f"a_stage_with_a_long_name_{number}", block)
-    yield draw_activations(inspect(long_names, torch.randn(1, 3, 20, 90), summaries=True))
-    yield draw_activations(inspect(long_names, torch.randn(2, 3, 90, 20), summaries=True))
+    yield draw_activations(inspect(long_names, torch.randn(1, 3, 20, 90), summaries="every row"))
+    yield draw_activations(inspect(long_names, torch.randn(2, 3, 90, 20), summaries="every row"))
     many = nn.Sequential(*(nn.Conv2d(2, 2, 1) for _ in range(300)))
-    yield draw_activations(inspect(many, torch.randn(5, 2, 9, 9), summaries=True))
-    yield draw_activations(inspect(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4), summaries=True))
-    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), torch.nan), summaries=True))
-    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), 1e38), summaries=True))
+    yield draw_activations(inspect(many, torch.randn(5, 2, 9, 9), summaries="every row"))
+    yield draw_activations(inspect(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4), summaries="every row"))
+    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), torch.nan), summaries="every row"))
+    yield draw_activations(inspect(nn.Identity(), torch.full((1, 1, 2, 2), 1e38), summaries="every row"))
     yield from (draw() for draw in DRAWN.values())
     yield from map(draw_check, HOSTILE)
     yield draw_gradients(hookscope.grads(nn.Sequential(nn.Linear(4, 1)), torch.randn(2, 4)))
@@ -297,14 +297,14 @@ def test_maps_of_a_difference_are_the_mean_magnitude_and_the_channel_with_the_mo
     values = np.array([[[1.0, -1.0], [0.0, 0.0]], [[-3.0, 3.0], [0.0, 2.0]]], np.float32)
     maps = FeatureMaps(4, "conv", "Conv2d", 0, "maps", values, None, 2, (2, 2, 2))
     shown = summarised(maps, "Conv2d")
-    assert shown.mean.tolist() == [[2.0, 2.0], [0.0, 1.0]]
+    assert shown.combined.tolist() == [[2.0, 2.0], [0.0, 1.0]]
     assert (shown.channel, shown.strongest.tolist()) == (1, values[1].tolist())
     holed = np.array([[[1.0, np.nan]], [[9.0, np.inf]]], np.float32)
     assert summarised(replace(maps, values=holed), "Conv2d").channel == 0
     large = replace(maps, values=np.arange(320 * 321, dtype=np.float32).reshape(1, 320, 321), channel_count=1)
     shown = summarised(large, "Conv2d")
-    assert (shown.size, shown.mean.shape) == ((320, 321), (107, 107))
-    assert shown.mean[0, 0] == 322.0  # the mean of 0, 1, 2, 321, 322, 323, 642, 643, 644
+    assert (shown.size, shown.combined.shape) == ((320, 321), (107, 107))
+    assert shown.combined[0, 0] == 322.0  # the mean of 0, 1, 2, 321, 322, 323, 642, 643, 644
 
 
 def test_a_run_without_rows_or_parameters_is_drawn() -> None:

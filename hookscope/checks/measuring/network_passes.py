@@ -169,7 +169,8 @@ def measure_layers(prepared: Prepared, settings: CheckSettings, labels: Sequence
     modules = inspected_network(prepared.loaded).modules
     patterns = [_pattern_of(label, modules) for label in labels]
     try:
-        return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, summaries=True, **_options(settings))
+        options = _options(settings)
+        return inspect(prepared.loaded, prepared.batches(), patterns, grids_for=1, summaries="every row", **options)
     except ForwardError as error:
         return error.inspection
 

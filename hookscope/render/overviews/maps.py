@@ -36,7 +36,7 @@ def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
     """Return those that stand for the network, in the order of its layers.
 
     They are the last of each size; of more sizes than there is room for, the largest, the smallest and some between.
-    Where sizes are few, as in a transformer, layers far from those chosen join them.
+    Where sizes are few, as in a transformer, rows far from those chosen join them.
 
     Args:
         summaries: Of one input, in the order of the layers.
@@ -48,7 +48,7 @@ def chosen_maps(summaries: Sequence[MapSummary]) -> list[MapSummary]:
     sizes = sorted(last, key=lambda size: (-size[0] * size[1], last[size]))
     octaves = [math.log2(height * width) for height, width in sizes]
     chosen = {last[sizes[each]] for each in _spread(octaves, [0, len(sizes) - 1] if sizes else [])}
-    return [layers[place] for place in sorted(_spread(range(len(layers)), sorted(chosen)))]
+    return [layers[place] for place in sorted(_spread([each.row for each in layers], sorted(chosen)))]
 
 
 def _spread(values: Sequence[float], chosen: Sequence[int]) -> set[int]:
@@ -105,21 +105,22 @@ def coloured(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class MapColumns:
-    """Maps side by side, a layer a column: its name, the mean over channels, and the strongest channel below.
+    """Maps side by side, a layer a column: its name, all channels as one, and the strongest channel below.
 
     Attributes:
         summaries: Of one input, one a layer.
         left: Where the first column begins, in pixels of the sheet; they fill the rest.
         letters: By `MapSummary.row`, what stands before the name.
         with_strongest: Whether the strongest channels are shown.
-        names: What stands above the two maps; the first "{}" is the channel, a second one why it is shown.
+        names: What stands above the two maps: of the first, with what all channels are combined; of the second, the
+            channel and why it is shown.
     """
 
     summaries: Sequence[MapSummary]
     left: int
     letters: Mapping[int, str] = field(default_factory=dict)
     with_strongest: bool = True
-    names: tuple[str, str] = ("mean over channels", "channel {}, {}")
+    names: tuple[str, str] = ("{} over channels", "channel {}, {}")
 
     @property
     def height(self) -> int:
@@ -145,7 +146,8 @@ class MapColumns:
             named = [(label or "(model)", INK), (each.kind, DIM), (size, DIM)]
             lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
             write(pen, lines, top, left, self._width)
-            drawings = [(each.mean, self.names[0]), (each.strongest, self.names[1].format(each.channel, _why(each)))]
+            names = self.names[0].format(each.over_channels), self.names[1].format(each.channel, _why(each))
+            drawings = [(each.combined, names[0]), (each.strongest, names[1])]
             for place, (values, name) in enumerate(drawings[: 1 + self.with_strongest]):
                 here = top + _HEAD + place * self._pitch
                 write(pen, [(name, SMALL, INK)], here, left, self._width)
