@@ -18,7 +18,7 @@ from hookscope.hooks.selection import module_index, select_from, unwrap
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.execution import first_calls
-from hookscope.inspection.map_summaries import MapRecorder, map_summaries
+from hookscope.inspection.map_summaries import FEW_ROWS, MapRecorder, map_summaries
 from hookscope.inspection.network import count_parameters, inspected_network, queue_of
 from hookscope.inspection.rows import (
     Recorder,
@@ -112,9 +112,9 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     queue = queue_of(inputs, on_error)
     reducer = Reducer(distributions=distributions, sketches=sketches)
     recorder = Recorder(grids_for, max_channels, on_tensor, reducer, on_call=on_call)
-    if summaries != "none":
-        recorder.maps = MapRecorder(every_row=summaries == "every row")
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
+    if summaries != "none":
+        recorder.maps = MapRecorder(every_row=summaries == "every row" or len(selected) <= FEW_ROWS)
     recorder.operations = None if judged else operations
     began = time.perf_counter()
     with (

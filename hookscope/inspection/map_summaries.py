@@ -19,8 +19,10 @@ SUMMARISED_INPUTS = 3
 
 _LONGEST_SIDE = 160  # of a summary; larger maps are averaged over blocks. Our choice: an overview draws none larger.
 
-# Between the first and the last row of one size, the 16th, 32nd, 64th and so on are summarised. Our choice: a
-# transformer has one size, and an overview shows five of its rows.
+# Every row is summarised where no more are hooked. Our choice.
+FEW_ROWS = 32
+# Before the last row of one size, the 16th, 32nd, 64th and so on are summarised. Our choice: a transformer has one
+# size, and an overview shows five of its rows.
 _FIRST_BETWEEN = 16
 
 # A mean over channels is drawn as 0 where it is no more than this share of the values' root mean square: float32
@@ -65,9 +67,9 @@ class _Latest(NamedTuple):
 class MapRecorder:
     """Summarises maps of the first inputs: of every row, or only of rows that an overview may show.
 
-    An overview shows the last row of each size, and of few sizes also others: see `chosen_maps`. Whether a row is the
-    last of its size is known when the next one comes, so the latest output is held until then. A network may overwrite
-    it before: from then on each row is summarised at once.
+    An overview shows the last row of each size, and where sizes are few others too: see `chosen_maps`. Only the next row
+    tells whether a row is the last of its size, so the latest output is held until then. A network may overwrite it
+    before: from then on each row is summarised at once.
     """
 
     every_row: bool = False
@@ -112,7 +114,8 @@ class MapRecorder:
                 self._save_latest()
         count = self._counts.get(spatial, 0)
         self._counts[spatial] = count + 1
-        at_once = self.every_row or not count or (count >= _FIRST_BETWEEN and not count & (count - 1))
+        is_between = count >= _FIRST_BETWEEN and not count & (count - 1)
+        at_once = self.every_row or is_between or len(self._counts) == 1 > count
         self._latest = _Latest(key, tensor, _version(tensor), channel_axis, spatial, at_once)
         if at_once:
             self._save(self._latest)

@@ -6,7 +6,7 @@ interpreter's lock for the length of each call.
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -90,11 +90,6 @@ class _Squares(ctypes.Structure):
     )
 
 
-@lru_cache(maxsize=1024)
-def _keys(keys: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
-    return (ctypes.c_uint64 * len(keys))(*keys)
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """The functions of the library in one variant.
@@ -115,13 +110,9 @@ class Kernel:
         """As C is given it; None for one thread."""
         return None if self.runtime is None else ctypes.addressof(self.runtime)
 
-    def sketch(self, address: int, size: int, keys: tuple[int, ...], threads: int) -> NDArray[np.float64] | None:
-        """Sketch the values at an address as (items, size), one item for each key; None if a sum is not finite."""
-        threads = min(threads, MAX_THREADS) if self.runtime is not None else 1
-        sums = (ctypes.c_double * (threads * _SKETCH_WIDTH))()  # whose address is had in a tenth of the time of NumPy's
-        into, of_keys = ctypes.addressof(sums), ctypes.addressof(_keys(keys))
-        given = _Sketch(address, size, len(keys), of_keys, threads, into, self.runtime_address)
-        return np.frombuffer(memoryview(sums), count=_SKETCH_WIDTH) if self._sketch(ctypes.byref(given)) else None
+    def sketcher(self) -> "Sketcher":
+        """Return the sketch function with memory of its own to write to, for one thread at a time."""
+        return Sketcher(self._sketch, self.runtime)
 
     def sum_differences(
         self, a: int, b: int, sizes: tuple[int, int, int], squares: NDArray[np.float64] | None
@@ -141,6 +132,32 @@ class Kernel:
         arrays = addresses.ctypes.data, sizes.ctypes.data, sums.ctypes.data
         self._sum_squares(ctypes.byref(_Squares(*arrays, addresses.size, threads, self.runtime_address, 0)))
         return sums
+
+
+class Sketcher:
+    """`sketch_tensor` of sketch.c with the memory that it works with, which takes longer to make than a small sketch."""
+
+    def __init__(self, function: Any, runtime: _Runtime | None) -> None:
+        """Make room for the sums of each thread."""
+        self._function = function
+        self._runtime = runtime
+        self._most_threads = MAX_THREADS if runtime is not None else 1
+        self._keys: tuple[int, ...] = ()
+        self._key_array: Any = None
+        sums = np.zeros(self._most_threads * _SKETCH_WIDTH)
+        self._sketch = sums[:_SKETCH_WIDTH]
+        runtime_address = None if runtime is None else ctypes.addressof(runtime)
+        self._given = _Sketch(None, 0, 0, None, 1, sums.ctypes.data, runtime_address)
+        self._address = ctypes.addressof(self._given)
+
+    def sketch(self, address: int, size: int, keys: tuple[int, ...], threads: int) -> NDArray[np.float64] | None:
+        """Sketch the values at an address as (items, size), one item for each key; None if a sum is not finite."""
+        given = self._given
+        if keys != self._keys:
+            self._keys, self._key_array = keys, (ctypes.c_uint64 * len(keys))(*keys)
+            given.keys, given.items = ctypes.addressof(self._key_array), len(keys)
+        given.values, given.size, given.threads = address, size, min(threads, self._most_threads)
+        return self._sketch.copy() if self._function(self._address) else None
 
 
 def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:

@@ -22,7 +22,7 @@ from hookscope.results.distribution import quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
-from hookscope.statistics.sketch import finished, sketch_slices
+from hookscope.statistics.sketch import finished, new_sketcher, sketch_slices
 from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
 from hookscope.statistics.torch_reductions import (
     completed,
@@ -84,6 +84,7 @@ class Reducer:
         self.distributions = distributions
         self.sketches = sketches
         self._fused = FusedReducer(distributions=distributions)
+        self._sketcher = new_sketcher() if sketches else None
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
         self._staged: list[Pending] = []
@@ -114,7 +115,7 @@ class Reducer:
                 return reduction
         reduction = self._fused.reduce(tensor, channel_axis) or self._by_torch(tensor, channel_axis)
         if self.sketches:
-            reduction = _with_sketch(reduction, tensor, inputs)
+            reduction = self._with_sketch(reduction, tensor, inputs)
         self._latest = (weakref.ref(tensor), version, channel_axis, reduction)
         return reduction
 
@@ -180,6 +181,17 @@ class Reducer:
         self._staged.append(staged)
         return staged
 
+    def _with_sketch(self, reduction: Measured, tensor: Tensor, inputs: Sequence[int]) -> Measured:
+        """Add the sketch of the tensor, if it has one, without waiting for an accelerator."""
+        try:
+            sketch = sketch_slices(tensor, inputs, self._sketcher)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):  # its reduction says what is odd about it
+            return reduction
+        if isinstance(reduction, Pending):
+            reduction.sketch = sketch
+            return reduction
+        return reduction._replace(sketch=finished(sketch))
+
     def _reduce_now(self, values: Tensor, known: Reduction) -> Reduction | Pending:
         ordered, channels_view = in_memory_order(values, known.channel_axis)
         flat = as_real_floats(ordered.reshape(-1).resolve_neg())
@@ -205,18 +217,6 @@ def _without_values(tensor: Tensor, reason: str) -> Reduction:
     shape = shape_of(tensor)
     count = 0 if -1 in shape else math.prod(shape)
     return Reduction(shape, str(tensor.dtype).removeprefix("torch."), count, unmeasured=reason)
-
-
-def _with_sketch(reduction: Measured, tensor: Tensor, inputs: Sequence[int]) -> Measured:
-    """Add the sketch of the tensor, if it has one, without waiting for an accelerator."""
-    try:
-        sketch = sketch_slices(tensor, inputs)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # then its reduction says what is odd about it
-        return reduction
-    if isinstance(reduction, Pending):
-        reduction.sketch = sketch
-        return reduction
-    return reduction._replace(sketch=finished(sketch))
 
 
 def reduce_tensor(tensor: Tensor, channel_axis: int | None = None) -> Reduction:
@@ -250,7 +250,7 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
                 distribution = distribution_of_counts(binned, dtype, low, high)
                 each.reduction = each.reduction._replace(distribution=distribution)
     for each in sketched.values():
-        sketch = next(arrays).astype(np.float64) if isinstance(each.sketch, Tensor) else each.sketch
+        sketch = torch.from_numpy(next(arrays)) if isinstance(each.sketch, Tensor) else each.sketch
         each.reduction = (each.reduction or each.known)._replace(sketch=finished(sketch))
         each.sketch = None
     return [each.reduction or each.known if isinstance(each, Pending) else each for each in measured]

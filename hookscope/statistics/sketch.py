@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.results.sketches import SKETCH_WIDTH
+from hookscope.statistics.library import Sketcher
 from hookscope.statistics.native import address_of_float32, load_kernel, useful_threads
 
 # Of the format: another seed makes other sketches, which cannot be compared with these.
@@ -41,7 +42,15 @@ _WORDS, _SIGNS_IN_WORD = 8, 64
 _CHUNK, _CHUNK_THERE = 2**19, 2**21
 
 
-def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.float64] | Tensor | None:
+def new_sketcher() -> Sketcher | None:
+    """Return what sketches in compiled code, for one thread at a time; None if this installation has none."""
+    kernel = load_kernel()
+    return None if kernel is None else kernel.sketcher()
+
+
+def sketch_slices(
+    tensor: Tensor, inputs: Sequence[int] = (0,), sketcher: Sketcher | None = None
+) -> NDArray[np.float64] | Tensor | None:
     """Return the sketch of a tensor that one pass over some inputs gave, without waiting for an accelerator.
 
     Args:
@@ -49,6 +58,7 @@ def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.fl
             elements count as two.
         inputs: The numbers of the inputs. If axis 0 of the tensor is as long, its slices are theirs; else the tensor
             counts as the first's.
+        sketcher: From `new_sketcher`, to be used for many tensors; None for one of this call's own.
 
     Returns:
         The sketch for `finished`, float64, (256,): on an accelerator a tensor there. Sketches of several batches can be
@@ -57,7 +67,8 @@ def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.fl
     if len(inputs) != 1 and (not tensor.dim() or tensor.size(0) != len(inputs)):
         inputs = inputs[:1] or (0,)
     keys = _keys(tuple(inputs))
-    sums = _by_compiled_code(tensor, keys)
+    sketcher = sketcher or new_sketcher()
+    sums = _by_compiled_code(sketcher, tensor, keys)
     if sums is not None:
         return sums
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
@@ -67,15 +78,16 @@ def sketch_slices(tensor: Tensor, inputs: Sequence[int] = (0,)) -> NDArray[np.fl
     with torch.no_grad():
         values = _as_real(tensor.detach()).reshape(len(keys), -1)
         if values.is_cpu and values.dtype == torch.float32:
-            sums = _by_compiled_code(values.contiguous(), keys)
+            sums = _by_compiled_code(sketcher, values.contiguous(), keys)
         return _by_torch(values, keys) if sums is None else sums
 
 
 def finished(sketch: NDArray[np.float64] | Tensor | None) -> NDArray[np.float64] | None:
     """Return what `sketch_slices` gave as an array, (256,); None if an element was NaN or Inf."""
-    if isinstance(sketch, Tensor):
-        sketch = sketch.cpu().double().numpy()
-    return sketch if sketch is not None and np.isfinite(sketch).all() else None
+    if not isinstance(sketch, Tensor):  # compiled code has looked
+        return sketch
+    values = sketch.cpu().double().numpy()
+    return values if np.isfinite(values).all() else None
 
 
 def _as_real(values: Tensor) -> Tensor:
@@ -102,13 +114,12 @@ def _word(key: int, at: int) -> int:
     return mixed
 
 
-def _by_compiled_code(values: Tensor, keys: tuple[int, ...]) -> NDArray[np.float64] | None:
+def _by_compiled_code(sketcher: Sketcher | None, values: Tensor, keys: tuple[int, ...]) -> NDArray[np.float64] | None:
     """Sketch contiguous float32 values on the CPU; None for others, for too large ones, and without compiled code."""
-    kernel = load_kernel()
-    if kernel is None or not values.is_contiguous() or not (address := address_of_float32(values)):
+    if sketcher is None or not values.is_contiguous() or not (address := address_of_float32(values)):
         return None
-    threads = useful_threads(values.numel(), torch.get_num_threads())
-    return kernel.sketch(address, values.numel() // len(keys), keys, threads)
+    count = values.numel()
+    return sketcher.sketch(address, count // len(keys), keys, useful_threads(count, torch.get_num_threads()))
 
 
 def _by_torch(slices: Tensor, keys: tuple[int, ...]) -> Tensor:

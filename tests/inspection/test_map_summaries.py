@@ -242,14 +242,14 @@ class Stages(nn.Module):
         return self.back(x)
 
 
-def test_an_overview_has_the_first_and_the_last_row_of_each_size_and_some_between_as_every_row_has_them() -> None:
+def test_an_overview_has_the_first_row_the_last_of_each_size_and_some_between_as_every_row_has_them() -> None:
     torch.manual_seed(4)
     network, x = Stages(torch.sigmoid), torch.randn(2, 3, 8, 12)
     every = {(each.label, each.input_index): each for each in inspect(network, x, summaries="every row").map_summaries}
     shown = inspect(network, x, summaries="overview").map_summaries
     assert len(every) == 2 * 46
-    # Of the 41 rows of the second size, the first is row 0; row 16 is body.15 and row 32 is body.31.
-    labels = ["stem.0", "stem.2", "halve", "body.15", "body.31", "body.39", "end", "back"]
+    # Of the 41 rows of the second size, row 16 is body.15 and row 32 is body.31.
+    labels = ["stem.0", "stem.2", "body.15", "body.31", "body.39", "end", "back"]
     assert [(each.label, each.input_index) for each in shown] == [(label, at) for label in labels for at in (0, 1)]
     for each in shown:
         same = every[each.label, each.input_index]
