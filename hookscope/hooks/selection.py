@@ -179,10 +179,11 @@ def _parts(module: nn.Module) -> list[nn.Module]:
     weights = {id(module): False}
     for part in parts:  # which grows
         for name, child in _children(part):
-            is_weight = weights[id(part)] or _is_weight(part, name)
-            if id(child) not in weights and (is_weight or not _has_forward(child)):
-                weights[id(child)] = is_weight
-                parts.append(child)
+            if id(child) not in weights:
+                is_weight = weights[id(part)] or _is_weight(part, name)
+                if is_weight or not _has_forward(child):
+                    weights[id(child)] = is_weight
+                    parts.append(child)
     return parts
 
 

@@ -201,24 +201,24 @@ def _layer_row(
     measured: Mapping[int, TensorStatistics],
 ) -> LayerRow:
     """Return the row of what a place has shown; `measured` holds the statistics by `id` of the reductions."""
-    statistics, operation = measured[id(seen.value)], seen.operation
+    (layer, call, slot), operation, statistics = seen.place, seen.operation, measured[id(seen.value)]
     repeats = ""
     if seen.repeats and _counted_alike(statistics, measured[id(rows.seen[seen.repeats].value)]):
         repeats = row_label(*seen.repeats)
     return LayerRow(
         index=index,
-        layer=seen.layer,
-        kind=type(inspected.modules[seen.layer]).__name__ if operation is None else operation.name,
-        call=seen.call,
-        slot=seen.slot,
-        parameter_count=inspected.parameter_counts[seen.layer] if operation is None else 0,
+        layer=layer,
+        kind=type(inspected.modules[layer]).__name__ if operation is None else operation.name,
+        call=call,
+        slot=slot,
+        parameter_count=inspected.parameter_counts[layer] if operation is None else 0,
         activation=statistics,
         flags=_flags(statistics, seen, varies=seen.place in rows.varying),
-        aliases=inspected.aliases.get(seen.layer, ()),
+        aliases=inspected.aliases.get(layer, ()),
         repeats=repeats,
         owner=None if operation is None else operation.owner,
         source="" if operation is None else operation.source,
-        inputs=tuple(each if isinstance(each, str) else row_label(*each) for each in seen.sources),
+        inputs=tuple([each if isinstance(each, str) else row_label(*each) for each in seen.sources]),
     )
 
 
