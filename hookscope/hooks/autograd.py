@@ -194,7 +194,6 @@ def consumers(loss: Tensor, nodes: Mapping[SiteKey, Node]) -> dict[SiteKey, list
 
 
 def _users(loss: Tensor) -> dict[Node, list[Node]]:
-    """Return the consumers of each node."""
     users: dict[Node, list[Node]] = {}
     for node in graph_nodes(loss):
         for used, _ in node.next_functions:

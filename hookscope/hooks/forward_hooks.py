@@ -51,7 +51,7 @@ class Capture(Generic[T]):
     @property
     def gradients(self) -> list[GradientSite[T]]:
         """Every output, and every input if requested, in the order of the forward pass."""
-        return [] if self._watch is None else self._watch.met()
+        return [] if self._watch is None else self._watch.finished_sites()
 
     def restart(self) -> list[Observation[T]]:
         """Return the observations and start over, counting calls from 0: call it once per forward pass."""

@@ -79,7 +79,7 @@ class GradientWatch(Generic[T]):
     _handles: list[RemovableHandle] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int, int, list[GradientSite[T]]] | None = None
 
-    def met(self) -> list[GradientSite[T]]:
+    def finished_sites(self) -> list[GradientSite[T]]:
         """Return the sites; those whose tensor was overwritten, so that the gradient is incomplete, are untracked."""
         for key, parts in self._parts.items():
             if len(parts) == 1 and self.sites[key].arrival is None:
@@ -207,7 +207,7 @@ class GradientWatch(Generic[T]):
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hook the inputs of a call; return the arguments to call the module with instead."""
-        met, replacements = self._meet(call, "input", replaceable_inputs(args, kwargs), (), self._given)
+        met, replacements = self._sites_of(call, "input", replaceable_inputs(args, kwargs), (), self._input_replacement)
         given: Any = (args, kwargs)
         if replacements:
             try:
@@ -219,7 +219,7 @@ class GradientWatch(Generic[T]):
             self._watch(site.key, site, tensor)
         return given  # type: ignore[no-any-return]  # rebuilt containers have no type to know
 
-    def _meet(
+    def _sites_of(
         self,
         call: ModuleCall,
         role: Role,
@@ -227,7 +227,6 @@ class GradientWatch(Generic[T]):
         sources: Sequence[tuple[str, Tensor]],
         replacement: Callable[[GradientSite[T], Tensor], Tensor],
     ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
-        """Return the sites of tensors with their replacements, and by path the tensors that were replaced."""
         layer, module, index, _, operation = call
         met: list[tuple[GradientSite[T], Tensor]] = []
         replacements: dict[str, Tensor] = {}
@@ -245,7 +244,7 @@ class GradientWatch(Generic[T]):
                 replacements[path] = ours[id(tensor)]
         return met, replacements
 
-    def _given(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
+    def _input_replacement(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         """Return the replacement of an input that makes its gradient along this module visible."""
         if not site.untracked and not self._aliasing:
             site.untracked = "the network computes a different result if its inputs are replaced by aliases"
@@ -296,9 +295,9 @@ class GradientWatch(Generic[T]):
 
         def replacement(site: GradientSite[T], tensor: Tensor) -> Tensor:
             passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
-            return self._replacement(site, tensor, passed)
+            return self._output_replacement(site, tensor, passed)
 
-        met, replacements = self._meet(call, "output", found, sources, replacement)
+        met, replacements = self._sites_of(call, "output", found, sources, replacement)
         result = None
         if replacements:
             try:
@@ -314,7 +313,7 @@ class GradientWatch(Generic[T]):
         tracked = tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled() and not is_transformed(tensor)
         return tracked and key not in self._clone_at and key not in self._hopeless
 
-    def _replacement(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
+    def _output_replacement(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
         """Return the replacement of an output that makes its gradient visible."""
         if site.untracked:
             if not self.track or not can_require_grad(tensor) or missing_memory(tensor):

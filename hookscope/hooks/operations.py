@@ -203,7 +203,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             self._kinds[owner, name] = kind
         return (kind, module) if kind.is_observed or kind.edits else None
 
-    def take_off(self, *_called_with: object) -> None:
+    def deactivate(self, *_called_with: object) -> None:
         """Deactivate the mode in this thread, below any modes that the network has entered; also usable as a hook."""
         above: list[TorchFunctionMode] = []
         while _stack_size():
@@ -215,7 +215,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         for each in reversed(above):
             _push(each)
 
-    def put_on(self, *_called_with: object) -> None:
+    def reactivate(self, *_called_with: object) -> None:
         """Reactivate the mode below the others, if it was deactivated in this thread; also usable as a hook."""
         thread = get_ident()
         if thread in self._off_in and not self._is_paused:
@@ -229,17 +229,16 @@ class OperationMode(TorchFunctionMode, Generic[T]):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Observe nothing for the length of a `with` block."""
-        self.take_off()
+        self.deactivate()
         self._is_paused = True
         try:
             yield
         finally:
             self._is_paused = False
-            self.put_on()
+            self.reactivate()
 
 
 def _returned(output: object) -> list[tuple[str, Tensor]]:
-    """Return the tensors that an operation returned."""
     return tensors_in(output) if issubclass(type(output), Tensor | tuple | list) else []
 
 
@@ -288,12 +287,15 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
                 off.add(name)
                 # Without handles, which would cost more than the hooks.
                 attached += (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_always_called)
-                module._forward_pre_hooks[key], module._forward_hooks[key] = Hook(mode.take_off), Hook(mode.put_on)
+                module._forward_pre_hooks[key], module._forward_hooks[key] = (
+                    Hook(mode.deactivate),
+                    Hook(mode.reactivate),
+                )
                 module._forward_hooks_always_called[key] = True
         _push(mode)
         yield
     finally:
-        mode.take_off()  # no effect if an interrupt came while it was off
+        mode.deactivate()  # no effect if an interrupt came while it was off
         naming.remove()
         for hooks in attached:
             hooks.pop(key, None)
@@ -329,7 +331,6 @@ def _name_inputs(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Name the network's inputs, parameters and buffers for the pass that begins."""
     given = tensors_given(args, kwargs)
     inputs = {id(tensor): f"input{path}" if len(given) > 1 else "input" for path, tensor in given}
     hooks.names = _Names(modules, inputs)

@@ -50,8 +50,6 @@ class _Kind(NamedTuple):
 
 @dataclass(slots=True)
 class _Walk:
-    """The state of one walk."""
-
     into_objects: bool  # follow the attributes of objects as far as they lead, and enter sets and deques
     objects: dict[int, object] = field(default_factory=dict)  # whose attributes have been read, by their ids
     members_left: int = _MEMBERS_LIMIT
@@ -332,7 +330,6 @@ def _members_of_set(value: set[object] | frozenset[object]) -> list[_Child]:
 
 
 def _rank(member: object, *, with_values: bool) -> tuple[str, tuple[tuple[str, str, tuple[int, ...], bytes], ...]]:
-    """Return the sort key of a set's member."""
     tensors = [
         (path, str(tensor.dtype), tuple(tensor.shape), _bytes(tensor) if with_values else b"")
         for path, tensor in tensors_in(member)

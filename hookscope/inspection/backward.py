@@ -251,7 +251,6 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
 
 
 def _undo(run: GradientRun, before: Mapping[str, Any], held: Mapping[nn.Parameter, Tensor]) -> None:
-    """Go back to the state before a batch that the model raised on."""
     run.captured.restart()
     run.recorder.forget()
     run.gradient_recorder.maps.forget()

@@ -64,8 +64,6 @@ class GradientRun(Run):
 
 
 class _Pass(NamedTuple):
-    """The result of a batch."""
-
     output: object
     value: LossValue | None  # None if the forward pass raised
     amount: float  # the loss as a number; NaN without one
@@ -124,7 +122,6 @@ def _aliases_may_matter(run: GradientRun) -> bool:
 
 
 def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
-    """Run a batch forward and backward."""
     run.captured.listen(on=False)  # a model or a loss may differentiate on its way
     run.differentiated = None
     run.gradient_recorder.nodes.clear()
@@ -191,7 +188,6 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
 
 
 def _forget_batch(run: GradientRun) -> None:
-    """Forget what the first batch showed."""
     for parameter in run.inspected.parameters():
         parameter.grad = None
     run.captured.restart()
@@ -199,7 +195,6 @@ def _forget_batch(run: GradientRun) -> None:
 
 
 def _axis(measured: Measured | None) -> int | None:
-    """Return the channel axis that an output was measured with."""
     return measured.known.channel_axis if isinstance(measured, Pending) else measured and measured.channel_axis
 
 
@@ -314,7 +309,6 @@ def _loss_failed(error: BaseException) -> str:
 
 
 def _backward(run: GradientRun, loss: Tensor) -> Break | None:
-    """Run the backward pass with hooks listening."""
     name = run.inspected.info.name
     if not loss.requires_grad:
         return Break(

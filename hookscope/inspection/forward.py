@@ -229,7 +229,6 @@ def _outcome(run: Run, batch: Batch) -> tuple[object, Break | None]:
 
 
 def _verified(run: Run, batch: Batch, output: object) -> Verification:
-    """Compare the output of the first batch to that without hooks."""
 
     def forward() -> Outcome:
         given = copy_of(batch)

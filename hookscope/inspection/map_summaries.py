@@ -67,9 +67,9 @@ class _Latest(NamedTuple):
 class MapRecorder:
     """Summarises maps of the first inputs: of every row, or only of rows that an overview may show.
 
-    An overview shows the last row of each size, and where sizes are few others too: see `chosen_maps`. Only the next row
-    tells whether a row is the last of its size, so the latest output is held until then. A network may overwrite it
-    before: from then on each row is summarised at once.
+    An overview shows the last row of each size, and where sizes are few others too: see `chosen_maps`. Only the next
+    row tells whether a row is the last of its size, so the latest output is held until then. A network may overwrite
+    it before: from then on each row is summarised at once.
     """
 
     every_row: bool = False

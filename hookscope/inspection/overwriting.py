@@ -23,8 +23,6 @@ class Overwriting(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """A tensor that an operation saved for its backward pass, and its version then."""
-
     tensor: Tensor
     version: int
     module: str

@@ -168,7 +168,6 @@ def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]]
 
 
 def _merged(rows: Rows, known: Observation[Reduction], new: Observation[Reduction]) -> Observation[Reduction]:
-    """Return what a place has shown in all batches, with a new one."""
     first, second = known.value, new.value
     if first is not None and second is not None:
         if first.shape[1:] != second.shape[1:]:

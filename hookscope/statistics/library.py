@@ -135,7 +135,7 @@ class Kernel:
 
 
 class Sketcher:
-    """`sketch_tensor` of sketch.c with the memory that it works with, which takes longer to make than a small sketch."""
+    """`sketch_tensor` of sketch.c with the memory it works with, which takes longer to make than a small sketch."""
 
     def __init__(self, function: Any, runtime: _Runtime | None) -> None:
         """Make room for the sums of each thread."""

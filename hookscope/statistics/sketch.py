@@ -103,7 +103,6 @@ def _as_real(values: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _keys(inputs: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the key of each input."""
     return tuple(_word(_SEED, number) for number in inputs)
 
 

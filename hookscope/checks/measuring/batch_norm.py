@@ -9,6 +9,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from hookscope.checks.measuring.channels import channel_moments
 from hookscope.checks.rules.batch_norm import FEWEST_INPUTS, FEWEST_VALUES
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import ModuleCall
 from hookscope.results.check import BatchNormInput
 
@@ -42,7 +43,7 @@ class BatchNormInputs:
         channels = self.norms[call.layer].running_mean.numel()  # type: ignore[operator]
         if not values.is_floating_point() or values.layout != torch.strided or not values.numel():
             return
-        if values.dim() < 2 or values.shape[1] != channels:
+        if values.dim() < 2 or values.shape[1] != channels or missing_memory(values):
             return
         count = values.numel() // channels
         mean, variance = channel_moments(values, 1)

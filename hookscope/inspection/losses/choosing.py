@@ -159,7 +159,6 @@ def _without_autocast(device: str) -> AbstractContextManager[object]:
 
 
 def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> LossValue:
-    """Compute one of `LOSSES`."""
     name, used = task.loss, list(outputs)
     warnings: tuple[str, ...] = ()
     if name in OVER_ALL:
@@ -215,7 +214,6 @@ def _check_parameters(function: Callable[..., object], name: str, count: int) ->
 
 
 def _own(function: Callable[..., object], given: object, outputs: Sequence[Output], task: Task) -> LossValue:
-    """Compute a user's own loss."""
     arguments, text = [given], ""
     if task.target.kind != "default":
         target, text = _own_target(outputs, task)

@@ -217,7 +217,6 @@ def _last_step(tensor: Tensor) -> str:
 
 
 def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Output, Task], Result]:
-    """Return a loss that compares an output with values of its shape."""
 
     def compute(output: Output, task: Task) -> Result:
         values = real(output.tensor)
@@ -235,7 +234,6 @@ def _elementwise(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Outpu
 
 
 def _sum(outputs: Sequence[Output], task: Task) -> Result:
-    """Compute the sum of all elements."""
     fixed = [(each, _fixed_sum(real(each.tensor).detach(), _tolerance(each))) for each in outputs]
     warnings = tuple(_no_gradient(each, task, reason) for each, reason in fixed if reason)
     return Result(torch.stack([real(each.tensor).sum() for each in outputs]).sum(), warnings=warnings)
