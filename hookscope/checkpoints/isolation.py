@@ -8,7 +8,14 @@ import torch
 
 from hookscope.checkpoints.fileformat import FileKind, version_of
 from hookscope.checkpoints.limits import reading_limits
-from hookscope.checkpoints.reading import RUNS_CODE, Look, read_content, verify_file
+from hookscope.checkpoints.reading import (
+    RUNS_CODE,
+    Look,
+    claims_too_much,
+    read_content,
+    tensors_within,
+    verify_file,
+)
 from hookscope.checkpoints.sandbox import CAN_FORK, WorkerFailure, run_forked
 from hookscope.errors import CheckpointError
 from hookscope.text import printable
@@ -55,11 +62,18 @@ def read_verified(
     """Return what files hold, read after all have been gone through by `inspect_isolated`.
 
     `check` gets each file's content, and its name for messages, and raises unless the content is what is wanted. A file
-    whose reading runs code is read by `read_trusted`; None if they are not trusted.
+    whose reading runs code is read by `read_trusted`; None if they are not trusted. A tensor anywhere in the content
+    that claims more than its storage is a CheckpointError: going through its values could take for ever.
     """
 
     def look(path: Path, _: FileKind, content: object) -> None:
-        check(content, printable(str(path)))
+        shown = printable(str(path))
+        check(content, shown)
+        if any(map(claims_too_much, tensors_within(content))):
+            raise CheckpointError(
+                f"{shown} holds a tensor that claims more elements than its storage has; save it again after "
+                ".contiguous()."
+            )
 
     before = [version_of(path) for path in kinds]
     try:

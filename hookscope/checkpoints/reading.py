@@ -242,6 +242,13 @@ def tensors_within(content: object) -> Iterator[Tensor]:
             waiting += reversed([*(dict.values(part) if isinstance(part, dict) else part)])
 
 
+def claims_too_much(tensor: Tensor) -> bool:
+    """Say whether a dense tensor has more elements than its storage, which it shows again and again (stride 0)."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+
+
 def _is_swapped(path: Path) -> bool:
     with open_regular(path) as file:
         archive: Any = torch._C.PyTorchFileReader(file)  # noqa: SLF001 - what torch.load reads with

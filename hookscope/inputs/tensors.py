@@ -11,6 +11,7 @@ import torch
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.isolation import read_verified
+from hookscope.checkpoints.reading import claims_too_much
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import one_line, printable
@@ -62,7 +63,7 @@ def _plain_tensor(content: object, name: str) -> torch.Tensor:
     tensor = torch.Tensor.detach(content)  # without attributes that the file may have put over its methods
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise ImageError(f"Cannot use {name}: a sparse, quantised, nested or data-less tensor. Save a dense one.")
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+    if claims_too_much(tensor):
         raise ImageError(f"Cannot use {name}: an expanded tensor, larger than its file. Save it after .contiguous().")
     return tensor
 

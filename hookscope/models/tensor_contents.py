@@ -16,7 +16,7 @@ from torch import Tensor
 from hookscope.checkpoints.fileformat import FileKind, open_regular, safetensors_header
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.nested import TensorLike
-from hookscope.checkpoints.reading import read_layout, tensors_within
+from hookscope.checkpoints.reading import claims_too_much, read_layout, tensors_within
 from hookscope.errors import CheckpointError
 from hookscope.models.array_values import Values
 from hookscope.models.listing import file_listing, tensor_row
@@ -24,7 +24,7 @@ from hookscope.models.shards import TRUST_REMEDY
 from hookscope.models.tensor_values import ValueReader
 from hookscope.models.tied import Layout, tied_to
 from hookscope.models.weight_sets import parts_of
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 _THREADS = 2  # our choice: two read as fast as memory gives
 
@@ -40,14 +40,19 @@ def _list_file(key: str | None, path: Path, kind: FileKind, content: object) -> 
     tensors = [_detached(tensor) for part in parts for _, tensor in part.tensors]
     absent = sum(tensor.is_meta for tensor in tensors)
     what = "1 tensor has" if absent == 1 else f"{absent} tensors have"
-    warning = f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."
+    warnings = [f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."] * bool(absent)
     places = [(part.key, name) for part in parts for name, _ in part.tensors]
+    if repeating := [name for (_, name), each in zip(places, tensors, strict=True) if claims_too_much(each)]:
+        warnings.append(
+            f"{printable(path.name)}: {counted(len(repeating), 'tensor')} with more elements than stored, such as "
+            f"'{printable(repeating[0], 80)}', which repeats them (stride 0); other commands refuse the file."
+        )
     found = zip(_values(path, kind, content, tensors), tied_to(places, [*map(_layout, tensors)]), strict=True)
     rows = [
         tensor_row((name, tuple(each.shape), str(each.dtype).removeprefix("torch.")), _byte_count(each), *answer)
         for (_, name), each, answer in zip(places, tensors, found, strict=True)
     ]
-    return file_listing(path, kind, content, parts, rows, [warning] * bool(absent))
+    return file_listing(path, kind, content, parts, rows, warnings)
 
 
 def _detached(tensor: TensorLike) -> Tensor:

@@ -442,6 +442,7 @@ PICKLES = [
     ),
     case("legacy with a storage that nothing fills", _legacy_without_keys(), "damaged|misread|storage", AGAIN),
     case("complex numbers for real ones", torch_bytes(GOOD | {"0.bias": torch.ones(4, dtype=torch.complex64)}), MISFIT),
+    case("keys whose hashes collide", raw_torch(hostile.colliding_keys()), "far longer"),
     case("key that takes years to hash", raw_torch(b"})q\x00" + b"h\x00\x86q\x00" * 60 + b"K\x01s"), "."),
     case(
         "text that takes minutes to encode",
@@ -911,7 +912,7 @@ TRUSTED = [
 
 CASES = [*RUNNING, *ARCHIVES, *PICKLES, *SAFETENSORS, *NAMES, *FOREIGN, *FILE_NAMES, *SHARDS, *TRUSTED]
 
-SLOW = "key that takes years to hash"  # until the limit of the processor time for reading
+SLOW = "keys whose hashes collide"  # until the limit of the processor time for reading
 
 
 # ---------------------------------------------------------------------------------------------------------------- tests
