@@ -354,6 +354,16 @@ def _check_sizes(members: list[zipfile.ZipInfo], file: BinaryIO, name: str) -> N
         raise CheckpointError(f"{name} claims to hold more bytes than the file has; it is damaged, or made to be.")
 
 
+def content_begins(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Return where a stored member's bytes begin: behind a local header of 30 bytes, a name and more fields.
+
+    Source: PKWARE's APPNOTE 4.3.7.
+    """
+    file.seek(member.header_offset + 26)
+    lengths = file.read(4)
+    return member.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+
+
 def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of an intact safetensors file, and where the bytes after it begin.
 

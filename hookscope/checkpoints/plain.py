@@ -21,7 +21,7 @@ from zipfile import ZipFile, ZipInfo
 import safetensors
 
 from hookscope.checkpoints.checksums import check_checksums
-from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
+from hookscope.checkpoints.fileformat import FileKind, content_begins, open_archive, open_regular, safetensors_header
 from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, replace_stand_ins
 from hookscope.checkpoints.unpickler import Global, InertUnpickler, Reference, StandIn
@@ -199,7 +199,7 @@ def _plain_archive(path: Path) -> object:
                 member = members[f"{folder}data/{key}"]
                 if member.file_size != byte_count:
                     raise ValueError
-                begin = _content_begins(file, member)
+                begin = content_begins(file, member)
                 spans[key] = begin, begin + byte_count
                 return begin
 
@@ -234,16 +234,6 @@ def _check_directory(file: BinaryIO, archive: ZipFile) -> None:
     ]
     if tail[:12] != struct.pack("<4sQ", b"PK\x06\x06", 44) or tail[16:] != b"".join(expected):
         raise ValueError
-
-
-def _content_begins(file: BinaryIO, member: ZipInfo) -> int:
-    """Return where a stored member's bytes begin: behind a local header of 30 bytes, a name and more fields.
-
-    Source: PKWARE's APPNOTE 4.3.7.
-    """
-    file.seek(member.header_offset + 26)
-    lengths = file.read(4)
-    return member.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.isolation import read_verified
-from hookscope.checkpoints.reading import claims_too_much
+from hookscope.checkpoints.reading import ReadingRules, claims_too_much
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import one_line, printable
@@ -44,7 +44,7 @@ def read_stored(path: Path) -> torch.Tensor:
     try:
         kind = file_kind(path)
         check = _only_tensor if kind == "safetensors" else _plain_tensor
-        content = read_verified({path: kind}, name, check, remedy=_ALONE)[path]
+        content = read_verified({path: kind}, name, check, ReadingRules(_ALONE, allowed_globals=()))[path].content
     except (CheckpointError, UntrustedFileError) as error:
         raise ImageError(f"Not a readable tensor file: {error}") from error
     return torch.clone(check(content, name))  # the file may be mapped: nothing depends on it any longer

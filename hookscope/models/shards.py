@@ -7,7 +7,10 @@ from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular, 
 from hookscope.errors import CheckpointError
 from hookscope.text import printable
 
-TRUST_REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
+RESAVE_REMEDY = "save `model.state_dict()` where it was made"
+"""Advice about a file that runs code where nothing is to be run, for messages."""
+
+TRUST_REMEDY = f"{RESAVE_REMEDY}, or give --trust if you trust its author"
 """Advice about a file that runs code, for messages."""
 
 

@@ -15,6 +15,7 @@ from hookscope.differences.weights import Weights, compare_weights, read_weights
 from hookscope.errors import CheckpointError, LayerNotFoundError, NothingMatchedError, UntrustedFileError
 from hookscope.models.construction import loaded_module
 from hookscope.results.differences import Differences, Measures, WeightDifference
+from tests.models.hostile import Call
 
 
 def network() -> nn.Module:
@@ -151,7 +152,7 @@ def test_files_need_no_network_and_a_converted_file_equals_its_original(tmp_path
 
 
 def test_hostile_and_missing_files_are_refused(tmp_path: Path) -> None:
-    torch.save(network(), tmp_path / "pickled.pt")
+    torch.save({"w": Call(exec, "1")}, tmp_path / "pickled.pt")
     with pytest.raises(UntrustedFileError):
         read_weights(tmp_path / "pickled.pt")
     with pytest.raises(CheckpointError, match="does not exist"):

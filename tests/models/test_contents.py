@@ -19,6 +19,7 @@ from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.contents import list_contents
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
 from tests.byteorder import save_big_endian
+from tests.models.hostile import Call
 
 Kind = Literal["torch", "legacy torch", "safetensors"]
 KINDS: tuple[Kind, ...] = ("torch", "legacy torch", "safetensors")
@@ -337,10 +338,10 @@ def test_the_network_that_fits_is_named_with_its_class_count(tmp_path: Path) -> 
     assert whole(contents).prefix == "module"
 
 
-@pytest.mark.parametrize("content", [nn.Linear(2, 3), [], 5, {}, {"epoch": 3}], ids=lambda it: type(it).__name__)
+@pytest.mark.parametrize("content", [Call(exec, "1"), [], 5, {}, {"epoch": 3}], ids=lambda it: type(it).__name__)
 def test_what_holds_no_tensors_or_runs_code_is_refused(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "w.pt")
-    with pytest.raises(UntrustedFileError if isinstance(content, nn.Module) else CheckpointError, match=r"w\.pt"):
+    with pytest.raises(UntrustedFileError if isinstance(content, Call) else CheckpointError, match=r"w\.pt"):
         list_contents(tmp_path / "w.pt")
 
 

@@ -203,6 +203,7 @@ SECTIONS: Mapping[str, Keys] = {
         "key": ("key", _text),
         "allow-missing": ("allow_missing", _list_of(_text)),
         "allow-unexpected": ("allow_unexpected", _list_of(_text)),
+        "allow-global": ("allow_global", _list_of(_text)),
         "classes": ("classes", _path),
     },
     "input": {
