@@ -69,7 +69,7 @@ _FORBIDDEN = (
     re.compile(r"numpy\.(lib|testing|f2py|ctypeslib|distutils)\b.*"),
     re.compile(r"functools\.(partial\w*|reduce|singledispatch\w*|cached_property)\b.*"),
 )
-# What a name may not lead through, wherever it begins: vendornet.os.system is os.system.
+# What a name may not lead through, wherever it begins: vendornet.os.system is os.system, argparse._os is os.
 _FORBIDDEN_INSIDE = frozenset(
     {
         *("os", "posix", "nt", "sys", "subprocess", "builtins", "importlib", "runpy", "ctypes", "shutil", "socket"),
@@ -94,7 +94,7 @@ def is_forbidden(name: str) -> bool:
     if is_data(name) or is_layer(name):
         return False
     parts = name.split(".")
-    through = any(part in _FORBIDDEN_INSIDE or (part.startswith("__") and part.endswith("__")) for part in parts)
+    through = any(part.lstrip("_") in _FORBIDDEN_INSIDE or re.fullmatch("__.*__", part) for part in parts)
     return parts[0] in _FORBIDDEN_MODULES or through or any(pattern.fullmatch(name) for pattern in _FORBIDDEN)
 
 

@@ -337,6 +337,10 @@ def _complex(call: StandIn) -> Any:
         return call
 
 
+def _no_bytes(call: StandIn) -> Any:
+    return call if call.arguments else b""
+
+
 def _encoded(call: StandIn) -> Any:
     match call.arguments:
         case (str(text), "latin1"):
@@ -349,6 +353,7 @@ _PLAIN_CALLS: dict[str, Callable[[StandIn], Any]] = {
     "collections.OrderedDict": _ordered_dict,
     "builtins.set": _set_of(set),
     "builtins.frozenset": _set_of(frozenset),
+    "builtins.bytes": _no_bytes,
     "builtins.bytearray": _bytearray,
     "builtins.complex": _complex,
     "_codecs.encode": _encoded,
