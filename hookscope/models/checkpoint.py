@@ -23,7 +23,7 @@ from hookscope.checkpoints.stand_ins import skipped_objects
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
-from hookscope.models.shards import TRUST_REMEDY, check_names, files_of, read_index
+from hookscope.models.shards import TRUST_REMEDY, check_names, files_of, read_index, shard_remark
 from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.text import counted, printable, some_of
 
@@ -87,7 +87,8 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         weights, digest = weights_in(content, name, options.key), digest_of(path)
         says = _metadata(path) if kinds[path] == "safetensors" else content
         categories, notes = _named_classes(says, weights.state, name)
-        notes, warnings = (*weights.notes, *notes), _read_past(read, name)
+        notes = (*weights.notes, *notes)
+        warnings = (*_read_past(read, name), *filter(None, [shard_remark(path)]))
         training = training_entries(content, weights.state, options.key)
         return Checkpoint(
             printable(path.name), weights.state, digest, warnings, weights.module, notes, categories, training
