@@ -610,6 +610,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    allow_global: Texts = (),
     output_key: str | None = None,
     classes: Classes | None = None,
     images: Images = (),
@@ -642,6 +643,8 @@ def check(  # noqa: D417 - those of `activations` are described there
         config: The configuration; None for that of the working directory, else the defaults.
         arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
             the configuration's, or to recognise it.
+        allow_global: Globs over classes and functions, beside plain data, that the file's pickle may name. They are
+            read past, and never imported.
         images: As for `activations`, instead of the configuration's or of noise.
         data: Labelled pictures to measure the accuracy on: a folder of class folders, or a CSV file with a path and a
             label on each line.
@@ -671,6 +674,7 @@ def check(  # noqa: D417 - those of `activations` are described there
 
     given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
     given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
+    given["allow_global"] = _texts(allow_global)
     inputs = as_sources(images)
     given |= {"images": inputs, "data": data, "input": _arguments(input), "classes": classes}
     given |= {

@@ -29,6 +29,9 @@ EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
 
 
+# Our choice: causes of causes that are looked at.
+_MOST_CAUSES = 10
+
 # Inputs that a message names. Our choice.
 _NAMED_INPUTS = 3
 
@@ -137,6 +140,16 @@ def nearest(wanted: str, known: Iterable[str], count: int = 3, *, prefix: str = 
 
 
 def is_out_of_memory(error: BaseException | str) -> bool:
-    """Say whether an error, or its message, says that memory has run out: Python's, or torch's on any device."""
-    signs = ("allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+    """Say whether an error, or its message, says that memory has run out: Python's, torch's, or the loader's.
+
+    The loader of shared libraries says that it "failed to map segment from shared object"; NumPy and torch raise that
+    on from errors of their own.
+    """
+    signs = ("allocate memory", "not enough memory", "out of memory", "std::bad_alloc", "failed to map segment")
+    if isinstance(error, str):
+        return any(sign in error for sign in signs)
+    causes, cause = [error], error.__cause__
+    while cause is not None and len(causes) < _MOST_CAUSES:
+        causes.append(cause)
+        cause = cause.__cause__
+    return any(isinstance(each, MemoryError) or any(sign in str(each) for sign in signs) for each in causes)

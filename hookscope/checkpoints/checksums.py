@@ -1,6 +1,5 @@
 """Compare the members of a zip archive with their checksums, several at a time."""
 
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import RawIOBase
@@ -65,7 +64,11 @@ def _compare(file: BinaryIO, lock: Lock, name: str, first: int) -> None:
             with archive.open(member) as content:
                 while content.read(2**20):  # zipfile compares at the end
                     pass
-    except (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # what the decompressors raise has no class in common
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's, not bzip2's
+            raise
         where = printable(member.filename, 80) if member else ""
         raise CheckpointError(
             f"{name} is damaged or truncated: its member {where} is not intact; download it again."

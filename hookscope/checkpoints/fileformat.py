@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import re
-import stat
 import struct
 import zipfile
 from collections import Counter
@@ -20,7 +19,9 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 
+from hookscope import regular_files
 from hookscope.errors import CheckpointError
+from hookscope.regular_files import NotRegularError
 from hookscope.text import printable
 
 ArchiveKind = Literal["torch", "torchscript", "exported program"]
@@ -33,8 +34,6 @@ WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".in
 
 # Our choice: an index names a shard per tensor; 16 MiB hold 100,000 of them.
 _INDEX_BYTES_LIMIT = 16 * 2**20
-
-_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # Windows has no such flag
 
 _SNIFFED_BYTES = 512  # a tar's first header
 
@@ -121,14 +120,16 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
     """Open a regular file for reading; anything else could block for ever, and is a CheckpointError."""
     name = printable(str(path))
     try:
-        _check_regular(path.stat().st_mode, path, name)
-        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NONBLOCK))  # noqa: SIM115 - entered below
+        file = regular_files.open_regular(path)
+    except NotRegularError as error:
+        raise CheckpointError(f"{name} is {error.strerror}; give a weights file.") from error
+    except IsADirectoryError as error:
+        raise CheckpointError(f"{name} is a folder; {_inside(path)}.") from error
     except OSError as error:
         raise CheckpointError(f"{name} {_failure(path, error)}.") from error
     except ValueError as error:  # a null byte
         raise CheckpointError(f"{name} cannot be read: not a path.") from error
     with file:
-        _check_regular(os.fstat(file.fileno()).st_mode, path, name)  # somebody may just have put a FIFO there
         try:
             yield file
         except OSError as error:
@@ -145,16 +146,6 @@ def _failure(path: Path, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return "cannot be read: Permission denied; make it readable"
     return f"cannot be read: {error.strerror or type(error).__name__}"
-
-
-def _check_regular(mode: int, path: Path, name: str) -> None:
-    if stat.S_ISREG(mode):
-        return
-    if stat.S_ISDIR(mode):
-        raise CheckpointError(f"{name} is a folder; {_inside(path)}.")
-    kinds = {stat.S_IFIFO: "a named pipe (FIFO)", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a device"}
-    kind = kinds.get(stat.S_IFMT(mode), "a device")
-    raise CheckpointError(f"{name} is {kind}, not a regular file; give a weights file.")
 
 
 def _inside(folder: Path) -> str:
@@ -361,6 +352,16 @@ def _check_sizes(members: list[zipfile.ZipInfo], file: BinaryIO, name: str) -> N
         raise CheckpointError(f"{name} has a data.pkl of more than {limit}, which no state dict needs; refused.")
     if sum(member.file_size for member in members) > file.seek(0, 2):
         raise CheckpointError(f"{name} claims to hold more bytes than the file has; it is damaged, or made to be.")
+
+
+def content_begins(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Return where a stored member's bytes begin: behind a local header of 30 bytes, a name and more fields.
+
+    Source: PKWARE's APPNOTE 4.3.7.
+    """
+    file.seek(member.header_offset + 26)
+    lengths = file.read(4)
+    return member.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
 
 
 def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:

@@ -3,9 +3,10 @@
 import glob
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from hookscope.regular_files import read_bounded
 
 # How the run.json of a run directory begins.
 _RUN_START = re.compile(rb'\{\s*"schema_version": \d+,\s*"tool": "hookscope"')
@@ -46,10 +47,7 @@ def files_matching(pattern: str, suffixes: Iterable[str], also: Callable[[Path],
 def _is_run(folder: Path) -> bool:
     record = folder / "run.json"
     try:
-        if not stat.S_ISREG(record.lstat().st_mode):
-            return False
-        with record.open("rb") as file:
-            return _RUN_START.match(file.read(100)) is not None
+        return _RUN_START.match(read_bounded(record, 100, follow_links=False)) is not None
     except OSError:
         return False
 

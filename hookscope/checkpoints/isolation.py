@@ -1,6 +1,7 @@
 """Read files after a separate process has gone through them, so that a crash or a hang stays in that process."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,15 @@ import torch
 
 from hookscope.checkpoints.fileformat import FileKind, version_of
 from hookscope.checkpoints.limits import reading_limits
-from hookscope.checkpoints.reading import RUNS_CODE, Look, read_content, verify_file
+from hookscope.checkpoints.reading import (
+    Look,
+    ReadingRules,
+    Verified,
+    claims_too_much,
+    read_content,
+    tensors_within,
+    verify_file,
+)
 from hookscope.checkpoints.sandbox import CAN_FORK, WorkerFailure, run_forked
 from hookscope.errors import CheckpointError
 from hookscope.text import printable
@@ -20,54 +29,69 @@ _ENDINGS = {
 }
 
 
-def inspect_isolated(
-    kinds: Mapping[Path, FileKind], name: str, look: Look, *, remedy: str, trust: bool = False
-) -> list[Any]:
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """What a file holds, and the names in it that torch's safe reader refuses and that were read past."""
+
+    content: object
+    unknown: tuple[str, ...] = ()
+    is_refused_by_torch: bool = False
+
+
+def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Look, rules: ReadingRules) -> list[Verified]:
     """Go through files in a separate process, where `look` gets the content of each.
 
     Args:
         kinds: What each file is.
         name: What to call all of them in messages.
         look: As for `verify_file`; what it returns for each file comes back, tuples as lists.
-        remedy: As for `verify_file`.
-        trust: As for `verify_file`.
+        rules: As for `verify_file`.
 
     Raises:
         HookscopeError: As `verify_file` and `look` do; a CheckpointError if one crashes its reader or changes
             meanwhile.
     """
     before = [version_of(path) for path in kinds]
-    seen: list[Any] = _run_isolated(
-        lambda: [verify_file(path, kind, look, remedy=remedy, trust=trust) for path, kind in kinds.items()], kinds, name
+    answers: list[Any] = _run_isolated(
+        lambda: [verify_file(path, kind, look, rules) for path, kind in kinds.items()], kinds, name
     )
     _check_unchanged(kinds, before, name)
-    return seen
+    return [Verified(how, tuple(names), seen) for how, names, seen in answers]
 
 
 def read_verified(
     kinds: Mapping[Path, FileKind],
     name: str,
     check: Callable[[object, str], object],
-    *,
-    remedy: str,
+    rules: ReadingRules,
     read_trusted: Callable[[Path, FileKind], object] | None = None,
-) -> dict[Path, object]:
+) -> dict[Path, ReadFile]:
     """Return what files hold, read after all have been gone through by `inspect_isolated`.
 
     `check` gets each file's content, and its name for messages, and raises unless the content is what is wanted. A file
-    whose reading runs code is read by `read_trusted`; None if they are not trusted.
+    whose reading runs code is read by `read_trusted`, which has to be there if the rules trust. A tensor anywhere in
+    the content that claims more than its storage is a CheckpointError: going through its values could take for ever.
     """
 
     def look(path: Path, _: FileKind, content: object) -> None:
-        check(content, printable(str(path)))
+        shown = printable(str(path))
+        check(content, shown)
+        if any(map(claims_too_much, tensors_within(content))):
+            raise CheckpointError(
+                f"{shown} holds a tensor that claims more elements than its storage has; save it again after "
+                ".contiguous()."
+            )
 
     before = [version_of(path) for path in kinds]
     try:
-        seen = inspect_isolated(kinds, name, look, remedy=remedy, trust=read_trusted is not None)
-        contents = {
-            path: read_trusted(path, kind) if read_trusted and found == RUNS_CODE else read_content(path, kind)
-            for (path, kind), found in zip(kinds.items(), seen, strict=True)
-        }
+        contents: dict[Path, ReadFile] = {}
+        for (path, kind), (how, names, _) in zip(
+            kinds.items(), inspect_isolated(kinds, name, look, rules), strict=True
+        ):
+            if how == "runs code" and read_trusted is not None:
+                contents[path] = ReadFile(read_trusted(path, kind))
+            else:
+                contents[path] = ReadFile(read_content(path, kind, how), names, how == "past unknown")
     except MemoryError as error:
         raise CheckpointError(f"{name} needs more memory than there is.") from error
     _check_unchanged(kinds, before, name)

@@ -7,11 +7,9 @@ goes by lists of what is allowed: the pickle's instructions, what it imports, ho
 import json
 import math
 import pickle
-import pickletools
 import re
 import struct
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -23,8 +21,10 @@ from zipfile import ZipFile, ZipInfo
 import safetensors
 
 from hookscope.checkpoints.checksums import check_checksums
-from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
+from hookscope.checkpoints.fileformat import FileKind, content_begins, open_archive, open_regular, safetensors_header
 from hookscope.checkpoints.nested import TensorLike, tensors_in
+from hookscope.checkpoints.stand_ins import is_bare, is_empty_hooks, replace_stand_ins
+from hookscope.checkpoints.unpickler import Global, InertUnpickler, Reference, StandIn
 from hookscope.text import printable
 
 # torch's names of the dtypes that are read here, by those of storages in torch.save's files, and of safetensors.
@@ -62,10 +62,20 @@ _ITEM_BYTES = {
 # The instructions of the pickles that torch.save writes of plain values; torch's safe reader knows all of them.
 _INSTRUCTIONS = frozenset(
     {
-        *("PROTO", "STOP", "GLOBAL", "REDUCE", "BUILD", "BINPERSID", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
-        *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "MARK", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-        *("NEWFALSE", "NEWTRUE", "NONE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"),
-        *("EMPTY_LIST", "APPEND", "APPENDS"),
+        *(pickle.PROTO, pickle.GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.BINPERSID),
+        *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.MARK),
+        *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
+        *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+        *(pickle.NEWFALSE, pickle.NEWTRUE, pickle.NONE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+        *(pickle.BINFLOAT, pickle.BINUNICODE),
+    }
+)
+
+# What such pickles name.
+_GLOBALS = frozenset(
+    {
+        *(f"torch.{kind}" for kind in _STORAGES),
+        *("collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"),
     }
 )
 
@@ -189,7 +199,7 @@ def _plain_archive(path: Path) -> object:
                 member = members[f"{folder}data/{key}"]
                 if member.file_size != byte_count:
                     raise ValueError
-                begin = _content_begins(file, member)
+                begin = content_begins(file, member)
                 spans[key] = begin, begin + byte_count
                 return begin
 
@@ -226,16 +236,6 @@ def _check_directory(file: BinaryIO, archive: ZipFile) -> None:
         raise ValueError
 
 
-def _content_begins(file: BinaryIO, member: ZipInfo) -> int:
-    """Return where a stored member's bytes begin: behind a local header of 30 bytes, a name and more fields.
-
-    Source: PKWARE's APPNOTE 4.3.7.
-    """
-    file.seek(member.header_offset + 26)
-    lengths = file.read(4)
-    return member.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-
-
 @dataclass(frozen=True, slots=True)
 class _Storage:
     dtype: str
@@ -244,22 +244,38 @@ class _Storage:
     begin: int
 
 
-@dataclass(frozen=True, slots=True)
-class _StorageType:
-    dtype: str
+class _Tensors:
+    """Makes tensors of the calls and references that stand for them; any other call raises."""
 
+    def __init__(self, located: Callable[[str, int], int]) -> None:
+        self._located = located
+        self._storages: dict[str, _Storage] = {}
 
-class _Rebuild:
-    """Stands in for torch._utils._rebuild_tensor_v2."""
-
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> PlainTensor:
-        storage, offset, shape, strides, requires_grad, hooks = arguments
-        numbers = (offset, *shape, *strides)
-        if type(storage) is not _Storage or type(shape) is not tuple or type(strides) is not tuple:
+    def made_of(self, call: StandIn) -> PlainTensor:
+        if not is_bare(call):
             raise ValueError
-        if type(requires_grad) is not bool or type(hooks) is not OrderedDict or OrderedDict.__len__(hooks):
+        if call.name == "torch._utils._rebuild_tensor_v2":
+            return self._tensor(*call.arguments)
+        if call.name == "torch._utils._rebuild_parameter":
+            return self._parameter(*call.arguments)
+        raise ValueError
+
+    def _parameter(self, tensor: object, requires_grad: object, hooks: object) -> PlainTensor:
+        if type(tensor) is not StandIn or type(requires_grad) is not bool or not is_empty_hooks(hooks):
+            raise ValueError
+        data = self.made_of(tensor)
+        if data.kind != "Tensor" or (requires_grad and not data.is_floating_point()):
+            raise ValueError
+        return replace(data, kind="Parameter")
+
+    def _tensor(
+        self, reference: object, offset: int, shape: object, strides: object, requires_grad: object, hooks: object
+    ) -> PlainTensor:
+        if type(reference) is not Reference or type(shape) is not tuple or type(strides) is not tuple:
+            raise ValueError
+        storage = self._storage(*reference.identifier)
+        numbers = (offset, *shape, *strides)
+        if type(requires_grad) is not bool or not is_empty_hooks(hooks):
             raise ValueError
         if any(type(number) is not int or number < 0 for number in numbers) or len(shape) != len(strides):
             raise ValueError
@@ -276,50 +292,16 @@ class _Rebuild:
             raise ValueError
         return tensor
 
-
-class _RebuildParameter:
-    """Stands in for torch._utils._rebuild_parameter."""
-
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> PlainTensor:
-        tensor, requires_grad, hooks = arguments
-        if type(tensor) is not PlainTensor or type(requires_grad) is not bool or type(hooks) is not OrderedDict:
-            raise ValueError
-        if OrderedDict.__len__(hooks) or (requires_grad and not tensor.is_floating_point()):
-            raise ValueError
-        return replace(tensor, kind="Parameter")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes nothing but plain values, containers and stand-ins for tensors; everything else raises."""
-
-    def __init__(self, file: BinaryIO, located: Callable[[str, int], int]) -> None:
-        super().__init__(file)
-        self._located = located
-        self._storages: dict[str, _Storage] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _Rebuild()
-        if (module, name) == ("torch._utils", "_rebuild_parameter"):
-            return _RebuildParameter()
-        if module == "torch":
-            return _StorageType(_STORAGES[name])
-        raise ValueError
-
-    def persistent_load(self, pid: Any) -> _Storage:
-        what, kind, key, location, count = pid
-        if what != "storage" or type(kind) is not _StorageType or type(key) is not str or not key.isascii():
+    def _storage(self, what: object, kind: object, key: object, location: object, count: object) -> _Storage:
+        if what != "storage" or type(kind) is not Global or type(key) is not str or not key.isascii():
             raise ValueError
         if type(location) is not str or not _LOCATION.fullmatch(location) or type(count) is not int or count < 0:
             raise ValueError
+        dtype = _STORAGES[kind.name.removeprefix("torch.")]
         if key not in self._storages:
-            begin = self._located(key, count * _ITEM_BYTES[kind.dtype])
-            self._storages[key] = _Storage(kind.dtype, key, count, begin)
-        if (self._storages[key].dtype, self._storages[key].count) != (kind.dtype, count):
+            begin = self._located(key, count * _ITEM_BYTES[dtype])
+            self._storages[key] = _Storage(dtype, key, count, begin)
+        if (self._storages[key].dtype, self._storages[key].count) != (dtype, count):
             raise ValueError
         return self._storages[key]
 
@@ -332,10 +314,16 @@ def _unpickled(archive: ZipFile, member: ZipInfo, located: Callable[[str, int], 
     if member.file_size > _PICKLE_BYTES_LIMIT:
         raise ValueError
     content = archive.read(member)
-    used = {instruction.name for instruction, _, _ in pickletools.genops(content)}
-    if not content.startswith(b"\x80\x02") or not used <= _INSTRUCTIONS:
+    unpickler = InertUnpickler(BytesIO(content))
+    held = unpickler.load()
+    if not content.startswith(b"\x80\x02") or not unpickler.instructions <= _INSTRUCTIONS:
         raise ValueError
-    found = _Unpickler(BytesIO(content), located).load()
+    if not unpickler.globals.keys() <= _GLOBALS:
+        raise ValueError
+    tensors = _Tensors(located)
+    found = replace_stand_ins(held, tensors.made_of)
+    for call in unpickler.calls:  # torch makes those that are thrown away as well
+        replace_stand_ins(call, tensors.made_of)
     _check_plain(found)
     return found
 

@@ -8,11 +8,12 @@ import sys
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import safetensors.torch
 import torch
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from hookscope.checkpoints.checksums import check_checksums
 from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, open_archive, open_regular
+from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
+from hookscope.checkpoints.past_unknown import read_past_unknown
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable
@@ -29,60 +32,96 @@ _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save
 Look = Callable[[Path, FileKind, object], object]
 """Given a file, its kind and what it holds: says what is wanted of it, or raises one of hookscope's errors."""
 
-RUNS_CODE = "runs code"
+How = Literal["torch", "past unknown", "runs code"]
+"""How a file is read: as torch does safely, past what torch's safe reader refuses, or by running what it names."""
 
 # What these are, whatever they hold.
 _RUNNING_KINDS: dict[FileKind, str] = {
     "torchscript": "a TorchScript archive, which is a program",
     "exported program": "an exported program (.pt2), whose pickles and expressions are evaluated",
     "torch tar": "a tar archive, torch's oldest format, made of pickles",
-    "pickle": "a bare pickle",
 }
 
 _SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instructions of the later ones
 
 _LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
 
+# Our choice: names that a refusal lists.
+_LISTED_NAMES = 5
 
-def verify_file(path: Path, kind: FileKind, look: Look, *, remedy: str, trust: bool = False) -> object:
+
+@dataclass(frozen=True, slots=True)
+class ReadingRules:
+    """What may be read.
+
+    Attributes:
+        remedy: What to do about a file that runs code, at the end of a message: "save it again, or give --trust".
+        trust: Whether a file may run code while it is read.
+        allowed_globals: For a gate, globs of the classes and functions that a pickle may name beside plain data, as
+            none is imported; None to read past all but those that can run anything.
+        option: Of the gate, to allow a name with: "--allow-global".
+    """
+
+    remedy: str
+    trust: bool = False
+    allowed_globals: tuple[str, ...] | None = None
+    option: str = ""
+
+
+class Verified(NamedTuple):
+    """A file that may be read: how, the names in it that torch's safe reader refuses, and what was wanted of it."""
+
+    how: How
+    names: tuple[str, ...] = ()
+    seen: object = None
+
+
+def verify_file(path: Path, kind: FileKind, look: Look, rules: ReadingRules) -> Verified:
     """Go through a file of a kind other than an index; return what `look` does of what it holds.
 
-    For a file whose reading runs code that is `RUNS_CODE` if it is trusted. Else it is an UntrustedFileError, which
-    ends with the remedy: "save it again, or give --trust". A CheckpointError says that it is damaged, or made to be
-    misread; what `look` raises is passed on.
+    `look` is not asked about a file that is trusted and runs code. What would run code without trust, or is not allowed
+    by the rules, is an UntrustedFileError. A CheckpointError says that a file is damaged, or made to be misread; what
+    `look` raises is passed on.
     """
     name = printable(str(path))
     if kind in _RUNNING_KINDS:
-        with open_regular(path) as file:  # what is damaged cannot be read however much it is trusted
-            if kind in ("torchscript", "exported program"):
+        if kind != "torch tar":  # what is damaged cannot be read however much it is trusted
+            with open_regular(path) as file:
                 check_checksums(file, name)
-            elif kind == "pickle" and survey_pickle(file).truncated:
-                raise CheckpointError(f"{name} is a truncated pickle; download it again.")
-        if not trust:
-            raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), remedy)
-        return RUNS_CODE
-    if kind != "safetensors" and (what := _what_runs(path, kind, name)):
-        if not trust:
-            raise _refusal(name, *what, remedy)
-        return RUNS_CODE
-    return look(path, kind, read_content(path, kind))
+        if not rules.trust:
+            raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)
+        return Verified("runs code")
+    survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _checked_survey(path, kind, name, rules)
+    how: How = "torch"
+    if survey.imports or kind == "pickle" or survey.protocol not in _SAFE_PROTOCOLS:
+        # Trust is for classes that are to be imported; data are read in the same way with and without it.
+        how = "runs code" if rules.trust and not all(map(is_data, survey.imports)) else "past unknown"
+    return Verified(
+        how, survey.imports, None if how == "runs code" else look(path, kind, read_content(path, kind, how))
+    )
 
 
-def _what_runs(path: Path, kind: FileKind, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return what in a file runs code, in words, and what it would import; None if there is nothing."""
+def _checked_survey(path: Path, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
+    """Return what the pickles of a file would import; an error if they are damaged, or the rules do not allow it."""
     with open_regular(path) as file:
+        sizes: dict[str, int] = {}
         if kind == "torch":
             check_checksums(file, name)
             survey, sizes = _survey_archive(file, name)
         else:
-            survey = _survey_legacy(file)
-            sizes = {}
+            survey = survey_pickle(file) if kind == "pickle" else _survey_legacy(file)
         length = file.seek(0, 2)
     if survey.truncated:  # before its imports: the last one may be half a name
         raise CheckpointError(f"{name} is truncated; download it again.")
-    if survey.imports or survey.protocol not in _SAFE_PROTOCOLS:
-        what = "holds pickled objects" if survey.imports else f"holds a pickle of protocol {survey.protocol}"
-        return what, survey.imports
+    if rules.trust and survey.imports:
+        return survey
+    if refused := refused_names(survey.imports, rules.allowed_globals):
+        remedy = rules.remedy
+        if rules.option and not any(map(is_forbidden, refused)):
+            remedy += (
+                f", or read past what it names, without running it, with {rules.option} {printable(refused[0], 80)}"
+            )
+        raise _refusal(name, "holds pickled objects", refused, remedy)
     if survey.malformed:
         raise CheckpointError(f"{name} is damaged, or made to be misread; download it again.")
     for key, claimed in survey.storages.items():
@@ -94,14 +133,15 @@ def _what_runs(path: Path, kind: FileKind, name: str) -> tuple[str, tuple[str, .
             )
     if sum(survey.storages.values()) > length:
         raise CheckpointError(f"{name} claims more bytes for its tensors than the file has; download it again.")
-    return None
+    return survey
 
 
-def _refusal(name: str, what: str, imports: tuple[str, ...], remedy: str) -> UntrustedFileError:
+def _refusal(name: str, what: str, imports: Sequence[str], remedy: str) -> UntrustedFileError:
     # TorchScript calls its own classes so, and the containers it knows.
     plain = [each.removeprefix("__torch__.") for each in imports if not each.startswith("torch.jit._pickle.")]
-    named = [printable(each, 80) for each in plain[:5]]
-    would = f"would import {', '.join(named)}{', …' if plain[5:] else ''}, which " if plain else ""
+    named = [printable(each, 80) for each in plain[:_LISTED_NAMES]]
+    more = ", …" if plain[_LISTED_NAMES:] else ""
+    would = f"would import {', '.join(named)}{more}, which " if plain else ""
     return UntrustedFileError(f"{name} {what}: reading it {would}can run code; {remedy}.")
 
 
@@ -142,9 +182,7 @@ def _imports(path: Path, kind: FileKind) -> tuple[str, ...]:
 
 
 def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
-    if kind == "pickle":
-        yield file
-    elif kind == "torch tar":
+    if kind == "torch tar":
         with tarfile.open(fileobj=file, mode="r:") as archive:
             extracted = archive.extractfile("pickle")
             if extracted:
@@ -160,14 +198,17 @@ def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
                         yield from _pickles(BytesIO(start + content.read(PICKLE_BYTES_LIMIT)), kind)
 
 
-def read_content(path: Path, kind: FileKind) -> object:
-    """Return what a "torch", "legacy torch" or "safetensors" file holds; mapped into memory where that can be.
+def read_content(path: Path, kind: FileKind, how: How) -> object:
+    """Return what a file holds; mapped into memory where that can be.
 
-    It has passed `verify_file`, which finds what these readers would not notice. Raises CheckpointError if it is
-    damaged or too large for the memory there is, UntrustedFileError if it holds more than plain data after all.
+    It has passed `verify_file`, which finds what these readers would not notice, and says how to read it. Raises
+    CheckpointError if it is damaged or too large for the memory there is, UntrustedFileError if it holds more than
+    plain data after all.
     """
     name = printable(str(path))
     try:
+        if how == "past unknown":
+            return read_past_unknown(path, kind)
         return _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind)
     except (CheckpointError, MemoryError):
         raise
@@ -240,6 +281,13 @@ def tensors_within(content: object) -> Iterator[Tensor]:
         elif isinstance(part, dict | list | tuple) and id(part) not in seen:
             seen.add(id(part))
             waiting += reversed([*(dict.values(part) if isinstance(part, dict) else part)])
+
+
+def claims_too_much(tensor: Tensor) -> bool:
+    """Say whether a dense tensor has more elements than its storage, which it shows again and again (stride 0)."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
 def _is_swapped(path: Path) -> bool:

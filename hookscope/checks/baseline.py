@@ -21,6 +21,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from hookscope.checks.baseline_labels import BaselineClass, labelled_document, labelled_from, labelled_of
 from hookscope.checks.baseline_sketches import channels_text, check_channels, check_sketch, sketch_text
 from hookscope.errors import UsageError
+from hookscope.regular_files import read_bounded
 from hookscope.results.activations import LayerRow
 from hookscope.results.check import CheckMeasurements, OutputSignature
 from hookscope.results.gradients import Gradients
@@ -254,8 +255,7 @@ def read_baseline(path: Path) -> Baseline:
     """
     name = printable(str(path))
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+        content = read_bounded(path, _MOST_BYTES)
     except FileNotFoundError as error:
         raise UsageError(f"There is no baseline {name}. Write one with `hookscope check --update-baseline`.") from error
     except OSError as error:

@@ -59,6 +59,7 @@ class CheckSettings:
         model_arguments: "NAME=VALUE" each, for the function that builds it.
         key: Where in the file the weights are; None to find them.
         allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
+        allow_global: Globs over classes and functions that a pickle may name beside plain data; none is imported.
         images: Pictures, tensor files and folders to run it on; none means noise, where no batch is given beside.
         data: Labelled pictures: a folder of class folders, or a CSV file of paths and labels; None for none.
         shape: Shape of the noise, batch axis first; None for two inputs of the network's known input shape.
@@ -78,6 +79,7 @@ class CheckSettings:
     key: str | None = None
     allow_missing: tuple[str, ...] = ()
     allow_unexpected: tuple[str, ...] = ()
+    allow_global: tuple[str, ...] = ()
     images: "tuple[Path | Image, ...]" = ()
     data: Path | None = None
     shape: tuple[int, ...] | str | None = None
@@ -111,6 +113,7 @@ _LOADING = {
     "key": "key",
     "allow_missing": "allow_missing",
     "allow_unexpected": "allow_unexpected",
+    "allow_global": "allow_global",
 }
 _SETTINGS = {
     **_LOADING,

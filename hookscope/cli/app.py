@@ -34,8 +34,10 @@ from hookscope.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     HookscopeError,
+    InputError,
     OutputError,
     UsageError,
+    is_out_of_memory,
 )
 from hookscope.text import printable
 
@@ -178,6 +180,8 @@ def _ended_by(error: BaseException) -> int:
         code = EXIT_TERMINATED
     elif isinstance(error, OSError) and error.filename is None and error.errno in _STREAM_FAILURES:
         code = _stream_failed(error, sys.stdout)
+    elif is_out_of_memory(error):
+        code = report(InputError("There is not enough memory. Give the command more, or run it with smaller inputs."))
     else:  # whatever is left is a bug, and must not look like a failed check
         with suppress(OSError):
             traceback.print_exception(error)

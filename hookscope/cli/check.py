@@ -60,6 +60,15 @@ def check(
     key: options.Key = None,
     allow_missing: options.AllowMissing = None,
     allow_unexpected: options.AllowUnexpected = None,
+    allow_global: Annotated[
+        list[str] | None,
+        under.model(
+            "--allow-global",
+            metavar="NAME",
+            help="Class or function, beside plain data, that a file's pickle may name, as a glob (vendornet.*): it is "
+            "read past, and never imported; repeatable.",
+        ),
+    ] = None,
     output_key: options.OutputKey = None,
     classes: options.Classes = None,
     images: Annotated[

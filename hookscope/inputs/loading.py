@@ -18,6 +18,7 @@ from hookscope.errors import ImageError
 from hookscope.inputs.pictures import is_quiet_picture, read_picture, take_picture
 from hookscope.inputs.preprocessing import check_suits_pictures, prepare_picture
 from hookscope.inputs.tensors import prepare_tensor, read_numpy, read_stored
+from hookscope.regular_files import open_regular
 from hookscope.results.inputs import MAX_PIXELS, InputRecord, Preprocessing
 from hookscope.text import one_line
 
@@ -167,7 +168,7 @@ def _opened(path: Path, name: str, recorded: AbstractContextManager[None]) -> It
     """Open a regular file, and tell what it holds; what the system refuses is an ImageError."""
     _check_regular(path, name)
     try:
-        with path.open("rb") as file, recorded:
+        with open_regular(path) as file, recorded:
             yield file, _sniff(file, name)
     except OSError as error:
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}.") from error

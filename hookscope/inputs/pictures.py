@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from hookscope.errors import ImageError
+from hookscope.regular_files import read_bounded
 from hookscope.text import one_line
 
 # Pillow logs some damage before it raises; without a handler Python would print that to stderr.
@@ -72,11 +73,8 @@ _QUIET_MODES = frozenset({"L", "LA", "RGB", "RGBA"})
 def looks_like_picture(path: Path) -> bool:
     """Tell whether a file begins as a picture does; one that cannot be read does not."""
     try:
-        if not path.is_file():  # opening a pipe would wait for a writer
-            return False
-        with path.open("rb") as file:
-            head = file.read(16)
-    except OSError:
+        head = read_bounded(path, 16)
+    except (OSError, ValueError):
         return False
     is_webp = head.startswith(b"RIFF") and head[8:12] == b"WEBP"
     is_heif = _brand(head) in _HEIF_BRANDS and _HEIF in _formats(head)

@@ -11,6 +11,7 @@ import torch
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.isolation import read_verified
+from hookscope.checkpoints.reading import ReadingRules, claims_too_much
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import one_line, printable
@@ -43,7 +44,7 @@ def read_stored(path: Path) -> torch.Tensor:
     try:
         kind = file_kind(path)
         check = _only_tensor if kind == "safetensors" else _plain_tensor
-        content = read_verified({path: kind}, name, check, remedy=_ALONE)[path]
+        content = read_verified({path: kind}, name, check, ReadingRules(_ALONE, allowed_globals=()))[path].content
     except (CheckpointError, UntrustedFileError) as error:
         raise ImageError(f"Not a readable tensor file: {error}") from error
     return torch.clone(check(content, name))  # the file may be mapped: nothing depends on it any longer
@@ -62,7 +63,7 @@ def _plain_tensor(content: object, name: str) -> torch.Tensor:
     tensor = torch.Tensor.detach(content)  # without attributes that the file may have put over its methods
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise ImageError(f"Cannot use {name}: a sparse, quantised, nested or data-less tensor. Save a dense one.")
-    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+    if claims_too_much(tensor):
         raise ImageError(f"Cannot use {name}: an expanded tensor, larger than its file. Save it after .contiguous().")
     return tensor
 

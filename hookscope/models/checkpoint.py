@@ -17,13 +17,18 @@ from hookscope.checkpoints.fileformat import (
     open_regular,
     safetensors_header,
 )
-from hookscope.checkpoints.isolation import read_verified
+from hookscope.checkpoints.isolation import ReadFile, read_verified
+from hookscope.checkpoints.reading import ReadingRules
+from hookscope.checkpoints.stand_ins import skipped_objects
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
 from hookscope.models.locate_state_dict import weights_in
-from hookscope.models.shards import TRUST_REMEDY, check_names, files_of, read_index
+from hookscope.models.shards import TRUST_REMEDY, check_names, files_of, read_index, shard_remark
 from hookscope.models.training_entries import TrainingEntries, training_entries
-from hookscope.text import counted, printable
+from hookscope.text import counted, printable, some_of
+
+# Our choice: names that a sentence lists.
+_LISTED_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +82,21 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     name = printable(str(path))
     _, kinds = files_of(path)
     if path in kinds:
-        content = _read_verified(kinds, name, options)[path]
+        read = _read_verified(kinds, name, options)[path]
+        content = read.content
         weights, digest = weights_in(content, name, options.key), digest_of(path)
         says = _metadata(path) if kinds[path] == "safetensors" else content
         categories, notes = _named_classes(says, weights.state, name)
         notes = (*weights.notes, *notes)
+        warnings = (*_read_past(read, name), *filter(None, [shard_remark(path)]))
         training = training_entries(content, weights.state, options.key)
-        return Checkpoint(printable(path.name), weights.state, digest, (), weights.module, notes, categories, training)
-    contents = _read_verified(kinds, name, replace(options, key=None))
-    read = {shard: weights_in(content, printable(str(shard))).state for shard, content in contents.items()}
-    joined, warnings = _joined(name, read_index(path), read)
+        return Checkpoint(
+            printable(path.name), weights.state, digest, warnings, weights.module, notes, categories, training
+        )
+    files = _read_verified(kinds, name, replace(options, key=None))
+    states = {shard: weights_in(file.content, printable(str(shard))).state for shard, file in files.items()}
+    joined, warnings = _joined(name, read_index(path), states)
+    warnings += tuple(each for shard, file in files.items() for each in _read_past(file, printable(str(shard))))
     weights = weights_in(joined, name, options.key)
     lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in (path, *kinds))
     digest = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
@@ -100,6 +110,16 @@ def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tupl
     if not names or not any(shape[:1] == (len(names),) for shape in shapes):
         return (), ()
     return names, (f"{name}: {counted(len(names), 'class name')} taken from its key '{where}'.",)
+
+
+def _read_past(read: ReadFile, name: str) -> tuple[str, ...]:
+    """Return a sentence about what was read past in a file; none for a file that torch reads safely."""
+    if not read.is_refused_by_torch:
+        return ()
+    named = some_of([printable(each, 80) for each in read.unknown], _LISTED_NAMES)
+    what = f"names {named}" if named else "is a bare pickle, or one of protocol 4 or later"
+    held = f"; skipped: {skipped}" if (skipped := skipped_objects(read.content)) else ""
+    return (f"{name}: `torch.load(weights_only=True)` refuses this file, which {what}; nothing was imported{held}.",)
 
 
 def _metadata(path: Path) -> dict[str, Any]:
@@ -118,14 +138,16 @@ def _metadata(path: Path) -> dict[str, Any]:
     return {key: said(text) for key, text in held.items()} if isinstance(held, dict) else {}
 
 
-def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, object]:
+def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, ReadFile]:
     trusted = None
     if options.trust:
         from hookscope.models.trusted_files import read_trusted  # noqa: PLC0415 (not imported without trust)
 
         trusted = read_trusted
     check = partial(weights_in, key=options.key)
-    return read_verified(kinds, name, check, remedy=TRUST_REMEDY, read_trusted=trusted)
+    gate = "" if options.allowed_globals is None else "--allow-global"
+    rules = ReadingRules(TRUST_REMEDY, options.trust, options.allowed_globals, gate)
+    return read_verified(kinds, name, check, rules, trusted)
 
 
 def _joined(

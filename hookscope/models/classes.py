@@ -78,7 +78,7 @@ def packed_classes(path: Path, counts: Container[int]) -> tuple[str, tuple[str, 
     or a usual file name calls so, as "labels.txt" and "index_to_name.json", and objects in JSON. Names count if there
     are as many of them as one of `counts`.
     """
-    with zipfile.ZipFile(path) as archive:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             key = member.filename.partition("/extra/")[2]
             if not key or member.file_size > _MOST_BYTES:

@@ -91,13 +91,15 @@ class FileOptions:
 
     With `trust` the file may run code while it is read. `key` says where in it the weights are, "ema.state_dict"; None
     to find them. `allow_missing` and `allow_unexpected` are globs over names of the network that the file need not
-    have, and over names of the file that the network need not know.
+    have, and over names of the file that the network need not know. `allowed_globals` are as for
+    `checkpoints.reading.ReadingRules`.
     """
 
     trust: bool = False
     key: str | None = None
     allow_missing: tuple[str, ...] = ()
     allow_unexpected: tuple[str, ...] = ()
+    allowed_globals: tuple[str, ...] | None = None
 
 
 @contextmanager

@@ -17,10 +17,11 @@ from hookscope.checkpoints.nested import TensorLike
 from hookscope.checkpoints.plain import PlainTensor, plain_content
 from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
+from hookscope.models.adapters import adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
 from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, values_of
 from hookscope.models.listing import file_listing, shared_prefix, tensor_row
-from hookscope.models.shards import check_names, files_of, read_index
+from hookscope.models.shards import check_names, files_of, read_index, shard_remark
 from hookscope.models.tied import Layout, tied_to
 from hookscope.models.weight_sets import parts_of
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
@@ -45,7 +46,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         looked = list_with_torch(kinds, printable(str(path)), key)
     found: dict[Path, dict[str, Any]] = dict(zip(kinds, looked, strict=True))
     warnings = [note for file in looked for note in file["warnings"]]
-    warnings += _unlisted(path, found) if path not in kinds else []
+    warnings += _unlisted(path, found) if path not in kinds else [*filter(None, [shard_remark(path)])]
     tensors: dict[tuple[str, bool], list[StoredTensor]] = {}
     shapes: dict[tuple[str, bool], dict[str, tuple[int, ...]]] = {}
     for each in (each for file in looked for each in file["parts"]):
@@ -53,6 +54,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         rows = (StoredTensor(**{**row, "shape": tuple(row["shape"])}) for row in each["tensors"])
         tensors.setdefault(part, []).extend(rows)
         shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in each["shapes"].items()})
+    warnings += filter(None, [adapter_remark(path.name, rows) for rows in tensors.values()])
     fitting, doubts = _architectures(shapes)
     near = {part: "" if fitting[part] else nearest_network(each) for part, each in shapes.items() if each}
     alone = found.get(path, {})

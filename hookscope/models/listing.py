@@ -8,6 +8,8 @@ from typing import Any
 from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
 from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.checkpoints.plain import PlainTensor
+from hookscope.checkpoints.stand_ins import ModuleState, class_of
+from hookscope.checkpoints.unpickler import Global, StandIn
 from hookscope.models.array_values import Values
 from hookscope.models.weight_sets import Part, state_shapes
 from hookscope.results.contents import StoredTensor
@@ -83,7 +85,13 @@ def _entries(content: object) -> list[tuple[str, str, str]]:
 
 
 def _kind(value: object) -> str:
-    return value.kind if isinstance(value, PlainTensor) else type(value).__name__
+    if isinstance(value, PlainTensor):
+        return value.kind
+    if isinstance(value, ModuleState):
+        return printable(value.class_name, _LONGEST_VALUE)
+    if isinstance(value, StandIn):
+        return printable(class_of(value), _LONGEST_VALUE)
+    return printable(value.name, _LONGEST_VALUE) if isinstance(value, Global) else type(value).__name__
 
 
 def _summary(value: object) -> str:
@@ -108,4 +116,6 @@ def _producer(path: Path, kind: FileKind, content: object) -> str:
         names.insert(0, f"torch.save, zip format {printable(version)}")
     elif kind == "legacy torch":
         names.insert(0, "torch.save before torch 1.6, or its old format")
+    if isinstance(content, ModuleState):
+        names.append(f"a pickled {printable(content.class_name, _LONGEST_VALUE)}, whose code was not run")
     return ", ".join(names)

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from hookscope.checkpoints.reading import claims_too_much
 from hookscope.errors import CheckpointError, ModelError, UsageError
 from hookscope.models.weight_sets import (
     WEIGHTS_KEYS,
@@ -109,10 +109,8 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
 def _check_tensor(tensor: Tensor, what: str) -> None:
     if tensor.is_meta:
         raise CheckpointError(f"{what} without data: a shape only (on the meta device); save it from a real device.")
-    if tensor.layout is not torch.strided:
-        return
-    claimed, there = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
-    if claimed > there:
+    if claims_too_much(tensor):
+        claimed, there = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
         raise CheckpointError(
             f"{what}, a tensor that claims {claimed} bytes of a storage of {there}; save it again after .contiguous()."
         )

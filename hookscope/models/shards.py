@@ -1,5 +1,6 @@
 """The files that weights are in: one, or the shards that an index names. No torch is needed."""
 
+import re
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -7,7 +8,13 @@ from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular, 
 from hookscope.errors import CheckpointError
 from hookscope.text import printable
 
-TRUST_REMEDY = "save `model.state_dict()` where it was made, or give --trust if you trust its author"
+# How Hugging Face's libraries name shards.
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<suffix>safetensors|bin)")
+
+RESAVE_REMEDY = "save `model.state_dict()` where it was made"
+"""Advice about a file that runs code where nothing is to be run, for messages."""
+
+TRUST_REMEDY = f"{RESAVE_REMEDY}, or give --trust if you trust its author"
 """Advice about a file that runs code, for messages."""
 
 
@@ -22,6 +29,20 @@ def files_of(path: Path) -> tuple[FileKind, dict[Path, FileKind]]:
             named = printable(shard.name)
             raise CheckpointError(f"{printable(str(path))} names '{named}', which is an index itself; refused.")
     return kind, kinds
+
+
+def shard_remark(path: Path) -> str:
+    """Return a sentence about a file that is one shard of several by its name, "model-00001-of-00002.bin"; else ""."""
+    found = _SHARD.fullmatch(path.name)
+    if found is None or int(found["count"]) < 2:
+        return ""
+    index = f"{found['stem']}.{found['suffix']}.index.json"
+    there = "; give that" if path.with_name(index).is_file() else ", which is not beside it"
+    which = f"{int(found['number'])} of {int(found['count'])}"
+    return (
+        f"{printable(path.name)} is file {which}, with part of the tensors; the index of all is "
+        f"{printable(index)}{there}."
+    )
 
 
 def read_index(path: Path) -> dict[Path, list[str]]:

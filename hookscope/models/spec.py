@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind
 from hookscope.checkpoints.isolation import inspect_isolated
+from hookscope.checkpoints.reading import ReadingRules
 from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
 from hookscope.models import architecture
 from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint
@@ -123,7 +124,7 @@ def load_model(
         return _load_file(spec.source, arch, build)
     if arch is not None:
         raise UsageError(f"--arch goes with a weights file; MODEL '{printable(model)}' is a network already.")
-    if replace(options, trust=False) != FileOptions() and not looks_like_file(weights):
+    if replace(options, trust=False, allowed_globals=None) != FileOptions() and not looks_like_file(weights):
         raise UsageError(
             "--key, --allow-missing and --allow-unexpected go with a weights file; "
             f"MODEL '{printable(model)}' is loaded without one."
@@ -153,7 +154,7 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         from hookscope.models import exported  # noqa: PLC0415 (nothing that runs a file is imported without trust)
 
         _check_complete(path, options)
-        inspect_isolated({path: kind}, printable(source), lambda *_: None, remedy=TRUST_REMEDY, trust=True)
+        inspect_isolated({path: kind}, printable(source), lambda *_: None, ReadingRules(TRUST_REMEDY, trust=True))
         load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
         return load(path, options.seed)
     checkpoint = read_checkpoint(path, options.file)

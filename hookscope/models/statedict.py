@@ -42,9 +42,9 @@ def load_into(
 ) -> tuple[str, ...]:
     """Copy `state` into `module`, strictly: every name and shape must fit.
 
-    A wrapping prefix is removed when that makes the names fit. Only a BatchNorm's `num_batches_tracked` may be missing,
-    and what `options` allows: a name of the network that matches `allow_missing`; a name of the file that matches
-    `allow_unexpected`; a name of another shape that matches both.
+    A wrapping prefix is removed, or one of the network's put in front, when that makes the names fit. Only a
+    BatchNorm's `num_batches_tracked` may be missing, and what `options` allows: a name of the network that matches
+    `allow_missing`; a name of the file that matches `allow_unexpected`; a name of another shape that matches both.
 
     In messages the weights are called `origin`, a file name, and the network `name`, or else by its class. `notes` gets
     a sentence about the prefix that was removed; None has it among those returned, which a reader must see: what of the
@@ -57,6 +57,9 @@ def load_into(
     misfit = f"{origin} does not fit {network}"
     state = _without_transient(module, own, state)
     removed, mapping = _best_form(own, state, options, misfit)
+    added = ""
+    if not set(mapping.values()) <= own.keys() and (prefixed := _with_prefix(own, state, options)):
+        removed, added, mapping = prefixed
     original = {new: old for old, new in mapping.items()}
     named = {new: state[old] for new, old in original.items()}
     outside = [key for key in state if key not in mapping]
@@ -65,7 +68,7 @@ def load_into(
     reshaped = {key: value for key, value in named.items() if key in formed and not _copyable(value, own[key], key)}
     fitting = OrderedDict((key, value) for key, value in named.items() if key not in reshaped)
     # Without it (safetensors) modules would take the file for one of torch's first versions.
-    vars(fitting)["_metadata"] = _versions(state, removed) or getattr(own, "_metadata", None)
+    vars(fitting)["_metadata"] = _versions(state, removed, added) or getattr(own, "_metadata", None)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
@@ -98,6 +101,7 @@ def load_into(
         misfits = ", ".join(filter(None, groups))
         raise MisfitError(f"{origin}{stripped} does not fit {network}: {misfits}. {hint}")
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
+    prefix += [f"{origin}: all {len(mapping)} fit with '{printable(added, 80)}' in front."] if added else []
     remarks: list[str] = []
     (remarks if notes is None else notes).extend(prefix)
     reshaped_there = [original[key] for key in reshaped]
@@ -151,14 +155,37 @@ def _best_form(
     return forms[best]
 
 
-def _versions(state: Mapping[str, Any], removed: str) -> dict[str, Any] | None:
-    """Return torch's module versions of a state dict, by the names they have without the prefix."""
+def _with_prefix(
+    own: Mapping[str, Any], state: Mapping[str, Any], options: FileOptions
+) -> tuple[str, str, dict[str, str]] | None:
+    """Return the prefix removed, the prefix put in front, and the names by those in the file; None if not all fit so.
+
+    A network that holds another, such as a classifier its backbone, has the names of the inner one behind its
+    attribute's. There has to be one such prefix.
+    """
+    needed = {key for key in own if not key.endswith(COUNTER) and not _matches(key, options.allow_missing)}
+    for removed, forms in stripped_forms(state):
+        longest = max(forms.values(), key=len)  # which fewest names of the network end with
+        prefixes = [key.removesuffix(longest) for key in own if key.endswith(f".{longest}")]
+        found = []
+        for prefix in prefixes:
+            mapping = {old: prefix + new for old, new in forms.items()}
+            names = set(mapping.values())
+            alike = needed <= names <= own.keys()
+            if alike and all(_form(state[old]) == _form(own[new]) for old, new in mapping.items()):
+                found.append((removed, prefix, mapping))
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _versions(state: Mapping[str, Any], removed: str, added: str) -> dict[str, Any] | None:
+    """Return torch's module versions of a state dict, by the names they have with another prefix."""
     metadata = getattr(state, "_metadata", None)
-    if not removed or not isinstance(metadata, dict):
+    if not (removed or added) or not isinstance(metadata, dict):
         return metadata
-    parts = removed.rstrip(".")
-    inner = {key.removeprefix(removed): value for key, value in metadata.items() if str(key).startswith(removed)}
-    return inner | ({"": metadata[parts]} if parts in metadata else {}) or None
+    inner = {f"{key}.".removeprefix(removed): value for key, value in metadata.items() if f"{key}.".startswith(removed)}
+    return {f"{added}{key}".strip("."): value for key, value in inner.items()} or None
 
 
 def foreign_names(names: Iterable[str]) -> str:

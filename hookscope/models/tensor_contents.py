@@ -16,22 +16,24 @@ from torch import Tensor
 from hookscope.checkpoints.fileformat import FileKind, open_regular, safetensors_header
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.nested import TensorLike
-from hookscope.checkpoints.reading import read_layout, tensors_within
+from hookscope.checkpoints.reading import ReadingRules, claims_too_much, read_layout, tensors_within
+from hookscope.checkpoints.stand_ins import skipped_objects
 from hookscope.errors import CheckpointError
 from hookscope.models.array_values import Values
 from hookscope.models.listing import file_listing, tensor_row
-from hookscope.models.shards import TRUST_REMEDY
+from hookscope.models.shards import RESAVE_REMEDY
 from hookscope.models.tensor_values import ValueReader
 from hookscope.models.tied import Layout, tied_to
 from hookscope.models.weight_sets import parts_of
-from hookscope.text import printable
+from hookscope.text import counted, printable
 
 _THREADS = 2  # our choice: two read as fast as memory gives
 
 
 def list_with_torch(kinds: Mapping[Path, FileKind], name: str, key: str | None) -> list[dict[str, Any]]:
     """Return the listing of each file, called `name` in messages. Raises as `list_contents`."""
-    return inspect_isolated(kinds, name, partial(_list_file, key), remedy=TRUST_REMEDY)
+    verified = inspect_isolated(kinds, name, partial(_list_file, key), ReadingRules(RESAVE_REMEDY))
+    return [dict(each.seen) for each in verified if isinstance(each.seen, dict)]
 
 
 def _list_file(key: str | None, path: Path, kind: FileKind, content: object) -> dict[str, Any]:
@@ -40,14 +42,21 @@ def _list_file(key: str | None, path: Path, kind: FileKind, content: object) -> 
     tensors = [_detached(tensor) for part in parts for _, tensor in part.tensors]
     absent = sum(tensor.is_meta for tensor in tensors)
     what = "1 tensor has" if absent == 1 else f"{absent} tensors have"
-    warning = f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."
+    warnings = [f"{printable(path.name)}: {what} no data, only a shape (saved on the meta device)."] * bool(absent)
+    if skipped := skipped_objects(content):
+        warnings.append(f"{printable(path.name)}: skipped: {skipped}.")
     places = [(part.key, name) for part in parts for name, _ in part.tensors]
+    if repeating := [name for (_, name), each in zip(places, tensors, strict=True) if claims_too_much(each)]:
+        warnings.append(
+            f"{printable(path.name)}: {counted(len(repeating), 'tensor')} with more elements than stored, such as "
+            f"'{printable(repeating[0], 80)}', which repeats them (stride 0); other commands refuse the file."
+        )
     found = zip(_values(path, kind, content, tensors), tied_to(places, [*map(_layout, tensors)]), strict=True)
     rows = [
         tensor_row((name, tuple(each.shape), str(each.dtype).removeprefix("torch.")), _byte_count(each), *answer)
         for (_, name), each, answer in zip(places, tensors, found, strict=True)
     ]
-    return file_listing(path, kind, content, parts, rows, [warning] * bool(absent))
+    return file_listing(path, kind, content, parts, rows, warnings)
 
 
 def _detached(tensor: TensorLike) -> Tensor:
@@ -118,7 +127,7 @@ def _mapping_address(path: Path, kind: FileKind, content: object) -> int | None:
     Reading mapped values would fill memory with the whole file: they are read from the file instead, piece by piece.
     """
     tensors = [tensor for tensor in tensors_within(content) if tensor.layout is torch.strided and tensor.numel()]
-    if kind == "legacy torch" or not tensors:
+    if kind in ("legacy torch", "pickle") or not tensors:
         return None
     if kind == "safetensors" and isinstance(content, dict):
         header, begin = safetensors_header(path)
@@ -128,7 +137,9 @@ def _mapping_address(path: Path, kind: FileKind, content: object) -> int | None:
         offset_of = attrgetter("_checkpoint_offset")  # the one way
         try:
             layout = read_layout(path)
-        except NotImplementedError:  # a quantised tensor cannot be on the meta device
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - a quantised tensor, or a file that torch refuses: its values are copies
             return None
         layouts = [each for each in tensors_within(layout) if each.layout is torch.strided and each.numel()]
         bases = {

@@ -18,6 +18,7 @@ from hookscope.checkpoints.fileformat import FileKind, file_kind
 from hookscope.errors import CheckpointError
 from hookscope.models.construction import seeded, silenced_known_warnings
 from hookscope.models.user_code import importable
+from hookscope.regular_files import open_regular
 from hookscope.text import exception_line, printable
 
 # Pickle's message about a class or function that is no longer where it was.
@@ -42,7 +43,7 @@ def read_pickle(path: Path) -> object:
     shown = printable(str(path))
     try:
         # By its name alone, torch would take some file for safetensors.
-        with path.open("rb") as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
+        with open_regular(path) as file, importable(Path.cwd(), is_file=False), silenced_known_warnings():
             if file_kind(path) == "pickle":
                 return pickle.load(file)  # noqa: S301 - trusted
             return torch.load(file, map_location="cpu", weights_only=False)
@@ -99,7 +100,7 @@ def read_exported_program(path: Path, seed: int) -> ReadProgram:
     """
     from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such files
 
-    with _loading(path, "an exported program", "export"), seeded(seed), path.open("rb") as file:
+    with _loading(path, "an exported program", "export"), seeded(seed), open_regular(path) as file:
         program: Any = torch.export.load(file)
         return ReadProgram(*unflattened(program, seed), _input_shape(program))
 

@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import itertools
 import operator
-import stat
 import sys
 import sysconfig
 import traceback
@@ -15,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
+from hookscope.regular_files import NotRegularError, open_regular
 from hookscope.text import exception_line, printable
 
 _numbers = itertools.count()
@@ -71,10 +71,9 @@ def load_function(path: Path, name: str) -> Callable[..., Any]:
 def check_readable(path: Path) -> None:
     """Raise InputError unless a path is a file that can be read."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would block for ever
-            raise InputError(f"{printable(str(path))} is not a file.")
-        with path.open("rb"):
-            pass
+        open_regular(path).close()
+    except (NotRegularError, IsADirectoryError) as error:
+        raise InputError(f"{printable(str(path))} is not a file.") from error
     except FileNotFoundError as error:
         raise InputError(
             f"{printable(str(path))} does not exist. FILE.py:NAME is a Python file, and what in it builds the network."

@@ -323,3 +323,45 @@ def test_an_error_about_a_missing_package_ends_with_the_command_that_installs_it
     ended = run(*arguments)
     assert ended.code == (3 if missing == "pillow_heif" else 2)
     assert re.search(rf"more packages?: pip install {re.escape(installed)}$", ended.errors[-1])
+
+
+OUT_OF_MEMORY: dict[str, Exception] = {
+    "Python's": MemoryError(),
+    "the loader's": ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    "torch's": RuntimeError(
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+    ),
+    "behind another": ImportError("Importing the numpy C-extensions failed."),
+}
+
+
+@pytest.mark.parametrize("kind", OUT_OF_MEMORY)
+def test_want_of_memory_is_one_line_and_no_bug(run: Run, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    def import_something(_pattern: str | None) -> list[str]:
+        raise OUT_OF_MEMORY[kind] from (MemoryError() if kind == "behind another" else None)
+
+    monkeypatch.setattr("hookscope.models.names.model_names", import_something)
+    ended = run("models")
+    assert ended.code == 3
+    [line] = ended.stderr.splitlines()
+    assert "not enough memory" in line
+
+
+@pytest.mark.parametrize("mebibytes", [300, 700])
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit address space")
+def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[str, str], mebibytes: int) -> None:
+    script = (
+        "import resource, sys; from hookscope.cli.app import main;"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({mebibytes} * 2**20,) * 2);"
+        "sys.argv = ['hookscope', 'layers', 'demo']; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 3, ended.stderr
+    [line] = ended.stderr.splitlines()
+    assert "not enough memory" in line

@@ -27,6 +27,7 @@ from hookscope.cli.find_checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
 from tests.cli.conftest import Ended, Run, names_below
 from tests.fork_server import ForkServer
+from tests.models.hostile import Call
 
 PLANTED = "layer2.0.conv1"
 
@@ -122,7 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(state, folder / "broken.pt")
     content = (folder / "good.pt").read_bytes()
     (folder / "cut.pt").write_bytes(content[: len(content) // 2])
-    torch.save(torch.nn.Linear(2, 2), folder / "module.pt")
+    torch.save({"w": torch.ones(2), "x": Call(exec, "1")}, folder / "module.pt")
     return folder
 
 

@@ -19,6 +19,7 @@ from hookscope.models.construction import loaded_module
 from hookscope.render.differences_text import answer
 from hookscope.render.weights_text import weights_answer
 from hookscope.results.differences import Differences, Measures, WeightDifference
+from tests.models.hostile import Call
 
 
 def network() -> nn.Module:
@@ -155,7 +156,7 @@ def test_files_need_no_network_and_a_converted_file_equals_its_original(tmp_path
 
 
 def test_hostile_and_missing_files_are_refused(tmp_path: Path) -> None:
-    torch.save(network(), tmp_path / "pickled.pt")
+    torch.save({"w": Call(exec, "1")}, tmp_path / "pickled.pt")
     with pytest.raises(UntrustedFileError):
         read_weights(tmp_path / "pickled.pt")
     with pytest.raises(CheckpointError, match="does not exist"):

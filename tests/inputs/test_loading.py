@@ -77,7 +77,7 @@ def test_no_permission_is_said(tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("hookscope.inputs.loading.open_regular", refuse)
     assert failure(path) == f"Cannot read {str(path)!r}: Permission denied."
 
 

@@ -143,6 +143,12 @@ def _npy(canary: Path) -> Any:
     return Call(open, str(canary), "wb")
 
 
+def colliding_keys(count: int = 60_000) -> bytes:
+    """Instructions for a dict whose keys all hash to 0, so that each is compared with all before it."""
+    keys = ((at * (2**61 - 1)).to_bytes(10, "little") for at in range(1, count))  # Python hashes modulo this prime
+    return b"}(" + b"".join(b"\x8a\x0a" + key + b"N" for key in keys) + b"u"
+
+
 def unicode_opcode(text: str) -> bytes:
     encoded = text.encode("utf-8", "surrogatepass")
     return b"X" + struct.pack("<I", len(encoded)) + encoded  # BINUNICODE

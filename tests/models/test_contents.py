@@ -15,9 +15,11 @@ from torch import nn
 from hookscope.checkpoints import isolation, limits
 from hookscope.checkpoints.sandbox import run_forked
 from hookscope.errors import CheckpointError, NothingMatchedError, UntrustedFileError, UsageError
+from hookscope.models.checkpoint import read_checkpoint
 from hookscope.models.contents import list_contents
 from hookscope.results.contents import CheckpointContents, StoredPart, StoredTensor
 from tests.byteorder import save_big_endian
+from tests.models.hostile import Call
 
 Kind = Literal["torch", "legacy torch", "safetensors"]
 KINDS: tuple[Kind, ...] = ("torch", "legacy torch", "safetensors")
@@ -235,7 +237,29 @@ def test_a_tensor_without_data_and_one_that_is_expanded_are_listed(tmp_path: Pat
         ("wide", 4, 0, 1),
         ("w", 8, 0, 0),
     ]
-    assert contents.warnings == ("odd.pt: 1 tensor has no data, only a shape (saved on the meta device).",)
+    without_data, repeating = contents.warnings
+    assert without_data == "odd.pt: 1 tensor has no data, only a shape (saved on the meta device)."
+    assert repeating.startswith("odd.pt: 1 tensor with more elements than stored, such as 'wide'")
+
+
+@pytest.mark.parametrize("count", [2**34, 2**62])
+@pytest.mark.parametrize("place", ["the weights", "the optimiser"])
+def test_a_tensor_that_claims_more_than_its_storage_is_listed_with_a_warning_and_loaded_by_nothing(
+    tmp_path: Path, count: int, place: str
+) -> None:
+    wide = torch.tensor([float("nan")]).expand(count)
+    content = {
+        "model": {"w": torch.ones(2)},
+        "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []},
+    }
+    (content["model"] if place == "the weights" else content["optimizer"]["state"][0])["wide"] = wide
+    path = saved(tmp_path / "odd.pt", "torch", content)
+    contents = list_contents(path)
+    listed = next(each for each in contents.tensors if each.key.endswith("wide"))
+    assert (listed.shape, listed.byte_count, listed.nan_count) == ((count,), 4, count)
+    assert "more elements than stored" in contents.warnings[0]
+    with pytest.raises(CheckpointError, match="claims"):
+        read_checkpoint(path)
 
 
 def sharded(folder: Path, kind: Literal["safetensors", "torch"], listed: dict[str, int]) -> Path:
@@ -322,11 +346,11 @@ def test_the_network_that_fits_is_named_with_its_class_count(tmp_path: Path) -> 
     assert whole(contents).prefix == "module"
 
 
-@pytest.mark.parametrize("content", [nn.Linear(2, 3), [], 5, {}, {"epoch": 3}], ids=lambda it: type(it).__name__)
-@pytest.mark.sample("Linear", "dict0", "int")
+@pytest.mark.parametrize("content", [Call(exec, "1"), [], 5, {}, {"epoch": 3}], ids=lambda it: type(it).__name__)
+@pytest.mark.sample("Call", "dict0", "int")
 def test_what_holds_no_tensors_or_runs_code_is_refused(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "w.pt")
-    with pytest.raises(UntrustedFileError if isinstance(content, nn.Module) else CheckpointError, match=r"w\.pt"):
+    with pytest.raises(UntrustedFileError if isinstance(content, Call) else CheckpointError, match=r"w\.pt"):
         list_contents(tmp_path / "w.pt")
 
 

@@ -162,6 +162,36 @@ def test_misfit_of_a_wrapped_network_is_told_without_the_prefix() -> None:
         load_into(network(), state, "model.pt")
 
 
+@pytest.mark.parametrize("outside", ["model", "net.backbone"])
+@pytest.mark.parametrize("wrapper", ["", "module."])
+def test_a_prefix_of_the_network_is_put_in_front_where_all_fits_so(outside: str, wrapper: str) -> None:
+    source, target = network(), network()
+    whole: nn.Module = target
+    for name in reversed(outside.split(".")):
+        whole = nn.ModuleDict({name: whole})
+    notes = load_into(whole, {f"{wrapper}{key}": value for key, value in source.state_dict().items()}, "model.pt")
+    assert f"model.pt: all {len(source.state_dict())} fit with '{outside}.' in front." in notes
+    assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in source.state_dict().items())
+
+
+def test_no_prefix_is_put_in_front_where_some_would_not_fit_or_two_would() -> None:
+    state = network().state_dict()
+    several = nn.ModuleDict({"a": network(), "b": network()})
+    with pytest.raises(MisfitError):
+        load_into(several, state, "model.pt")
+    with pytest.raises(MisfitError):
+        load_into(several, state, "model.pt", FileOptions(allow_missing=("*",)))
+    with pytest.raises(MisfitError):
+        load_into(nn.ModuleDict({"a": network()}), state | {"2.bias": torch.ones(99)}, "model.pt")
+
+
+def test_versions_move_behind_the_prefix_put_in_front() -> None:
+    state = nn.BatchNorm1d(2).state_dict()
+    del state["num_batches_tracked"]
+    state._metadata[""] = {"version": 1}  # before there was num_batches_tracked
+    load_into(nn.ModuleDict({"norm": nn.BatchNorm1d(2)}), state, "model.pt")
+
+
 def test_versions_are_those_of_the_wrapped_module() -> None:
     source = nn.ModuleDict({"module": nn.BatchNorm1d(2)})
     state = source.state_dict()

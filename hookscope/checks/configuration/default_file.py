@@ -24,6 +24,8 @@ _BEFORE_RULES = """\
 # Names that the file may lack, and names in the file that the network may lack: globs.
 #allow-missing = ["fc.*"]
 #allow-unexpected = ["head.*"]
+# Classes and functions, beside plain data, that a pickle may name: globs. They are read past, and never imported.
+#allow-global = ["vendornet.Net"]
 # Names of the classes, a line each or JSON, if they do not come with the weights.
 #classes = "classes.txt"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.errors import UsageError
+from hookscope.regular_files import read_bounded
 from hookscope.text import one_line, printable
 
 # A configuration takes a few pages; a pyproject.toml may hold much else.
@@ -101,8 +102,7 @@ def _read(path: Path, name: str) -> Entry | None:
 
 def _text(path: Path, name: str) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        content = read_bounded(path, _MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise UsageError(

@@ -185,6 +185,7 @@ class _Model(_Table):
     key: Text | None = None
     allow_missing: Texts | None = None
     allow_unexpected: Texts | None = None
+    allow_global: Texts | None = None
     classes: File | None = None
 
 

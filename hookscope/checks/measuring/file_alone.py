@@ -58,7 +58,7 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
         raise UsageError(f"--arch none goes with a weights file; MODEL '{printable(path)}' is a network.")
     if not exists(path):
         raise CheckpointError(f"{printable(path)} does not exist.")
-    read = read_checkpoint(Path(path), FileOptions(trust, settings.key))
+    read = read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=settings.allow_global))
     loaded = time.perf_counter()
     stored, unread = stored_tensors(as_named(read.state))
     if lack := _lack_of_values(stored):

@@ -156,7 +156,9 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
         arch=settings.arch,
         model_arguments=settings.model_arguments,
         seed=settings.seed,
-        options=FileOptions(trust, settings.key, settings.allow_missing, settings.allow_unexpected),
+        options=FileOptions(
+            trust, settings.key, settings.allow_missing, settings.allow_unexpected, settings.allow_global
+        ),
     )
 
 

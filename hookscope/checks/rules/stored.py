@@ -25,8 +25,9 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objec
     """The file is incomplete, of an unknown kind, or not safe to read.
 
     The file is read to its end without running anything in it: truncated downloads, damaged archives, unknown formats
-    and files that would run code when unpickled are refused. Nothing else can be checked then, so the check fails
-    whatever the level. Download or save the file again; for a file of your own that needs unpickling give --trust.
+    and pickles that name other classes than plain data are refused. Nothing else can be checked then, so the check
+    fails whatever the level. Download or save the file again; name a class that may be read past, without being run,
+    with --allow-global; for a file of your own that needs unpickling give --trust.
     """
     return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
 

@@ -22,6 +22,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hookscope.errors import OutputError
+from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.runs.atomic import new_token, reason_of, sync
 from hookscope.text import safe_text, slug, strict_json
 
@@ -190,11 +191,9 @@ def _read_record(folder: Path) -> dict[str, Any] | None:
     """Return the contents of a run's `run.json`; None if the folder is not a whole run."""
     path = folder / _RECORD
     try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_RECORD_BYTES:
-            return None
-        record = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        content = read_bounded(path, _MAX_RECORD_BYTES, follow_links=False)
+        record = json.loads(content) if len(content) <= _MAX_RECORD_BYTES else None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, NotRegularError, ValueError, RecursionError):
         return None
     ours = isinstance(record, dict) and record.get("tool") == _MARK["tool"] and isinstance(record.get("files"), list)
     return record if ours else None

@@ -5,12 +5,12 @@ No file outside the folder is read, whatever `run.json` names; links are not fol
 
 import json
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hookscope.errors import InputError
+from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.activations import Activations
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
@@ -169,18 +169,17 @@ def read_inside(folder: Path, name: str, limit: int) -> bytes:
         inside = folder.resolve()
         if (inside / name).resolve() != inside / name:
             raise refusal(folder, f"{shown} is a link, or behind one")
-        # Neither through a link that came meanwhile, nor waiting for somebody to write into a pipe.
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        with os.fdopen(os.open(inside / name, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
-                raise refusal(folder, f"{shown} is no plain file, or too large")
-            return file.read(limit)
+        content = read_bounded(inside / name, limit, follow_links=False)
     except FileNotFoundError as error:
         raise refusal(folder, f"{shown} is missing") from error
+    except (NotRegularError, IsADirectoryError) as error:
+        raise refusal(folder, f"{shown} is no plain file, or too large") from error
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "no file can have such a name"
         raise refusal(folder, f"{shown}: {reason.lower()}") from error
+    if len(content) > limit:
+        raise refusal(folder, f"{shown} is no plain file, or too large")
+    return content
 
 
 def refusal(folder: Path, what: str, remedy: str = "Run the command that made it again.") -> InputError:

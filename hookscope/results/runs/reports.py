@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from hookscope.errors import OutputError
+from hookscope.regular_files import read_bounded
 from hookscope.results.runs.atomic import reason_of, whole_file
 from hookscope.text import safe_text
 
@@ -55,10 +56,8 @@ def _refuse_foreign(target: Path) -> None:
         raise _refusal(target, "it is a symbolic link")
     if stat.S_ISDIR(mode):
         raise _refusal(target, "it is a folder")
-    if stat.S_ISREG(mode):
-        with target.open("rb") as file:
-            if file.read(len(MARK)) == MARK.encode():
-                return
+    if stat.S_ISREG(mode) and read_bounded(target, len(MARK), follow_links=False).startswith(MARK.encode()):
+        return
     raise _refusal(target, "it exists and is not a hookscope report")
 
 

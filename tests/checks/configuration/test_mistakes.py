@@ -282,9 +282,13 @@ def test_a_huge_file_is_refused_and_the_largest_is_read(read: Read) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless file here")
-def test_an_endless_file_is_refused() -> None:
-    with pytest.raises(UsageError, match="is over the limit"):
+def test_an_endless_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a device, not a regular file"):
         read_settings(Path("/dev/zero"), Path())
+    with (tmp_path / "hookscope.toml").open("wb") as file:
+        file.truncate(2**40)  # takes no room on the disk
+    with pytest.raises(UsageError, match="is over the limit"):
+        read_settings(tmp_path / "hookscope.toml", Path())
 
 
 @pytest.mark.parametrize("depth", [10, 100, 250, 500, 1000, 100_000])

@@ -28,6 +28,7 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
     ("model", "key", "'ema'", "key", "ema"),
     ("model", "allow-missing", "['fc.*', 'head']", "allow_missing", ("fc.*", "head")),
     ("model", "allow-unexpected", "['aux.*']", "allow_unexpected", ("aux.*",)),
+    ("model", "allow-global", "['vendornet.*']", "allow_global", ("vendornet.*",)),
     ("model", "classes", "'classes.txt'", "classes", Path("classes.txt")),
     ("input", "images", "['cat.jpg', 'pictures/']", "images", (Path("cat.jpg"), Path("pictures"))),
     ("input", "images", "['/data/cat.jpg']", "images", (Path("/data/cat.jpg"),)),

@@ -1,0 +1,115 @@
+"""The classes and functions that a pickle names: plain data, code that can run anything, and all others.
+
+Nothing here is imported or called. A name only decides whether a gate lets a file pass that is read past it.
+"""
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+# Classes whose objects are data: an unpickler that makes them runs no code but theirs, and theirs only keeps values.
+_DATA = frozenset(
+    {
+        *("argparse.Namespace", "types.SimpleNamespace", "typing.Any", "copyreg._reconstructor"),
+        *("collections.defaultdict", "collections.Counter", "collections.deque", "collections.OrderedDict"),
+        *(f"builtins.{each}" for each in ("object", "int", "float", "str", "bytes", "bool", "list", "tuple", "dict")),
+        *(f"builtins.{each}" for each in ("set", "frozenset", "bytearray", "complex", "slice", "range")),
+        *(f"datetime.{each}" for each in ("datetime", "date", "time", "timedelta", "timezone")),
+        *("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "zoneinfo.ZoneInfo._unpickle"),
+        *("numpy.ndarray", "numpy.dtype", "numpy.random._pickle.__randomstate_ctor"),
+        *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
+        *(f"numpy.{core}.multiarray.{each}" for core in ("core", "_core") for each in ("scalar", "_reconstruct")),
+        *(f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")),
+        *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig", "omegaconf.base.Metadata"),
+        *("omegaconf.base.ContainerMetadata", "omegaconf.base.SCMode"),
+        *("easydict.EasyDict", "addict.addict.Dict", "yacs.config.CfgNode", "mmengine.config.config.ConfigDict"),
+        *("mmcv.utils.config.ConfigDict", "mmengine.logging.history_buffer.HistoryBuffer", "box.box.Box"),
+        *("ml_collections.config_dict.config_dict.ConfigDict", "pytorch_lightning.utilities.parsing.AttributeDict"),
+        *("lightning.pytorch.utilities.parsing.AttributeDict", "lightning_fabric.utilities.data.AttributeDict"),
+        *("lightning.fabric.utilities.data.AttributeDict", "torch.torch_version.TorchVersion"),
+        "torch.nn.parameter.Buffer",
+    }
+)
+_DATA_PATTERNS = (
+    re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path"),
+    re.compile(r"omegaconf\.nodes\.[A-Z]\w*Node"),
+    re.compile(r"numpy\.(bool_?|u?int\d+|float\d+|complex\d+|str_|bytes_)"),
+    re.compile(r"numpy\.dtypes\.[A-Z]\w*DType"),
+    re.compile(r"numpy\.random\._(pcg64|mt19937|philox|sfc64)\.[A-Z]\w*"),
+)
+_LAYERS = re.compile(r"torch\.nn\.modules\.\w+\.[A-Z]\w*")
+
+# Modules that start programs, run text, import by name, load libraries, open files and sockets, or reach any of these.
+_FORBIDDEN_MODULES = frozenset(
+    {
+        *("os", "posix", "nt", "sys", "subprocess", "_posixsubprocess", "commands", "popen2", "pty", "shutil"),
+        *("builtins", "__builtin__", "operator", "_operator", "types", "inspect", "gc", "atexit", "signal", "logging"),
+        *("importlib", "_frozen_importlib", "imp", "runpy", "pkgutil", "zipimport", "zipapp", "site", "sysconfig"),
+        *("ctypes", "_ctypes", "cffi", "mmap", "socket", "_socket", "socketserver", "ssl", "asyncio", "selectors"),
+        *("multiprocessing", "concurrent", "threading", "_thread", "sched", "queue", "platform"),
+        *("code", "codeop", "ast", "bdb", "pdb", "trace", "profile", "cProfile", "timeit", "doctest", "pydoc"),
+        *("marshal", "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "sqlite3", "dbm"),
+        *("io", "_io", "tempfile", "fileinput", "linecache", "tarfile", "zipfile", "webbrowser", "antigravity"),
+        *("urllib", "urllib2", "ftplib", "smtplib", "telnetlib", "xmlrpc", "requests", "httpx", "aiohttp", "paramiko"),
+        *("pip", "setuptools", "pkg_resources", "distutils", "ensurepip", "venv", "idlelib", "lib2to3", "unittest"),
+        *("tkinter", "turtle", "numba", "sympy", "execnet", "pexpect", "plumbum", "sh", "fabric"),
+    }
+)
+_FORBIDDEN = (
+    re.compile(r"http\.(client|server|cookiejar)\b.*"),
+    re.compile(r"torch\.(save|load|compile|ops|classes)\b.*"),
+    re.compile(r"torch\.(serialization|hub|jit|package|export|fx|library|multiprocessing|_dynamo|_inductor)\b.*"),
+    re.compile(
+        r"torch\.(_ops|_jit_internal|_C|testing|utils\.(cpp_extension|collect_env|data|bottleneck|model_zoo))\b.*"
+    ),
+    re.compile(r"torch\.distributed\.(rpc|run|launch|launcher|elastic)\b.*"),
+    re.compile(
+        r"numpy\.(load|save\w*|loadtxt|genfromtxt|fromfile|memmap|vectorize|apply_\w+|fromregex|DataSource)\b.*"
+    ),
+    re.compile(r"numpy\.(lib|testing|f2py|ctypeslib|distutils)\b.*"),
+    re.compile(r"functools\.(partial\w*|reduce|singledispatch\w*|cached_property)\b.*"),
+)
+# What a name may not lead through, wherever it begins: vendornet.os.system is os.system, argparse._os is os.
+_FORBIDDEN_INSIDE = frozenset(
+    {
+        *("os", "posix", "nt", "sys", "subprocess", "builtins", "importlib", "runpy", "ctypes", "shutil", "socket"),
+        *("pty", "pickle", "marshal", "eval", "exec", "execfile", "compile", "system", "popen", "getattr", "setattr"),
+        *("open", "globals", "locals", "vars"),
+    }
+)
+
+
+def is_data(name: str) -> bool:
+    """Say whether a name is that of a class whose objects are nothing but data."""
+    return name in _DATA or any(pattern.fullmatch(name) for pattern in _DATA_PATTERNS)
+
+
+def is_layer(name: str) -> bool:
+    """Say whether a name is that of one of torch's own layers: data too, as long as nobody calls the layer."""
+    return _LAYERS.fullmatch(name) is not None
+
+
+def is_forbidden(name: str) -> bool:
+    """Say whether a name can run anything, so that nobody can allow it: `os.system`, `builtins.exec` and their like."""
+    if is_data(name) or is_layer(name):
+        return False
+    parts = name.split(".")
+    through = any(part.lstrip("_") in _FORBIDDEN_INSIDE or re.fullmatch("__.*__", part) for part in parts)
+    return parts[0] in _FORBIDDEN_MODULES or through or any(pattern.fullmatch(name) for pattern in _FORBIDDEN)
+
+
+def refused_names(names: Iterable[str], allowed: Iterable[str] | None) -> list[str]:
+    """Return the names for which a file is refused.
+
+    Those are the forbidden ones; and for a gate, which has a list of globs that are `allowed`, every other that is no
+    plain data and matches none of them.
+    """
+    patterns = None if allowed is None else [*allowed]
+
+    def is_refused(name: str) -> bool:
+        if is_forbidden(name):
+            return True
+        unknown = patterns is not None and not (is_data(name) or is_layer(name))
+        return unknown and not any(fnmatchcase(name, pattern) for pattern in patterns or ())
+
+    return [name for name in names if is_refused(name)]

@@ -1,0 +1,184 @@
+"""The stand-ins in what a pickle holds: what to put in their place, and which remain."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from hookscope.checkpoints.unpickler import ABSENT, Global, Reference, StandIn, UnreadablePickleError
+from hookscope.text import counted, printable
+
+# What a pickled module keeps its tensors and its parts in.
+_MODULE_KEYS = ("_parameters", "_buffers", "_modules")
+
+# Our choices: no network nests deeper, or has more parts than this.
+_NESTED_MODULES_LIMIT = 200
+_MODULES_LIMIT = 100_000
+
+TENSOR_CALLS = frozenset(
+    f"torch._utils._rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor", "sparse_tensor")
+)
+"""What torch calls to make a tensor out of a storage."""
+
+# Our choice: kinds of skipped objects that a sentence lists.
+_LISTED_KINDS = 5
+
+# Our choice: quantised layers pack their tensors two tuples deep.
+_TUPLES_LIMIT = 100
+
+
+def replace_stand_ins(content: Any, replacement: Callable[[StandIn], Any]) -> Any:
+    """Return content with `replacement` of each stand-in in its place; dicts and lists are changed themselves.
+
+    What a replacement holds is gone through as well. Keys and the members of sets stay as they are. Raises what
+    `replacement` does; UnreadablePickleError for tuples in tuples without end.
+    """
+    return _Replacer(replacement).replaced_in(content)
+
+
+class _Replacer:
+    """Remembers what it has seen, by id, and keeps it, so that its id stays its own."""
+
+    def __init__(self, replacement: Callable[[StandIn], Any]) -> None:
+        self._replacement = replacement
+        self._replaced: dict[int, tuple[Any, Any]] = {}
+        self._seen: dict[int, Any] = {}
+        self._waiting: list[Any] = []
+
+    def replaced_in(self, content: Any) -> Any:
+        content = self._replaced_by(content)
+        while self._waiting:
+            part = self._waiting.pop()
+            if isinstance(part, dict):
+                for key, value in [*dict.items(part)]:
+                    dict.__setitem__(part, key, self._replaced_by(value))
+            else:
+                part[:] = [self._replaced_by(each) for each in part]
+        return content
+
+    def _replaced_by(self, value: Any, depth: int = 0) -> Any:
+        if not isinstance(value, StandIn | tuple):
+            return self._noted(value)
+        if id(value) not in self._replaced:
+            if depth > _TUPLES_LIMIT:
+                raise UnreadablePickleError("tuples in tuples without end")
+            if isinstance(value, StandIn):
+                new = self._noted(self._replacement(value))
+            else:
+                new = tuple([self._replaced_by(each, depth + 1) for each in value])
+            self._replaced[id(value)] = value, new
+        return self._replaced[id(value)][1]
+
+    def _noted(self, value: Any) -> Any:
+        if isinstance(value, dict | list) and id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self._waiting.append(value)
+        return value
+
+
+def is_bare(call: StandIn) -> bool:
+    """Say whether a call is all that a stand-in has been through: no state, entries, elements or keywords."""
+    return call.state is ABSENT and not (call.entries or call.elements or call.keywords)
+
+
+def is_empty_hooks(value: object) -> bool:
+    """Say whether a value is what torch writes for the backward hooks of a tensor: an empty OrderedDict, or None."""
+    return value is None or (type(value) is OrderedDict and not value)
+
+
+class ModuleState(OrderedDict[str, Any]):
+    """The state dict of a pickled module, whose class was not imported."""
+
+    __slots__ = ("class_name",)
+
+    def __init__(self, class_name: str) -> None:
+        """Begin with no tensors; `class_name` is the dotted name of the module's class."""
+        super().__init__()
+        self.class_name = class_name
+
+
+def module_state(call: StandIn) -> ModuleState | None:
+    """Return what `state_dict()` of a pickled module would, stand-ins for its tensors included; None for other objects.
+
+    In the module's order: its parameters, its persistent buffers, and those of its parts. Raises UnreadablePickleError
+    for modules in modules without end.
+    """
+    if not _is_module(call):
+        return None
+    state = ModuleState(class_of(call))
+    waiting: list[tuple[str, StandIn, int]] = [("", call, 0)]
+    count = 0
+    while waiting:
+        prefix, module, depth = waiting.pop()
+        count += 1
+        if depth > _NESTED_MODULES_LIMIT or count > _MODULES_LIMIT:
+            raise UnreadablePickleError("modules in modules without end")
+        parameters, buffers, parts = (_named(module.state[key]) for key in _MODULE_KEYS)
+        transient = module.state.get("_non_persistent_buffers_set")
+        kept = {name: value for name, value in buffers.items() if not (type(transient) is set and name in transient)}
+        state.update((prefix + name, value) for name, value in (*parameters.items(), *kept.items()))
+        inner = [(f"{prefix}{name}.", part, depth + 1) for name, part in parts.items() if _is_module(part)]
+        waiting += reversed(inner)
+    return state
+
+
+def _is_module(value: object) -> bool:
+    state = value.state if isinstance(value, StandIn) else None
+    return type(state) is dict and all(isinstance(state.get(key), dict) for key in _MODULE_KEYS)
+
+
+def _named(held: dict[Any, Any]) -> dict[str, Any]:
+    return {key: value for key, value in dict.items(held) if type(key) is str and value is not None}
+
+
+def class_of(call: StandIn) -> str:
+    """Return the dotted name of an object's class, as far as a call tells."""
+    first = call.arguments[0] if call.arguments else None
+    return first.name if call.name.startswith("copyreg.") and isinstance(first, Global) else call.name
+
+
+def skipped_objects(content: object) -> str:
+    """Return "3 objects of argparse.Namespace, 1 of …": the stand-ins in dicts, lists and tuples; "" for none."""
+    kinds: Counter[str] = Counter()
+    tensors = 0
+    seen: dict[int, object] = {}
+    waiting = [content]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        if isinstance(part, StandIn):
+            seen[id(part)] = part
+            kinds[class_of(part)] += 1
+            tensors += _tensors_inside(part)
+        elif isinstance(part, Global):
+            kinds[part.name] += 1
+        elif isinstance(part, Reference):
+            kinds["a storage"] += 1
+        elif isinstance(part, dict | list | tuple):
+            seen[id(part)] = part
+            waiting += reversed([*(dict.values(part) if isinstance(part, dict) else part)])
+    if not kinds:
+        return ""
+    (first, count), *others = kinds.most_common(_LISTED_KINDS)
+    text = f"{counted(count, 'object')} of {printable(first, 80)}"
+    text += "".join(f", {count} of {printable(name, 80)}" for name, count in others)
+    more = len(kinds) - _LISTED_KINDS
+    text += f" and others of {counted(more, 'kind')}" if more > 0 else ""
+    return f"{text}; {counted(tensors, 'tensor')} inside them" if tensors else text
+
+
+def _tensors_inside(call: StandIn) -> int:
+    seen: dict[int, object] = {}
+    waiting: list[object] = [call]
+    count = 0
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or not isinstance(part, StandIn | dict | list | tuple):
+            continue
+        seen[id(part)] = part
+        if isinstance(part, StandIn):
+            count += part.name in TENSOR_CALLS
+            waiting += [part.arguments, part.keywords, part.state, part.entries, part.elements]
+        else:
+            waiting += [*(dict.values(part) if isinstance(part, dict) else part)]
+    return count

@@ -1,0 +1,471 @@
+"""Read a pickle without importing or calling anything that it names.
+
+Python's unpickler imports what a pickle names, calls it, and hands it a state. This one knows the same instructions and
+does none of that: a name becomes a `Global`, a call becomes a `StandIn` that remembers the name and the arguments, and
+a reference to a storage becomes a `Reference`. Other modules say which of these are tensors. `docs/security.md` has a
+table of what each instruction may do; keep it up to date.
+
+No torch is needed. Reading can take any time and memory, so it belongs into a process with limits.
+"""
+
+import pickle
+import struct
+import warnings
+from _codecs import escape_decode
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING  # the names of Python 2's modules today
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, BinaryIO, Final
+
+ABSENT: Final = object()
+"""The state of a `StandIn` that no BUILD has given one."""
+
+# Our choices: no dict of a checkpoint has a longer key, or numbers of more digits.
+_KEY_LENGTH_LIMIT = 16
+_DIGITS_LIMIT = 4300
+
+_SCALARS = (str, int, float, bool, bytes, type(None))
+
+
+class Global:
+    """A class or function that a pickle names: its dotted name, and nothing else."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        """Remember a dotted name."""
+        self.name = name
+
+
+class StandIn:
+    """What a call in a pickle would have returned: what was called with which arguments, and what came after.
+
+    Attributes:
+        name: The dotted name that was called; "()" follows for what such a call returned.
+        arguments: Positional arguments.
+        keywords: Arguments by name, of NEWOBJ_EX.
+        state: The argument of the BUILD instruction, `ABSENT` without one.
+        entries: Keys and values of the SETITEM instructions.
+        elements: Elements of the APPEND and ADDITEMS instructions.
+    """
+
+    __slots__ = ("arguments", "elements", "entries", "keywords", "name", "state")
+
+    def __init__(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> None:
+        """Remember a call."""
+        self.name, self.arguments, self.keywords = name, arguments, keywords or {}
+        self.state: Any = ABSENT
+        self.entries: list[tuple[Any, Any]] = []
+        self.elements: list[Any] = []
+
+
+class Reference:
+    """A persistent identifier: in torch's files the name of a storage."""
+
+    __slots__ = ("identifier",)
+
+    def __init__(self, identifier: Any) -> None:
+        """Remember the identifier."""
+        self.identifier = identifier
+
+
+class UnreadablePickleError(ValueError):
+    """A pickle is damaged, or does what none that a program has written does."""
+
+
+class TruncatedPickleError(EOFError):
+    """A pickle ends before its STOP instruction."""
+
+
+class InertUnpickler:
+    """Reads one pickle from a file that can seek.
+
+    Attributes:
+        globals: Dotted names in the pickle, in order, each once.
+        calls: Every stand-in, in order.
+        references: Every reference to a storage, in order.
+        instructions: Opcodes in the pickle.
+        protocol: 0 for a pickle that names none.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        """Begin at the file's position. Afterwards the file stands behind the pickle."""
+        self._file = file
+        begin = file.tell()
+        self._end = file.seek(0, 2)
+        file.seek(begin)
+        self.globals: dict[str, Global] = {}
+        self.calls: list[StandIn] = []
+        self.references: list[Reference] = []
+        self.instructions: set[bytes] = set()
+        self.protocol = 0
+        self._stack: list[Any] = []
+        self._marked: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+
+    def load(self) -> Any:
+        """Return what the pickle holds: Python's own values and containers, and stand-ins.
+
+        Raises TruncatedPickleError, UnreadablePickleError, MemoryError.
+        """
+        read, seen, handlers = self._file.read, self.instructions, _HANDLERS
+        try:
+            while (opcode := read(1)) != pickle.STOP:
+                if not opcode:
+                    raise TruncatedPickleError
+                seen.add(opcode)
+                handlers[opcode](self)
+            return self._stack.pop()
+        except UnreadablePickleError:
+            raise
+        except (KeyError, IndexError, ValueError, struct.error) as error:
+            raise UnreadablePickleError(type(error).__name__) from error
+
+    # ------------------------------------------------------------------------------------------------------- the bytes
+
+    def _read(self, count: int) -> bytes:
+        if count < 0 or count > self._end - self._file.tell():
+            raise TruncatedPickleError
+        return self._file.read(count)
+
+    def _number(self, layout: str) -> Any:
+        return struct.unpack(layout, self._read(struct.calcsize(layout)))[0]
+
+    def _counted(self, layout: str) -> bytes:
+        return self._read(self._number(layout))
+
+    def _line(self) -> bytes:
+        line = self._file.readline()
+        if not line.endswith(b"\n"):
+            raise TruncatedPickleError
+        return line[:-1]
+
+    # ------------------------------------------------------------------------------------------------------- the stack
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _mark(self) -> None:
+        self._marked.append(self._stack)
+        self._stack = []
+
+    def _since_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._marked.pop()
+        return items
+
+    def _pop(self) -> None:
+        if self._stack:
+            self._stack.pop()
+        else:  # what C and Python's own unpickler do
+            self._since_mark()
+
+    def _pop_mark(self) -> None:
+        self._since_mark()
+
+    def _remember(self, index: int) -> None:
+        if index < 0:
+            raise UnreadablePickleError("a negative index")
+        self._memo[index] = self._stack[-1]
+
+    def _tuple_of(self, count: int) -> None:
+        if len(self._stack) < count:
+            raise UnreadablePickleError("too few values for a tuple")
+        self._stack[-count:] = [tuple(self._stack[-count:])]
+
+    # ------------------------------------------------------------------------------------------------------ containers
+
+    def _append(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) is list:
+            target += items
+        elif type(target) is StandIn:
+            target.elements += items
+        else:
+            raise UnreadablePickleError(f"elements for a {type(target).__name__}")
+
+    def _add(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if type(target) is set:
+            target.update(map(_hashable, items))
+        elif type(target) is StandIn:
+            target.elements += items
+        else:
+            raise UnreadablePickleError(f"members for a {type(target).__name__}")
+
+    def _set(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if len(items) % 2:
+            raise UnreadablePickleError("a key without a value")
+        pairs = [*zip(map(_hashable, items[::2]), items[1::2], strict=True)]
+        if type(target) is dict:
+            target.update(pairs)
+        elif type(target) is OrderedDict:
+            for key, value in pairs:
+                OrderedDict.__setitem__(target, key, value)
+        elif type(target) is StandIn:
+            target.entries += pairs
+        else:
+            raise UnreadablePickleError(f"entries for a {type(target).__name__}")
+
+    def _dict(self) -> None:
+        items = self._since_mark()
+        self._push({})
+        self._set(items)
+
+    # ------------------------------------------------------------------------------------- what a pickle names or calls
+
+    def _global(self, module: object, name: object) -> Global:
+        if type(module) is not str or type(name) is not str:
+            raise UnreadablePickleError("a name that is no text")
+        if self.protocol < 3:
+            module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+        return self.globals.setdefault(f"{module}.{name}", Global(f"{module}.{name}"))
+
+    def _named(self) -> Global:
+        return self._global(self._line().decode(), self._line().decode())
+
+    def _stack_global(self) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        self._push(self._global(module, name))
+
+    def _called(self, function: object, arguments: object, keywords: object = None) -> Any:
+        """Return what stands for a call: a plain container that our own code makes, or a `StandIn`."""
+        if type(function) is Global:
+            name = function.name
+        elif type(function) is StandIn:
+            name = f"{function.name.removesuffix('()')}()"
+        else:
+            raise UnreadablePickleError(f"a call of a {type(function).__name__}")
+        if type(arguments) is not tuple or (keywords is not None and type(keywords) is not dict):
+            raise UnreadablePickleError("arguments that are no tuple")
+        call = StandIn(name, arguments, keywords)
+        make = _PLAIN_CALLS.get(name)
+        made = call if make is None or keywords else make(call)
+        if made is call:
+            self.calls.append(call)
+        return made
+
+    def _reduce(self) -> None:
+        arguments, function = self._stack.pop(), self._stack.pop()
+        self._push(self._called(function, arguments))
+
+    def _new_with_keywords(self) -> None:
+        keywords, arguments, function = self._stack.pop(), self._stack.pop(), self._stack.pop()
+        self._push(self._called(function, arguments, keywords))
+
+    def _instance(self) -> None:
+        function = self._named()
+        self._push(self._called(function, tuple(self._since_mark())))
+
+    def _object(self) -> None:
+        function, *arguments = self._since_mark()
+        self._push(self._called(function, tuple(arguments)))
+
+    def _build(self) -> None:
+        state = self._stack.pop()
+        target = self._stack[-1]
+        if type(target) is StandIn and target.state is ABSENT:
+            target.state = state
+        elif type(target) is OrderedDict and type(state) is dict:
+            versions = state.get("_metadata")  # what torch keeps there; anything else could hide a method
+            if isinstance(versions, dict):
+                vars(target)["_metadata"] = versions
+        else:
+            raise UnreadablePickleError(f"a state for a {type(target).__name__}")
+
+    def _referred(self, identifier: Any) -> Any:
+        """Return what stands for a persistent identifier; torch's old format writes classes of modules as such, too."""
+        match identifier:
+            case ("module", Global() as kind, _, _):
+                return kind
+        self.references.append(Reference(identifier))
+        return self.references[-1]
+
+    def _skip_frame(self) -> None:
+        self._number("<Q")
+
+    def _set_protocol(self) -> None:
+        self.protocol = self._read(1)[0]
+        if self.protocol > pickle.HIGHEST_PROTOCOL:
+            raise UnreadablePickleError(f"protocol {self.protocol}")
+
+
+def _hashable(key: Any) -> Any:
+    """Return a key; an error for one whose hash could run anything, or take any time."""
+    kind = type(key)
+    if kind in _SCALARS or kind is StandIn or kind is Global:
+        return key
+    flat = kind is tuple and len(key) <= _KEY_LENGTH_LIMIT and all(type(each) in _SCALARS for each in key)
+    if not flat:
+        raise UnreadablePickleError(f"a {kind.__name__} as a key")
+    return key
+
+
+def _ordered_dict(call: StandIn) -> Any:
+    if not call.arguments:
+        return OrderedDict()
+    (pairs,) = call.arguments if len(call.arguments) == 1 else (None,)
+    if type(pairs) is not list or any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs):
+        return call
+    return OrderedDict((_hashable(key), value) for key, value in pairs)
+
+
+def _set_of(kind: type[set[Any]] | type[frozenset[Any]]) -> Callable[[StandIn], Any]:
+    def made(call: StandIn) -> Any:
+        given = call.arguments[0] if len(call.arguments) == 1 else [] if not call.arguments else None
+        return kind(map(_hashable, given)) if type(given) in (list, tuple) else call  # type: ignore[arg-type]
+
+    return made
+
+
+def _bytearray(call: StandIn) -> Any:
+    match call.arguments:
+        case ():
+            return bytearray()
+        case (given,) if type(given) is bytes:
+            return bytearray(given)
+        case (str(text), "latin-1" | "latin1"):
+            return bytearray(text, "latin-1")
+    return call
+
+
+def _complex(call: StandIn) -> Any:
+    is_plain = len(call.arguments) == 2 and all(type(each) in (int, float) for each in call.arguments)
+    try:
+        return complex(*call.arguments) if is_plain else call
+    except OverflowError:
+        return call
+
+
+def _no_bytes(call: StandIn) -> Any:
+    return call if call.arguments else b""
+
+
+def _encoded(call: StandIn) -> Any:
+    match call.arguments:
+        case (str(text), "latin1"):
+            return text.encode("latin-1")
+    return call
+
+
+# The calls that make Python's own values, which protocol 2 has no instructions for. Code of ours makes them.
+_PLAIN_CALLS: dict[str, Callable[[StandIn], Any]] = {
+    "collections.OrderedDict": _ordered_dict,
+    "builtins.set": _set_of(set),
+    "builtins.frozenset": _set_of(frozenset),
+    "builtins.bytes": _no_bytes,
+    "builtins.bytearray": _bytearray,
+    "builtins.complex": _complex,
+    "_codecs.encode": _encoded,
+}
+
+
+def _text_int(line: bytes) -> int | bool:
+    if line in (b"00", b"01"):  # how protocol 0 writes False and True
+        return line == b"01"
+    return _decimal(line)
+
+
+def _decimal(line: bytes) -> int:
+    if len(line) > _DIGITS_LIMIT:
+        raise UnreadablePickleError("a number of too many digits")
+    return int(line)
+
+
+def _quoted(line: bytes) -> str:
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+        raise UnreadablePickleError("a text without quotes")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about escapes that mean nothing
+        content, _ = escape_decode(line[1:-1])
+    return content.decode("latin-1")
+
+
+def _integer(content: bytes) -> int:
+    return int.from_bytes(content, "little", signed=True)
+
+
+def _utf8(content: bytes) -> str:
+    return content.decode("utf-8", "surrogatepass")
+
+
+_M = InertUnpickler
+_Handler = Callable[[InertUnpickler], None]
+
+
+def _pushing(make: Callable[[InertUnpickler], Any]) -> _Handler:
+    return lambda machine: machine._push(make(machine))
+
+
+# ruff: noqa: SLF001 - the handlers are the machine's own, in a table so that they can be counted against the documents.
+_HANDLERS: dict[bytes, _Handler] = {
+    # The frame of the pickle. A frame only says how much to read ahead.
+    pickle.PROTO: _M._set_protocol,
+    pickle.FRAME: _M._skip_frame,
+    # Values
+    pickle.NONE: _pushing(lambda _: None),
+    pickle.NEWTRUE: _pushing(lambda _: True),
+    pickle.NEWFALSE: _pushing(lambda _: False),
+    pickle.INT: _pushing(lambda m: _text_int(m._line())),
+    pickle.LONG: _pushing(lambda m: _decimal(m._line().removesuffix(b"L"))),
+    pickle.BININT: _pushing(lambda m: m._number("<i")),
+    pickle.BININT1: _pushing(lambda m: m._number("<B")),
+    pickle.BININT2: _pushing(lambda m: m._number("<H")),
+    pickle.LONG1: _pushing(lambda m: _integer(m._counted("<B"))),
+    pickle.LONG4: _pushing(lambda m: _integer(m._counted("<i"))),
+    pickle.FLOAT: _pushing(lambda m: float(m._line())),
+    pickle.BINFLOAT: _pushing(lambda m: m._number(">d")),
+    pickle.STRING: _pushing(lambda m: _quoted(m._line())),
+    pickle.BINSTRING: _pushing(lambda m: m._counted("<i").decode("latin-1")),
+    pickle.SHORT_BINSTRING: _pushing(lambda m: m._counted("<B").decode("latin-1")),
+    pickle.UNICODE: _pushing(lambda m: m._line().decode("raw-unicode-escape")),
+    pickle.BINUNICODE: _pushing(lambda m: _utf8(m._counted("<I"))),
+    pickle.SHORT_BINUNICODE: _pushing(lambda m: _utf8(m._counted("<B"))),
+    pickle.BINUNICODE8: _pushing(lambda m: _utf8(m._counted("<Q"))),
+    pickle.BINBYTES: _pushing(lambda m: m._counted("<I")),
+    pickle.SHORT_BINBYTES: _pushing(lambda m: m._counted("<B")),
+    pickle.BINBYTES8: _pushing(lambda m: m._counted("<Q")),
+    pickle.BYTEARRAY8: _pushing(lambda m: bytearray(m._counted("<Q"))),
+    # Containers
+    pickle.EMPTY_TUPLE: _pushing(lambda _: ()),
+    pickle.TUPLE1: lambda m: m._tuple_of(1),
+    pickle.TUPLE2: lambda m: m._tuple_of(2),
+    pickle.TUPLE3: lambda m: m._tuple_of(3),
+    pickle.TUPLE: _pushing(lambda m: tuple(m._since_mark())),
+    pickle.EMPTY_LIST: _pushing(lambda _: []),
+    pickle.LIST: _pushing(_M._since_mark),
+    pickle.APPEND: lambda m: m._append([m._stack.pop()]),
+    pickle.APPENDS: lambda m: m._append(m._since_mark()),
+    pickle.EMPTY_DICT: _pushing(lambda _: {}),
+    pickle.DICT: _M._dict,
+    pickle.SETITEM: lambda m: m._set([m._stack.pop(), m._stack.pop()][::-1]),
+    pickle.SETITEMS: lambda m: m._set(m._since_mark()),
+    pickle.EMPTY_SET: _pushing(lambda _: set()),
+    pickle.ADDITEMS: lambda m: m._add(m._since_mark()),
+    pickle.FROZENSET: _pushing(lambda m: frozenset(map(_hashable, m._since_mark()))),
+    # The stack and the memo
+    pickle.MARK: _M._mark,
+    pickle.POP: _M._pop,
+    pickle.POP_MARK: _M._pop_mark,
+    pickle.DUP: lambda m: m._push(m._stack[-1]),
+    pickle.PUT: lambda m: m._remember(_decimal(m._line())),
+    pickle.BINPUT: lambda m: m._remember(m._number("<B")),
+    pickle.LONG_BINPUT: lambda m: m._remember(m._number("<I")),
+    pickle.MEMOIZE: lambda m: m._remember(len(m._memo)),
+    pickle.GET: lambda m: m._push(m._memo[_decimal(m._line())]),
+    pickle.BINGET: lambda m: m._push(m._memo[m._number("<B")]),
+    pickle.LONG_BINGET: lambda m: m._push(m._memo[m._number("<I")]),
+    # Names, calls and states: remembered, and nothing more
+    pickle.GLOBAL: _pushing(_M._named),
+    pickle.STACK_GLOBAL: _M._stack_global,
+    pickle.REDUCE: _M._reduce,
+    pickle.NEWOBJ: _M._reduce,
+    pickle.NEWOBJ_EX: _M._new_with_keywords,
+    pickle.INST: _M._instance,
+    pickle.OBJ: _M._object,
+    pickle.BUILD: _M._build,
+    pickle.PERSID: _pushing(lambda m: m._referred(m._line().decode("ascii"))),
+    pickle.BINPERSID: _pushing(lambda m: m._referred(m._stack.pop())),
+    # EXT1, EXT2 and EXT4 name classes by numbers of a registry, NEXT_BUFFER and READONLY_BUFFER memory that is
+    # not in the file: no checkpoint has any.
+}

@@ -1,0 +1,248 @@
+"""What is read past unknown classes, against what the libraries themselves load."""
+
+import argparse
+import functools
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from hookscope.checkpoints.fileformat import file_kind
+from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
+from hookscope.checkpoints.past_unknown import read_past_unknown
+from hookscope.checkpoints.stand_ins import ModuleState
+from hookscope.checkpoints.unpickler import InertUnpickler, StandIn, UnreadablePickleError
+from hookscope.errors import CheckpointError
+from hookscope.models.checkpoint import read_checkpoint
+from tests.models import hostile
+from tests.models.hostile import Storage, View
+
+
+def read(path: Path) -> Any:
+    return read_past_unknown(path, file_kind(path))
+
+
+def loaded_by_torch(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, weights_only=False)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "resnet18": lambda: torchvision.models.resnet18(num_classes=3),
+    "mobilenet": lambda: torchvision.models.mobilenet_v3_small(num_classes=3),
+    "vit": lambda: torchvision.models.VisionTransformer(32, 16, 1, 2, 8, 16, num_classes=3),
+    "tied": lambda: nn.Sequential(_tied()),
+    "weight norm": lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 2)), nn.LSTM(2, 3)),
+    "wrapped": lambda: nn.DataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))),
+    "half": lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2)).half().to(memory_format=torch.channels_last),
+}
+
+
+def _tied() -> nn.Module:
+    network = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 4, bias=False))
+    network[1].weight = network[0].weight
+    network.register_buffer("kept", torch.ones(1))
+    network.register_buffer("not_kept", torch.ones(1), persistent=False)
+    return network
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Couldn't retrieve source code")
+@pytest.mark.parametrize("in_zip", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_pickled_module_reads_as_its_own_state_dict(tmp_path: Path, name: str, in_zip: bool) -> None:
+    with torch.random.fork_rng(devices=[]):
+        network = NETWORKS[name]()
+    torch.save(network, tmp_path / "net.pt", _use_new_zipfile_serialization=in_zip)
+    expected, found = network.state_dict(), read(tmp_path / "net.pt")
+    assert type(found) is ModuleState
+    assert found.class_name == f"{type(network).__module__}.{type(network).__qualname__}"
+    assert list(found) == list(expected)
+    for key, tensor in expected.items():
+        assert (found[key].dtype, found[key].stride()) == (tensor.dtype, tensor.stride()), key
+        assert torch.equal(found[key], tensor), key
+
+
+ARRAYS: dict[str, Any] = {
+    **{
+        dtype: np.arange(6).reshape(2, 3).astype(dtype)
+        for dtype in ("f2", "f4", "f8", "i1", "i8", "u1", "u2", "?", "c8")
+    },
+    "other byte order": np.arange(4.0).astype(">f4"),
+    "columns first": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "no axes": np.array(1.5),
+    "no elements": np.zeros((0, 3)),
+}
+SCALARS = {"float64": np.float64(0.1), "float32": np.float32(0.5), "int64": np.int64(2**40), "bool": np.bool_(True)}
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_numpy_are_tensors_of_the_same_numbers(tmp_path: Path, name: str, protocol: int) -> None:
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": ARRAYS[name], "again": ARRAYS[name]}, protocol))
+    found = read(tmp_path / "a.pkl")
+    assert isinstance(found["w"], Tensor)
+    assert found["w"].shape == ARRAYS[name].shape
+    assert found["w"].numpy().dtype == ARRAYS[name].dtype.newbyteorder("=")
+    assert np.array_equal(found["w"].numpy(), ARRAYS[name])
+    assert found["again"] is found["w"]
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+@pytest.mark.parametrize("name", SCALARS)
+def test_numbers_of_numpy_are_numbers(tmp_path: Path, name: str, protocol: int) -> None:
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([SCALARS[name]], protocol))
+    [found] = read(tmp_path / "a.pkl")
+    assert (type(found), found) == (type(SCALARS[name].item()), SCALARS[name].item())
+
+
+def test_arrays_that_torch_has_no_numbers_for_stay_what_they_are(tmp_path: Path) -> None:
+    odd = {"text": np.array(["a", "bc"]), "objects": np.array([None, {}]), "dates": np.array(["2020-01-01"], "M8[D]")}
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(odd, 4))
+    assert {key: type(value) for key, value in read(tmp_path / "a.pkl").items()} == dict.fromkeys(odd, StandIn)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_tensors_read_as_torch_loads_them(tmp_path: Path, protocol: int) -> None:
+    whole = torch.arange(24.0).reshape(4, 6)
+    parameter = nn.Parameter(torch.ones(2, 3), requires_grad=False)
+    held = {
+        "views": [whole, whole[1:], whole.t(), whole[:, ::2], whole[0, 0]],
+        "dtypes": [torch.ones(3).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.complex64, torch.bool)],
+        "young": [torch.ones(3).to(dtype) for dtype in (torch.float8_e4m3fn, torch.uint16)],
+        "parameters": (parameter, nn.Parameter(torch.ones(1))),
+        "empty": torch.empty(0, 3),
+        "args": argparse.Namespace(),
+    }
+    torch.save(held, tmp_path / "t.pt", pickle_protocol=protocol)
+    found, expected = read(tmp_path / "t.pt"), loaded_by_torch(tmp_path / "t.pt")
+    for key in ("views", "dtypes", "young", "parameters"):
+        for mine, theirs in zip(found[key], expected[key], strict=True):
+            assert (type(mine), mine.dtype, mine.stride()) == (type(theirs), theirs.dtype, theirs.stride())
+            assert mine.requires_grad == theirs.requires_grad
+            assert torch.equal(
+                mine.view(torch.uint8) if key == "young" else mine,
+                theirs.view(torch.uint8) if key == "young" else theirs,
+            )
+    assert found["views"][1].untyped_storage().data_ptr() == found["views"][0].untyped_storage().data_ptr()
+    assert found["empty"].shape == (0, 3)
+
+
+def with_namespace(view: View, storages: dict[str, bytes]) -> bytes:
+    return hostile.zip_bytes(
+        hostile.torch_members(hostile.torch_pickle({"w": view, "x": argparse.Namespace()}), storages)
+    )
+
+
+BAD_VIEWS = {
+    "beyond its storage": View(Storage("b", 4), (5,), (1,)),
+    "beginning behind it": View(Storage("b", 4), (1,), (1,), 4),
+    "with a stride that leaves it": View(Storage("b", 4), (2,), (4,)),
+    "with a negative size": View(Storage("b", 4), (-1,), (1,)),
+    "with a negative stride": View(Storage("b", 4), (2,), (-1,), 3),
+    "with too few strides": View(Storage("b", 4), (2, 2), (1,)),
+    "of a storage of another size": View(Storage("b", 3), (3,), (1,)),
+    "of a storage that is not there": View(Storage("c", 4), (4,), (1,)),
+    "of more elements than it has": View(Storage("b", 4), (2**40, 4), (0, 1)),
+    "of 2^62 elements": View(Storage("b", 4), (2**62,), (0,)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VIEWS)
+def test_a_tensor_that_claims_more_than_it_has_is_refused_beside_a_namespace_too(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "t.pt"
+    path.write_bytes(with_namespace(View(Storage("b", 4), (4,), (1,)), {"b": bytes(16)}))
+    assert read_checkpoint(path).state["w"].shape == (4,)
+    path.write_bytes(with_namespace(BAD_VIEWS[name], {"b": bytes(16)}))
+    with pytest.raises(CheckpointError):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"cargparse\nNamespace\n)\x81}b}b",  # a second state
+        b"ctorch._utils\n_rebuild_tensor_v2\n}b",  # a state for a name
+        b"]}b",
+        b"cargparse\nNamespace\nK\x01K\x02s",
+        b"}]K\x01s",  # a list as a key
+        b"K\x05)R",  # a call of a number
+        b"cargparse\nNamespace\n]R",  # arguments that are no tuple
+        b"\x82\x01",  # EXT1
+        b"\x97",  # NEXT_BUFFER
+        b"(K\x01K\x02K\x03d",  # a key without a value
+        b"0",
+        b"R",
+    ],
+)
+def test_what_no_pickler_writes_is_an_error(opcodes: bytes) -> None:
+    with pytest.raises(UnreadablePickleError):
+        InertUnpickler(io.BytesIO(b"\x80\x02" + opcodes + b".")).load()
+
+
+def test_a_stand_in_has_nothing_that_a_file_could_name() -> None:
+    namespace = argparse.Namespace()
+    vars(namespace).update({"__setstate__": 1, "__dict__": 2})
+    made = InertUnpickler(io.BytesIO(pickle.dumps(namespace, 2))).load()
+    assert type(made) is StandIn
+    assert not hasattr(made, "__dict__")
+    assert not hasattr(made, "__setstate__")
+    assert made.state == {"__setstate__": 1, "__dict__": 2}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("os.system", "posix.system", "nt.system", "subprocess.Popen", "builtins.exec", "builtins.eval", "sys.exit"),
+        *(
+            "builtins.__import__",
+            "builtins.getattr",
+            "importlib.import_module",
+            "runpy.run_path",
+            "operator.attrgetter",
+        ),
+        *("functools.partial", "torch.load", "torch.hub.load", "torch.jit.load", "torch.serialization.load"),
+        *("numpy.load", "numpy.f2py.compile", "pickle.loads", "ctypes.CDLL", "socket.socket", "shutil.rmtree"),
+        *("vendornet.os.system", "vendornet.Net.__init__", "argparse._sys.modules", "pathlib.os.system"),
+        *("torch.nn.modules.module.os.system", "collections.abc.sys.exit", "types.FunctionType", "types.CodeType"),
+    ],
+)
+def test_names_that_can_run_anything_cannot_be_allowed(name: str) -> None:
+    assert is_forbidden(name)
+    assert refused_names([name], ["*"]) == refused_names([name], None) == [name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["argparse.Namespace", "pathlib.PosixPath", "pathlib._local.PosixPath", "numpy.float64", "types.SimpleNamespace"],
+)
+def test_names_of_plain_data_pass_a_gate(name: str) -> None:
+    assert is_data(name)
+    assert refused_names([name], []) == []
+
+
+def test_other_names_pass_a_gate_that_allows_them_and_no_gate() -> None:
+    assert refused_names(["vendornet.Net", "other.Net"], ["vendornet.*"]) == ["other.Net"]
+    assert refused_names(["vendornet.Net"], None) == []
+    assert refused_names(["vendornet.Net"], ["Net", "vendornet"]) == ["vendornet.Net"]
+    assert refused_names(["argparse.Namespace.__init__"], ["argparse.*"]) == ["argparse.Namespace.__init__"]
+
+
+def test_modules_in_modules_without_end_are_refused(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(1, 1))
+    network._modules["1"] = network
+    torch.save(network, tmp_path / "net.pt")
+    with pytest.raises(CheckpointError):
+        read_checkpoint(tmp_path / "net.pt")
+    deep = functools.reduce(lambda inner, _: nn.Sequential(inner, inner), range(18), nn.Linear(1, 1))  # 2^18 names
+    torch.save(deep, tmp_path / "net.pt")
+    with pytest.raises(CheckpointError):
+        read_checkpoint(tmp_path / "net.pt")
