@@ -4,8 +4,8 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -328,24 +328,39 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
     if leaves:  # the forward pass may have registered parameters
         known = {id(parameter) for parameter in run.inspected.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in known]
-    foreign = [(leaf, leaf.grad) for leaf in leaves]
-    for leaf, _ in foreign:
-        leaf.grad = None
+    with _gradients_kept(leaves), _listening(run):
+        try:
+            loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
+            error = reraise_internal(raised)
+            failure = locate(run.inspected.modules, error)
+            if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
+                failure = _after_the_last_gradient(run, error)
+            overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
+            return Break(failure_message(name, failure, error, "backward"), failure, error, overwritten)
+    return None
+
+
+@contextmanager
+def _gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the `.grad` of tensors that are not the network's after the block, and empty it for the block."""
+    kept = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        yield
+    finally:
+        for leaf, gradient in zip(leaves, kept, strict=True):
+            leaf.grad = gradient
+
+
+@contextmanager
+def _listening(run: GradientRun) -> Iterator[None]:
     run.captured.listen(on=True)
     try:
-        loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
-    except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
-        error = reraise_internal(raised)
-        failure = locate(run.inspected.modules, error)
-        if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
-            failure = _after_the_last_gradient(run, error)
-        overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
-        return Break(failure_message(name, failure, error, "backward"), failure, error, overwritten)
+        yield
     finally:
         run.captured.listen(on=False)
-        for leaf, gradient in foreign:
-            leaf.grad = gradient
-    return None
 
 
 def _after_the_last_gradient(run: GradientRun, error: BaseException) -> Failure:
