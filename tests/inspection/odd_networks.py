@@ -195,6 +195,75 @@ def reshaped_in_place(net: Any, x: Tensor) -> Tensor:
     return hidden.sum(0)
 
 
+# --- views of another dtype, written to ---
+
+
+def real_part_scaled(net: Any, x: Tensor) -> Tensor:
+    spectrum = torch.fft.rfft(net.linear(x))
+    net.part(spectrum).mul_(2)
+    return torch.fft.irfft(spectrum, n=3)
+
+
+def pairs_scaled(net: Any, x: Tensor) -> Tensor:
+    pairs = net.linear(x).repeat(1, 2).view(2, 3, 2) * 1
+    net.part(pairs).mul_(2j)
+    return pairs
+
+
+# --- views that lose their history ---
+
+
+class Same(torch.autograd.Function):
+    """Returns a view of what it is given."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def history_lost(views: Callable[[Tensor], Any]) -> Callable[[Any, Tensor], Tensor]:
+    """Write to a view without gradients, give it to modules, keep it, and return what does not depend on it."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        hidden = net.linear(x)
+        view = views(hidden)
+        with torch.no_grad():
+            net.writes(view)
+        net.reads(view)
+        net.kept = view
+        return hidden * 3
+
+    return forward
+
+
+def losing_history(views: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
+    writes, reads = leaf(lambda view: view.mul_(2)), leaf(without_gradients)
+    return written(history_lost(views), linear=linear, writes=writes, reads=reads)
+
+
+def without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.sum()
+
+
+def made_without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x[:, :2]
+
+
+LOST: dict[str, Callable[[], nn.Module]] = {
+    "chunk, written without gradients": losing_history(lambda x: x.chunk(2, 1)[0]),
+    "unbind, written without gradients": losing_history(lambda x: x.unbind(1)[1]),
+    "split, written without gradients": losing_history(lambda x: x.split([1, 2], 1)[1]),
+    "custom view, written without gradients": losing_history(Same.apply),
+    "view of no_grad, written without gradients": losing_history(made_without_gradients),
+}
+
+
 # --- transforms and subclasses ---
 
 
@@ -307,6 +376,15 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "overwritten, original used before": written(original_used_before, linear=linear, same=nn.Identity),
     "used before and after": written(used_before_and_after, linear=linear, same=nn.Identity),
     "reshaped in place": written(reshaped_in_place, linear=linear, unsqueezes=leaf(lambda x: x.unsqueeze_(0))),
+    "real part written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.real)),
+    "imaginary part written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.imag)),
+    "imaginary part of the conjugate written": written(
+        real_part_scaled, linear=linear, part=leaf(lambda z: z.conj().imag)
+    ),
+    "view_as_real written": written(real_part_scaled, linear=linear, part=leaf(torch.view_as_real)),
+    "conjugate written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.conj())),
+    "view_as_complex written": written(pairs_scaled, linear=linear, part=leaf(torch.view_as_complex)),
+    **LOST,
     "vmap": written(batched, block=Block),
     "jvp": written(pushed_forward, block=Block),
     "torch.func.grad": written(differentiated, block=Block),

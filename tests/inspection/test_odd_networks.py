@@ -13,7 +13,7 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.results.gradients import Gradients
 from hookscope.results.runs.reading import read_run
-from tests.inspection.odd_networks import ODD, Block, Twice
+from tests.inspection.odd_networks import LOST, ODD, Block, Twice
 from tests.networks import Written, batch_of
 
 pytestmark = [
@@ -99,6 +99,51 @@ def test_a_container_called_by_several_threads_has_the_numbers_of_each_call() ->
     means = sorted(row.activation.mean or 0 for row in inspection.rows)
     assert means == pytest.approx(expected, rel=1e-5)
     assert sorted(row.call for row in inspection.rows) == [*range(40)]
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if name.endswith(" written")])
+def test_a_view_of_another_dtype_that_is_written_to_has_the_gradient_from_before(name: str) -> None:
+    model: Any = built(name)
+    plain = model.linear(X)
+    if "as_complex" in name:
+        base = plain.repeat(1, 2).view(2, 3, 2).detach().requires_grad_()
+        total(torch.view_as_real(torch.view_as_complex(base) * 2j)).backward()
+    else:
+        base = torch.fft.rfft(plain).detach().requires_grad_()
+        sign = 2.0 if "real part" in name or name in ("view_as_real written", "conjugate written") else 1.0
+        other = 1.0 if "real part" in name else 2.0
+        total(torch.fft.irfft(torch.complex(base.real * sign, base.imag * other), n=3)).backward()
+    expected = model.part(base.grad)
+    run = hookscope.grads(model, X.clone(), loss=total, layer="*", save_tensors=True)
+    torch.testing.assert_close(run.tensors["part grad_output"], expected.resolve_conj().resolve_neg())
+    assert run["part"].gradient.dtype == str(expected.dtype).removeprefix("torch.")
+    assert run["part"].gradient.l2 == pytest.approx(expected.norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LOST)
+@pytest.mark.parametrize("options", [{}, {"ops": True}, {"inputs": True}], ids=str)
+def test_a_view_without_a_history_has_no_gradient_path_and_the_rest_has_its_gradient(
+    name: str, options: dict[str, Any]
+) -> None:
+    run = hookscope.grads(built(name), X.clone(), loss="sum", layer="*", **options)
+    assert {run[layer].status for layer in ("writes", "reads")} == {"no gradient path"}
+    assert run["linear"].gradient.mean == 3
+    assert run["linear.weight"].gradient.l2 == pytest.approx((3 * X.sum(0)).norm().item() * 3**0.5)
+
+
+def test_an_output_without_a_history_is_the_networks_error() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        first, second = net.linear(x).chunk(2, 1)
+        with torch.no_grad():
+            first.mul_(2)
+        return second
+
+    model = Written(forward, linear=nn.Linear(3, 4))
+    with pytest.raises(RuntimeError) as expected:
+        model(X).sum()
+    with pytest.raises(PassError, match="The loss raised RuntimeError: Output 1 of Split is a view") as raised:
+        hookscope.grads(model, X.clone(), loss="sum")
+    assert str(expected.value).split(". ")[0] in str(raised.value)
 
 
 def test_what_a_transform_computes_is_measured_and_has_no_gradient_path() -> None:
