@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 from hookscope.hooks.autograd import consumers, plain_arithmetic
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, Place, SiteKey
+from hookscope.hooks.selection import name_of_part
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Recorder, same_values
@@ -211,10 +212,10 @@ def named_parameters(network: nn.Module) -> list[NamedParameter]:
                 if known is None:
                     known = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
                     found[id(parameter)] = known
-                known.names.append(prefix + name)
+                known.names.append(prefix + name_of_part(name, module._modules))
         for name, child in module._modules.items():
             if child is not None:
-                walk(f"{prefix}{name}.", child)
+                walk(f"{prefix}{name_of_part(name, module._modules)}.", child)
 
     walk("", network)
     return [*found.values()]

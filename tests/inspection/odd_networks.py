@@ -4,13 +4,15 @@ import copy
 import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from tests.networks import Apply, leaf, written
+from tests.networks import Apply, Written, leaf, written
 
 
 def linear() -> nn.Module:
@@ -195,6 +197,61 @@ def reshaped_in_place(net: Any, x: Tensor) -> Tensor:
     return hidden.sum(0)
 
 
+# --- names that look like labels ---
+
+
+@dataclass
+class Split:
+    hidden: Tensor
+    rest: Tensor
+
+
+class Splits(nn.Module):
+    """Returns an object with an attribute `hidden`, and has a part of that name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Split:
+        return Split(self.hidden(x).tanh(), x * 2)
+
+
+def calls_lookalikes(net: Any, x: Tensor) -> Tensor:
+    """Call `r` twice, and the modules that are named as its second call, its output and its operation."""
+    parts = net._modules
+    split = parts["(model)"](net.r(net.r(x) * 2))
+    last = split.hidden + parts["r#1"](x) * 3
+    return last + parts["r:tanh"](parts["r[0]"](x)) + parts["(model):mul"](split.rest)
+
+
+def lookalikes() -> nn.Module:
+    model = Written(calls_lookalikes, r=Block())
+    for name in ("r#1", "r[0]", "r:tanh", "(model):mul"):
+        model.add_module(name, nn.Linear(3, 3))
+    model.add_module("(model)", Splits())
+    return model
+
+
+def dotted_twin(*, first: bool) -> nn.Module:
+    """Two different modules at the dotted name a.b: nested, and under a key with a dot."""
+    model = Written(lambda net, x: net.a.b(x) + net._modules["a.b"](x * 2) * 3)
+    if first:
+        model._modules["a.b"] = nn.Linear(3, 3)
+    model.a = nn.Module()
+    model.a.b = nn.Linear(3, 3)
+    if not first:
+        model._modules["a.b"] = nn.Linear(3, 3)
+    return model
+
+
+def retried_leaf(net: Any, x: Tensor) -> Tensor:
+    for width in (2, 3):
+        with suppress(RuntimeError):
+            result: Tensor = net.linear(x[:, :width])
+    return result
+
+
 # --- views of another dtype, written to ---
 
 
@@ -376,6 +433,10 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "overwritten, original used before": written(original_used_before, linear=linear, same=nn.Identity),
     "used before and after": written(used_before_and_after, linear=linear, same=nn.Identity),
     "reshaped in place": written(reshaped_in_place, linear=linear, unsqueezes=leaf(lambda x: x.unsqueeze_(0))),
+    "lookalikes": lookalikes,
+    "dotted twin first": lambda: dotted_twin(first=True),
+    "dotted twin last": lambda: dotted_twin(first=False),
+    "retried leaf": written(retried_leaf, linear=linear),
     "real part written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.real)),
     "imaginary part written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.imag)),
     "imaginary part of the conjugate written": written(

@@ -38,12 +38,12 @@ def built(name: str) -> nn.Module:
     return model if "exported" in name else model.eval()
 
 
-def plain(name: str) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss and the gradients of parameters of a fresh network without hooks."""
+def plain(name: str) -> tuple[float, list[tuple[str, Tensor]]]:
+    """Return the loss and the gradients of parameters by name of a fresh network without hooks."""
     model = built(name)
     loss = total(model(X.clone()))
     loss.backward()
-    gradients = {each: parameter.grad for each, parameter in model.named_parameters() if parameter.grad is not None}
+    gradients = [(each, parameter.grad) for each, parameter in model.named_parameters() if parameter.grad is not None]
     return loss.item(), gradients
 
 
@@ -83,9 +83,9 @@ def test_loss_and_gradients_of_parameters_are_the_same(name: str, include_inputs
     assert inspection.loss.value == loss
     assert hooks_of(model) == before
     gradients = {label.removesuffix(" grad"): each for label, each in seen.items() if label.endswith(" grad")}
-    assert gradients.keys() == expected.keys()
-    for label, gradient in expected.items():
-        torch.testing.assert_close(gradients[label].to_dense(), gradient.to_dense())
+    for (label, gradient), (path, value) in zip(gradients.items(), expected, strict=True):
+        torch.testing.assert_close(gradient.to_dense(), value.to_dense())
+        assert label == path or "'" in label  # quoted, where two would share a name
 
 
 # --- numbers ---
@@ -99,6 +99,68 @@ def test_a_container_called_by_several_threads_has_the_numbers_of_each_call() ->
     means = sorted(row.activation.mean or 0 for row in inspection.rows)
     assert means == pytest.approx(expected, rel=1e-5)
     assert sorted(row.call for row in inspection.rows) == [*range(40)]
+
+
+def test_modules_named_like_labels_have_rows_and_tensors_of_their_own() -> None:
+    model: Any = built("lookalikes")
+    seen: dict[str, Tensor] = {}
+    names = {
+        "r": model.r,
+        "'r#1'": model._modules["r#1"],
+        "'r[0]'": model._modules["r[0]"],
+        "'r:tanh'": model._modules["r:tanh"],
+        "'(model):mul'": model._modules["(model):mul"],
+        "'(model)'.hidden": model._modules["(model)"].hidden,
+    }
+    calls: dict[str, int] = {}
+    handles = []
+    for label, module in names.items():
+
+        def record(_module: Any, _args: Any, output: Tensor, label: str = label) -> None:
+            calls[label] = calls.get(label, -1) + 1
+            seen[f"{label}#{calls[label]}" if calls[label] else label] = output.detach().clone()
+
+        handles.append(module.register_forward_hook(record))
+    output = model(X)
+    for handle in handles:
+        handle.remove()
+    run = hookscope.activations(model, X.clone(), layer="*", ops=True, save_tensors=True, repeats=True)
+    labels = [row.label for row in run.rows]
+    assert len({*labels}) == len(labels)
+    assert {"r:tanh", "(model):mul", "'(model)'().hidden", "'(model)'().rest"} < {*labels}
+    assert len(seen) == 7
+    for label, tensor in seen.items():
+        torch.testing.assert_close(run.tensors[label], tensor, msg=label)
+        assert run[label].mean == pytest.approx(tensor.double().mean().item(), rel=1e-5)
+    torch.testing.assert_close(run.tensors["(model)"], output)
+    torch.testing.assert_close(run.tensors["'(model)'().hidden"], seen["'(model)'.hidden"].tanh())
+    assert hookscope.activations(model, X.clone(), layer="r#1")["'r#1'"].call == 0
+
+
+@pytest.mark.parametrize("name", ["dotted twin first", "dotted twin last"])
+def test_a_key_with_a_dot_beside_a_nested_twin_is_a_module_of_its_own(name: str) -> None:
+    model: Any = built(name)
+    nested, keyed = model.a.b, model._modules["a.b"]
+    model(X).sum().backward()
+    expected = {"a.b": nested.weight.grad.clone(), r"'a\x2eb'": keyed.weight.grad.clone()}
+    run = hookscope.grads(model, X.clone(), loss="sum", layer="*", ops=True)
+    for label, gradient in expected.items():
+        assert run[f"{label}.weight"].gradient.l2 == pytest.approx(gradient.norm().item(), rel=1e-6)
+        assert run[label].gradient.l2 == pytest.approx(6**0.5 * (3 if "x2e" in label else 1), rel=1e-6)
+    assert torch.equal(nested.weight.grad, expected["a.b"])
+    assert torch.equal(keyed.weight.grad, expected[r"'a\x2eb'"])
+    edited = hookscope.activations(model, X.clone(), layer="*", edit=r"a\x2eb:output:zero")
+    torch.testing.assert_close(edited["(model)"].l2, nested(X).norm().item())
+    assert {row.layer for row in hookscope.layers(model, input_shape=(2, 3)).rows} == {"", "a", "a.b", r"'a\x2eb'"}
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_a_leaf_whose_first_call_raised_is_its_second_call_when_it_returns(inputs: bool) -> None:
+    model: Any = built("retried leaf")
+    run = hookscope.grads(model, X.clone(), loss="sum", layer="*", inputs=inputs)
+    assert [row.label for row in run.rows if row.layer] == ["linear#1"]
+    assert run["linear#1"].gradient.l2 == pytest.approx(6**0.5)
+    assert hookscope.activations(nn.Sequential(nn.Identity(), nn.Linear(3, 3)), X).uncalled == ()
 
 
 @pytest.mark.parametrize("name", [name for name in ODD if name.endswith(" written")])
