@@ -29,6 +29,7 @@ from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, asks_for_identity, outcome_of
 from hookscope.results.network import Failure
 from hookscope.statistics import Measured, Pending
+from hookscope.statistics.storage import gathered
 from hookscope.text import exception_line
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
@@ -130,7 +131,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     run.gradient_recorder.nodes.clear()
     began = time.perf_counter()
     output, value, broken = _forward(run, batch)
-    amount = math.nan if value is None else float(value.value.detach())  # an accelerator has finished then
+    amount = math.nan if value is None else _amount(value)  # an accelerator has finished then
     run.recorder.settle()
     run.seconds["forward"] += time.perf_counter() - began
     observations = run.captured.observations
@@ -143,7 +144,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     began = time.perf_counter()
     broken = _backward(run, value.value)
     run.recorder.settle()
-    value.value.detach().item()  # as above
+    _amount(value)  # as above
     run.seconds["backward"] += time.perf_counter() - began
     if broken is not None and broken.overwritten:
         broken = _protected(run, batch, broken)
@@ -156,7 +157,7 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
     def forward() -> Outcome:
         with _quietly():
             output, loss = _output_and_loss(run, batch)
-            return outcome_of(output, float(loss.value.detach()))
+            return outcome_of(output, _amount(loss))
 
     def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
         network, inputs, ignore = run.inspected.network, run.with_inputs, lambda *_: None
@@ -237,13 +238,13 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(raised), None, raised)
-        if expected is not None and not _same(expected, float(value.value.detach())):
+        if expected is not None and not _same(expected, _amount(value)):
             run.captured.watch.give_up_copies()
             expected = None
         elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
             return output, value, None
         else:
-            expected = float(value.value.detach())
+            expected = _amount(value)
         del output, value
         run.captured.restart()
         run.state.rewind()
@@ -257,6 +258,10 @@ def _fails_backward(loss: Tensor) -> bool:
         error.__traceback__ = None  # it may be raised again: then it is from there
         return True
     return False
+
+
+def _amount(loss: LossValue) -> float:
+    return float(gathered(loss.value.detach()))
 
 
 def _same(first: float, second: float) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Preserved:
 
     def mark(self) -> None:
         """Remember the network and random states as they are now, for `rewind`."""
+        _reshard(self._modules)
         if self._snapshot.changed():
             self._snapshot = Snapshot(self._modules, differentiates=self._differentiates)
         devices = [torch.cuda.get_rng_state(device) for device in self._devices]
@@ -59,6 +61,7 @@ class Preserved:
         Raises:
             ModelError: If something of the network cannot be put back.
         """
+        _reshard(self._modules)
         problems = self._snapshot.put_back()
         if problems:
             raise ModelError(_not_put_back(self._network, problems))
@@ -130,6 +133,7 @@ def _preserved(
     try:
         if switches and not own_ways:
             network.train(mode == "train")
+        _reshard(modules)
         start = Snapshot(modules, differentiates=differentiates)
         with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
@@ -157,6 +161,7 @@ def _preserved(
         raised = error
         raise
     finally:
+        _reshard(modules)
         problems += start.put_back() if start else ()
         for module, training in zip(modules, modes, strict=True):
             if training is not None and module.training != training:
@@ -165,6 +170,14 @@ def _preserved(
             raise ModelError(_not_put_back(network, problems))
         if problems and raised is not None:
             raised.add_note(_not_put_back(network, problems))
+
+
+def _reshard(modules: Sequence[nn.Module]) -> None:
+    """Let modules of FSDP2 put their sharded parameters back, whose place they gave to gathered ones for a pass."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for module in modules if fsdp is not None else ():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
 
 
 @contextmanager
