@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
+from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.text import printable
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ Sizes = str | int | Sequence[int]
 _RUNS_WHERE_IT_IS = "A module runs where it is: options that load or move a model need a name or a file."
 
 
+@interrupts_between_blocks()
 def activations(
     model: Model,
     images: Images = (),
@@ -160,6 +162,7 @@ def activations(
     )
 
 
+@interrupts_between_blocks()
 def grads(  # noqa: D417 - those of `activations` are described there
     model: Model,
     images: Images = (),
@@ -286,6 +289,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     )
 
 
+@interrupts_between_blocks()
 def attribute(  # noqa: D417 - those of `activations` are described there
     model: Model,
     images: Images = (),
@@ -379,6 +383,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     )
 
 
+@interrupts_between_blocks()
 def diff(  # noqa: D417 - those of `activations` are described there
     a: Model,
     b: Model,
@@ -545,6 +550,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     )
 
 
+@interrupts_between_blocks()
 def layers(
     model: Model,
     *,
@@ -601,6 +607,7 @@ def layers(
     return replace(table, warnings=(*warnings, *remarks), notes=notes)
 
 
+@interrupts_between_blocks()
 def check(  # noqa: D417 - those of `activations` are described there
     checkpoint: Model,
     *,

@@ -11,10 +11,31 @@ from torch.autograd.graph import Node
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, SiteKey
 
+_HISTORY_LOST = "it is a view that was written to without gradients, so autograd has lost its history"
+
 
 def is_transformed(tensor: Tensor) -> bool:
     """Tell whether a tensor is wrapped by a `torch.func` transform."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a leaf of the graph; False if its history is lost, see `history_is_lost`."""
+    return not history_is_lost(tensor) and tensor.is_leaf
+
+
+def history_is_lost(tensor: Tensor) -> bool:
+    """Tell whether autograd refuses to name what computed a tensor.
+
+    It does for a view of an operation with several outputs, of a custom function or of a `no_grad` block, after the
+    view was written to where gradients are disabled. The network itself may go on with the tensor if it does not
+    differentiate it.
+    """
+    try:
+        tensor.is_leaf  # noqa: B018 - to read it is the question
+    except RuntimeError:
+        return True
+    return False
 
 
 def can_require_grad(tensor: Tensor) -> bool:
@@ -29,7 +50,7 @@ def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: n
     if is_transformed(tensor):
         return "it was computed inside a torch.func transform (vmap, grad, jvp)"
     if tensor.requires_grad and torch.is_grad_enabled():
-        return reason
+        return _HISTORY_LOST if history_is_lost(tensor) else reason
     if not (tensor.is_floating_point() or tensor.is_complex()):
         reason = f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
     elif tensor.is_inference():
@@ -112,8 +133,19 @@ class View(NamedTuple):
     version: int  # when the hook was put on the view
     node: Node | None  # that has the hook; None for a leaf
     base: tuple[Node, int] | None  # where the gradient of the view's base goes; None if it has no gradient
+    dtype: torch.dtype
     strides: tuple[int, ...]
-    offset: int  # of the view's first element in the base
+    offset: int  # of the view's first element behind the base's, in bytes: the real part of a complex base is a view
+    conjugated: bool  # while the base is not
+    negated: bool
+
+    def part_of(self, gradient: Tensor) -> Tensor:
+        """Return the part of the base's gradient that is the view's, given one that lies in memory as the base does."""
+        offset = gradient.storage_offset() * gradient.itemsize + self.offset
+        part = torch.empty(0, dtype=self.dtype, device=gradient.device)
+        part.set_(gradient.untyped_storage(), offset // self.dtype.itemsize, self.site.shape, self.strides)
+        part = part.conj() if self.conjugated else part
+        return part.neg() if self.negated else part
 
 
 def used_beside(aliases: Sequence[Alias], nodes: Mapping[Node, None]) -> set[SiteKey]:
@@ -139,10 +171,13 @@ def version_counter(tensor: Tensor) -> Tensor:
 def view_of(site: GradientSite[Any], tensor: Tensor) -> View:
     """Describe a view that is about to be hooked."""
     counter, node, base = version_counter(tensor), tensor.grad_fn, tensor._base
-    if node is None or base is None or base.grad_fn is None or tensor.layout != torch.strided or tensor.is_nested:
-        return View(site, counter, tensor._version, node, None, (), 0)
-    edge, offset = (base.grad_fn, base.output_nr), int(tensor.storage_offset() - base.storage_offset())
-    return View(site, counter, tensor._version, node, edge, tensor.stride(), offset)
+    edge, strides, offset, conjugated, negated = None, (), 0, False, False
+    plain = tensor.layout == torch.strided and not tensor.is_nested
+    if node is not None and base is not None and base.grad_fn is not None and plain:
+        edge, strides = (base.grad_fn, base.output_nr), tensor.stride()
+        offset = tensor.storage_offset() * tensor.itemsize - base.storage_offset() * base.itemsize
+        conjugated, negated = tensor.is_conj() != base.is_conj(), tensor.is_neg() != base.is_neg()
+    return View(site, counter, tensor._version, node, edge, tensor.dtype, strides, int(offset), conjugated, negated)
 
 
 def graph_nodes(loss: Tensor) -> dict[Node, None]:

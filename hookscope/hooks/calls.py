@@ -99,8 +99,14 @@ class CallHooks(Generic[T]):
         kwargs: dict[str, Any],
         output: object,
     ) -> object:
-        """Forward hook of modules that call no others, and overwrite their input always or never."""
+        """Forward hook of modules that call no others, and overwrite their input always or never.
+
+        It is also called, with None as the output, if the module raises: the call counts, as that of any module does.
+        """
         inputs = tensors_given(args, kwargs)
+        if output is None and inputs:
+            self._begin(layer, module, inputs)
+            return None
         outputs = tensors_in(output)
         with self.lock, self._without_overrides(inputs, outputs):
             recomputes = _recomputes()

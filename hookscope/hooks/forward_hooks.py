@@ -45,7 +45,7 @@ class Capture(Generic[T]):
 
     @property
     def called(self) -> set[str]:
-        """Names of the layers that were called. A leaf whose only call raised may be missing."""
+        """Names of the layers that were called."""
         return self._called_before | self._hooks.counts.keys()
 
     @property
@@ -181,6 +181,8 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         state = vars(module)
         if not gives_aliases and _only_returns(type(module), state):
             hook = Hook(hooks.leaf_forward_hook, name, bool(state.get("inplace")))
+            attached.append(module._forward_hooks_always_called)
+            module._forward_hooks_always_called[key] = True
         else:
             entries: list[Entry] = []
             hook = Hook(hooks.forward_hook, entries)

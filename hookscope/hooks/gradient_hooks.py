@@ -25,6 +25,7 @@ from hookscope.hooks.autograd import (
     View,
     can_require_grad,
     graph_nodes,
+    is_leaf,
     is_transformed,
     plain_arithmetic,
     strided_copy,
@@ -151,8 +152,7 @@ class GradientWatch(Generic[T]):
 
         def after(gradients: tuple[Tensor | None, ...], _: object) -> None:
             of_base = gradients[0]  # with the strides of the base
-            part = None if of_base is None else of_base.as_strided(view.site.shape, view.strides, view.offset)
-            self._arrive([view.site], part)
+            self._arrive([view.site], None if of_base is None else view.part_of(of_base))
 
         self._handles.append(node.register_hook(after))
 
@@ -183,8 +183,8 @@ class GradientWatch(Generic[T]):
 
     def _alias(self, key: SiteKey, tensor: Tensor) -> Tensor:
         """Return an alias of the same memory with identical strides, by which kernels are chosen."""
-        is_plain = type(tensor) is Tensor and not (tensor.is_leaf or tensor._is_view() or tensor.is_nested)
         try:
+            is_plain = type(tensor) is Tensor and not (tensor.is_leaf or tensor._is_view() or tensor.is_nested)
             if is_plain and key not in self._view_at:
                 alias: Tensor = Aliased.apply(tensor)
                 made_by: Any = tensor.grad_fn  # neither is a leaf
@@ -294,7 +294,7 @@ class GradientWatch(Generic[T]):
         several = call.operation is None and sum(tensor.requires_grad for _, tensor in found) > 1
 
         def replacement(site: GradientSite[T], tensor: Tensor) -> Tensor:
-            passed = several or tensor.is_leaf or any(tensor is given for _, given in sources)
+            passed = several or is_leaf(tensor) or any(tensor is given for _, given in sources)
             return self._output_replacement(site, tensor, passed)
 
         met, replacements = self._sites_of(call, "output", found, sources, replacement)
@@ -303,15 +303,18 @@ class GradientWatch(Generic[T]):
             try:
                 result = with_tensors(output, replacements)
             except TypeError:  # then the tensors themselves are watched: their gradients include all uses
-                met = [(site, tensor) for (site, _), (_, tensor) in zip(met, found, strict=True) if not tensor.is_leaf]
+                met = [(site, tensor) for (site, _), (_, tensor) in zip(met, found, strict=True) if not is_leaf(tensor)]
         for site, watched in met:
             self._watch(site.key, site, watched)
         return result
 
     def _is_followed(self, key: SiteKey, tensor: Tensor) -> bool:
         """Tell whether a module's only output is tracked by autograd and needs no replacement."""
-        tracked = tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled() and not is_transformed(tensor)
-        return tracked and key not in self._clone_at and key not in self._hopeless
+        try:
+            tracked = torch.is_grad_enabled() and tensor.requires_grad and not tensor.is_leaf
+        except RuntimeError:  # its history is lost
+            return False
+        return tracked and not is_transformed(tensor) and key not in self._clone_at and key not in self._hopeless
 
     def _output_replacement(self, site: GradientSite[T], tensor: Tensor, passed: bool) -> Tensor:
         """Return the replacement of an output that makes its gradient visible."""

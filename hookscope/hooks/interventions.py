@@ -12,6 +12,7 @@ from hookscope.errors import UsageError
 from hookscope.hooks.autograd import strided_copy
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import replaceable_inputs, tensors_in, with_tensors
+from hookscope.hooks.selection import module_index
 
 
 class Intervention(NamedTuple):
@@ -29,10 +30,10 @@ class Intervention(NamedTuple):
 
 def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], handles: list[RemovableHandle]) -> None:
     """Register the hooks that edit modules or, for "parameter grad", parameters by name; add their handles."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules, _ = module_index(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, wanted in edits.items():
-        owner = modules[name.rpartition(".")[0]] if name in parameters else modules[name]
+        owner = model.get_submodule(name.rpartition(".")[0]) if name in parameters else modules[name]
         for edit in wanted:
             if edit.place == "parameter grad":
                 hook = _editor_of_gradient(edit, owner)
@@ -53,9 +54,10 @@ def separate_edits(
 
     Call it with the arguments of `hook_edits`, after the observing hooks are registered.
     """
+    modules, _ = module_index(model)
     for name, wanted in edits.items():
         if any(edit.place == "grad" for edit in wanted):
-            handles.append(model.get_submodule(name).register_forward_hook(partial(_edit_gradients, [])))
+            handles.append(modules[name].register_forward_hook(partial(_edit_gradients, [])))
 
 
 def edit_operation(edits: Sequence[Intervention], name: str, output: object) -> object:

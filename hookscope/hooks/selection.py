@@ -1,7 +1,7 @@
 """Select modules by name, type and position, as `--layer` does, and the default layers without it."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -9,9 +9,14 @@ from torch.nn.utils import parametrize
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import Pattern, parse_pattern
 
+_SIGNS_OF_LABELS = re.compile(r"[.#\[{(:']")
+
 
 def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tuple[str, ...]]]:
-    """Return every module once by its first dotted name, and the other names of modules that have several."""
+    """Return every module once by its first dotted name, and the other names of modules that have several.
+
+    Names are those of `named_modules()`, unless two modules or rows would share one: see `name_of_part`.
+    """
     modules: dict[str, nn.Module] = {"": model}
     aliases: dict[str, tuple[str, ...]] = {}
     first = {id(model): ""}
@@ -20,7 +25,7 @@ def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tupl
         for child_name, child in module._modules.items():
             if child is None:
                 continue
-            name = prefix + child_name
+            name = prefix + name_of_part(child_name, module._modules)
             known = first.setdefault(id(child), name)
             if known == name:
                 modules[name] = child
@@ -31,6 +36,20 @@ def module_index(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, tupl
 
     walk("", model)
     return modules, aliases
+
+
+def name_of_part(name: str, siblings: Container[str]) -> str:
+    """Return a name under which a part of a module is confused with no other: quoted if it would be.
+
+    A key with a dot looks like a nested module; `r#1`, `r[0]`, `r()` and `r:add` beside `r` look like its second call,
+    an output of it, and an operation that it calls; `(model)` is the whole model.
+    """
+    if _SIGNS_OF_LABELS.search(name) is None:  # nearly always
+        return name
+    begins = (name[: sign.start()] for sign in _SIGNS_OF_LABELS.finditer(name))
+    if "." in name or name.startswith(("(model)", "'")) or any(begin in siblings for begin in begins):
+        return repr(name).replace(".", r"\x2e")
+    return name
 
 
 def unwrap(model: nn.Module) -> nn.Module:

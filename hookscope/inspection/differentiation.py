@@ -4,8 +4,8 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, asks_for_identity, outcome_of
 from hookscope.results.network import Failure
 from hookscope.statistics import Measured, Pending
+from hookscope.statistics.storage import gathered
 from hookscope.text import exception_line
 
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
@@ -127,7 +128,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     run.gradient_recorder.nodes.clear()
     began = time.perf_counter()
     output, value, broken = _forward(run, batch)
-    amount = math.nan if value is None else float(value.value.detach())  # an accelerator has finished then
+    amount = math.nan if value is None else _amount(value)  # an accelerator has finished then
     run.recorder.settle()
     run.seconds["forward"] += time.perf_counter() - began
     observations = run.captured.observations
@@ -140,7 +141,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     began = time.perf_counter()
     broken = _backward(run, value.value)
     run.recorder.settle()
-    value.value.detach().item()  # as above
+    _amount(value)  # as above
     run.seconds["backward"] += time.perf_counter() - began
     if broken is not None and broken.overwritten:
         broken = _protected(run, batch, broken)
@@ -153,7 +154,7 @@ def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> No
     def forward() -> Outcome:
         with _quietly():
             output, loss = _output_and_loss(run, batch)
-            return outcome_of(output, float(loss.value.detach()))
+            return outcome_of(output, _amount(loss))
 
     def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
         network, inputs, ignore = run.inspected.network, run.with_inputs, lambda *_: None
@@ -232,13 +233,13 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - so may a user's loss
             reraise_of_own_loss(raised, output)
             return output, None, Break(_loss_failed(raised), None, raised)
-        if expected is not None and not _same(expected, float(value.value.detach())):
+        if expected is not None and not _same(expected, _amount(value)):
             run.captured.watch.give_up_copies()
             expected = None
         elif not run.captured.must_repeat(value.value) or _fails_backward(value.value):
             return output, value, None
         else:
-            expected = float(value.value.detach())
+            expected = _amount(value)
         del output, value
         run.captured.restart()
         run.state.rewind()
@@ -252,6 +253,10 @@ def _fails_backward(loss: Tensor) -> bool:
         error.__traceback__ = None  # it may be raised again: then it is from there
         return True
     return False
+
+
+def _amount(loss: LossValue) -> float:
+    return float(gathered(loss.value.detach()))
 
 
 def _same(first: float, second: float) -> bool:
@@ -322,24 +327,39 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
     if leaves:  # the forward pass may have registered parameters
         known = {id(parameter) for parameter in run.inspected.network.parameters()}
         leaves = [leaf for leaf in leaves if id(leaf) not in known]
-    foreign = [(leaf, leaf.grad) for leaf in leaves]
-    for leaf, _ in foreign:
-        leaf.grad = None
+    with _gradients_kept(leaves), _listening(run):
+        try:
+            loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
+            error = reraise_internal(raised)
+            failure = locate(run.inspected.modules, error)
+            if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
+                failure = _after_the_last_gradient(run, error)
+            overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
+            return Break(failure_message(name, failure, error, "backward"), failure, error, overwritten)
+    return None
+
+
+@contextmanager
+def _gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the `.grad` of tensors that are not the network's after the block, and empty it for the block."""
+    kept = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        yield
+    finally:
+        for leaf, gradient in zip(leaves, kept, strict=True):
+            leaf.grad = gradient
+
+
+@contextmanager
+def _listening(run: GradientRun) -> Iterator[None]:
     run.captured.listen(on=True)
     try:
-        loss.backward(retain_graph=keep)  # type: ignore[no-untyped-call]
-    except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
-        error = reraise_internal(raised)
-        failure = locate(run.inspected.modules, error)
-        if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
-            failure = _after_the_last_gradient(run, error)
-        overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
-        return Break(failure_message(name, failure, error, "backward"), failure, error, overwritten)
+        yield
     finally:
         run.captured.listen(on=False)
-        for leaf, gradient in foreign:
-            leaf.grad = gradient
-    return None
 
 
 def _after_the_last_gradient(run: GradientRun, error: BaseException) -> Failure:

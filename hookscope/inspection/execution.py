@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall, Operation, shape_of
 from hookscope.hooks.operations import OperationChoice
+from hookscope.hooks.selection import module_index
 from hookscope.inspection.failures import locate, reraise_internal
 from hookscope.inspection.network import BatchQueue
 from hookscope.inspection.state.preservation import preserved
@@ -59,7 +60,7 @@ def first_calls(
         return tuple(tuple(shape_of(given)) for _, given in call.inputs), tuple(shape_of(tensor))
 
     failure = None
-    modules = dict(network.named_modules())
+    modules, _ = module_index(network)
     with preserved(network, seed=0), capture(network, modules, shapes, operations=operations) as captured:
         try:
             with torch.no_grad():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import is_out_of_memory
+from hookscope.hooks.autograd import history_is_lost
 from hookscope.hooks.operations import is_networks_own
 from hookscope.hooks.pytree import tensors_in
 from hookscope.results.network import Failure
@@ -58,7 +59,8 @@ def reraise_internal(error: BaseException) -> BaseException:
 def reraise_of_own_loss(error: BaseException, output: object) -> None:
     """Raise the error again if a built-in loss raised it on ordinary numbers: then the bug is in hookscope.
 
-    Tensors without data or elements, of subclasses and of dtypes that torch does not compute with are the model's.
+    Tensors without data or elements, without a history that they should have, of subclasses and of dtypes that torch
+    does not compute with are the model's.
     """
     if not is_out_of_memory(error) and all(map(_is_ordinary, (each for _, each in tensors_in(output)))):
         trace = error.__traceback__
@@ -71,7 +73,8 @@ def reraise_of_own_loss(error: BaseException, output: object) -> None:
 def _is_ordinary(tensor: Tensor) -> bool:
     if type(tensor) is not Tensor or tensor.is_meta or tensor.is_nested or tensor.is_quantized or not tensor.numel():
         return False
-    return tensor.layout == torch.strided and (tensor.dtype.itemsize > 1 or not tensor.is_floating_point())
+    has_values = tensor.layout == torch.strided and (tensor.dtype.itemsize > 1 or not tensor.is_floating_point())
+    return has_values and not history_is_lost(tensor)
 
 
 def failure_message(model: str, failure: Failure, error: BaseException, phase: str = "forward") -> str:

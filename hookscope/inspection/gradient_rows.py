@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 from hookscope.hooks.autograd import consumers, plain_arithmetic
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, Place, SiteKey
+from hookscope.hooks.selection import name_of_part
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Recorder, same_values
@@ -21,7 +22,7 @@ from hookscope.results.network import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.native import square_sums
-from hookscope.statistics.storage import as_real_floats, stored_values
+from hookscope.statistics.storage import as_real_floats, gathered, stored_values
 
 
 @dataclass(slots=True)
@@ -76,6 +77,8 @@ class GradientRecorder:
 
     def observe(self, site: GradientSite[Measured], gradient: Tensor) -> Measured:
         """Reduce one gradient in the hook."""
+        if type(gradient) is not Tensor:
+            gradient = gathered(gradient)
         key = (site.layer, site.call, site.slot)
         self.nodes[site.key] = torch._C._current_autograd_node()
         is_kept = (self.on_tensor or self.maps.grids_for) and self.maps.lists(site) and not missing_memory(gradient)
@@ -211,10 +214,10 @@ def named_parameters(network: nn.Module) -> list[NamedParameter]:
                 if known is None:
                     known = NamedParameter(parameter, [], type(module).__name__, parameter.grad)
                     found[id(parameter)] = known
-                known.names.append(prefix + name)
+                known.names.append(prefix + name_of_part(name, module._modules))
         for name, child in module._modules.items():
             if child is not None:
-                walk(f"{prefix}{name}.", child)
+                walk(f"{prefix}{name_of_part(name, module._modules)}.", child)
 
     walk("", network)
     return [*found.values()]
@@ -236,7 +239,7 @@ def parameter_rows(
         gradient = statistics.get(index)
         name, *aliases = each.names
         if on_tensor is not None and each.gradient is not None and not missing_memory(each.gradient):
-            on_tensor(f"{name} grad", each.gradient)
+            on_tensor(f"{name} grad", gathered(each.gradient))
         rows.append(
             ParameterRow(
                 index=index,

@@ -22,6 +22,7 @@ from hookscope.results.network import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
+from hookscope.statistics.storage import gathered
 from hookscope.text import counted
 
 # A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
@@ -106,6 +107,8 @@ class Recorder:
 
     def observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> Measured:
         """Reduce one output in the hook."""
+        if type(tensor) is not Tensor:
+            tensor = gathered(tensor)
         axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
         if self.on_call is not None:
             self.on_call(call)
@@ -363,6 +366,7 @@ def _scores(output: object, count: int, output_key: str | None) -> Tensor | None
     if output_key is not None:
         floating = [Output(path, each) for path, each in tensors_in(output) if each.is_floating_point()]
         output = output_at(floating, output_key).tensor
+    output = gathered(output) if isinstance(output, Tensor) else output
     is_one_row_each = isinstance(output, Tensor) and output.dim() == 2 and len(output) == count
     return output if isinstance(output, Tensor) and is_one_row_each and not missing_memory(output) else None
 

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import UsageError
+from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.training_entries import TrainingEntries
 from hookscope.results.inputs import Preprocessing
@@ -108,14 +109,15 @@ def seeded(seed: int) -> Iterator[None]:
 
     Accelerators' generators are left alone: networks are built on the CPU, and seeding an accelerator starts it.
     """
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        seed_generators(seed)
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
+    with interrupts_between_blocks():
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        try:
+            seed_generators(seed)
+            yield
+        finally:
+            torch.set_rng_state(states[0])
+            random.setstate(states[1])
+            np.random.set_state(states[2])
 
 
 def seed_generators(seed: int) -> None:

@@ -111,8 +111,12 @@ class ModuleTable(RowContainer):
 
 
 def row_label(layer: str, call: int, slot: str) -> str:
-    """Return the name of a layer's output for people and files: "layer1.0.relu#1", "backbone['out']", "(model)"."""
-    return f"{layer or '(model)'}{f'#{call}' if call else ''}{slot}"
+    """Return the name of a layer's output for people and files: "layer1.0.relu#1", "backbone['out']", "(model)".
+
+    An attribute of what a layer returns is "encoder().hidden": "encoder.hidden" is a module.
+    """
+    called = f"#{call}" if call else "()" if layer and slot.startswith(".") else ""
+    return f"{layer or '(model)'}{called}{slot}"
 
 
 class _Labelled(Protocol):

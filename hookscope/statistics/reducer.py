@@ -23,7 +23,7 @@ from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
 from hookscope.statistics.sketch import finished, new_sketcher, sketch_slices
-from hookscope.statistics.storage import as_real_floats, in_memory_order, stored_values
+from hookscope.statistics.storage import as_real_floats, gathered, in_memory_order, stored_values
 from hookscope.statistics.torch_reductions import (
     completed,
     count_in_bins,
@@ -109,14 +109,17 @@ class Reducer:
         version = -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - inference tensors have none
         if missing := missing_memory(tensor):
             return _without_values(tensor, missing)
+        given = tensor
         if self._latest is not None:
             reference, latest_version, latest_axis, reduction = self._latest
             if reference() is tensor and latest_version == version >= 0 and latest_axis == channel_axis:
                 return reduction
+        if type(tensor) is not Tensor:
+            tensor = gathered(tensor)
         reduction = self._fused.reduce(tensor, channel_axis) or self._by_torch(tensor, channel_axis)
         if self.sketches:
             reduction = self._with_sketch(reduction, tensor, inputs)
-        self._latest = (weakref.ref(tensor), version, channel_axis, reduction)
+        self._latest = (weakref.ref(given), version, channel_axis, reduction)
         return reduction
 
     def _by_torch(self, tensor: Tensor, channel_axis: int | None) -> Measured:

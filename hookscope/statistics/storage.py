@@ -1,12 +1,30 @@
 """What a tensor of any layout and dtype stores: its elements in the order in which they lie in memory."""
 
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from hookscope.hooks.memory import missing_memory
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """Return a tensor that is distributed over processes as one; any other as it is.
+
+    Sharded parameters, as of FSDP2 and tensor parallelism, are gathered from all processes, one at a time: each process
+    must call this for the same tensors in the same order, as their passes do. Reductions of a DTensor itself may be
+    those of the local shard: in torch 2.15, `norm().item()` is.
+    """
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        tensor = tensor.detach().full_tensor()
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    if collectives is not None and isinstance(tensor, collectives.AsyncCollectiveTensor):
+        waited: Tensor = tensor.trigger_wait()
+        return waited
+    return tensor
 
 
 def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], int]:
@@ -17,6 +35,7 @@ def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple
     """
     if missing := missing_memory(tensor):
         raise RuntimeError(missing)
+    tensor = gathered(tensor)
     if tensor.layout == torch.strided and not tensor.is_nested:
         return (tensor.dequantize() if tensor.is_quantized else tensor), shape, 0
     if tensor.is_nested:

@@ -4,13 +4,15 @@ import copy
 import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from tests.networks import Apply, leaf, written
+from tests.networks import Apply, Written, leaf, written
 
 
 def linear() -> nn.Module:
@@ -195,6 +197,130 @@ def reshaped_in_place(net: Any, x: Tensor) -> Tensor:
     return hidden.sum(0)
 
 
+# --- names that look like labels ---
+
+
+@dataclass
+class Split:
+    hidden: Tensor
+    rest: Tensor
+
+
+class Splits(nn.Module):
+    """Returns an object with an attribute `hidden`, and has a part of that name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Split:
+        return Split(self.hidden(x).tanh(), x * 2)
+
+
+def calls_lookalikes(net: Any, x: Tensor) -> Tensor:
+    """Call `r` twice, and the modules that are named as its second call, its output and its operation."""
+    parts = net._modules
+    split = parts["(model)"](net.r(net.r(x) * 2))
+    last = split.hidden + parts["r#1"](x) * 3
+    return last + parts["r:tanh"](parts["r[0]"](x)) + parts["(model):mul"](split.rest)
+
+
+def lookalikes() -> nn.Module:
+    model = Written(calls_lookalikes, r=Block())
+    for name in ("r#1", "r[0]", "r:tanh", "(model):mul"):
+        model.add_module(name, nn.Linear(3, 3))
+    model.add_module("(model)", Splits())
+    return model
+
+
+def dotted_twin(*, first: bool) -> nn.Module:
+    """Two different modules at the dotted name a.b: nested, and under a key with a dot."""
+    model = Written(lambda net, x: net.a.b(x) + net._modules["a.b"](x * 2) * 3)
+    if first:
+        model._modules["a.b"] = nn.Linear(3, 3)
+    model.a = nn.Module()
+    model.a.b = nn.Linear(3, 3)
+    if not first:
+        model._modules["a.b"] = nn.Linear(3, 3)
+    return model
+
+
+def retried_leaf(net: Any, x: Tensor) -> Tensor:
+    for width in (2, 3):
+        with suppress(RuntimeError):
+            result: Tensor = net.linear(x[:, :width])
+    return result
+
+
+# --- views of another dtype, written to ---
+
+
+def real_part_scaled(net: Any, x: Tensor) -> Tensor:
+    spectrum = torch.fft.rfft(net.linear(x))
+    net.part(spectrum).mul_(2)
+    return torch.fft.irfft(spectrum, n=3)
+
+
+def pairs_scaled(net: Any, x: Tensor) -> Tensor:
+    pairs = net.linear(x).repeat(1, 2).view(2, 3, 2) * 1
+    net.part(pairs).mul_(2j)
+    return pairs
+
+
+# --- views that lose their history ---
+
+
+class Same(torch.autograd.Function):
+    """Returns a view of what it is given."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def history_lost(views: Callable[[Tensor], Any]) -> Callable[[Any, Tensor], Tensor]:
+    """Write to a view without gradients, give it to modules, keep it, and return what does not depend on it."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        hidden = net.linear(x)
+        view = views(hidden)
+        with torch.no_grad():
+            net.writes(view)
+        net.reads(view)
+        net.kept = view
+        return hidden * 3
+
+    return forward
+
+
+def losing_history(views: Callable[[Tensor], Any]) -> Callable[[], nn.Module]:
+    writes, reads = leaf(lambda view: view.mul_(2)), leaf(without_gradients)
+    return written(history_lost(views), linear=linear, writes=writes, reads=reads)
+
+
+def without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x.sum()
+
+
+def made_without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x[:, :2]
+
+
+LOST: dict[str, Callable[[], nn.Module]] = {
+    "chunk, written without gradients": losing_history(lambda x: x.chunk(2, 1)[0]),
+    "unbind, written without gradients": losing_history(lambda x: x.unbind(1)[1]),
+    "split, written without gradients": losing_history(lambda x: x.split([1, 2], 1)[1]),
+    "custom view, written without gradients": losing_history(Same.apply),
+    "view of no_grad, written without gradients": losing_history(made_without_gradients),
+}
+
+
 # --- transforms and subclasses ---
 
 
@@ -307,6 +433,19 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "overwritten, original used before": written(original_used_before, linear=linear, same=nn.Identity),
     "used before and after": written(used_before_and_after, linear=linear, same=nn.Identity),
     "reshaped in place": written(reshaped_in_place, linear=linear, unsqueezes=leaf(lambda x: x.unsqueeze_(0))),
+    "lookalikes": lookalikes,
+    "dotted twin first": lambda: dotted_twin(first=True),
+    "dotted twin last": lambda: dotted_twin(first=False),
+    "retried leaf": written(retried_leaf, linear=linear),
+    "real part written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.real)),
+    "imaginary part written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.imag)),
+    "imaginary part of the conjugate written": written(
+        real_part_scaled, linear=linear, part=leaf(lambda z: z.conj().imag)
+    ),
+    "view_as_real written": written(real_part_scaled, linear=linear, part=leaf(torch.view_as_real)),
+    "conjugate written": written(real_part_scaled, linear=linear, part=leaf(lambda z: z.conj())),
+    "view_as_complex written": written(pairs_scaled, linear=linear, part=leaf(torch.view_as_complex)),
+    **LOST,
     "vmap": written(batched, block=Block),
     "jvp": written(pushed_forward, block=Block),
     "torch.func.grad": written(differentiated, block=Block),

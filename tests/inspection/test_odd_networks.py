@@ -13,7 +13,7 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.results.gradients import Gradients
 from hookscope.results.runs.reading import read_run
-from tests.inspection.odd_networks import ODD, Block, Twice
+from tests.inspection.odd_networks import LOST, ODD, Block, Twice
 from tests.networks import Written, batch_of
 
 pytestmark = [
@@ -38,12 +38,12 @@ def built(name: str) -> nn.Module:
     return model if "exported" in name else model.eval()
 
 
-def plain(name: str) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss and the gradients of parameters of a fresh network without hooks."""
+def plain(name: str) -> tuple[float, list[tuple[str, Tensor]]]:
+    """Return the loss and the gradients of parameters by name of a fresh network without hooks."""
     model = built(name)
     loss = total(model(X.clone()))
     loss.backward()
-    gradients = {each: parameter.grad for each, parameter in model.named_parameters() if parameter.grad is not None}
+    gradients = [(each, parameter.grad) for each, parameter in model.named_parameters() if parameter.grad is not None]
     return loss.item(), gradients
 
 
@@ -83,9 +83,9 @@ def test_loss_and_gradients_of_parameters_are_the_same(name: str, include_inputs
     assert inspection.loss.value == loss
     assert hooks_of(model) == before
     gradients = {label.removesuffix(" grad"): each for label, each in seen.items() if label.endswith(" grad")}
-    assert gradients.keys() == expected.keys()
-    for label, gradient in expected.items():
-        torch.testing.assert_close(gradients[label].to_dense(), gradient.to_dense())
+    for (label, gradient), (path, value) in zip(gradients.items(), expected, strict=True):
+        torch.testing.assert_close(gradient.to_dense(), value.to_dense())
+        assert label == path or "'" in label  # quoted, where two would share a name
 
 
 # --- numbers ---
@@ -99,6 +99,113 @@ def test_a_container_called_by_several_threads_has_the_numbers_of_each_call() ->
     means = sorted(row.activation.mean or 0 for row in inspection.rows)
     assert means == pytest.approx(expected, rel=1e-5)
     assert sorted(row.call for row in inspection.rows) == [*range(40)]
+
+
+def test_modules_named_like_labels_have_rows_and_tensors_of_their_own() -> None:
+    model: Any = built("lookalikes")
+    seen: dict[str, Tensor] = {}
+    names = {
+        "r": model.r,
+        "'r#1'": model._modules["r#1"],
+        "'r[0]'": model._modules["r[0]"],
+        "'r:tanh'": model._modules["r:tanh"],
+        "'(model):mul'": model._modules["(model):mul"],
+        "'(model)'.hidden": model._modules["(model)"].hidden,
+    }
+    calls: dict[str, int] = {}
+    handles = []
+    for label, module in names.items():
+
+        def record(_module: Any, _args: Any, output: Tensor, label: str = label) -> None:
+            calls[label] = calls.get(label, -1) + 1
+            seen[f"{label}#{calls[label]}" if calls[label] else label] = output.detach().clone()
+
+        handles.append(module.register_forward_hook(record))
+    output = model(X)
+    for handle in handles:
+        handle.remove()
+    run = hookscope.activations(model, X.clone(), layer="*", ops=True, save_tensors=True, repeats=True)
+    labels = [row.label for row in run.rows]
+    assert len({*labels}) == len(labels)
+    assert {"r:tanh", "(model):mul", "'(model)'().hidden", "'(model)'().rest"} < {*labels}
+    assert len(seen) == 7
+    for label, tensor in seen.items():
+        torch.testing.assert_close(run.tensors[label], tensor, msg=label)
+        assert run[label].mean == pytest.approx(tensor.double().mean().item(), rel=1e-5)
+    torch.testing.assert_close(run.tensors["(model)"], output)
+    torch.testing.assert_close(run.tensors["'(model)'().hidden"], seen["'(model)'.hidden"].tanh())
+    assert hookscope.activations(model, X.clone(), layer="r#1")["'r#1'"].call == 0
+
+
+@pytest.mark.parametrize("name", ["dotted twin first", "dotted twin last"])
+def test_a_key_with_a_dot_beside_a_nested_twin_is_a_module_of_its_own(name: str) -> None:
+    model: Any = built(name)
+    nested, keyed = model.a.b, model._modules["a.b"]
+    model(X).sum().backward()
+    expected = {"a.b": nested.weight.grad.clone(), r"'a\x2eb'": keyed.weight.grad.clone()}
+    run = hookscope.grads(model, X.clone(), loss="sum", layer="*", ops=True)
+    for label, gradient in expected.items():
+        assert run[f"{label}.weight"].gradient.l2 == pytest.approx(gradient.norm().item(), rel=1e-6)
+        assert run[label].gradient.l2 == pytest.approx(6**0.5 * (3 if "x2e" in label else 1), rel=1e-6)
+    assert torch.equal(nested.weight.grad, expected["a.b"])
+    assert torch.equal(keyed.weight.grad, expected[r"'a\x2eb'"])
+    edited = hookscope.activations(model, X.clone(), layer="*", edit=r"a\x2eb:output:zero")
+    torch.testing.assert_close(edited["(model)"].l2, nested(X).norm().item())
+    assert {row.layer for row in hookscope.layers(model, input_shape=(2, 3)).rows} == {"", "a", "a.b", r"'a\x2eb'"}
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+def test_a_leaf_whose_first_call_raised_is_its_second_call_when_it_returns(inputs: bool) -> None:
+    model: Any = built("retried leaf")
+    run = hookscope.grads(model, X.clone(), loss="sum", layer="*", inputs=inputs)
+    assert [row.label for row in run.rows if row.layer] == ["linear#1"]
+    assert run["linear#1"].gradient.l2 == pytest.approx(6**0.5)
+    assert hookscope.activations(nn.Sequential(nn.Identity(), nn.Linear(3, 3)), X).uncalled == ()
+
+
+@pytest.mark.parametrize("name", [name for name in ODD if name.endswith(" written")])
+def test_a_view_of_another_dtype_that_is_written_to_has_the_gradient_from_before(name: str) -> None:
+    model: Any = built(name)
+    plain = model.linear(X)
+    if "as_complex" in name:
+        base = plain.repeat(1, 2).view(2, 3, 2).detach().requires_grad_()
+        total(torch.view_as_real(torch.view_as_complex(base) * 2j)).backward()
+    else:
+        base = torch.fft.rfft(plain).detach().requires_grad_()
+        sign = 2.0 if "real part" in name or name in ("view_as_real written", "conjugate written") else 1.0
+        other = 1.0 if "real part" in name else 2.0
+        total(torch.fft.irfft(torch.complex(base.real * sign, base.imag * other), n=3)).backward()
+    expected = model.part(base.grad)
+    run = hookscope.grads(model, X.clone(), loss=total, layer="*", save_tensors=True)
+    torch.testing.assert_close(run.tensors["part grad_output"], expected.resolve_conj().resolve_neg())
+    assert run["part"].gradient.dtype == str(expected.dtype).removeprefix("torch.")
+    assert run["part"].gradient.l2 == pytest.approx(expected.norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LOST)
+@pytest.mark.parametrize("options", [{}, {"ops": True}, {"inputs": True}], ids=str)
+def test_a_view_without_a_history_has_no_gradient_path_and_the_rest_has_its_gradient(
+    name: str, options: dict[str, Any]
+) -> None:
+    run = hookscope.grads(built(name), X.clone(), loss="sum", layer="*", **options)
+    assert {run[layer].status for layer in ("writes", "reads")} == {"no gradient path"}
+    assert run["linear"].gradient.mean == 3
+    assert run["linear.weight"].gradient.l2 == pytest.approx((3 * X.sum(0)).norm().item() * 3**0.5)
+
+
+def test_an_output_without_a_history_is_the_networks_error() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        first, second = net.linear(x).chunk(2, 1)
+        with torch.no_grad():
+            first.mul_(2)
+        return second
+
+    model = Written(forward, linear=nn.Linear(3, 4))
+    with pytest.raises(RuntimeError) as expected:
+        model(X).sum()
+    with pytest.raises(PassError, match="The loss raised RuntimeError: Output 1 of Split is a view") as raised:
+        hookscope.grads(model, X.clone(), loss="sum")
+    assert str(expected.value).split(". ")[0] in str(raised.value)
 
 
 def test_what_a_transform_computes_is_measured_and_has_no_gradient_path() -> None:

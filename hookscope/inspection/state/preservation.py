@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError
+from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.inspection.state.object_states import Problem
 from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.models.construction import seed_generators, seeded
@@ -39,6 +41,7 @@ class Preserved:
 
     def mark(self) -> None:
         """Remember the network and random states as they are now, for `rewind`."""
+        _reshard(self._modules)
         if self._snapshot.changed():
             self._snapshot = Snapshot(self._modules, differentiates=self._differentiates)
         devices = [torch.cuda.get_rng_state(device) for device in self._devices]
@@ -58,6 +61,7 @@ class Preserved:
         Raises:
             ModelError: If something of the network cannot be put back.
         """
+        _reshard(self._modules)
         problems = self._snapshot.put_back()
         if problems:
             raise ModelError(_not_put_back(self._network, problems))
@@ -93,7 +97,9 @@ def preserved(
       and deques; attributes of objects that are dataclasses or optimisers, or of the package of a module's class;
     - parameters' `requires_grad`, `.grad` and values: of a network with its own code all values up to 8 MiB, else
       those that its code is seen to write to (`hookscope.inspection.state.parameter_writes`);
-    - the states of the random generators of torch, NumPy and Python.
+    - the states of the random generators of torch, NumPy and Python, and whether gradients are enabled.
+
+    Ctrl-C is held while this happens.
 
     Not restored are global variables and the inner state of other objects: iterators, files, locks, compiled code. In
     a network whose parameters take more than 8 MiB, one is not restored that is written to in a way that its code does
@@ -108,6 +114,15 @@ def preserved(
         ModelError: If the network refuses the mode, or something could not be put back; everything else has been.
     """
     modules = [*(network.modules() if modules is None else modules)]
+    block = _preserved(network, seed, mode, modules, differentiates=differentiates)
+    with interrupts_between_blocks(), _grad_mode_kept(), block as state:
+        yield state
+
+
+@contextmanager
+def _preserved(
+    network: nn.Module, seed: int, mode: Mode, modules: Sequence[nn.Module], *, differentiates: bool
+) -> Iterator[Preserved]:
     modes = [getattr(module, "training", None) for module in modules]
     switches = not network.training if mode == "train" else any(modes)
     own_ways = switches and _have_own_ways(modules)
@@ -118,6 +133,7 @@ def preserved(
     try:
         if switches and not own_ways:
             network.train(mode == "train")
+        _reshard(modules)
         start = Snapshot(modules, differentiates=differentiates)
         with seeded(seed), torch.random.fork_rng(devices=cuda) if cuda else nullcontext():
             if cuda:
@@ -145,6 +161,7 @@ def preserved(
         raised = error
         raise
     finally:
+        _reshard(modules)
         problems += start.put_back() if start else ()
         for module, training in zip(modules, modes, strict=True):
             if training is not None and module.training != training:
@@ -153,6 +170,24 @@ def preserved(
             raise ModelError(_not_put_back(network, problems))
         if problems and raised is not None:
             raised.add_note(_not_put_back(network, problems))
+
+
+def _reshard(modules: Sequence[nn.Module]) -> None:
+    """Let modules of FSDP2 put their sharded parameters back, whose place they gave to gathered ones for a pass."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for module in modules if fsdp is not None else ():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+
+
+@contextmanager
+def _grad_mode_kept() -> Iterator[None]:
+    """Restore the grad mode: an interrupt may come while an observer has switched it off without a `with` statement."""
+    enabled = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch._C._set_grad_enabled(enabled)
 
 
 def _have_own_ways(modules: Sequence[nn.Module]) -> bool:

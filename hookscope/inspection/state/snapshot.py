@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hookscope.hooks.autograd import history_is_lost, is_leaf
 from hookscope.inspection.state.held_values import HeldValues
 from hookscope.inspection.state.object_states import Contents, Problem, attempt, identical
 from hookscope.inspection.state.own_code import has_own_code
@@ -53,7 +54,7 @@ class Snapshot:
         self.tensors = tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
         self.owners: list[Any] = found.owners + tensors if own_code else found.owners
         with torch._C.DisableTorchFunction():
-            self.leaves = [each for each in found.tensors.values() if each.is_leaf and each.requires_grad]
+            self.leaves = [each for each in found.tensors.values() if each.requires_grad and is_leaf(each)]
             # A forward pass of torch's layers alone changes nothing of a parameter that is looked at here.
             self.leaves += found.parameters.values() if own_code or differentiates else ()
             self._attributes = [vars(each) for each in self.owners]
@@ -146,7 +147,7 @@ class Snapshot:
                 [*map(attrgetter("requires_grad"), chain(self.tensors, self.leaves))] != self._required
                 or not identical([*map(attrgetter("grad"), self.leaves)], self._gradients)
                 or not identical([*map(attrgetter("_backward_hooks"), self.leaves)], self._functions)
-                or any(tensor.grad_fn is not node for tensor, node, _ in self.histories)
+                or any(_node(tensor) is not node for tensor, node, _ in self.histories)
             )
 
     def _put_back_leaves(self) -> Iterator[Problem]:
@@ -160,13 +161,13 @@ class Snapshot:
                 if leaf._backward_hooks is not functions:
                     yield from attempt(leaf, partial(setattr, leaf, "_backward_hooks", functions))
             for index, (tensor, node, copied) in enumerate(self.histories):
-                if tensor.grad_fn is not node:
+                if _node(tensor) is not node:
                     yield from _become(tensor, copied)
                     self.histories[index : index + 1] = _histories([tensor])  # the copy is spent
 
 
 def _require(tensor: Tensor, required: bool) -> list[Problem]:
-    if tensor.is_leaf:
+    if is_leaf(tensor):
         return attempt(tensor, partial(tensor.requires_grad_, required))
     if tensor._base is None:  # it was written to with values that require a gradient
         return attempt(tensor, tensor.detach_)
@@ -198,10 +199,14 @@ def _put_back_class(owner: Any, kind: type, attributes: dict[str, Any]) -> list[
     return problems
 
 
+def _node(tensor: Tensor) -> Any:
+    return None if history_is_lost(tensor) else tensor.grad_fn
+
+
 def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
     with torch.inference_mode(False), torch.enable_grad():
         for tensor in tensors:
-            if not tensor.is_leaf:
+            if not is_leaf(tensor):
                 with suppress(Exception):  # a subclass may raise anything
                     yield tensor, tensor.grad_fn, tensor.clone()
 

@@ -1,0 +1,76 @@
+"""Hold Ctrl-C back while a context manager is entered or left: an interrupt there would leave state half restored."""
+
+import _thread
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
+
+# An interrupt is held this long at most, so that what hangs can be ended: restoring takes milliseconds. Ours.
+_HELD_SECONDS = 5.0
+# How soon after it an interrupt is tried again. Ours.
+_TRIED_AGAIN_SECONDS = 0.001
+
+_BOUNDARIES = frozenset({"__enter__", "__exit__", "enter_context", "close"})
+_RESTORERS = ("hookscope", "torch")
+
+
+@contextmanager
+def interrupts_between_blocks() -> Iterator[None]:
+    """Let SIGINT interrupt the block only where no `with` statement of hookscope or torch is being entered or left.
+
+    Python runs signal handlers between any two calls, also in an `__exit__` that has just begun. The previous handler
+    is called once the boundary is passed, after the block at the latest. Outside the main thread, and for handlers that
+    are not Python's, there is nothing to hold.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if current_thread() is not main_thread() or not callable(previous) or isinstance(previous, _Holding):
+        yield
+        return
+    holding = _Holding(previous)
+    try:
+        signal.signal(signal.SIGINT, holding)
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is holding:  # else the block has set another
+            signal.signal(signal.SIGINT, previous)
+        if holding.since is not None:
+            holding.since = None
+            previous(signal.SIGINT, None)
+
+
+class _Holding:
+    """A handler of SIGINT that calls the previous one later if the interrupted code must finish first."""
+
+    def __init__(self, previous: Callable[[int, FrameType | None], object]) -> None:
+        self.previous = previous
+        self.since: float | None = None  # when an interrupt came that is held
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        self.since = now if self.since is None else self.since
+        if now - self.since < _HELD_SECONDS and _at_boundary(frame):
+            _thread.start_new_thread(self._try_again, (number,))  # the locks of `threading` may be held now
+            return
+        self.since = None
+        self.previous(number, frame)
+
+    def _try_again(self, number: int) -> None:
+        time.sleep(_TRIED_AGAIN_SECONDS)
+        if self.since is not None:
+            _thread.interrupt_main(number)
+
+
+def _at_boundary(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name in _BOUNDARIES and (_restores(frame) or _restores(frame.f_back)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _restores(frame: FrameType | None) -> bool:
+    """Tell whether the code is hookscope's or torch's: of contextlib's own, who wrote the `with` statement decides."""
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _RESTORERS

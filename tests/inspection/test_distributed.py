@@ -1,0 +1,109 @@
+"""Parameters that are distributed over processes (FSDP2, tensor parallelism) have the numbers of the whole."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+# Two of these run side by side. The script prints what hookscope finds, and whether the network still works after it.
+SCRIPT = """
+import json, os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+import hookscope
+from tests.inspection.test_distributed import network, values
+
+kind, rank, store = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", "file://" + store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
+mesh, model = init_device_mesh("cpu", (2,)), network(8 if kind == "tensor parallel" else 7)
+if kind == "tensor parallel":
+    plan = {"0": ColwiseParallel(use_local_output=False), "2": RowwiseParallel(use_local_output=False)}
+    parallelize_module(model, mesh, plan)
+else:
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+def loss(output):
+    return whole(output).square().mean()
+
+for _ in range(2):  # the second time shows what the first has left
+    forward = hookscope.activations(model, values(), layer="*", save_tensors=True)
+    run = hookscope.grads(model, values(), loss=loss, layer="*", save_tensors=True)
+assert forward.verification.status == run.verification.status == "same"
+assert all(parameter.grad is None for parameter in model.parameters())
+loss(model(values())).backward()
+after = {name: whole(parameter.grad).tolist() for name, parameter in model.named_parameters()}
+checked = hookscope.check(model)
+print(json.dumps({
+    "loss": run.loss.value,
+    "outputs": {row.label: [row.activation.shape, row.mean, row.l2] for row in forward.rows},
+    "output gradients": {row.label: row.gradient.l2 for row in run.gradients},
+    "parameters": {row.name: [row.gradient.l2, row.gradient.mean, row.weight_l2] for row in run.parameters},
+    "tensors": {label: each.tolist() for label, each in run.tensors.items()},
+    "after": after,
+    "check": [checked.passed, [*checked.warnings]],
+}), flush=True)
+dist.destroy_process_group()
+os._exit(0)  # threads of gloo may outlive the interpreter
+"""
+
+
+def network(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def values() -> torch.Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+
+
+def run_on_two(kind: str, folder: Path) -> list[dict[str, Any]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    arguments = [[sys.executable, "-W", "ignore", "-c", SCRIPT, kind, str(rank), f"{folder}/store"] for rank in (0, 1)]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(each, stdout=pipe, stderr=pipe, env=environment, text=True) for each in arguments]
+    try:
+        ended = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(output for output, _ in ended), ended[0][1] + ended[1][1]
+    return [json.loads(output) for output, _ in ended]
+
+
+@pytest.mark.parametrize("kind", ["fully sharded", "tensor parallel"])
+@pytest.mark.exhaustive
+def test_gradients_outputs_and_weights_are_those_of_the_network_in_one_piece(kind: str, tmp_path: Path) -> None:
+    model = network(8 if kind == "tensor parallel" else 7)
+    outputs = [values()]
+    for layer in model:
+        outputs.append(layer(outputs[-1]))
+        outputs[-1].retain_grad()
+    loss = outputs[-1].square().mean()
+    loss.backward()
+    for found in run_on_two(kind, tmp_path):
+        assert found["loss"] == pytest.approx(loss.item(), rel=1e-6)
+        for name, parameter in model.named_parameters():
+            norms = (parameter.grad.norm().item(), parameter.grad.mean().item(), parameter.norm().item())
+            assert found["parameters"][name] == pytest.approx(norms, rel=1e-5, abs=1e-8)
+            torch.testing.assert_close(torch.tensor(found["tensors"][f"{name} grad"]), parameter.grad)
+            torch.testing.assert_close(torch.tensor(found["after"][name]), parameter.grad)
+        for index, output in enumerate(outputs[1:]):
+            expected = [output.mean().item(), output.norm().item()]
+            assert found["outputs"][str(index)][0] == [*output.shape]
+            assert found["outputs"][str(index)][1:] == pytest.approx(expected, rel=1e-4, abs=1e-7)
+            assert found["output gradients"][str(index)] == pytest.approx(output.grad.norm().item(), rel=1e-5)
+        assert found["check"] == [True, []]

@@ -1,0 +1,187 @@
+"""Ctrl-C at any moment of a run, also while state is restored: the network and the process come out as they went in."""
+
+import _thread
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.inspection.state.preservation import preserved
+from tests.networks import Apply
+
+X = torch.linspace(-1, 1, 6).view(2, 3)
+
+
+def without_gradients(values: Tensor) -> Tensor:
+    with torch.no_grad():
+        return values * 2
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.ReLU(inplace=True), Apply(without_gradients)
+    return nn.Sequential(*layers, nn.Linear(4, 1)).train()
+
+
+RUNS: dict[str, Callable[[nn.Module], object]] = {
+    "activations": lambda model: hookscope.activations(model, X.clone(), layer="*", ops=True),
+    "gradients": lambda model: hookscope.grads(model, X.clone(), loss="sum", layer="*", inputs=True),
+    "gradients in train mode": lambda model: hookscope.grads(model, X.clone(), loss="sum", layer="*", mode="train"),
+    "layers": lambda model: hookscope.layers(model, input_shape=(2, 3)),
+}
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """Return what a run promises to restore, as plain values."""
+    numpys = np.random.get_state()
+    return {
+        "modes": [module.training for module in model.modules()],
+        "hooks": [[len(module._forward_hooks), len(module._forward_pre_hooks)] for module in model.modules()],
+        "values": {name: tensor.tolist() for name, tensor in model.state_dict().items()},
+        "gradients": [None if each.grad is None else each.grad.tolist() for each in model.parameters()],
+        "trainable": [each.requires_grad for each in model.parameters()],
+        "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+        "numpy": (numpys[1].tolist(), numpys[2]),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "modes of functions": torch._C._len_torch_function_stack(),
+        "overrides": torch._C._is_torch_function_enabled(),
+        "autocast": torch._C._is_any_autocast_enabled(),
+        "handler": signal.getsignal(signal.SIGINT),
+    }
+
+
+class Interruption:
+    """Sends SIGINT at the n-th moment at which Python would run a handler of signals: where calls begin and end."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.count = 0
+
+    def profile(self, frame: FrameType, event: str, _arg: object) -> None:
+        module = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if event == "c_call" or module not in ("hookscope", "torch", "contextlib"):
+            return
+        self.count += 1
+        if self.count == self.at:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    def interrupts(self, function: Callable[[], object]) -> bool:
+        sys.setprofile(self.profile)
+        try:
+            function()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+
+def assert_restored_at(moments: range, run: Callable[[nn.Module], object]) -> None:
+    raised = 0
+    for at in moments:
+        model = network()
+        before = state(model)
+        interrupted = Interruption(at).interrupts(lambda model=model: run(model))  # type: ignore[misc]
+        after = state(model)
+        changed = [name for name in before if before[name] != after[name]]
+        assert changed == [], f"interrupted at moment {at}"
+        raised += interrupted
+    assert raised > 0.9 * len(moments)  # Python ignores one in a generator that nobody needs any more
+
+
+def moments_of(run: Callable[[nn.Module], object]) -> int:
+    run(network())  # the first run imports and fills caches
+    count, model = Interruption(at=-1), network()
+    count.interrupts(lambda: run(model))
+    return count.count
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupt_at_some_moments_leaves_everything_as_it_was(name: str) -> None:
+    last = moments_of(RUNS[name])
+    assert_restored_at(range(1, last, last // 25), RUNS[name])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(name: str) -> None:
+    assert_restored_at(range(1, moments_of(RUNS[name])), RUNS[name])
+
+
+def test_an_interrupt_in_the_block_is_not_held() -> None:
+    reached: list[str] = []
+
+    def block() -> None:
+        with preserved(network(), seed=0):
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert reached == []
+
+
+class Hangs:
+    """Its exit waits for an interrupt, as that of a pool of threads that never end."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_raised: object) -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            pass
+
+
+@pytest.mark.parametrize("module", ["hookscope.hooks.hangs", "torch.hangs"])
+def test_what_hangs_can_still_be_interrupted(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setattr("hookscope.hooks.interrupts._HELD_SECONDS", 0.2)
+    code = compile("with hangs: pass", "<test>", "exec")
+    began = time.monotonic()
+    names = {"__name__": module, "hangs": Hangs()}
+    timer = threading.Timer(0.2, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt), interrupts_between_blocks():
+        exec(code, names)
+    assert 0.3 < time.monotonic() - began < 30
+
+
+def test_a_handler_of_the_users_own_is_called_once_and_kept() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: seen.append(number))
+    try:
+        with interrupts_between_blocks():
+            signal.raise_signal(signal.SIGINT)
+        assert seen == [signal.SIGINT]
+        Interruption(at=300).interrupts(lambda: RUNS["gradients"](network()))
+        time.sleep(0.05)
+        assert seen == [signal.SIGINT] * 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_outside_the_main_thread_there_is_nothing_to_hold() -> None:
+    handlers: list[object] = []
+
+    def run() -> None:
+        with interrupts_between_blocks():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT)]
