@@ -1,6 +1,6 @@
 """From hooks to rows: reduce in the hook, merge over batches, set flags, keep maps to draw."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,6 +71,7 @@ class Recorder:
     reducer: Reducer = field(default_factory=Reducer)
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
+    judged_alone: frozenset[str] = frozenset()  # modules whose rows are not shown
     on_call: Callable[[ModuleCall], None] | None = None
     with_summaries: bool = False
     kept: list[SavedActivation] = field(default_factory=list)
@@ -94,9 +95,11 @@ class Recorder:
         self.summaries = [each for each in self.summaries if each.first < first]
 
     def lists(self, call: ModuleCall | GradientSite[Measured]) -> bool:
-        """Tell whether a call has rows that are shown: those of operations that are only judged are not."""
+        """Tell whether a call has rows that are shown: those that are only judged are not."""
         known = call.operation
-        if known is None or self.operations is None:
+        if known is None:
+            return call.layer not in self.judged_alone
+        if self.operations is None:
             return True
         return self.operations.lists(known.owner, known.name, call.call)
 
@@ -222,12 +225,17 @@ def _layer_row(
     )
 
 
-def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tuple[str, ...]:
-    """Return the labels of the operations that no pattern selects."""
-    if operations is None:
-        return ()
-    owned = ((row, row.owner) for row in rows if row.owner is not None)
-    return tuple(row.label for row, owner in owned if not operations.lists(owner, row.kind, row.call))
+def unlisted(
+    rows: Iterable[LayerRow], selected: Collection[str], operations: OperationChoice | None
+) -> tuple[str, ...]:
+    """Return the labels of the modules that are not selected, and of the operations that no pattern selects."""
+
+    def lists(row: LayerRow) -> bool:
+        if row.owner is None:
+            return row.layer in selected
+        return operations is not None and operations.lists(row.owner, row.kind, row.call)
+
+    return tuple(row.label for row in rows if not lists(row))
 
 
 def same_values(first: TensorStatistics, second: TensorStatistics) -> bool:
