@@ -117,6 +117,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     recorder.with_summaries = summaries
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     recorder.operations = None if keeps_judged else operations
+    recorder.judged_reducer = Reducer() if judged and not keeps_judged else None
     observed = selected
     if judged and "" not in selected:
         observed = {**selected, "": inspected.modules[""]}

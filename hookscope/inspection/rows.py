@@ -72,6 +72,7 @@ class Recorder:
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
     judged_alone: frozenset[str] = frozenset()  # modules whose rows are not shown
+    judged_reducer: Reducer | None = None  # of what is not shown: without distributions and sketches
     on_call: Callable[[ModuleCall], None] | None = None
     with_summaries: bool = False
     kept: list[SavedActivation] = field(default_factory=list)
@@ -87,6 +88,8 @@ class Recorder:
         """Finish reductions that wait for others. The caller's autocast must not reach them."""
         with plain_arithmetic():
             self.reducer.settle()
+            if self.judged_reducer is not None:
+                self.judged_reducer.settle()
 
     def forget(self) -> None:
         """Drop what was cloned of the forward pass that began last."""
@@ -108,9 +111,11 @@ class Recorder:
         axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
         if self.on_call is not None:
             self.on_call(call)
-        measured = self.reducer.reduce(tensor, axis, self.indices)
+        is_shown = self.lists(call)
+        reducer = self.reducer if is_shown or self.judged_reducer is None else self.judged_reducer
+        measured = reducer.reduce(tensor, axis, self.indices)
         is_kept = self.on_tensor or self.grids_for or self.with_summaries
-        if is_kept and self.lists(call) and not _lacks_memory(measured, tensor):
+        if is_kept and is_shown and not _lacks_memory(measured, tensor):
             key = (call.layer, call.call, slot)
             if self.on_tensor is not None:
                 self.on_tensor(row_label(*key), tensor, axis)
