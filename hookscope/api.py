@@ -123,14 +123,15 @@ def activations(
         on_error: Called for an input that cannot be used, which is then left out; without it the error is raised.
 
     Returns:
-        The run: it prints as the command's table, `run["layer1.0.conv1"]` is a row, `run.save("runs/a")` writes
-        the command's run directory.
+        The run, with verdicts: it prints as what the command prints, `run["layer1.0.conv1"]` is a row,
+        `run.save("runs/a")` writes the command's run directory.
 
     Raises:
         HookscopeError: Its subclasses say what: `ModelNotFoundError`, `CheckpointError`, `UntrustedFileError`,
             `ImageError`, `LayerNotFoundError`, `UsageError`, and `ForwardError` if the model raised, which carries
             what was seen until then.
     """
+    from hookscope.checks.judging import judge_activations
     from hookscope.inspection.session import open_session, run_forward
     from hookscope.models import with_classes
 
@@ -156,6 +157,7 @@ def activations(
         save_tensors=save_tensors,
         on_progress=on_progress,
         on_error=on_error,
+        judge=judge_activations,
         grids_for=grids_for,
         max_channels=max_channels,
         output_key=output_key,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from hookscope.checks.baseline import Baseline
-from hookscope.checks.rules import GRADS_RULES, RULES, grads_limits
+from hookscope.checks.rules import ACTIVATIONS_RULES, GRADS_RULES, RULES, grads_limits
 from hookscope.checks.rules.forward import raised
 from hookscope.checks.rules.rule import (
     WHOLE_NETWORK,
@@ -33,7 +33,7 @@ from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
-from hookscope.results.repeats import fold_repeats, without_rows
+from hookscope.results.repeats import Run, fold_repeats, without_rows
 from hookscope.text import printable
 
 _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, from which the rest follows"
@@ -154,6 +154,24 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     return _failures_first(found)
 
 
+def judge_activations(activations: Activations) -> tuple[Finding, ...]:
+    """Judge one forward pass by the rules of `hookscope activations`: failures first, then as in `ACTIVATIONS_RULES`.
+
+    An output is objected to once. Rows that repeat another are not judged a second time.
+    """
+    judged = _judged(activations)
+    measured = CheckMeasurements(judged.model, (), judged, origin_searched=False)
+    terms = [terms_of(RULES[name], CheckSettings()) for name in ACTIVATIONS_RULES]
+    objections = _evaluated(measured, terms)
+    known: set[str] = set()
+    found: list[Finding] = []
+    for each in terms:
+        new = [every for every in objections.get(each.rule.identifier, ()) if every.target.where not in known]
+        known.update(every.target.where for every in new)
+        found += each.findings(new)
+    return _failures_first(found)
+
+
 def refused(
     checkpoint: str, error: HookscopeError, wanted: AbstractSet[str], alone: CheckReport | None = None
 ) -> CheckReport:
@@ -250,18 +268,13 @@ def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[
     return found
 
 
-def _judged(gradients: Gradients) -> Gradients:
-    """Return what rules look at: no repeated rows, none without elements, and the same operations whatever is shown."""
-    left_out = {
-        row.label
-        for row in gradients.gradients
-        if row.role == "output"
-        and (
-            (row.owner is not None and row.kind in NOT_JUDGED)
-            or (row.backward_index is not None and not row.gradient.element_count)
-        )
-    }
-    return fold_repeats(without_rows(gradients, left_out))
+def _judged(run: Run) -> Run:
+    """Return what rules look at: no repeated rows, the same operations whatever is shown, no gradients of nothing."""
+    left_out = {row.label for row in run.rows if row.owner is not None and row.kind in NOT_JUDGED}
+    if isinstance(run, Gradients):
+        outputs = [row for row in run.gradients if row.role == "output" and row.backward_index is not None]
+        left_out |= {row.label for row in outputs if not row.gradient.element_count}
+    return fold_repeats(without_rows(run, left_out))
 
 
 def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -121,15 +121,16 @@ def show_result(
     full: bool,
 ) -> None:
     """Print a result for people: warnings to stderr first, so that they are seen before any number."""
-    from hookscope.render import conversion, gradient_tables, terminal
+    from hookscope.render import conversion, terminal
+    from hookscope.results.activations import Activations
     from hookscope.results.gradients import Gradients
 
     if warnings := conversion.warnings_of(result):
         messages.print(terminal.warnings_panel(warnings))
     if not quiet:
         tables.print(conversion.summary(result, width=tables.width, full=full))
-    elif isinstance(result, Gradients) and result.verdicts:
-        tables.print(gradient_tables.verdicts_panel(result))
+    elif isinstance(result, Activations | Gradients):
+        tables.print(terminal.findings_panel(result.verdicts))
     failure = getattr(result, "failure", None)
     if failure is not None:
         messages.print(terminal.failure_panel(failure))

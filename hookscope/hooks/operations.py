@@ -273,7 +273,11 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
     key: Any = object()
 
     mode.hooks.names = _Names(modules, {})
-    naming = modules[""].register_forward_pre_hook(Hook(_name_inputs, mode.hooks, modules), with_kwargs=True)
+    network, naming_key = modules[""], object()
+    attached += (network._forward_pre_hooks, network._forward_pre_hooks_with_kwargs)
+    # Without a handle, which modules of TorchScript refuse.
+    network._forward_pre_hooks[naming_key] = Hook(_name_inputs, mode.hooks, modules)  # type: ignore[index]
+    network._forward_pre_hooks_with_kwargs[naming_key] = True  # type: ignore[index]
     try:
         off: set[str] = set()  # names of modules inside which the mode is off
         kinds: dict[type, bool] = {}
@@ -296,9 +300,9 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         yield
     finally:
         mode.deactivate()  # no effect if an interrupt came while it was off
-        naming.remove()
         for hooks in attached:
             hooks.pop(key, None)
+            hooks.pop(naming_key, None)
 
 
 _ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)

@@ -205,7 +205,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         dtype=dtype,
         timings=run.seconds,
         verification=run.verification,
-        unlisted=unlisted(results, operations),
+        unlisted=unlisted(results, selected, operations),
     )
     if broken is not None:
         raise PassError(broken.message, inspection) from broken.error

@@ -168,12 +168,9 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
     if run.losses:  # the earlier batches were differentiated, so the gradients of parameters are partly theirs
         return broken
 
-    def loss() -> Tensor:
-        run.state.rewind()
-        return _output_and_loss(run, batch)[1].value
-
+    run.state.rewind()  # not later: it takes away hooks that came since
     with _quietly(), run.captured.detached():
-        found = find_overwriting(run.inspected.modules, loss)
+        found = find_overwriting(run.inspected.modules, lambda: _output_and_loss(run, batch)[1].value)
     _forget_batch(run)
     run.state.rewind()
     with _quietly(), torch.autograd.graph.allow_mutation_on_saved_tensors():

@@ -60,6 +60,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     *,
     ops: bool = False,
     judged: bool = False,
+    keeps_judged: bool = False,
     grids_for: int = 0,
     max_channels: int | None = None,
     summaries: Literal["none", "overview", "every row"] = "none",
@@ -86,7 +87,9 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         model: The network, on its device, or what `load_model` returned.
         inputs: A tensor with the batch on axis 0, one batch, or any number of batches; on the model's device.
         layers: Patterns as for `--layer`; none means modules that own parameters, and leaves: see `select_layers`.
-        judged: Also observe the operations that rules are about, and report on them.
+        judged: Also observe the operations that rules are about, and what the network returns; the result's `unlisted`
+            names the rows that are only for them.
+        keeps_judged: Also call `on_tensor` with these outputs, and keep their maps.
         summaries: Whether `map_summaries` has the maps of the first inputs, and of which rows: those that an overview
             may show, or every one.
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
@@ -115,11 +118,16 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     if summaries != "none":
         recorder.maps = MapRecorder(every_row=summaries == "every row" or len(selected) <= FEW_ROWS)
-    recorder.operations = None if judged else operations
+    recorder.operations = None if keeps_judged else operations
+    recorder.judged_reducer = Reducer() if judged and not keeps_judged else None
+    observed = selected
+    if judged and "" not in selected:
+        observed = {**selected, "": inspected.modules[""]}
+        recorder.judged_alone = frozenset({""})
     began = time.perf_counter()
     with (
         preserved(network, seed, modules=inspected.modules.values(), differentiates=False) as state,
-        capture(network, selected, recorder.observe, edits=placed.by_name, operations=operations) as captured,
+        capture(network, observed, recorder.observe, edits=placed.by_name, operations=operations) as captured,
     ):
         state.mark_hooks()
         run = Run(
@@ -146,7 +154,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     elif missing := run.missing_operations():
         raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows)
-    left_out = () if judged else unlisted(results, operations)
+    left_out = unlisted(results, selected, operations)
     device, dtype = inspected.placed
     inspection = Activations(
         model=inspected.info,
@@ -164,8 +172,9 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         dtype=dtype,
         timings={"forward": seconds},
         verification=run.verification,
+        unlisted=left_out if judged else (),
     )
-    inspection = without_rows(inspection, left_out)
+    inspection = inspection if judged else without_rows(inspection, left_out)
     if broken is not None:
         raise ForwardError(broken.ended.message, inspection) from broken.ended.error
     return inspection

@@ -1,9 +1,10 @@
 """Find the in-place operation that overwrites what the backward pass needs: autograd's error names no layer."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+import sys
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -11,21 +12,28 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookscope.hooks.autograd import graph_leaves, graph_nodes
+from hookscope.hooks.callers import CALL, code_of, source_line, whose_code
 
 
 class Overwriting(NamedTuple):
-    """A saved tensor that is overwritten before the backward pass reads it; modules are named, "" is the model."""
+    """A saved tensor that is overwritten before the backward pass reads it; modules are named, "" is the model.
+
+    Lines are those of the network's own code, "net.py:14": where it calls the operation or the layer; "" if none does.
+    """
 
     saved_by: str  # the innermost module whose forward saved it
     node: str  # the backward operation that needs it: "TanhBackward0"
+    saved_at: str
     overwritten_by: str | None  # the innermost module in whose forward that happened; None if it was not seen
     operation: str  # what overwrote it: "relu_"
+    overwritten_at: str
 
 
 class _Saved(NamedTuple):
     tensor: Tensor
     version: int
     module: str
+    line: str
     write_count: int
 
 
@@ -35,14 +43,29 @@ class _FoundError(Exception):
 
 @dataclass(slots=True)
 class _Trace:
-    """What a forward pass saved and overwrote, in order."""
+    """What a forward pass saved and overwrote, in order; modules of the network are named by `id`."""
 
-    running: list[str] = field(default_factory=lambda: [""])
-    writes: list[tuple[int, str, str]] = field(default_factory=list)  # storage, module, operation
+    names: Mapping[int, str]
+    codes: Collection[CodeType]  # of the modules' forwards, and of every call
+    writes: list[tuple[int, str, str, str]] = field(default_factory=list)  # storage, module, operation, line
     found: Overwriting | None = None
 
     def pack(self, tensor: Tensor) -> _Saved:
-        return _Saved(tensor, tensor._version, self.running[-1], len(self.writes))
+        return _Saved(tensor, tensor._version, *self.place(sys._getframe(1)), len(self.writes))
+
+    def place(self, frame: FrameType | None) -> tuple[str, str]:
+        """Return the innermost module that runs, hooked or not, and the nearest line of the network's own code."""
+        module: str | None = None
+        nearest: FrameType | None = None
+        while frame is not None:
+            if nearest is None and whose_code(frame.f_code) == "network":
+                nearest = frame
+            if frame.f_code in self.codes and (name := self.names.get(id(frame.f_locals.get("self")))) is not None:
+                module = name if module is None else module
+                if nearest is not None:
+                    return module, source_line(nearest)
+            frame = frame.f_back
+        return module or "", ""
 
     def unpack(self, saved: _Saved) -> Tensor:
         if saved.tensor._version == saved.version:
@@ -50,7 +73,8 @@ class _Trace:
         storage = _storage(saved.tensor)
         later = (write[1:] for write in self.writes[saved.write_count :] if write[0] == storage)
         node = torch._C._current_autograd_node()
-        self.found = Overwriting(saved.module, node.name() if node is not None else "", *next(later, (None, "")))
+        name = node.name() if node is not None else ""
+        self.found = Overwriting(saved.module, name, saved.line, *next(later, (None, "", "")))
         raise _FoundError
 
 
@@ -68,7 +92,8 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             if argument.alias_info is not None and argument.alias_info.is_write:
                 written = [value] if isinstance(value, Tensor) else [each for each in value or () if each is not None]
                 name = function._schema.name.rpartition("::")[2]
-                self.trace.writes += [(_storage(each), self.trace.running[-1], name) for each in written]
+                module, line = self.trace.place(sys._getframe(1))
+                self.trace.writes += [(_storage(each), module, name, line) for each in written]
         return function(*args, **(kwargs or {}))
 
 
@@ -79,11 +104,13 @@ def _storage(tensor: Tensor) -> int:
 def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor]) -> Overwriting | None:
     """Run forward and backward until the backward pass needs a tensor that has been overwritten; None if none is.
 
-    `modules` are all of the network, by name; `loss` runs it and its loss, without other hooks.
+    `modules` are all of the network, by name; `loss` runs it and its loss.
     """
-    trace = _Trace()
+    forwards = (code_of(each.forward) for each in modules.values())
+    codes = {CALL, *(code for code in forwards if code is not None)}
+    trace = _Trace({id(each): name for name, each in modules.items()}, codes)
     hooks = torch.autograd.graph.saved_tensors_hooks(trace.pack, trace.unpack)
-    with suppress(_FoundError), _named(modules, trace.running), hooks:
+    with suppress(_FoundError), hooks:
         with _Writes(trace):
             value = loss()
         torch.autograd.grad(value, graph_leaves(graph_nodes(value)), retain_graph=True, allow_unused=True)
@@ -93,30 +120,14 @@ def find_overwriting(modules: Mapping[str, nn.Module], loss: Callable[[], Tensor
 def overwriting_message(model: str, modules: Mapping[str, nn.Module], found: Overwriting) -> str:
     """Return the sentence for an error message about a network of this name."""
 
-    def called(layer: str) -> str:
-        return f"{layer or '(model)'} ({type(modules[layer]).__name__})"
+    def called(layer: str, line: str) -> str:
+        return f"{layer or '(model)'} ({', '.join(filter(None, (type(modules[layer]).__name__, line)))})"
 
-    by = "an operation" if found.overwritten_by is None else f"{found.operation} in {called(found.overwritten_by)}"
+    by = "an operation"
+    if found.overwritten_by is not None:
+        by = f"{found.operation} in {called(found.overwritten_by, found.overwritten_at)}"
     return (
         f"{model} cannot be differentiated, with or without hookscope: {by} overwrites in place what "
-        f"{called(found.saved_by)} saved for its backward pass ({found.node}). Let it work on a copy "
+        f"{called(found.saved_by, found.saved_at)} saved for its backward pass ({found.node}). Let it work on a copy "
         f"(inplace=False). The gradients shown are what they would be then."
     )
-
-
-@contextmanager
-def _named(modules: Mapping[str, nn.Module], running: list[str]) -> Iterator[None]:
-    """Keep the names of the modules that run on top of each other in a list."""
-
-    def before(name: str, *_: object) -> None:
-        running.append(name)
-
-    def after(*_: object) -> None:
-        running.pop()
-
-    with ExitStack() as hooks:
-        for name, module in modules.items():
-            if name:
-                hooks.enter_context(module.register_forward_pre_hook(partial(before, name), prepend=True))
-                hooks.enter_context(module.register_forward_hook(after, always_call=True))
-        yield

@@ -1,6 +1,6 @@
 """From hooks to rows: reduce in the hook, merge over batches, set flags, keep maps to draw."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,6 +72,8 @@ class Recorder:
     reducer: Reducer = field(default_factory=Reducer)
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
+    judged_alone: frozenset[str] = frozenset()  # modules whose rows are not shown
+    judged_reducer: Reducer | None = None  # of what is not shown: without distributions and sketches
     on_call: Callable[[ModuleCall], None] | None = None
     maps: MapRecorder | None = None
     kept: list[SavedActivation] = field(default_factory=list)
@@ -88,6 +90,8 @@ class Recorder:
         """Finish what waits for the outputs that come next. The caller's autocast must not reach it."""
         with plain_arithmetic():
             self.reducer.settle()
+            if self.judged_reducer is not None:
+                self.judged_reducer.settle()
             if self.maps is not None:
                 self.maps.finish()
 
@@ -99,9 +103,11 @@ class Recorder:
             self.maps.forget()
 
     def lists(self, call: ModuleCall | GradientSite[Measured]) -> bool:
-        """Tell whether a call has rows that are shown: those of operations that are only judged are not."""
+        """Tell whether a call has rows that are shown: those that are only judged are not."""
         known = call.operation
-        if known is None or self.operations is None:
+        if known is None:
+            return call.layer not in self.judged_alone
+        if self.operations is None:
             return True
         return self.operations.lists(known.owner, known.name, call.call)
 
@@ -112,9 +118,11 @@ class Recorder:
         axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
         if self.on_call is not None:
             self.on_call(call)
-        measured = self.reducer.reduce(tensor, axis, self.indices)
+        is_shown = self.lists(call)
+        reducer = self.reducer if is_shown or self.judged_reducer is None else self.judged_reducer
+        measured = reducer.reduce(tensor, axis, self.indices)
         is_kept = self.on_tensor or self.grids_for or self.maps
-        if is_kept and self.lists(call) and not _lacks_memory(measured, tensor):
+        if is_kept and is_shown and not _lacks_memory(measured, tensor):
             key = (call.layer, call.call, slot)
             if self.on_tensor is not None:
                 self.on_tensor(row_label(*key), tensor, axis)
@@ -221,12 +229,17 @@ def _layer_row(
     )
 
 
-def unlisted(rows: Iterable[LayerRow], operations: OperationChoice | None) -> tuple[str, ...]:
-    """Return the labels of the operations that no pattern selects."""
-    if operations is None:
-        return ()
-    owned = ((row, row.owner) for row in rows if row.owner is not None)
-    return tuple(row.label for row, owner in owned if not operations.lists(owner, row.kind, row.call))
+def unlisted(
+    rows: Iterable[LayerRow], selected: Collection[str], operations: OperationChoice | None
+) -> tuple[str, ...]:
+    """Return the labels of the modules that are not selected, and of the operations that no pattern selects."""
+
+    def lists(row: LayerRow) -> bool:
+        if row.owner is None:
+            return row.layer in selected
+        return operations is not None and operations.lists(row.owner, row.kind, row.call)
+
+    return tuple(row.label for row in rows if not lists(row))
 
 
 def same_values(first: TensorStatistics, second: TensorStatistics) -> bool:

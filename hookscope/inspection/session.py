@@ -177,11 +177,13 @@ def run_forward(
     save_tensors: bool,
     on_progress: OnProgress | None,
     on_error: OnError | None,
+    judge: Callable[[Activations], tuple[Finding, ...]],
     **options: Any,
 ) -> Activations:
     """Run the network forward over all inputs, without edits first if there are any.
 
-    Arguments are those of `hookscope.activations`; `options` are for `inspect`, in the run that is reported.
+    Arguments are those of `hookscope.activations`; `judge` gives the verdicts on what is reported, and sees operations
+    that are not; `options` are for `inspect`, in the run that is reported.
 
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
@@ -191,13 +193,15 @@ def run_forward(
     collector = TensorCollector(_input_count(session), on_progress)
     if save_tensors:
         options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
-    options |= {"on_batch": collector.end_batch, "sketches": True}
+    options |= {"on_batch": collector.end_batch, "sketches": True, "judged": True}
     report = reporter(session, on_error)
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
+    verdicts = judge(inspection)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
     labels = {row.label for row in inspection.rows}
     return replace(
         inspection,
+        verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(labels),
         provenance=provenance_of(session, layers, {"edits": list(edits)} if inspection.comparison else {}),
@@ -392,8 +396,8 @@ def _statistics_by_label(
 
 
 def _listed(run: Run) -> Run:
-    """Leave out the operations that were measured for verdicts alone."""
-    return replace(without_rows(run, run.unlisted), unlisted=()) if isinstance(run, Gradients) else run
+    """Leave out the rows that were measured for verdicts alone."""
+    return replace(without_rows(run, run.unlisted), unlisted=())
 
 
 def _ignore_error(_error: HookscopeError) -> None:

@@ -79,6 +79,7 @@ def _run(
 
 
 def _activations(result: Activations, width: int, *, full: bool) -> Iterator[RenderableType]:
+    yield terminal.findings_panel(result.verdicts)
     yield terminal.note_lines(result.notes)
     yield terminal.layer_table(result, width=width, full=full)
     yield terminal.uncalled_lines(result.uncalled, full=full)

@@ -4,11 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.panel import Panel
 from rich.text import Text
 
-from hookscope.render.check_report import level_counts
 from hookscope.render.columns import (
     REMARK_WIDTH,
     Column,
@@ -21,14 +18,19 @@ from hookscope.render.columns import (
     percent_text,
     safe_line,
 )
-from hookscope.render.terminal import folded_lines, repeats_words, title_lines, verification_line
+from hookscope.render.terminal import (
+    LEVEL_STYLES,
+    findings_panel,
+    folded_lines,
+    repeats_words,
+    title_lines,
+    verification_line,
+)
 from hookscope.results.activations import Verification
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import shape_text
-
-_LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
 
 
 def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> RenderableType:
@@ -84,18 +86,11 @@ def loss_lines(loss: LossRecord | None, verification: Verification | None) -> Re
 
 def verdicts_panel(inspection: Gradients) -> RenderableType:
     """Return the verdicts in a frame, the most severe first, or a line that says there are none."""
-    verdicts = inspection.verdicts
-    if not verdicts:
+    if not inspection.verdicts:
         if inspection.loss is None or inspection.failure is not None:
             return safe_line("Gradients were not judged: the pass raised.", style="yellow")
         return safe_line("No issues found.", style="green")
-    lines: list[RenderableType] = []
-    for each in verdicts:
-        heading = f"{each.level.upper()} {each.rule}{f' at {each.where}' if each.where else ''}"
-        lines.append(safe_line(heading, style=_LEVEL_STYLES[each.level], overflow="fold"))
-        lines.append(Padding(safe_line(each.message, overflow="fold"), (0, 0, 0, 2)))
-    title, style = f"Verdict: {level_counts(verdicts)}", _LEVEL_STYLES[verdicts[0].level]
-    return Panel(Group(*lines), title=title, title_align="left", border_style=style)
+    return findings_panel(inspection.verdicts)
 
 
 def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool = False) -> RenderableType:
@@ -180,11 +175,11 @@ def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], 
 
 def _row_style(row: GradientRow | ParameterRow, verdicts: Sequence[Finding]) -> str:
     if row.gradient.nan_count or row.gradient.inf_count:
-        return _LEVEL_STYLES["fail"]
+        return LEVEL_STYLES["fail"]
     if verdicts:
-        return _LEVEL_STYLES[verdicts[0].level]
+        return LEVEL_STYLES[verdicts[0].level]
     if row.status == "zero" or _is_odd(row.gradient):
-        return _LEVEL_STYLES["warn"]
+        return LEVEL_STYLES["warn"]
     return "" if row.status == "gradient" else "dim"
 
 

@@ -9,6 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from hookscope.render.check_report import level_counts
 from hookscope.render.columns import (
     REMARK_WIDTH,
     SPARKLINE_MEANING,
@@ -28,6 +29,7 @@ from hookscope.render.columns import (
 )
 from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer, Verification
 from hookscope.results.attributions import Attributions
+from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
@@ -35,6 +37,8 @@ from hookscope.text import counted, shape_text
 
 _MEDIAN = QUANTILE_LEVELS.index(0.5)
 _HIST = "hist"
+
+LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
 
 # Colours of whole rows. Other flags describe a layer; these indicate problems, so folding keeps their rows.
 _ALARMS: dict[Flag, str] = {
@@ -99,6 +103,19 @@ def warnings_panel(warnings: Sequence[str]) -> RenderableType:
         return Group()
     lines = Text("\n", overflow="fold").join(safe_line(f"• {warning}") for warning in warnings)
     return Panel(lines, title="Warning" if len(warnings) == 1 else "Warnings", title_align="left", style="yellow")
+
+
+def findings_panel(findings: Sequence[Finding]) -> RenderableType:
+    """Return findings in a frame, in the colour of the first; nothing for none."""
+    if not findings:
+        return Group()
+    lines: list[RenderableType] = []
+    for each in findings:
+        heading = f"{each.level.upper()} {each.rule}{f' at {each.where}' if each.where else ''}"
+        lines.append(safe_line(heading, style=LEVEL_STYLES[each.level], overflow="fold"))
+        lines.append(Padding(safe_line(each.message, overflow="fold"), (0, 0, 0, 2)))
+    title, style = f"Verdict: {level_counts(findings)}", LEVEL_STYLES[findings[0].level]
+    return Panel(Group(*lines), title=title, title_align="left", border_style=style)
 
 
 def verification_line(verification: Verification, *, with_loss: bool) -> RenderableType:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.results.comparison import Comparison, Prediction
+from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.network import Failure, ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
@@ -168,6 +169,8 @@ class Run(RowContainer):
 
     Attributes:
         rows: One per (layer, call, slot), in execution order.
+        verdicts: What the rules object to, failures first; they look at operations too, whether those are rows or not.
+        unlisted: Labels of rows that were measured for verdicts alone; `without_rows` leaves them out.
         predictions: Top classes per input, for classifiers.
         warnings: Sentences a reader must see; `notes` need no action.
         failure: Set when the model raised; rows then hold what was reached.
@@ -184,6 +187,8 @@ class Run(RowContainer):
     inputs: tuple[InputRecord, ...]
     rows: tuple[LayerRow, ...]
     uncalled: tuple[UncalledLayer, ...] = ()
+    verdicts: tuple[Finding, ...] = ()
+    unlisted: tuple[str, ...] = ()
     predictions: tuple[Prediction, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

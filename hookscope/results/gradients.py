@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hookscope.results.activations import FeatureMaps, Run
-from hookscope.results.findings import Finding
 from hookscope.results.network import row_label, row_of
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
@@ -163,19 +162,15 @@ class Gradients(Run):
         gradients: One per output of `rows`, in execution order; those of inputs among them when asked for.
         parameters: One per parameter of the whole network, in the order of `named_parameters()`.
         gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
-        verdicts: What the rules object to, failures first.
         inputs_alone: Norms of each input differentiated by itself, if asked for.
-        unlisted: Labels of operations that were measured for verdicts alone; `without_rows` leaves them out.
     """
 
     loss: LossRecord | None
     gradients: tuple[GradientRow, ...]
     parameters: tuple[ParameterRow, ...]
     gradient_maps: tuple[FeatureMaps, ...] = ()
-    verdicts: tuple[Finding, ...] = ()
     mode: Literal["eval", "train"] = "eval"
     inputs_alone: tuple[InputGradients, ...] = ()
-    unlisted: tuple[str, ...] = ()
 
     def _items(self) -> tuple[GradientRow | ParameterRow, ...]:
         return (*(row for row in self.gradients if row.role == "output"), *self.parameters)

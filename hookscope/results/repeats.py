@@ -34,7 +34,7 @@ def fold_repeats(run: Run) -> Run:
 
 
 def without_rows(run: Run, left_out: Collection[str]) -> Run:
-    """Leave out the rows of some operations, by label, that were measured for verdicts alone.
+    """Leave out some rows, by label, that were measured for verdicts alone.
 
     Tensors that came from one of them are listed as coming from its inputs; a row that repeats one repeats the next
     such row, if any. Rows are numbered anew, and feature maps follow them.

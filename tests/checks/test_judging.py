@@ -94,7 +94,7 @@ def test_what_was_not_measured_is_skipped_never_passed() -> None:
     report = outcomes(judged(replace(HEALTHY, forward=None, gradients=None)))
     for name, rule in RULES.items():
         if rule.needs not in ("file", "network", "stored", "baseline") and name != "accuracy-drop":
-            first_asked_for = name == "non-finite-loss"  # off by default
+            first_asked_for = name in ("non-finite-loss", "constant-activation")  # off by default
             assert report[name].status == ("fail" if first_asked_for else "skipped"), name
             assert report[name].reason or first_asked_for
 
@@ -203,7 +203,10 @@ def dead_where(*layers: tuple[str, RuleSettings], rule: RuleSettings | None = No
 def test_by_default_all_rules_are_wanted_but_those_that_are_off() -> None:
     on = {name for name, rule in RULES.items() if rule.level != "off"}
     assert wanted_rules(DEFAULTS) == on
-    assert {name for name in RULES.keys() - on if RULES[name].needs != "gradients"} == {"float8-range"}
+    assert {name for name in RULES.keys() - on if RULES[name].needs != "gradients"} == {
+        "float8-range",
+        "constant-activation",
+    }
 
 
 def test_the_settings_turn_rules_on_and_off() -> None:

@@ -162,6 +162,10 @@ INSPECTION = Activations(
         Prediction(0, (285, 282, 281), ("Egyptian cat", "tiger cat", "tabby"), (0.4, 0.234, 0.22)),
         Prediction(1, (0, 1, 2), (), (0.999, 0.001, 0.0)),
     ),
+    verdicts=(
+        Finding("non-finite-activation", "fail", "(model):log", "'(model):log' (net.py:12) has 3 NaN in 10 values."),
+        Finding("constant-activation", "warn", HOSTILE_NAME, f"'{HOSTILE_NAME}': all 8 outputs are 0."),
+    ),
     warnings=("layer2.0.downsample.0 is zero everywhere.", f"A hostile name: {HOSTILE_NAME}"),
     seed=7,
     timings={"load": 0.5, "forward": 0.25},

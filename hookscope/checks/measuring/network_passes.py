@@ -255,7 +255,7 @@ class _Measuring:
             on_call, on_tensor = signatures.after(on_call, on_tensor)
         try:
             looks: dict[str, Any] = {"on_tensor": on_tensor, "on_output": on_output if looked_at else None}
-            looks |= {"on_call": on_call, "distributions": True, "judged": True}
+            looks |= {"on_call": on_call, "distributions": True, "judged": True, "keeps_judged": True}
             seen = inspect(loaded, batches, ["*"], **_options(self.settings), **looks)
         except ForwardError as error:
             return error.inspection, outputs

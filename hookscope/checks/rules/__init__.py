@@ -40,6 +40,9 @@ GRADS_RULES = (
 )
 """What `hookscope grads` judges, in the order in which it reports: causes first."""
 
+ACTIVATIONS_RULES = ("non-finite-activation", "constant-activation", "dead-channels")
+"""What `hookscope activations` judges, in the order in which it reports."""
+
 
 def grads_limits() -> dict[str, tuple[Rule, str]]:
     """Return for each name of `hookscope grads --limit` the rule, and the limit's own name."""
@@ -65,4 +68,4 @@ def limits_from_text(texts: Iterable[str]) -> dict[str, float]:
     return limits
 
 
-__all__ = ["GRADS_RULES", "RULES", "Limit", "Rule", "grads_limits", "limits_from_text"]
+__all__ = ["ACTIVATIONS_RULES", "GRADS_RULES", "RULES", "Limit", "Rule", "grads_limits", "limits_from_text"]

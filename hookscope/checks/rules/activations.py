@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, limit, named, of_modules, output_of, rule, stored_in
+from hookscope.checks.rules.rule import (
+    Objection,
+    RuleTerms,
+    limit,
+    named,
+    non_finite_count,
+    of_modules,
+    output_of,
+    rule,
+    stored_in,
+)
 from hookscope.checks.rules.stored import is_untrained, is_weight, untrained_remark
 from hookscope.text import are, counted
 
@@ -122,6 +132,44 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
             )
             message = f"{named(row)}: {what} are 0 over {_inputs(forward)}."
             yield Objection(output_of(row), message, "warn" if is_untrained(measured) else "fail")
+
+
+@rule("constant-activation", "off", "forward", ("non-finite-activation",), followers="output")
+def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """A layer or an operation returns the same number everywhere, over all inputs.
+
+    Whatever comes in, nothing of it passes: a ReLU behind a large negative bias, a factor that is 0, a sigmoid at its
+    bound. A residual branch that starts switched off, with a last weight of zeros, looks the same. A ReLU is judged
+    with at least 32 values, for fewer may all be zero by chance. What is computed from parameters, buffers and
+    constants alone, as masks are, is not judged, nor are whole numbers. Always a warning.
+    """
+    forward = _forward(measured)
+    fixed = _computed_without_data(forward.rows)
+    for row in forward.rows:
+        values = row.activation
+        fewest = _VALUES_PER_CHANNEL if acts_as(row) in RECTIFIERS else 2
+        value = values.min if values.min == values.max and values.element_count >= fewest else None
+        is_finite_float = "float" in values.dtype and not non_finite_count(values)
+        if value is not None and is_finite_float and row.label not in fixed:
+            what = f"all {values.element_count:,} outputs are {value + 0.0:.4g} over {_inputs(forward)}"  # not -0
+            yield Objection(output_of(row), f"{named(row)}: {what}.", "warn")
+
+
+def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
+    """Return the labels of the operations that take nothing of the network's input, as far as that is known.
+
+    The origin of a view is not known: what takes only such is left out here if it is an activation function.
+    """
+    labels = {row.label for row in rows}
+    fixed: set[str] = set()
+    for row in rows:
+        takes_data = any(
+            (each in labels and each not in fixed) or each.partition("[")[0] == "input" for each in row.inputs
+        )
+        is_activation = row.kind in _MODULE_OF and "" in row.inputs
+        if row.owner is not None and not takes_data and not is_activation:
+            fixed.add(row.label)
+    return fixed
 
 
 @rule("quiet-channels", "warn", "forward", ("non-finite-activation",), followers="layer")

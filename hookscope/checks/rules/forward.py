@@ -29,7 +29,7 @@ from hookscope.text import are, counted, printable, safe_text
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
     from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues
-    from hookscope.results.gradients import Gradients
+    from hookscope.results.gradients import ParameterRow
     from hookscope.results.network import Failure
 
 
@@ -61,14 +61,23 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     The first module in execution order that turns finite inputs into NaN or Inf is named, with its own parameters that
     are not finite; those that only pass it on are counted. Overflow, a division by zero, a root or logarithm of a
     negative number cause it. -Inf in an attention mask is no finding as long as it has no effect. The rules that it
-    would break by itself are skipped. `hookscope grads` names the first output that holds NaN or Inf, and skips no
-    rule.
+    would break by itself are skipped. `hookscope activations` and `grads` name the first output that holds NaN or Inf,
+    and skip no rule.
     """
     all_rows = measured.forward.rows if measured.forward else ()
     rows, origin = of_modules(all_rows), measured.origin
     if not measured.origin_searched:
-        if measured.gradients is not None:
-            yield from _first_in_forward_order(measured.gradients)
+        gradients, broken_weights = measured.gradients, []
+        if gradients is not None:
+            is_finite = gradients.loss is not None and math.isfinite(gradients.loss.value)
+            result = "the loss"
+            broken_weights = [each for each in gradients.parameters if not math.isfinite(each.weight_l2 or 0)]
+            all_rows = gradients.rows
+        else:
+            returned = [row.activation for row in all_rows if not row.layer]
+            is_finite = bool(returned) and not any(map(non_finite_count, returned))
+            result = "what the network returns"
+        yield from _first_in_forward_order(all_rows, broken_weights, result if is_finite else "")
     elif origin is None:
         yield from _unexplained(rows)
     else:
@@ -94,38 +103,41 @@ def _first_operation(rows: Sequence[LayerRow], module: str) -> LayerRow | None:
     return next((row for row in own if row.activation.nan_count or row.label in spread), None)
 
 
-def _first_in_forward_order(gradients: Gradients) -> Iterator[Objection]:
-    """Name the first output that holds NaN or Inf; rows come in the order in which modules finish."""
-    broken = [row for row in gradients.rows if non_finite_count(row.activation)]
-    loss_is_finite = gradients.loss is not None and math.isfinite(gradients.loss.value)
+def _first_in_forward_order(
+    rows: Sequence[LayerRow], broken_weights: Sequence[ParameterRow], finite: str
+) -> Iterator[Objection]:
+    """Name the first output that holds NaN or Inf; rows come in the order in which modules finish.
+
+    `finite` names the result of the pass if that is finite: "the loss"; "" if it is not.
+    """
+    broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
-    if not in_modules and loss_is_finite:  # NaN and Inf in masks, or in what operations choose among, have no effect
-        return
     spread = {label for row in broken for label in row.inputs}
+    # Inf alone, from which no more comes, is what masks are made of.
     broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread]
+    has_effect = bool(in_modules) or not finite
+    if not has_effect:  # operations choose among values, as `torch.where` does
+        broken = [row for row in broken if row.activation.nan_count]
     if not broken:
         return
     first = broken[0]
-    culprits = [
-        each.name
-        for each in gradients.parameters
-        if owner(each) == first.layer and each.weight_l2 is not None and not math.isfinite(each.weight_l2)
-    ]
-    is_mask = len(in_modules) == 1 and not in_modules[0].activation.nan_count and loss_is_finite
+    culprits = [each.name for each in broken_weights if owner(each) == first.layer]
+    is_mask = len(in_modules) == 1 and not in_modules[0].activation.nan_count and bool(finite)
     first = in_modules[0] if is_mask else first
     if culprits:
         remark = f"its {listed(culprits)} {are(len(culprits))} not finite"
     elif is_mask:
-        remark = "every other output and the loss are finite, as with a mask"
+        remark = f"every other output and {finite} are finite, as with a mask"
     else:
         count = len(broken) - 1
         remark = f"{counted(count, 'output')} after it {'holds' if count == 1 else 'hold'} some too"
         remark = remark if count else "no output after it holds any"
+        remark += "" if has_effect else f"; the outputs of all layers and {finite} are finite"
     message = (
         f"The output of {quoted(first)} is the first in forward order with NaN or Inf: it has"
         f" {non_finite_words(first.activation)} (limit 0); {remark}."
     )
-    yield Objection(output_of(first), message, "warn" if is_mask else "fail")
+    yield Objection(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 
 
 def _unexplained(rows: Sequence[LayerRow]) -> Iterator[Objection]:

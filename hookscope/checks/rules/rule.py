@@ -308,7 +308,7 @@ def non_finite_count(statistics: TensorStatistics) -> int:
 def non_finite_words(statistics: TensorStatistics) -> str:
     """Return the counts of NaN and Inf in words: "3 NaN and 0 Inf in 10 values"."""
     values = counted(statistics.element_count, "value")
-    return f"{statistics.nan_count or 0} NaN and {statistics.inf_count or 0} Inf in {values}"
+    return f"{statistics.nan_count or 0:,} NaN and {statistics.inf_count or 0:,} Inf in {values}"
 
 
 def listed(names: Sequence[str], shown: int = 3) -> str:

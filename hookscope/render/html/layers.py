@@ -162,7 +162,7 @@ def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
     pages: dict[str, str] = {}
     for layer in reversed(layers):
         pages |= dict.fromkeys((layer.label, *(parameter.name for parameter in layer.parameters)), layer.href)
-    return [ShownFinding(**asdict(verdict), href=pages.get(verdict.where, "")) for verdict in run.verdicts]
+    return [ShownFinding(**asdict(verdict), href=pages.get(verdict.where, "")) for verdict in run.result.verdicts]
 
 
 def row_numbers(rows: Sequence[LayerRow]) -> dict[str, int]:
@@ -185,7 +185,7 @@ def layers_of(run: StoredRun) -> list[Layer]:
     for position, grid in enumerate(run.record.grids):
         grids[labels[grid.row]].append(position)
     verdicts: dict[str, list[ShownFinding]] = defaultdict(list)
-    for verdict in run.verdicts:
+    for verdict in run.result.verdicts:
         for place in verdict.places:
             verdicts[place].append(ShownFinding(**asdict(verdict)))
     calls: dict[str, list[Layer]] = defaultdict(list)

@@ -11,6 +11,7 @@ from hookscope.render.overlays import seen_part
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.maps import MAP_KEY, MapColumns, chosen_maps
 from hookscope.render.overviews.sheet import (
+    AMBER,
     DIM,
     GREEN,
     INK,
@@ -31,6 +32,7 @@ from hookscope.render.overviews.sheet import (
 )
 from hookscope.results.activations import Activations, Flag, LayerRow
 from hookscope.results.differences import Differences
+from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
@@ -39,6 +41,8 @@ from hookscope.text import counted, some_of
 _WORDS = 218  # pixels: the column of the input
 _LETTERS = "ABCDE"
 _FEW = 3  # layers that a line about a flag names
+
+_MOST_FINDINGS = 6
 
 _FLAGS: tuple[tuple[Flag, str], ...] = (
     ("non-finite", "NaN or Inf in"),
@@ -49,13 +53,17 @@ _FLAGS: tuple[tuple[Flag, str], ...] = (
 )
 """Flags that call for a look, the most severe first."""
 
+_NO_FINDINGS = (
+    "No NaN or Inf, no constant output, no layer with 80 % of its channels dead (layers shown, operations seen)."
+)
+
 
 def draw_activations(result: Activations) -> Image.Image:
     """Draw the overview of a run, 1,200 pixels wide: one input and its maps, or the means of up to three inputs."""
     shown = sorted({each.input_index for each in result.map_summaries}) or [0]
     chosen = chosen_maps([each for each in result.map_summaries if each.input_index == shown[0]])
     letters = dict(zip([each.row for each in chosen], _LETTERS, strict=False))
-    blocks = [text_block(_heading(result))]
+    blocks = [text_block(_heading(result)), text_block(finding_lines(result.verdicts, _NO_FINDINGS))]
     for index in shown[: len(result.inputs)]:
         maps = [each for each in result.map_summaries if each.input_index == index and each.row in letters]
         columns = MapColumns(maps, MARGIN + _WORDS + 16, letters, with_strongest=len(result.inputs) == 1)
@@ -66,7 +74,9 @@ def draw_activations(result: Activations) -> Image.Image:
             f"{counted(len(result.inputs) - len(shown), 'more input')}: the figures below are over all of them."
         )
     blocks.append(text_block([(" ".join(words), SMALL, DIM)] if words else []))
-    return draw_sheet([*blocks, *depth_blocks(result.rows, letters), text_block(flag_lines(result.rows))])
+    return draw_sheet(
+        [*blocks, *depth_blocks(result.rows, letters), text_block(flag_lines(result.rows, result.verdicts))]
+    )
 
 
 def model_line(model: ModelInfo, *more: str) -> Line:
@@ -185,13 +195,25 @@ def _input_lines(result: Activations, index: int) -> list[Line]:
     return lines
 
 
-def flag_lines(rows: Sequence[LayerRow]) -> list[Line]:
-    """Return a line on each flag that calls for a look, with the first layers that have it."""
+def finding_lines(findings: Sequence[Finding], nothing: str) -> list[Line]:
+    """Return verdicts in words, the first few, or that there are none."""
+    lines: list[Line] = []
+    for each in findings[:_MOST_FINDINGS]:
+        where = f"{each.where}: " if each.where not in each.message else ""
+        lines.append(
+            (f"{each.level}  {each.rule}  {where}{each.message}", TEXT, RED if each.level == "fail" else AMBER)
+        )
+    if len(findings) > _MOST_FINDINGS:
+        lines.append((f"and {counted(len(findings) - _MOST_FINDINGS, 'more finding')}", TEXT, DIM))
+    return lines or [(nothing, TEXT, GREEN)]
+
+
+def flag_lines(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[Line]:
+    """Return a line on each flag that calls for a look, with the first layers that have it and no verdict."""
+    judged = {place for each in verdicts for place in each.places}
     lines: list[Line] = []
     for flag, words in _FLAGS:
-        labels = [row.label or "(model)" for row in rows if flag in row.flags]
+        labels = [row.label or "(model)" for row in rows if flag in row.flags and row.label not in judged]
         if labels:
-            lines.append((f"{words} {some_of(labels, _FEW)}", TEXT, RED))
-    return lines or [
-        ("No layer holds NaN or Inf, is the same everywhere, or has half of its channels dead.", TEXT, GREEN)
-    ]
+            lines.append((f"{words} {some_of(labels, _FEW)}", TEXT, AMBER))
+    return lines

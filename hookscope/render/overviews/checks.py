@@ -11,8 +11,7 @@ from PIL import Image, ImageDraw
 from hookscope.render.check_report import accuracy_line, level_counts, readable, untold_error, verdict
 from hookscope.render.columns import probability_text
 from hookscope.render.lettering import line_height
-from hookscope.render.overviews.activations import depth_blocks, model_line
-from hookscope.render.overviews.gradients import finding_lines
+from hookscope.render.overviews.activations import depth_blocks, finding_lines, model_line
 from hookscope.render.overviews.maps import MAP_KEY, MOST_STAGES, MapColumns
 from hookscope.render.overviews.sheet import (
     DIM,

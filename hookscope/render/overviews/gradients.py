@@ -5,17 +5,13 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import number_text
-from hookscope.render.overviews.activations import input_picture, model_line, names_of
+from hookscope.render.overviews.activations import finding_lines, input_picture, model_line, names_of
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.sheet import (
-    AMBER,
-    DIM,
-    GREEN,
     INK,
     INNER,
     LINE,
     MARGIN,
-    RED,
     TEXT,
     TITLE,
     Block,
@@ -25,12 +21,9 @@ from hookscope.render.overviews.sheet import (
     text_height,
     write,
 )
-from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
-from hookscope.text import counted
 
 _PICTURE = 150  # pixels a side, the input
-_MOST_FINDINGS = 6
 
 
 def draw_gradients(result: Gradients) -> Image.Image:
@@ -43,19 +36,6 @@ def draw_gradients(result: Gradients) -> Image.Image:
     if result.parameters:
         blocks.append(_flow("Gradient of the loss by each parameter", result.parameters, failing))
     return draw_sheet(blocks)
-
-
-def finding_lines(findings: Sequence[Finding], nothing: str) -> list[Line]:
-    """Return verdicts in words, the first few, or that there are none."""
-    lines: list[Line] = []
-    for each in findings[:_MOST_FINDINGS]:
-        where = f"{each.where}: " if each.where else ""
-        lines.append(
-            (f"{each.level}  {each.rule}  {where}{each.message}", TEXT, RED if each.level == "fail" else AMBER)
-        )
-    if len(findings) > _MOST_FINDINGS:
-        lines.append((f"and {counted(len(findings) - _MOST_FINDINGS, 'more finding')}", TEXT, DIM))
-    return lines or [(nothing, TEXT, GREEN)]
 
 
 def _heading(result: Gradients) -> list[Line]:

@@ -12,7 +12,6 @@ from typing import Any
 from hookscope.errors import InputError
 from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.activations import Activations
-from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.runs import directory, serialize
 from hookscope.text import safe_text
@@ -54,11 +53,6 @@ class StoredRun:
     def parameters(self) -> tuple[ParameterRow, ...]:
         """Gradients of parameters; empty for a run without a backward pass."""
         return self.result.parameters if isinstance(self.result, Gradients) else ()
-
-    @property
-    def verdicts(self) -> tuple[Finding, ...]:
-        """What the rules object to; empty for a run without a backward pass."""
-        return self.result.verdicts if isinstance(self.result, Gradients) else ()
 
     def read_picture(self, path: str) -> bytes:
         """Return the bytes of a picture that `run.json` names; raises as `read_inside`."""

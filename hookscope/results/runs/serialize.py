@@ -35,7 +35,7 @@ QUANTILE_NAMES = tuple(f"q{round(level * 100):02d}" for level in QUANTILE_LEVELS
 # Entries of a result in their order in JSON; rows have files besides.
 _ENTRIES = (
     *("model", "inputs", "seed", "device", "dtype", "timings", "verification"),
-    *("warnings", "notes", "failure", "predictions"),
+    *("warnings", "notes", "failure", "predictions", "verdicts"),
 )
 _GRADIENTS = ("gradients", "parameters")
 _ROWS = ("rows", "uncalled")
@@ -84,7 +84,7 @@ def inspection_to_dict(result: Activations | Gradients) -> dict[str, Any]:
     """Return all of `result` but feature maps and the list of categories as dicts, lists, text and numbers."""
     document = {"schema_version": SCHEMA_VERSION, **_entries(result, *_ENTRIES)}
     if isinstance(result, Gradients):
-        document |= _entries(result, "mode", "loss", "verdicts", *_GRADIENTS)
+        document |= _entries(result, "mode", "loss", *_GRADIENTS)
     return document | _entries(result, *_ROWS)
 
 

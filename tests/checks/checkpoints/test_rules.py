@@ -456,7 +456,13 @@ PAIRS = [
         "dead-layer of rectified_beside at middle.relu",
         spots("middle.shift", -100, ..., SEVEN_OF_TEN),
         "all 3,920 outputs of its 10 channels are 0 over all 2 inputs",
-        consequences=frozenset({"dead-channels"}),
+        consequences=frozenset({"dead-channels", "constant-activation"}),
+    ),
+    Pair(
+        "constant-activation of rectified_beside at middle.relu",
+        spots("middle.shift", -100, ..., SEVEN_OF_TEN),
+        "all 3,920 outputs are 0 over all 2 inputs",
+        consequences=frozenset({"dead-channels", "dead-layer"}),
     ),
     Pair("quiet-channels of smooth at middle", NEGATIVE),
     # GELU(-3.2) is -0.0022, GELU(-3) is -0.0040, and the inputs hardly vary.
@@ -550,6 +556,7 @@ PAIRS = [
         "dead-gradient of clipped at middle.branch.0",
         spots("middle.branch.0.bias", 9, ..., NINE_OF_TEN),
         "middle.branch.1",
+        consequences=frozenset({"constant-activation"}),
     ),
     Pair("vanishing-gradient of entered at first.weight", puts("scale", 2e-4, 1e-3)),
     Pair(
