@@ -19,6 +19,7 @@ from benchmarks import (
     operations,
     page,
     processes,
+    public_calls,
     rendering,
     throughput,
 )
@@ -28,6 +29,10 @@ THREADS = 2  # the design's, so that figures of different machines can be compar
 
 SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
     "cpu": {
+        "activations": partial(public_calls.measure_activations, keeps_memory=True),
+        "grads": partial(public_calls.measure_gradients, keeps_memory=True),
+        "activations, malloc as it is": partial(public_calls.measure_activations, keeps_memory=False),
+        "grads, malloc as it is": partial(public_calls.measure_gradients, keeps_memory=False),
         "capture": partial(capture.measure, "cpu"),
         "operations": operations.measure,
         "gradients": partial(gradients.measure, "cpu"),

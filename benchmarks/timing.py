@@ -60,9 +60,10 @@ def interleaved(
     settle: Run | None = None,
     *,
     warm: bool = False,
+    keeps_memory: bool = True,
     around: Mapping[str, Callable[[], AbstractContextManager[object]]] | None = None,
 ) -> dict[str, list[float]]:
-    """Time the ways in turns. From the first call on, the process keeps the memory that is freed.
+    """Time the ways in turns.
 
     Args:
         ways: By name, in the order of each turn.
@@ -70,6 +71,7 @@ def interleaved(
         clock: Times one run.
         settle: Run untimed before each turn, so that its first way does not pay for what the last way left behind.
         warm: Each has run before; otherwise it does, untimed.
+        keeps_memory: Call `keep_freed_memory`, which holds for the process from then on.
         around: Entered before a way's runs and left afterwards, untimed, by name; for those that need it.
 
     Returns:
@@ -78,7 +80,8 @@ def interleaved(
     counts = dict.fromkeys(ways, rounds) if isinstance(rounds, int) else rounds
     turns = max(counts[name] for name in ways)
     surroundings = around or {}
-    keep_freed_memory()
+    if keeps_memory:
+        keep_freed_memory()
     for run in () if warm else ways.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in ways}
