@@ -141,9 +141,15 @@ class View(NamedTuple):
 
     def part_of(self, gradient: Tensor) -> Tensor:
         """Return the part of the base's gradient that is the view's, given one that lies in memory as the base does."""
-        offset = gradient.storage_offset() * gradient.itemsize + self.offset
-        part = torch.empty(0, dtype=self.dtype, device=gradient.device)
-        part.set_(gradient.untyped_storage(), offset // self.dtype.itemsize, self.site.shape, self.strides)
+        shape, strides = self.site.shape, self.strides
+        if gradient.is_complex() and not self.dtype.is_complex:
+            gradient = torch.view_as_real(gradient)
+        begins = gradient.storage_offset() + self.offset // gradient.itemsize
+        if self.dtype.is_complex and not gradient.is_complex():
+            pairs = gradient.as_strided((*shape, 2), (*(2 * step for step in strides), 1), begins)
+            part = torch.view_as_complex(pairs)
+        else:
+            part = gradient.as_strided(shape, strides, begins)
         part = part.conj() if self.conjugated else part
         return part.neg() if self.negated else part
 
