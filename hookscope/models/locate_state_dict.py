@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.checkpoints.reading import claims_too_much
+from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, ModelError, UsageError
 from hookscope.models.weight_sets import (
     WEIGHTS_KEYS,
@@ -87,7 +88,7 @@ def _find(content: object, name: str) -> Keys:
 def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
     """Return a state dict of detached tensors, without what a file may have hung on it but module versions."""
     if not isinstance(state, dict):
-        raise CheckpointError(f"{where} a {type(state).__name__}, not a state dict (tensors by name).")
+        raise CheckpointError(f"{where} a {kind_of(state)}, not a state dict (tensors by name).")
     if not tensors_of(state):
         if any(is_optimiser(value) for value in dict.values(state)):
             raise CheckpointError(f"{where} an optimiser's state, but no weights: {summary_of(state)}.")
