@@ -15,7 +15,7 @@ _DATA = frozenset(
         *(f"builtins.{each}" for each in ("object", "int", "float", "str", "bytes", "bool", "list", "tuple", "dict")),
         *(f"builtins.{each}" for each in ("set", "frozenset", "bytearray", "complex", "slice", "range")),
         *(f"datetime.{each}" for each in ("datetime", "date", "time", "timedelta", "timezone")),
-        *("decimal.Decimal", "fractions.Fraction", "uuid.UUID", "zoneinfo.ZoneInfo._unpickle"),
+        *("decimal.Decimal", "fractions.Fraction", "uuid.UUID"),
         *("numpy.ndarray", "numpy.dtype", "numpy.random._pickle.__randomstate_ctor"),
         *("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor"),
         *(f"numpy.{core}.multiarray.{each}" for core in ("core", "_core") for each in ("scalar", "_reconstruct")),
@@ -56,18 +56,22 @@ _FORBIDDEN_MODULES = frozenset(
     }
 )
 _FORBIDDEN = (
-    re.compile(r"http\.(client|server|cookiejar)\b.*"),
-    re.compile(r"torch\.(save|load|compile|ops|classes)\b.*"),
-    re.compile(r"torch\.(serialization|hub|jit|package|export|fx|library|multiprocessing|_dynamo|_inductor)\b.*"),
+    re.compile(r"http\.(client|server|cookiejar)\b.*", re.DOTALL),
+    re.compile(r"torch\.(save|load|compile|ops|classes)\b.*", re.DOTALL),
     re.compile(
-        r"torch\.(_ops|_jit_internal|_C|testing|utils\.(cpp_extension|collect_env|data|bottleneck|model_zoo))\b.*"
+        r"torch\.(serialization|hub|jit|package|export|fx|library|multiprocessing|_dynamo|_inductor)\b.*", re.DOTALL
     ),
-    re.compile(r"torch\.distributed\.(rpc|run|launch|launcher|elastic)\b.*"),
     re.compile(
-        r"numpy\.(load|save\w*|loadtxt|genfromtxt|fromfile|memmap|vectorize|apply_\w+|fromregex|DataSource)\b.*"
+        r"torch\.(_ops|_jit_internal|_C|testing|utils\.(cpp_extension|collect_env|data|bottleneck|model_zoo))\b.*",
+        re.DOTALL,
     ),
-    re.compile(r"numpy\.(lib|testing|f2py|ctypeslib|distutils)\b.*"),
-    re.compile(r"functools\.(partial\w*|reduce|singledispatch\w*|cached_property)\b.*"),
+    re.compile(r"torch\.distributed\.(rpc|run|launch|launcher|elastic)\b.*", re.DOTALL),
+    re.compile(
+        r"numpy\.(load|save\w*|loadtxt|genfromtxt|fromfile|memmap|vectorize|apply_\w+|fromregex|DataSource)\b.*",
+        re.DOTALL,
+    ),
+    re.compile(r"numpy\.(lib|testing|f2py|ctypeslib|distutils)\b.*", re.DOTALL),
+    re.compile(r"functools\.(partial\w*|reduce|singledispatch\w*|cached_property)\b.*", re.DOTALL),
 )
 # What a name may not lead through, wherever it begins: vendornet.os.system is os.system, argparse._os is os.
 _FORBIDDEN_INSIDE = frozenset(
@@ -94,7 +98,7 @@ def is_forbidden(name: str) -> bool:
     if is_data(name) or is_layer(name):
         return False
     parts = name.split(".")
-    through = any(part.lstrip("_") in _FORBIDDEN_INSIDE or re.fullmatch("__.*__", part) for part in parts)
+    through = any(part.lstrip("_") in _FORBIDDEN_INSIDE or re.fullmatch("__.*__", part, re.DOTALL) for part in parts)
     return parts[0] in _FORBIDDEN_MODULES or through or any(pattern.fullmatch(name) for pattern in _FORBIDDEN)
 
 

@@ -94,11 +94,15 @@ def verify_file(path: Path, kind: FileKind, look: Look, rules: ReadingRules) -> 
     survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _checked_survey(path, kind, name, rules)
     how: How = "torch"
     if survey.imports or kind == "pickle" or survey.protocol not in _SAFE_PROTOCOLS:
-        # Trust is for classes that are to be imported; data are read in the same way with and without it.
-        how = "runs code" if rules.trust and not all(map(is_data, survey.imports)) else "past unknown"
+        how = "runs code" if _is_to_run(survey, rules) else "past unknown"
     return Verified(
         how, survey.imports, None if how == "runs code" else look(path, kind, read_content(path, kind, how))
     )
+
+
+def _is_to_run(survey: PickleSurvey, rules: ReadingRules) -> bool:
+    """Say whether a file is trusted for its classes; plain data are read in the same way with and without trust."""
+    return rules.trust and not all(map(is_data, survey.imports))
 
 
 def _checked_survey(path: Path, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
@@ -113,7 +117,7 @@ def _checked_survey(path: Path, kind: FileKind, name: str, rules: ReadingRules) 
         length = file.seek(0, 2)
     if survey.truncated:  # before its imports: the last one may be half a name
         raise CheckpointError(f"{name} is truncated; download it again.")
-    if rules.trust and survey.imports:
+    if _is_to_run(survey, rules):
         return survey
     if refused := refused_names(survey.imports, rules.allowed_globals):
         remedy = rules.remedy

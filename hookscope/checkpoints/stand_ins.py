@@ -136,6 +136,20 @@ def class_of(call: StandIn) -> str:
     return first.name if call.name.startswith("copyreg.") and isinstance(first, Global) else call.name
 
 
+def kind_of(value: object) -> str:
+    """Return the class of a value for a message: of a stand-in and a pickled module the one that the file names."""
+    match value:
+        case ModuleState():
+            name = value.class_name
+        case StandIn():
+            name = class_of(value)
+        case Global():
+            name = value.name
+        case _:
+            name = type(value).__name__
+    return printable(name, 80)
+
+
 def skipped_objects(content: object) -> str:
     """Return "3 objects of argparse.Namespace, 1 of …": the stand-ins in dicts, lists and tuples; "" for none."""
     kinds: Counter[str] = Counter()

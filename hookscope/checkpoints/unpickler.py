@@ -23,6 +23,7 @@ ABSENT: Final = object()
 # Our choices: no dict of a checkpoint has a longer key, or numbers of more digits.
 _KEY_LENGTH_LIMIT = 16
 _DIGITS_LIMIT = 4300
+_INTEGER_BYTES_LIMIT = 1700
 
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
@@ -382,6 +383,8 @@ def _quoted(line: bytes) -> str:
 
 
 def _integer(content: bytes) -> int:
+    if len(content) > _INTEGER_BYTES_LIMIT:  # Python refuses to print it
+        raise UnreadablePickleError("a number of too many digits")
     return int.from_bytes(content, "little", signed=True)
 
 

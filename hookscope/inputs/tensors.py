@@ -12,6 +12,7 @@ import torch
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.isolation import read_verified
 from hookscope.checkpoints.reading import ReadingRules, claims_too_much
+from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import one_line, printable
@@ -59,7 +60,7 @@ def _only_tensor(content: object, name: str) -> torch.Tensor:
 
 def _plain_tensor(content: object, name: str) -> torch.Tensor:
     if not isinstance(content, torch.Tensor) or type(content) not in {torch.Tensor, torch.nn.Parameter}:
-        raise ImageError(f"Cannot read {name}: it holds a {type(content).__name__}, not one plain tensor; {_ALONE}.")
+        raise ImageError(f"Cannot read {name}: it holds a {kind_of(content)}, not one plain tensor; {_ALONE}.")
     tensor = torch.Tensor.detach(content)  # without attributes that the file may have put over its methods
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise ImageError(f"Cannot use {name}: a sparse, quantised, nested or data-less tensor. Save a dense one.")

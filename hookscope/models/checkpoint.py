@@ -46,6 +46,7 @@ class Checkpoint:
         notes: Sentences about where in the file the weights are, and what else it holds.
         categories: Names of classes by index that the file holds, of as many as one of its tensors has rows.
         training: The entries of a single file other than its weights; None for a sharded one.
+        pickled_class: The class of a pickled Module whose weights these are, where its code was not run; else "".
     """
 
     name: str
@@ -56,6 +57,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     training: TrainingEntries | None = None
+    pickled_class: str = ""
 
 
 def looks_like_file(text: str) -> bool:
@@ -91,7 +93,15 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         warnings = (*_read_past(read, name), *filter(None, [shard_remark(path)]))
         training = training_entries(content, weights.state, options.key)
         return Checkpoint(
-            printable(path.name), weights.state, digest, warnings, weights.module, notes, categories, training
+            printable(path.name),
+            weights.state,
+            digest,
+            warnings,
+            weights.module,
+            notes,
+            categories,
+            training,
+            weights.pickled_class,
         )
     files = _read_verified(kinds, name, replace(options, key=None))
     states = {shard: weights_in(file.content, printable(str(shard))).state for shard, file in files.items()}

@@ -8,8 +8,7 @@ from typing import Any
 from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
 from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.checkpoints.plain import PlainTensor
-from hookscope.checkpoints.stand_ins import ModuleState, class_of
-from hookscope.checkpoints.unpickler import Global, StandIn
+from hookscope.checkpoints.stand_ins import ModuleState, kind_of
 from hookscope.models.array_values import Values
 from hookscope.models.weight_sets import Part, state_shapes
 from hookscope.results.contents import StoredTensor
@@ -85,13 +84,7 @@ def _entries(content: object) -> list[tuple[str, str, str]]:
 
 
 def _kind(value: object) -> str:
-    if isinstance(value, PlainTensor):
-        return value.kind
-    if isinstance(value, ModuleState):
-        return printable(value.class_name, _LONGEST_VALUE)
-    if isinstance(value, StandIn):
-        return printable(class_of(value), _LONGEST_VALUE)
-    return printable(value.name, _LONGEST_VALUE) if isinstance(value, Global) else type(value).__name__
+    return value.kind if isinstance(value, PlainTensor) else kind_of(value)
 
 
 def _summary(value: object) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.checkpoints.reading import claims_too_much
+from hookscope.checkpoints.stand_ins import ModuleState, kind_of
 from hookscope.errors import CheckpointError, ModelError, UsageError
 from hookscope.models.weight_sets import (
     WEIGHTS_KEYS,
@@ -31,12 +32,14 @@ from hookscope.text import exception_line, printable
 class Weights:
     """Tensors by name, detached, what else stands among them, and notes on where they were and what else there is.
 
-    `module` is the pickled Module that they are of, which only a trusted file can hold; else None.
+    `module` is the pickled Module that they are of, which only a trusted file can hold; else None. `pickled_class` is
+    the class of a Module that was read without its code.
     """
 
     state: "OrderedDict[str, Any]"
     module: nn.Module | None
     notes: tuple[str, ...]
+    pickled_class: str = ""
 
 
 def weights_in(content: object, name: str, key: str | None = None) -> Weights:
@@ -54,8 +57,12 @@ def weights_in(content: object, name: str, key: str | None = None) -> Weights:
     holds = f"{name} has at '{where}'" if where else f"{name} holds"
     state = _checked(_state_dict(module, name) if module else found, holds)
     rest = f"; ignored: {listed(ignored)}" if ignored else ""
-    notes = (f"{name}: weights taken from its key '{where}'{rest}.",) if where else ()
-    return Weights(state, module, notes)
+    taken = f"{name}: weights taken from its key '{where}'{rest}."
+    notes: tuple[str, ...] = (taken,) if where else ()
+    pickled_class = kind_of(found) if isinstance(found, ModuleState) else ""
+    if pickled_class:
+        notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run; --trust runs it.",)
+    return Weights(state, module, notes, pickled_class)
 
 
 def _state_dict(module: nn.Module, name: str) -> object:
@@ -87,7 +94,7 @@ def _find(content: object, name: str) -> Keys:
 def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
     """Return a state dict of detached tensors, without what a file may have hung on it but module versions."""
     if not isinstance(state, dict):
-        raise CheckpointError(f"{where} a {type(state).__name__}, not a state dict (tensors by name).")
+        raise CheckpointError(f"{where} a {kind_of(state)}, not a state dict (tensors by name).")
     if not tensors_of(state):
         if any(is_optimiser(value) for value in dict.values(state)):
             raise CheckpointError(f"{where} an optimiser's state, but no weights: {summary_of(state)}.")

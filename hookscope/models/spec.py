@@ -198,9 +198,10 @@ def _network_of(
         if foreign := foreign_names(checkpoint.state):
             raise MisfitError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
         near = architecture.nearest_network(shapes)
+        own = f", or give --trust to run its own {checkpoint.pickled_class}" if checkpoint.pickled_class else ""
         raise ModelNotFoundError(
             f"{checkpoint.name} fits no network that hookscope knows; name it with --arch, such as "
-            f"--arch net.py:build.{near and f' Nearest: {near}.'}"
+            f"--arch net.py:build{own}.{near and f' Nearest: {near}.'}"
         )
     if len(candidates) > 1:
         models = ", ".join(each.model for each in candidates)

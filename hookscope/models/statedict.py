@@ -171,7 +171,7 @@ def _with_prefix(
         for prefix in prefixes:
             mapping = {old: prefix + new for old, new in forms.items()}
             names = set(mapping.values())
-            alike = needed <= names <= own.keys()
+            alike = len(forms) == len(state) and needed <= names <= own.keys()
             if alike and all(_form(state[old]) == _form(own[new]) for old, new in mapping.items()):
                 found.append((removed, prefix, mapping))
         if len(found) == 1:

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from torch import nn
 
 from tests.cli.conftest import Run, names_below
+from tests.models.hostile import Call
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_the_lines_of_a_report_fit_eighty_columns(run: Run, tmp_path: Path) -> N
     [
         (("a\0b",), 3, r"a\x00b"),
         (("",), 3, ""),
-        (("module.pt",), 4, "--trust"),
+        (("runs.pt",), 4, "builtins.exec"),
         (("two.pt", "--key", "nowhere"), 5, "nowhere"),
         (("words.pt",), 3, "no tensors"),
         ((), 2, "FILE"),
@@ -126,7 +126,7 @@ def test_the_lines_of_a_report_fit_eighty_columns(run: Run, tmp_path: Path) -> N
 )
 @pytest.mark.sample("arguments0-3-a\\\\x00b", "arguments3-5-nowhere")
 def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, word: str) -> None:
-    torch.save(nn.Linear(2, 1), tmp_path / "module.pt")
+    torch.save({"w": torch.ones(1), "x": Call(exec, "1")}, tmp_path / "runs.pt")
     torch.save({"model": {"w": torch.ones(1)}, "ema": {"w": torch.ones(1)}}, tmp_path / "two.pt")
     torch.save(["a", "b"], tmp_path / "words.pt")
     before = names_below(tmp_path)
@@ -134,4 +134,5 @@ def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: tuple[s
     assert (ended.code, ended.stdout) == (code, "")
     assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
     assert word in ended.stderr
+    assert "--trust" not in ended.stderr, "which this command does not have"
     assert names_below(tmp_path) == before

@@ -188,6 +188,9 @@ def test_a_pickled_module_whose_class_is_absent_gives_its_state_dict(
     ended = run("layers", "model.pt", "--arch", "net.py:tiny")
     assert ended.code == 0, ended
     assert "refuses this file" in ended.stderr
+    unknown = run("layers", "model.pt")  # without a network
+    assert unknown.code == 5
+    assert "--trust to run its own vendornet.Net" in unknown.stderr
     assert check(tmp_path / "model.pt")[0] == 4
     assert check(tmp_path / "model.pt", "vendornet.Net")[0] == 4  # Settings is not
     assert check(tmp_path / "model.pt", "vendornet.*")[0] == 0

@@ -22,6 +22,7 @@ from hookscope.checkpoints.stand_ins import ModuleState
 from hookscope.checkpoints.unpickler import InertUnpickler, StandIn, UnreadablePickleError
 from hookscope.errors import CheckpointError
 from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.contents import list_contents
 from tests.models import hostile
 from tests.models.hostile import Storage, View
 
@@ -212,6 +213,7 @@ def test_a_stand_in_has_nothing_that_a_file_could_name() -> None:
         *("functools.partial", "torch.load", "torch.hub.load", "torch.jit.load", "torch.serialization.load"),
         *("numpy.load", "numpy.f2py.compile", "pickle.loads", "ctypes.CDLL", "socket.socket", "shutil.rmtree"),
         *("vendornet.os.system", "vendornet.Net.__init__", "argparse._sys.modules", "pathlib.os.system"),
+        *("torch.hub.a\nb", "os\n.system", "__x\n__.y", ".os.system", "os."),
         *("torch.nn.modules.module.os.system", "collections.abc.sys.exit", "types.FunctionType", "types.CodeType"),
     ],
 )
@@ -246,3 +248,22 @@ def test_modules_in_modules_without_end_are_refused(tmp_path: Path) -> None:
     torch.save(deep, tmp_path / "net.pt")
     with pytest.raises(CheckpointError):
         read_checkpoint(tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize("depth", [1000, 300_000])
+def test_objects_in_objects_without_end_end_in_one_sentence_or_are_skipped(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "deep.pkl"
+    deep = b"\x80\x02cargparse\nNamespace\nq\x000" + b"(h\x00" * depth + b"N" + b"o" * depth + b"."
+    path.write_bytes(deep)
+    with pytest.raises(CheckpointError, match="Namespace"):
+        read_checkpoint(path)
+
+
+def test_a_number_that_python_does_not_print_is_refused(tmp_path: Path) -> None:
+    for number, refused in ((10**4000, False), (10**5000, True)):
+        torch.save({"w": torch.ones(2), "n": number}, tmp_path / "n.pt", pickle_protocol=4)
+        if refused:
+            with pytest.raises(CheckpointError):
+                list_contents(tmp_path / "n.pt")
+        else:
+            assert len(list_contents(tmp_path / "n.pt").tensors) == 1
