@@ -1,5 +1,6 @@
 """Run a network over files, pictures or tensors: shared by the commands and the Python functions."""
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -7,13 +8,14 @@ from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
+from tempfile import gettempdir
 from typing import Any, Literal, TypeVar
 
 import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from hookscope.errors import HookscopeError, UnfitInputError, UsageError
+from hookscope.errors import HookscopeError, OutputError, UnfitInputError, UsageError
 from hookscope.inputs import (
     Batch,
     NamedInput,
@@ -39,6 +41,8 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
 from hookscope.results.repeats import Key, fold_repeats, repeated, without_rows
+from hookscope.results.runs.atomic import reason_of
+from hookscope.results.runs.tensors import DTYPES, SpooledTensor, TensorSpool
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text
 
@@ -404,30 +408,92 @@ def _ignore_error(_error: HookscopeError) -> None:
     """Ignore an unusable input: the reported run names it."""
 
 
+class SavedTensors(Mapping[str, Tensor]):
+    """Tensors by label, read from a spool when they are asked for.
+
+    Attributes:
+        spooled: Where each is in the `spool`.
+    """
+
+    def __init__(self, spool: TensorSpool, spooled: Mapping[str, SpooledTensor]) -> None:
+        """Give tensors of a spool labels."""
+        self.spool = spool
+        self.spooled = spooled
+
+    def __getitem__(self, label: str) -> Tensor:
+        """Return a tensor on the CPU; KeyError if no row has it."""
+        known = self.spooled[label]
+        dtype: torch.dtype = getattr(torch, known.dtype)
+        data = bytearray().join(self.spool.chunks(known.pieces))
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return _little_endian(flat, dtype).view(dtype).reshape(known.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the labels in the order in which tensors came."""
+        return iter(self.spooled)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.spooled)
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle with a spool of its own."""
+        held = {label: (each, b"".join(self.spool.chunks(each.pieces))) for label, each in self.spooled.items()}
+        return _spooled_anew, (held,)
+
+
+def _spooled_anew(held: Mapping[str, tuple[SpooledTensor, bytes]]) -> SavedTensors:
+    spool = TensorSpool()
+    placed = {label: replace(each, pieces=(spool.append(memoryview(data)),)) for label, (each, data) in held.items()}
+    return SavedTensors(spool, placed)
+
+
+def _little_endian(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    """Swap the bytes (n,) of a tensor of this dtype where the machine is not little-endian."""
+    if sys.byteorder == "little":
+        return flat
+    return flat.view(-1, dtype.itemsize // (2 if dtype.is_complex else 1)).flip(1).reshape(-1)
+
+
 class TensorCollector:
-    """Copies tensors to the CPU, batch by batch; those of a batch that the model raised on are dropped."""
+    """Spools tensors batch by batch; those of a batch that the model raised on are dropped."""
 
     def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
         """Start with nothing; `on_progress` is called with the number of inputs finished, and `total`."""
         self._on_progress = on_progress
         self._total = total
-        self._tensors: dict[str, list[Tensor]] = {}
-        self._latest: list[tuple[str, Tensor]] = []
+        self._spool = TensorSpool()
+        self._parts: dict[str, list[SpooledTensor]] = {}
+        self._latest: list[tuple[str, SpooledTensor]] = []
+        self._begin = 0
         self._finished = 0
 
     def collect(self, label: str, tensor: Tensor) -> None:
-        """Copy a tensor, for as long as its batch may still fail."""
+        """Spool a tensor, unless safetensors cannot hold it: one without data, sparse, ragged, or complex128.
+
+        Raises:
+            OutputError: If there is no room.
+        """
         if tensor.is_quantized:
             tensor = tensor.dequantize()
-        elif tensor.is_sparse or tensor.is_nested:
-            return  # safetensors holds strided tensors only
-        self._latest.append((label, tensor.detach().to("cpu", copy=True).contiguous()))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or dtype not in DTYPES:
+            return
+        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        flat = _little_endian(values.reshape(-1).view(torch.uint8), tensor.dtype)
+        try:
+            piece = self._spool.append(memoryview(flat.numpy()))
+        except OSError as error:
+            where = f"in {gettempdir()}: {reason_of(error)}"
+            raise OutputError(f"Tensors cannot be kept {where}. Free some space, or set TMPDIR to another.") from error
+        self._latest.append((label, SpooledTensor(dtype, tuple(tensor.shape), (piece,))))
 
     def end_batch(self, finished: int) -> None:
         """Keep what came since the last call if inputs have been finished since: `finished` counts them."""
         if finished > self._finished:
             self.end()
         self._latest.clear()
+        self._spool.rewind(self._begin)
         self._finished = finished
         if self._on_progress is not None:
             self._on_progress(finished, self._total)
@@ -435,22 +501,26 @@ class TensorCollector:
     def end(self) -> None:
         """Keep what came since the last batch."""
         for label, tensor in self._latest:
-            self._tensors.setdefault(label, []).append(tensor)
+            self._parts.setdefault(label, []).append(tensor)
         self._latest.clear()
+        self._begin = self._spool.end
 
-    def joined(self, labels: set[str]) -> dict[str, Tensor]:
+    def joined(self, labels: set[str]) -> SavedTensors:
         """Join each label's tensors over the batches along axis 0; where shapes differ, number the batches instead."""
-        joined: dict[str, Tensor] = {}
-        for label, parts in self._tensors.items():
+        joined: dict[str, SpooledTensor] = {}
+        for label, parts in self._parts.items():
             if label not in labels:
                 continue
+            first = parts[0]
             if len(parts) == 1:
-                joined[label] = parts[0]
-            elif parts[0].dim() and len({part.shape[1:] for part in parts}) == 1:
-                joined[label] = torch.cat(parts)
+                joined[label] = first
+            elif first.shape and len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
+                count = sum(part.shape[0] for part in parts)
+                pieces = tuple(piece for part in parts for piece in part.pieces)
+                joined[label] = SpooledTensor(first.dtype, (count, *first.shape[1:]), pieces)
             else:
                 joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
-        return joined
+        return SavedTensors(self._spool, joined)
 
 
 def _input_count(session: Session) -> int:

@@ -1,7 +1,7 @@
 """Write the run directory of a result: the overview, tables, grids, plots, tensors, and `run.json` last."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
-from hookscope.errors import LayerNotFoundError, OutputError, UsageError, nearest
+from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
 from hookscope.render.attribution_files import save_attributions
 from hookscope.render.difference_files import save_differences
@@ -24,6 +24,7 @@ from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
 from hookscope.results.runs import serialize
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.sketches import write_sketches
+from hookscope.results.runs.tensors import write_tensors
 from hookscope.text import safe_text
 
 MOST_HISTOGRAMS = 12
@@ -91,7 +92,7 @@ def save_run(
         files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
         write_sketches(run.path, result)
         if result.tensors:
-            _write_tensors(run.path / tensor_file, result.tensors)
+            write_tensors(run.path / tensor_file, result.tensors.spooled, result.tensors.spool)
             files.append(tensor_file)
         record = {
             "verb": "grads" if isinstance(result, Gradients) else "activations",
@@ -179,16 +180,6 @@ def _draw_plots(folder: Path, result: Activations | Gradients, histogram: Sequen
     for name, figure in drawn.items():
         (folder / name).write_bytes(plot_axes.figure_png(figure))
     return list(drawn)
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
-    from safetensors import SafetensorError  # noqa: PLC0415 - loads torch, which is there if there are tensors
-    from safetensors.torch import save_file  # noqa: PLC0415
-
-    try:
-        save_file(dict(tensors), path)
-    except SafetensorError as error:
-        raise OutputError(f"Cannot write {path.name}: {error}. Free some space, or save without tensors.") from error
 
 
 def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance) -> list[str | None]:

@@ -178,8 +178,9 @@ class Run(RowContainer):
         timings: Seconds by phase.
         verification: Whether hooks changed the output or the loss; None where that was not asked for, or edits did.
         comparison: What edits changed; None without edits.
-        tensors: The activations on the CPU by label, if they were asked for; of a run with a backward pass the
-            gradients instead: "LABEL grad_output", "LABEL grad_input", "NAME grad" of a parameter.
+        tensors: The activations on the CPU by label, if they were asked for, read from a temporary file one by one; of
+            a run with a backward pass the gradients instead: "LABEL grad_output", "LABEL grad_input", "NAME grad" of a
+            parameter.
         provenance: None for a run that did not finish.
     """
 

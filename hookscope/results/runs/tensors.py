@@ -1,0 +1,103 @@
+"""Tensors in a file of safetensors, written as they come: memory does not grow with how many there are."""
+
+import json
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import IO, NamedTuple
+
+# What safetensors holds, by torch's names; in its files larger elements come first, in this order reversed.
+DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "complex64": "C64",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+}
+_RANKS = {name: rank for rank, name in enumerate(DTYPES)}
+
+# Until they take this much, tensors wait in memory for the end of a run, then in a temporary file. Ours.
+_MOST_IN_MEMORY = 2**26
+_COPIED_BYTES = 2**20
+
+
+class Piece(NamedTuple):
+    """Where the bytes of a tensor lie in a spool."""
+
+    begin: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledTensor:
+    """A tensor in a spool.
+
+    Attributes:
+        dtype: One of `DTYPES`.
+        pieces: Its bytes, one piece after another, little-endian and in C order.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+class TensorSpool:
+    """Bytes of tensors until a run is written: in memory if they are few, else in a temporary file."""
+
+    def __init__(self) -> None:
+        """Start empty; the file is deleted with this object."""
+        self._file: IO[bytes] = SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115 - it lives as long as this
+        weakref.finalize(self, self._file.close)
+        self.end = 0
+
+    def append(self, data: memoryview) -> Piece:
+        """Store bytes at the end; OSError if there is no room."""
+        self._file.seek(self.end)
+        self._file.write(data)
+        piece = Piece(self.end, data.nbytes)
+        self.end += data.nbytes
+        return piece
+
+    def rewind(self, end: int) -> None:
+        """Forget what was appended since the spool ended there."""
+        self.end = end
+
+    def chunks(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
+        """Return the bytes of pieces, a few at a time."""
+        for begin, size in pieces:
+            for at in range(begin, begin + size, _COPIED_BYTES):
+                self._file.seek(at)
+                yield self._file.read(min(_COPIED_BYTES, begin + size - at))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, SpooledTensor], spool: TensorSpool) -> None:
+    """Write a file of safetensors, byte for byte as `safetensors.torch.save_file` does; raises OSError."""
+    entries, end = {}, 0
+    order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name].dtype], name))
+    for name in order:
+        tensor = tensors[name]
+        begin, end = end, end + sum(piece.size for piece in tensor.pieces)
+        dtype = DTYPES[tensor.dtype]
+        entries[name] = {"dtype": dtype, "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in order:
+            file.writelines(spool.chunks(tensors[name].pieces))
