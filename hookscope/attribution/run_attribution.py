@@ -115,7 +115,7 @@ def run_attribution(
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
     checks = checking.judged()
-    failed = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in checks if not each.passed]
+    failed = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in checks if each.passed is False]
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),
@@ -222,7 +222,9 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
     first = len(gathered.records)
     gathered.records.extend(batch.records)
     gathered.unchanged.update(explained.unchanged)
-    gathered.notes.update(dict.fromkeys(explained.notes))
+    gathered.notes.update(
+        dict.fromkeys((*explained.notes, *(each.remark for each in explained.targets if each.remark)))
+    )
     if method in _POOLED and any(each.is_box for each in explained.targets):
         gathered.notes[
             f"{method} averages gradients over the whole picture, so that boxes of one class look alike: "

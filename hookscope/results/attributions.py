@@ -38,7 +38,8 @@ class Target:
         label: For people: "Egyptian cat", "tabby - tiger cat", "dog in box 3", "file.py:function".
         score: Its value: the logit, a difference of logits, a box's score, a sum over pixels.
         index: Of the class; None where the target is no single class.
-        probability: Softmax over the class scores, 0-1; None where the output is not one row of class scores.
+        probability: Softmax over the class scores, or the score itself where the network returns values of 0-1; None
+            where the output is not one row of class scores.
         box: The box that a detector scores, (left, top, right, bottom) as shares of the network's input; else None.
     """
 
@@ -99,14 +100,14 @@ class SanityCheck:
             runner-up class; "deletion": the target's probability after the most important tenth of the picture was
             blurred; "completeness": how far integrated gradients fall short of the score's difference, as a share.
         value: The number.
-        passed: Whether it is within the limit.
+        passed: Whether it is within the limit; None if the check says nothing: blurring takes hardly anything away.
         compared_with: For "deletion" the probability before, and after blurring as much at random; else ().
         meaning: A sentence: what the number says, and what to do where the check failed.
     """
 
     name: Literal["weights", "class", "deletion", "completeness"]
     value: float
-    passed: bool
+    passed: bool | None
     compared_with: tuple[float, ...] = ()
     meaning: str = ""
 

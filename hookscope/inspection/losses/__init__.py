@@ -1,7 +1,7 @@
 """Turn what a network returned into the one number to differentiate."""
 
 from hookscope.inspection.losses.choosing import Loss, LossValue, choose_loss, main_output, output_at
-from hookscope.inspection.losses.formulas import LOSSES, is_softmax, real
+from hookscope.inspection.losses.formulas import LOSSES, class_probabilities, real
 from hookscope.inspection.losses.targets import Output, class_index, required_class
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "Output",
     "choose_loss",
     "class_index",
-    "is_softmax",
+    "class_probabilities",
     "main_output",
     "output_at",
     "real",

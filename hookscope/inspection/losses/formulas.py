@@ -123,6 +123,16 @@ def is_softmax(rows: Tensor, output: Output) -> bool:
     return _sums_to_one(rows.detach(), {1}, _tolerance(output))
 
 
+def class_probabilities(rows: Tensor, output: Output) -> Tensor:
+    """Return the probability of each class for scores (N, C) of an output.
+
+    A softmax stays as it is, and so do other values that all lie in 0-1: sigmoids, of which several may be likely, or a
+    softmax in a dtype too coarse to sum to 1. Anything else is taken for logits.
+    """
+    is_already = is_softmax(rows, output) or bool(((rows >= 0) & (rows <= 1)).all())
+    return rows if is_already else rows.softmax(1)
+
+
 def _sums_to_one(values: Tensor, axes: set[int], tolerance: float) -> bool:
     """Say whether values are probabilities along one of the axes: two or more, not negative, with a sum of 1."""
     if not values.numel() or not bool((values >= 0).all()):
