@@ -30,6 +30,10 @@ Method = Literal[
 ]
 
 
+Extent = tuple[float, float, float, float]
+"""An area (top, left, bottom, right) in shares of the network's input, whose edges are 0 and 1; it may reach beyond."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The number that a map explains, of one input.
@@ -58,9 +62,8 @@ class AttributionMap:
         input_index: Of `Attributions.inputs`.
         layer: Label of the output that was looked at; "" for methods that look at the picture itself.
         values: (h, w) float32, at the layer's resolution, or the network input's for layer "". Signed where the method
-            is. Row 0 is the top, and the map covers the whole of the network's input, `padding` apart.
-        padding: Rows below and columns at the right that the network added to its input, as shares of the height and
-            width that the map covers.
+            is. Row 0 is the top.
+        extent: The area that the cells fill, in equal steps, each around the middle of what it sees.
         pixels: (C, H, W) float32, what methods that look at the picture give for each of its values; else None.
     """
 
@@ -68,7 +71,7 @@ class AttributionMap:
     target: Target
     layer: str
     values: NDArray[np.float32] = field(repr=False, compare=False)
-    padding: tuple[float, float] = (0.0, 0.0)
+    extent: Extent = (0.0, 0.0, 1.0, 1.0)
     pixels: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
 
 

@@ -142,12 +142,12 @@ def test_one_call_of_a_layer_can_be_meant() -> None:
         ({"layer": "nothing"}, LayerNotFoundError, "No layer matches 'nothing'"),
         ({"layer": "op:tanh"}, LayerNotFoundError, "No operation matches 'op:tanh'"),
         ({"layer": "pool"}, UsageError, "Nearest layer that works: second."),
-        ({"layer": "first", "method": "gradient"}, UsageError, "looks at the picture itself: leave out --layer"),
+        ({"layer": "first", "method": "gradient"}, UsageError, "looks at the picture itself: leave out `layer`"),
         ({"method": "gradcam"}, UsageError, "There is no method 'gradcam'. Nearest: 'grad-cam'"),
         ({"target": "cat"}, UsageError, "is not an index from 0"),
         ({"target": 4}, UsageError, "has classes 0 to 3"),
         ({"target": 1, "top": 2}, UsageError, "either targets or how many of the best"),
-        ({"top": 0}, UsageError, "--top 0 is not possible"),
+        ({"top": 0}, UsageError, "`top` 0 is not possible"),
         ({"tokens": "14x14"}, UsageError, "not of the form"),
     ],
 )
@@ -169,11 +169,11 @@ class Sealed(Small):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)), "returns maps, larger than 1x1: give --layer op:NAME"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)), "returns maps, larger than 1x1: give `layer` op:NAME"),
         (Sealed, "Nothing that requires a gradient leads to the score"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-            "are the scores themselves: give --layer 0 to look at them",
+            "are the scores themselves: give `layer` 0 to look at them",
         ),
         (lambda: small.Written(lambda net, x: net.fc(x.flatten(1)) * 0, fc=nn.Linear(768, 3)), "returns maps"),
         (
@@ -217,7 +217,7 @@ def test_tokens_whose_grid_is_not_known_need_a_word() -> None:
             return self.fc(torch.relu(self.mix(self.embed(patches))).mean(1))
 
     picture = torch.randn(1, 3, 8, 16)
-    with pytest.raises(UsageError, match="one has 8 tokens whose grid is not known: give --tokens"):
+    with pytest.raises(UsageError, match="one has 8 tokens whose grid is not known: give `tokens`"):
         attribute(Patches(), picture)
     (layer,) = attribute(Patches(), picture, tokens="grid=2x4").layers
     assert (layer.label, layer.grid) == ("mix", (2, 4))
@@ -261,7 +261,7 @@ def test_a_box_is_looked_for_in_the_level_of_the_backbone_that_it_comes_from() -
     assert "of the backbone" in looks.layers[0].reason
     assert [each.target.label.endswith(f"in box {at}") for at, each in enumerate(looks.maps[:2])] == [True, True]
     # 64 x 90 stays as it is and is padded to 64 x 96.
-    assert looks.maps[0].padding == pytest.approx((0, 6 / 96))
+    assert looks.maps[0].extent == pytest.approx((0, 0, 1, 96 / 90))
     assert all(np.abs(each.values).max() > 0 for each in looks.maps[:1])
 
 
@@ -271,6 +271,6 @@ def test_what_swin_adds_below_and_at_the_right_is_said() -> None:
     # 100 x 128: patches 25 x 32, then 13 x 16, 7 x 8 and 4 x 4 cells of 32: 128 rows for 100.
     (only,) = attribute(small.small_swin(), torch.randn(1, 3, 100, 128)).maps
     assert only.values.shape == (4, 4)
-    assert only.padding == pytest.approx((28 / 128, 0))
+    assert only.extent == pytest.approx((0, 0, 128 / 100, 1))
     (whole,) = attribute(small.small_swin(), torch.randn(1, 3, 64, 96)).maps
-    assert whole.padding == (0, 0)
+    assert whole.extent == (0, 0, 1, 1)

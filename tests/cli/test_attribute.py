@@ -196,7 +196,7 @@ def test_the_maps_on_the_disk_are_those_of_python(demo: tuple[Ended, Path]) -> N
     assert [each.target.label for each in stored.result.maps] == ["Egyptian cat", "tiger cat"]
     for ours, theirs in zip(result.maps, stored.result.maps, strict=True):
         np.testing.assert_allclose(theirs.values, ours.values, rtol=1e-4, atol=1e-6)
-        assert (theirs.layer, theirs.padding) == (ours.layer, ours.padding)
+        assert (theirs.layer, theirs.extent) == (ours.layer, ours.extent)
     assert stored.result.inputs == result.inputs
     assert stored.result.layers == result.layers
     assert stored.record.verb == "attribute"
