@@ -169,7 +169,7 @@ def test_cells_lie_where_the_pixels_are_that_move_them(build: Callable[[], nn.Mo
     measured, ours, stretched = middle_of_influence(build().requires_grad_(False), layer, 224)
     for found, place, even in zip(measured, ours, stretched, strict=True):
         assert abs(found - place) <= abs(found - even) + 2.5, "no worse than a stretch, but for what random weights do"
-        assert abs(found - place) < 6
+        assert abs(found - place) < 8, "a quarter of a cell"
 
 
 def test_swins_and_tokens_are_stretched_as_before_and_only_maps_say_so() -> None:
