@@ -66,8 +66,8 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
             return Explained(targets, layers, maps_of_layers(method, layers, len(targets)))
         with map_layers.paused():
             return _of_both(passes, passes.inspected.network, batch, method, targets, layers)
-    with torch.no_grad():
-        targets = passes.targets_of(run_output(passes, batch), batch)
+    # With a graph, which shows whether the scores are logits.
+    targets = passes.targets_of(run_output(passes, batch, track=True), batch)
     return of_pixels(passes, passes.inspected.network, batch, method, targets)
 
 

@@ -1,18 +1,23 @@
-"""Which part of the picture each cell of a map sees, in closed form from the sizes, strides and padding before it.
+"""Where the cells of a map lie on the picture, in closed form from the kernels, strides and padding before it.
 
-Cell i along an axis sees a window of the input that is centred at `start + i * step`, in pixels counted from 0: its
-place (Araujo, Norris and Sim, Computing Receptive Fields of Convolutional Neural Networks, Distill 2019, section 3).
-Where branches with other centres meet, it is their mean, which is our choice. An even stretch of the map over the
-picture may put the cell elsewhere: behind five 3x3 convolutions of stride 2 with padding 1 it lies at pixel 32 i, a
-stretch puts it at 32 i + 15.5.
+Cell i along an axis sees a window of the input that is centred at `start + i * step`, in pixels counted from 0 (Araujo,
+Norris and Sim, Computing Receptive Fields of Convolutional Neural Networks, Distill 2019, section 3). The middle of a
+kernel is the centre of mass of its squared weights: with uneven padding, kernels learn to look to one side (Alsallakh et
+al., Mind the Pad, ICLR 2021). Where branches with other centres meet, their mean counts, which is our choice. An even
+stretch of the map over the picture may put the cell elsewhere: behind five even 3x3 kernels of stride 2 with padding 1
+it lies at pixel 32 i, a stretch puts it at 32 i + 15.5.
 
 What lies before a tensor is read from autograd's graph, where functions stand like modules.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from hookscope.results.attributions import Extent
 
@@ -129,13 +134,26 @@ def _middles(sizes: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
 
 
 def _convolution(node: Any, _before: Sequence[int], field: ReceptiveField) -> ReceptiveField:
-    strides = node._saved_stride
-    middles = _middles(node._saved_weight.shape[2:], node._saved_padding, node._saved_dilation)
+    strides, pads = node._saved_stride, node._saved_padding
+    middles = [
+        middle * step - pad
+        for middle, pad, step in zip(_kernel_middles(node._saved_weight), pads, node._saved_dilation, strict=True)
+    ]
     if not node._saved_transposed:
         return _moved(field, middles, strides)
     # Place o is written by (o + padding - k * dilation) / stride, of which this is the mean over k.
     shifts = [-middle / stride for middle, stride in zip(middles, strides, strict=True)]
     return _moved(field, shifts, [1 / stride for stride in strides])
+
+
+def _kernel_middles(weight: Tensor) -> list[float]:
+    """Return where the squared weights of kernels (O, I, h, w) have their centre of mass: where they look."""
+    energy = weight.detach().float().square().sum((0, 1))
+    total = float(energy.sum())
+    if not math.isfinite(total) or not total:
+        return [(size - 1) / 2 for size in energy.shape]
+    rows, columns = (energy.sum(axis) @ torch.arange(energy.shape[1 - axis]).to(energy) for axis in (1, 0))
+    return [float(rows) / total, float(columns) / total]
 
 
 def _pool(node: Any, _before: Sequence[int], field: ReceptiveField) -> ReceptiveField:

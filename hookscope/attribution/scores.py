@@ -11,7 +11,7 @@ from torch import Tensor
 from hookscope.attribution.targets import Wanted
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.losses import Output, class_probabilities, main_output, output_at, real
+from hookscope.inspection.losses import Output, are_probabilities, main_output, output_at, real
 from hookscope.results.attributions import Target
 from hookscope.text import counted, exception_line, safe_text, shape_text, some_of
 
@@ -29,6 +29,7 @@ class BatchTarget:
         targets: Of each input; None for one that has no such target, whose number means nothing.
         classes: Whose scores the numbers are made of, by input: one, or two of a contrast; () if that is not known.
         class_count: Of how many classes the network gives scores; None if that is not known.
+        has_probabilities: Whether the scores are probabilities already.
         is_box: Whether the numbers are scores of a detector's boxes.
         is_dense: Whether each pixel has scores.
         remark: Which of several outputs holds the scores, in a sentence; "" where there is one.
@@ -38,6 +39,7 @@ class BatchTarget:
     targets: tuple[Target | None, ...]
     classes: tuple[frozenset[int], ...] = ()
     class_count: int | None = None
+    has_probabilities: bool = False
     is_dense: bool = False
     is_box: bool = False
     remark: str = ""
@@ -167,7 +169,7 @@ def _of_classes(
 ) -> BatchTarget:
     """Return the target that is one class of each input, (N,), maybe against another."""
     rows = real(scores.tensor.detach())
-    dense = rows.dim() == 4
+    dense, has_probabilities = rows.dim() == 4, False
     shares: Tensor | None = None
     pixels: Tensor | None = None
     if dense:  # which pixels are meant does not change when a method changes the picture
@@ -175,7 +177,8 @@ def _of_classes(
         nowhere = ~pixels.flatten(1).any(1)
         pixels = (pixels | nowhere.reshape(-1, 1, 1)).to(rows.dtype)
     elif rows.shape[1] > 1:
-        shares = class_probabilities(rows, scores)
+        has_probabilities = are_probabilities(rows, scores)
+        shares = rows if has_probabilities else rows.softmax(1)
 
     def of_rows(values: Tensor) -> Tensor:
         picked = values[torch.arange(len(classes), device=values.device), classes]
@@ -195,7 +198,14 @@ def _of_classes(
         probability = None if shares is None or against is not None else float(shares[place, index])
         targets.append(Target(label, values[place], None if against is not None else index, probability))
     part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
-    return BatchTarget(lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], is_dense=dense)
+    return BatchTarget(
+        lambda output: of_rows(read(output)),
+        tuple(targets),
+        part,
+        rows.shape[1],
+        has_probabilities,
+        is_dense=dense,
+    )
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
@@ -220,7 +230,7 @@ def probabilities(output: object, target: BatchTarget, output_key: str | None) -
     """Return the probability of each input's class, (N,)."""
     scores = _scores(output, len(target.targets), output_key)
     rows = real(scores.tensor.detach())
-    shares = class_probabilities(rows, scores)
+    shares = rows if target.has_probabilities else rows.softmax(1)
     own = torch.tensor([next(iter(each)) for each in target.classes], device=rows.device)
     return shares[torch.arange(len(own), device=rows.device), own]
 

@@ -103,6 +103,14 @@ def diff(
     max_pixels: options.MaxPixels = None,
     batch_axis: options.BatchAxis = None,
     input: options.NamedInputs = None,  # noqa: A002 - the name of the option
+    input_b: Annotated[
+        list[str] | None,
+        under.other(
+            "--input-b",
+            metavar="IMAGE",
+            help="What B is given in place of IMAGE: the picture padded, another crop; repeatable, one for each IMAGE.",
+        ),
+    ] = None,
     output_key: options.OutputKey = None,
     classes: options.Classes = None,
     batch_size: options.BatchSize = 8,
@@ -151,6 +159,7 @@ def diff(
     hookscope diff old.pt new.pt cat.jpg
     hookscope diff resnet34 same cat.jpg --dtype-b bfloat16 --reference float64
     hookscope diff resnet50 timm:resnet50 photos/ --shadow
+    hookscope diff resnet34 same cat.jpg --input-b cropped.jpg
     hookscope diff a.pt b.pt photos/ --fail-over 'rel>1e-3' --fail-over 'top1<1'
     hookscope diff a.pt b.safetensors
     hookscope diff hookscope-runs/before hookscope-runs/after

@@ -77,7 +77,8 @@ def save_differences(
             **{name: value for name, value in made.items() if result.way == "lockstep" or name not in _OF_INPUTS},
             **provenance.settings,
             **{
-                name: document[name] for name in ("a", "b", "way", "inputs", "first_differences", "outputs", "exceeded")
+                name: document[name]
+                for name in ("a", "b", "way", "inputs", "inputs_b", "first_differences", "outputs", "exceeded")
             },
             **{name: document[name] for name in ("reference", "warnings", "notes", "seed", "timings")},
         }

@@ -12,6 +12,8 @@ from torchvision import models
 
 import hookscope
 from hookscope.attribution.receptive_fields import ReceptiveField, receptive_field
+from hookscope.inputs import load_batches
+from hookscope.models import load_model
 from hookscope.render.overlays import resampled
 from hookscope.results.inputs import Region
 from tests import networks as small
@@ -30,7 +32,7 @@ def lines_of(compute: Callable[[Tensor], Tensor]) -> list[tuple[float, float]]:
 
 
 def filters(*size: int) -> Tensor:
-    return torch.rand(4, 3, *size)
+    return torch.ones(4, 3, *size)
 
 
 @pytest.mark.parametrize(
@@ -48,18 +50,52 @@ def filters(*size: int) -> Tensor:
         (lambda x: F.conv2d(F.pad(x, (2, 2, 1, 1), mode="reflect"), filters(3, 5)), (0, 1), (0, 1)),
         # Two pixels for each: around a quarter before and a quarter behind.
         (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (-0.25, 0.5), (-0.25, 0.5)),
-        (lambda x: F.conv_transpose2d(x, torch.rand(3, 4, 2, 2), stride=2), (-0.25, 0.5), (-0.25, 0.5)),
+        (lambda x: F.conv_transpose2d(x, torch.ones(3, 4, 2, 2), stride=2), (-0.25, 0.5), (-0.25, 0.5)),
         (lambda x: x[:, :, 1::2, -8:] * 2, (1, 2), (40, 1)),
         (lambda x: x.permute(0, 2, 3, 1).relu().permute(0, 3, 1, 2)[..., 3:], (0, 1), (3, 1)),
         # A gate has a factor for each channel, and no place; a branch without its own shift halves that of the other.
         (lambda x: x * x.mean((2, 3), keepdim=True).sigmoid(), (0, 1), (0, 1)),
-        (lambda x: F.avg_pool2d(x, 2) + F.conv2d(x, torch.rand(3, 3, 3, 3), stride=2, padding=1), (0.25, 2), (0.25, 2)),
+        (lambda x: F.avg_pool2d(x, 2) + F.conv2d(x, torch.ones(3, 3, 3, 3), stride=2, padding=1), (0.25, 2), (0.25, 2)),
     ],
 )
 def test_places_are_those_of_the_closed_form(
     compute: Callable[[Tensor], Tensor], rows: tuple[float, float], columns: tuple[float, float]
 ) -> None:
     assert lines_of(compute) == [pytest.approx(rows), pytest.approx(columns)]
+
+
+def test_a_kernel_looks_where_its_weights_are() -> None:
+    kernel = torch.zeros(2, 3, 3, 5)
+    kernel[0, 1, 2, 0] = -4.0  # 16 of 25, in the last row and first column; 9 of 25 in the first row and last column
+    kernel[1, 2, 0, 4] = 3.0
+    rows, columns = lines_of(lambda x: F.conv2d(x, kernel, stride=2, padding=(1, 0)))
+    assert rows == pytest.approx((2 * 16 / 25 - 1, 2))
+    assert columns == pytest.approx((4 * 9 / 25, 2))
+    # A kernel of zeros looks nowhere: its middle stands.
+    assert lines_of(lambda x: F.conv2d(x, kernel * 0, stride=2, padding=1)) == [(0, 2), (1, 2)]
+
+
+def test_a_trained_network_that_pads_on_one_side_has_learnt_to_look_to_the_other() -> None:
+    loaded = load_model("demo")
+    network, returned = loaded.module.eval().requires_grad_(False), []
+    hook = network._swish.register_forward_hook(lambda _m, _i, out: returned.append(out))
+    influence = torch.zeros(224, 224, dtype=torch.float64)
+    for name in ("astronaut", "cat", "coffee", "rocket"):
+        (batch,) = load_batches([f"sample_images/{name}.jpg"], loaded.preprocessing)
+        picture = batch.args[0].clone().requires_grad_()
+        returned.clear()
+        network(picture * 1)
+        field = receptive_field(returned[-1].grad_fn)
+        (gradient,) = torch.autograd.grad(returned[-1][0, :, 3, 3].sum(), picture)
+        squares = gradient[0].double().square().sum(0)
+        influence += squares / squares.sum() / 4
+    hook.remove()
+    assert field is not None
+    top, left, bottom, right = field.extent((7, 7), (224, 224))
+    ours = [224 * (begin + 3.5 / 7 * (end - begin)) for begin, end in ((top, bottom), (left, right))]
+    measured = [float((influence.sum(axis) * (torch.arange(224) + 0.5)).sum()) for axis in (1, 0)]
+    assert measured == pytest.approx(ours, abs=6)
+    assert all(abs(each - 128) > 8 for each in ours), "the middle of the windows, and not what is seen"
 
 
 @pytest.mark.parametrize(

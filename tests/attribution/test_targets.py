@@ -159,6 +159,18 @@ def test_values_of_0_to_1_that_do_not_sum_to_1_stay_as_they_are(shares: Tensor) 
     assert probabilities(shares, target, None).tolist() == pytest.approx(shares[:, 1].tolist())
 
 
+def test_logits_of_a_linear_layer_may_lie_between_0_and_1() -> None:
+    features = torch.eye(2, 4, requires_grad=True)
+    logits = (
+        nn.functional.linear(features, torch.tensor([[0.2, 0.9, 0, 0], [0.6, 0.5, 0, 0]])).unsqueeze(1).squeeze(1)
+    )  # in 0-1
+    (target,) = batch_targets(logits, 2, [Wanted("1", 1)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(logits.softmax(1)[:, 1].tolist())
+    assert probabilities(logits.detach(), target, None).tolist() == pytest.approx(logits.softmax(1)[:, 1].tolist())
+    (target,) = batch_targets(logits.sigmoid(), 2, [Wanted("1", 1)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(logits.sigmoid()[:, 1].tolist())
+
+
 def test_the_runner_up_is_the_best_class_but_the_target() -> None:
     (target,) = batch_targets(LOGITS, 2, [Wanted("2", 2)], None, (), None)
     other = runner_up(LOGITS, target, None)

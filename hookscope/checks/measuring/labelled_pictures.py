@@ -15,7 +15,7 @@ from hookscope.checks.settings import CheckSettings
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.inputs import Batch, LabelledFiles
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
-from hookscope.inspection.losses import Output, class_probabilities
+from hookscope.inspection.losses import Output, is_softmax
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, WrongPicture
@@ -141,7 +141,7 @@ class _Counting:
 
     def add(self, records: Sequence[InputRecord], scores: Tensor) -> None:
         """Count a batch by its scores, (N, K)."""
-        shares = class_probabilities(scores, Output("", scores))
+        shares = scores if is_softmax(scores, Output("", scores)) else scores.softmax(1)
         broken = scores.isnan().any(1).tolist()
         for place, (record, best) in enumerate(zip(records, scores.argmax(1).tolist(), strict=True)):
             label = self.data.label_of(record.name)
