@@ -56,6 +56,7 @@ _DIFF = (
     "a",
     "b",
     "way",
+    "inputs_b",
     "first_differences",
     "outputs",
     "exceeded",

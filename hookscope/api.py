@@ -415,6 +415,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     max_pixels: int | None = None,
     batch_axis: str | int | None = None,
     input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    input_b: Images = (),
     output_key: str | None = None,
     classes: Classes | None = None,
     batch_size: int = 8,
@@ -458,6 +459,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
         loss: As for `grads`, and so is `target`; None for "projection". Without a target each side takes its own.
         output_key: Which of several outputs is compared, and differentiated; None for all.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
+        input_b: What B is given in place of `images`, one for each in the same order: the same picture padded, another
+            crop. They run one by one; rows of other shapes are not compared.
         weights_b: As `weights`, for B; None for those of A.
         device_b: As `device`, for B, and `dtype_b` as `dtype`; None for those of A.
         autocast_b: Run B under autocast to this dtype.
@@ -485,6 +488,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
         raise UsageError(f"--threads-b {threads_b} is not possible: give 1 or more.")
     if (loss is not None or target is not None) and not grads:
         raise UsageError("--loss and --target need --grads.")
+    given_b = not isinstance(input_b, list | tuple) or bool(input_b)
     of_passes = {
         "--layer": _texts(layer),
         "--ops": ops,
@@ -500,6 +504,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
         "--edit-b": _texts(edit_b),
         "--compile-b": compile_b,
         "--output-key": output_key,
+        "--input-b": given_b,
     }
     has_images = not isinstance(images, list | tuple) or bool(images)
     conditions = {"maps": _texts(map), "fail_over": _texts(fail_over)}
@@ -527,18 +532,18 @@ def diff(  # noqa: D417 - those of `activations` are described there
     else:
         wanted = (of_b.weights, of_b.arch, model_arg, of_b.file, device_b or device, dtype_b or dtype, seed)
         other = _load(a if b == "same" else b, *wanted)
-    session = open_session(
-        loaded,
-        images,
-        _texts(input),
-        began=began,
-        seed=seed,
-        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
-    )
+    prepared = _preprocessing(resize, crop, mean, std, max_pixels, batch_axis)
+    session = open_session(loaded, images, _texts(input), began=began, seed=seed, **prepared)
+    options_b = _run_options(mode_b, autocast_b, threads_b, _texts(edit_b), compiles=compile_b)
+    inputs_b = None
+    if given_b:
+        inputs_b = open_session(loaded, input_b, _texts(input), began=began, seed=seed, **prepared).inputs
+        options_b = replace(options_b, texts=(*options_b.texts, "other inputs"))
     return compare_networks(
         session,
         with_classes(other, classes),
-        options_b=_run_options(mode_b, autocast_b, threads_b, _texts(edit_b), compiles=compile_b),
+        options_b=options_b,
+        inputs_b=inputs_b,
         layers=_texts(layer),
         ops=ops,
         reference=reference is not None,

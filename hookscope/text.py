@@ -61,6 +61,15 @@ def some_of(names: Sequence[object], most: int) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
+def told_apart(values: Sequence[float]) -> list[str]:
+    """Return probabilities with two to six decimals, as many as tell different ones apart: "0.41", "0.0127"."""
+    for decimals in range(2, 7):
+        texts = [f"{each:.{decimals}f}" if each >= 0.1 or not each else f"{each:.{decimals + 1}g}" for each in values]
+        if len({*texts}) == len({*values}):
+            break
+    return texts
+
+
 def slug(text: str, max_bytes: int = 80) -> str:
     """Return `text` as part of a file name: letters, digits and ``._-``, nothing else.
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hookscope.text import exception_line, one_line, printable, safe_text, slug, strict_json
+from hookscope.text import exception_line, one_line, printable, safe_text, slug, strict_json, told_apart
 
 # All code points, lone surrogates included, which `st.text()` leaves out.
 anything = st.text(st.characters(exclude_categories=[]))
@@ -153,3 +153,10 @@ def test_the_line_of_an_exception_is_its_type_and_first_line() -> None:
     assert exception_line(ValueError("one\ntwo\x1b[2J")) == "ValueError: one"
     assert exception_line(ValueError("\x1b[2J")) == "ValueError: \\x1b[2J"
     assert exception_line(KeyError()) == "KeyError"
+
+
+def test_probabilities_are_told_apart() -> None:
+    assert told_apart((0.41, 0.0127, 0.38)) == ["0.41", "0.0127", "0.38"]
+    assert told_apart((0.1217, 0.1212, 0.1216)) == ["0.1217", "0.1212", "0.1216"]
+    assert told_apart((0.25, 0.25, 0.0)) == ["0.25", "0.25", "0.00"]
+    assert told_apart((0.5, 0.5 + 1e-12)) == ["0.500000", "0.500000"]

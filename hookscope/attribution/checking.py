@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from hookscope.attribution.explaining import Explained, explain_again, resized
 from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, model_errors
 from hookscope.attribution.map_layers import MapLayers
-from hookscope.attribution.padding import paddings
 from hookscope.attribution.pixels import COMPLETENESS_LIMIT
 from hookscope.attribution.sanity import (
     Map,
@@ -132,8 +131,8 @@ class Checking:
 
             for layer, of_layer in enumerate(explained.maps[at]):
                 if explained.layers and not explained.pixels:
-                    shares = paddings(copied, batch, explained.layers[layer].grid)
-                    of_layer = resized(of_layer, pictures.shape[2:], shares)[:, 0]  # noqa: PLW2901 - the same maps
+                    extents = explained.layers[layer].extents
+                    of_layer = resized(of_layer, pictures.shape[2:], extents)[:, 0]  # noqa: PLW2901 - the same maps
                 ranked = deletions(pictures, [each.numpy() for each in of_layer], probability, self.seed)
                 self._add_deletions(ranked[:, places])
 

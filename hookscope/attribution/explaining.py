@@ -13,7 +13,6 @@ from hookscope.attribution.cams import CAMS
 from hookscope.attribution.forward_backward import ForwardBackward, model_errors, run_and_differentiate, run_output
 from hookscope.attribution.layer_choice import LayerOutputs
 from hookscope.attribution.map_layers import MapLayer, MapLayers, arrived
-from hookscope.attribution.padding import paddings
 from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
 from hookscope.attribution.scores import BatchTarget
 from hookscope.hooks.forward_hooks import capture
@@ -21,7 +20,7 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
-from hookscope.results.attributions import Method
+from hookscope.results.attributions import Extent, Method
 
 # The methods of layer and picture at once, and whose maps and pixels they multiply.
 _OF_BOTH: Mapping[str, tuple[str, Method]] = {"guided-grad-cam": ("grad-cam", "guided-backprop")}
@@ -67,8 +66,8 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
             return Explained(targets, layers, maps_of_layers(method, layers, len(targets)))
         with map_layers.paused():
             return _of_both(passes, passes.inspected.network, batch, method, targets, layers)
-    with torch.no_grad():
-        targets = passes.targets_of(run_output(passes, batch), batch)
+    # With a graph, which shows whether the scores are logits.
+    targets = passes.targets_of(run_output(passes, batch, track=True), batch)
     return of_pixels(passes, passes.inspected.network, batch, method, targets)
 
 
@@ -161,21 +160,24 @@ def _of_both(
     pixels = []
     for maps, each in zip(maps_of_layers(of_layer, layers, len(targets)), found, strict=True):
         size = each.values.shape[2:]
-        added = [paddings(network, batch, layer.grid) for layer in layers]
-        on_picture = [resized(one, size, shares) for one, shares in zip(maps, added, strict=True)]
+        on_picture = [resized(one, size, layer.extents) for one, layer in zip(maps, layers, strict=True)]
         pixels.append([one * each.values.float().cpu() for one in on_picture])
     maps_of_both = [[map_of(of_picture, one) for one in by_layer] for by_layer in pixels]
     unchanged = {label: reason for each in found for label, reason in each.unchanged.items()}
     return Explained(targets, layers, maps_of_both, pixels, unchanged)
 
 
-def resized(maps: Tensor, size: Sequence[int], shares: Sequence[tuple[float, float]]) -> Tensor:
-    """Return maps (N, h, w) as (N, 1, H, W), without the share of each that lies outside of the picture."""
+def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Tensor:
+    """Return maps (N, h, w) as (N, 1, H, W) over the whole input, interpolated between the places of their cells."""
+    height, width = size
     parts = []
-    for one, outside in zip(maps, shares, strict=True):
-        whole = [round(side / (1 - share)) for side, share in zip(size, outside, strict=True)]
-        large = F.interpolate(one[None, None], whole, mode="bilinear", align_corners=False)
-        parts.append(large[:, :, : size[0], : size[1]])
+    for one, (top, left, bottom, right) in zip(maps, extents, strict=True):
+        # From -1 at the outer edge of the first cell to 1 at that of the last, as grid_sample counts.
+        rows = (((torch.arange(height) + 0.5) / height - top) / (bottom - top) * 2 - 1).to(one.dtype)
+        columns = (((torch.arange(width) + 0.5) / width - left) / (right - left) * 2 - 1).to(one.dtype)
+        y, x = torch.meshgrid(rows, columns, indexing="ij")
+        places = torch.stack([x, y], -1)[None]
+        parts.append(F.grid_sample(one[None, None], places, padding_mode="border", align_corners=False))
     return torch.cat(parts)
 
 

@@ -14,8 +14,11 @@ from hookscope.attribution.forward_backward import (
     reaches,
     run_and_choose,
     run_and_differentiate,
+    run_output,
 )
 from hookscope.attribution.layer_choice import Choice, LayerOutput
+from hookscope.attribution.padding import padded_extents
+from hookscope.attribution.receptive_fields import ReceptiveField, receptive_field
 from hookscope.attribution.scores import BatchTarget
 from hookscope.attribution.tokens import Layout
 from hookscope.errors import LayerNotFoundError, UsageError
@@ -23,15 +26,16 @@ from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import Place
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import select_from
-from hookscope.inputs import Batch
+from hookscope.inputs import Batch, part_of
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.run import split_patterns
+from hookscope.results.attributions import Extent
 from hookscope.results.network import row_label
 from hookscope.text import safe_text, shape_text, some_of
 
 # A row's label: name, call, path in a nested output.
 _LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
-_CLIP_AXES = 5  # (N, C, T, H, W)
+_PICTURE_AXES, _CLIP_AXES = 4, 5  # (N, C, H, W), (N, C, T, H, W)
 # Layers that a note names. Our choice.
 _NAMED = 5
 
@@ -41,13 +45,18 @@ class NotReachedError(Exception):
 
 
 class MapLayer(NamedTuple):
-    """What one layer returned for a batch, (N, C, h, w), and the gradient of each target with respect to it."""
+    """What one layer returned for a batch, (N, C, h, w), and the gradient of each target with respect to it.
+
+    Attributes:
+        extents: The area that the map covers, of each input.
+    """
 
     place: Place
     output: LayerOutput
     reason: str
     values: Tensor
     gradients: Sequence[Tensor]
+    extents: Sequence[Extent] = ()
 
     @property
     def label(self) -> str:
@@ -142,6 +151,7 @@ class MapLayers:
     chosen: dict[Place, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     _worked: set[str] = field(default_factory=set)
+    _fields: dict[tuple[Place, tuple[int, int] | None], ReceptiveField | None] = field(default_factory=dict)
     _captured: Capture[None] | None = None
     _hooks: ExitStack = field(default_factory=ExitStack)
 
@@ -170,7 +180,38 @@ class MapLayers:
         if any(isinstance(each, Tensor) and each.dim() == _CLIP_AXES for each in batch.args):
             name = self.passes.inspected.info.name
             raise UsageError(f"{name} is given clips, (N, C, T, H, W): maps are made for pictures.")
-        return self._chosen(batch) if self.given is None else self._given(self.given, batch)
+        targets, layers = self._chosen(batch) if self.given is None else self._given(self.given, batch)
+        return targets, [each._replace(extents=self._extents(each, batch)) for each in layers]
+
+    # --- Where the cells of a map lie ---
+
+    def _extents(self, layer: MapLayer, batch: Batch) -> Sequence[Extent]:
+        size = _picture_size(batch)
+        field = self._fields.get((layer.place, size))
+        if field is not None and size is not None:
+            return [field.extent(layer.grid, size)] * len(batch.indices)
+        layout = layer.output.layout
+        if isinstance(layout, Layout) and layout.prefix is None:  # tokens lie at their patches
+            self.notes[
+                f"{layer.label}: where its cells lie cannot be computed from the layers before it. Its map is "
+                "stretched evenly over the picture, and may be off by half a cell."
+            ] = None
+        return padded_extents(self.passes.inspected.network, batch, layer.grid)
+
+    def _find_fields(self, means: Callable[[Place], bool], captured: Capture[None], batch: Batch) -> None:
+        """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""
+        passes, size = self.passes, _picture_size(batch)
+        if size is None or size in {known for _, known in self._fields}:
+            return
+        captured.listen(on=False)
+        run_output(passes, part_of(batch, 0), track=True, keeps=True)
+        for place, output in passes.outputs.by_place.items():
+            if means(place):
+                self._fields[place, size] = None if output.edge is None else receptive_field(output.edge.node)
+        passes.outputs.forget()
+        passes.values.clear()
+        captured.restart()
+        passes.state.rewind()
 
     def _watch(self, layers: Mapping[str, nn.Module], operations: OperationChoice | None = None) -> Capture[None]:
         self._hooks.close()
@@ -194,6 +235,7 @@ class MapLayers:
         passes = self.passes
         for is_last in (False, True):
             if self._captured is not None:
+                self._find_fields(self.chosen.__contains__, self._captured, batch)
                 targets, found = run_and_differentiate(passes, self._captured, batch)
                 by_place = {place: (values, gradients) for place, values, gradients in found}
                 for place, reason in self.chosen.items():
@@ -210,6 +252,8 @@ class MapLayers:
                     break
                 raise UsageError(self._nowhere(targets))
             self.chosen.setdefault(choice.place, choice.reason)
+            edge = choice.output.edge
+            self._fields[choice.place, _picture_size(batch)] = None if edge is None else receptive_field(edge.node)
             modules = passes.inspected.modules
             self._watch({layer: modules[layer] for layer, _, _ in self.chosen})
             layout, values = choice.output.layout, choice.output.values
@@ -247,6 +291,7 @@ class MapLayers:
     def _given(self, given: GivenLayers, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         passes = self.passes
         captured = self._captured or self._watch(given.modules, given.operations)
+        self._find_fields(lambda place: any(each.means(place) for each in given.groups), captured, batch)
         targets, found = run_and_differentiate(passes, captured, batch)
         if given.operations is not None and (missing := given.operations.missing()):
             raise LayerNotFoundError(missing)
@@ -327,6 +372,12 @@ class MapLayers:
 
     def _inputs(self, batch: Batch) -> str:
         return some_of([safe_text(record.name) for record in batch.records], 1)
+
+
+def _picture_size(batch: Batch) -> tuple[int, int] | None:
+    """Return height and width of what a network is given, if it is one tensor of pictures."""
+    pictures = [each for each in batch.args if isinstance(each, Tensor) and each.dim() == _PICTURE_AXES]
+    return (pictures[0].shape[2], pictures[0].shape[3]) if len(pictures) == 1 else None
 
 
 def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""How much of a layer's map lies outside the network's input: what networks add below and at the right."""
+"""The area that a map covers where its network adds to its input, below and at the right."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import copied
+from hookscope.results.attributions import Extent
 
 # Gives pictures of a batch one size: zeros are added below and at the right.
 _DETECTORS_TRANSFORM = "torchvision.models.detection.transform.GeneralizedRCNNTransform"
@@ -15,8 +16,8 @@ _MERGING = "PatchMerging"
 _PICTURE_AXES = 4  # (N, C, H, W)
 
 
-def paddings(network: nn.Module, batch: Batch, grid: tuple[int, int]) -> list[tuple[float, float]]:
-    """Return for each input which share of a map's height, and of its width, is not the input.
+def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, int]) -> list[Extent]:
+    """Return for each input the area that a map covers if it is stretched over it and what the network adds to it.
 
     Args:
         network: Its transform may be called, if it is one of torchvision's detectors.
@@ -30,22 +31,22 @@ def paddings(network: nn.Module, batch: Batch, grid: tuple[int, int]) -> list[tu
         with torch.no_grad():
             made, _ = transform(copied(pictures))
         height, width = made.tensors.shape[-2:]
-        return [(1 - rows / height, 1 - columns / width) for rows, columns in made.image_sizes]
-    shares = (0.0, 0.0)
+        return [(0.0, 0.0, height / rows, width / columns) for rows, columns in made.image_sizes]
+    covered = (1.0, 1.0)
     if isinstance(pictures, Tensor) and pictures.dim() == _PICTURE_AXES and _merges(network):
         patch = next((each.stride for each in network.modules() if isinstance(each, nn.Conv2d)), (1, 1))
-        rows, columns = (_share(*sizes) for sizes in zip(pictures.shape[2:], grid, patch, strict=True))
-        shares = rows, columns
-    return [shares] * len(batch.indices)
+        rows, columns = (_covered(*sizes) for sizes in zip(pictures.shape[2:], grid, patch, strict=True))
+        covered = rows, columns
+    return [(0.0, 0.0, *covered)] * len(batch.indices)
 
 
 def _merges(network: nn.Module) -> bool:
     return any(_MERGING in type(each).__name__ for each in network.modules())
 
 
-def _share(size: int, cells: int, patch: int) -> float:
-    """Return the share of a side that lies outside; the patches of the first layer may not cover all of it."""
+def _covered(size: int, cells: int, patch: int) -> float:
+    """Return how much of a side is covered, in shares of it; the patches of the first layer may not cover all of it."""
     covered, wanted = patch * cells, size - size % patch
     while covered < wanted:
         covered *= 2
-    return max(covered - size, 0) / covered
+    return max(covered / size, 1.0)

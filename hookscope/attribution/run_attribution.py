@@ -9,14 +9,12 @@ from typing import get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from hookscope.attribution.checking import Checking, Sanity
 from hookscope.attribution.explaining import Explained, as_method, explain, needs_layers
 from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, frozen
 from hookscope.attribution.layer_choice import layer_outputs_of
 from hookscope.attribution.map_layers import MapLayer, MapLayers, NotReachedError, given_layers
-from hookscope.attribution.padding import paddings
 from hookscope.attribution.scores import BatchTarget, batch_targets
 from hookscope.attribution.targets import read_targets
 from hookscope.attribution.tokens import parse_tokens
@@ -27,7 +25,7 @@ from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import preserved
-from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
+from hookscope.results.attributions import AttributionMap, Attributions, Extent, LayerChoice, Method
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.text import safe_text
 
@@ -115,7 +113,7 @@ def run_attribution(
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
     checks = checking.judged()
-    failed = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in checks if not each.passed]
+    failed = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in checks if each.passed is False]
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),
@@ -212,17 +210,19 @@ def _explain(batch: Batch, map_layers: MapLayers, method: Method, gathered: _Gat
             map_layers.passes.state.rewind()
             unfit += _explain(part_of(batch, place), map_layers, method, gathered)
         return unfit
-    _gather(map_layers.passes.inspected.network, batch, explained, method, gathered)
+    _gather(batch, explained, method, gathered)
     gathered.checking.add(map_layers, batch, explained)
     return []
 
 
-def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Method, gathered: _Gathered) -> None:
+def _gather(batch: Batch, explained: Explained, method: Method, gathered: _Gathered) -> None:
     """Add the maps of a batch, by input, then by target, then by layer."""
     first = len(gathered.records)
     gathered.records.extend(batch.records)
     gathered.unchanged.update(explained.unchanged)
-    gathered.notes.update(dict.fromkeys(explained.notes))
+    gathered.notes.update(
+        dict.fromkeys((*explained.notes, *(each.remark for each in explained.targets if each.remark)))
+    )
     if method in _POOLED and any(each.is_box for each in explained.targets):
         gathered.notes[
             f"{method} averages gradients over the whole picture, so that boxes of one class look alike: "
@@ -231,9 +231,9 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
     for each in explained.layers:
         gathered.layers.setdefault(each.label, _layer_choice(each))
     labels = [each.label for each in explained.layers] or [""]
-    added = [[(0.0, 0.0)] * len(batch.records)] * len(labels)
+    extents: list[Sequence[Extent]] = [[(0.0, 0.0, 1.0, 1.0)] * len(batch.records)] * len(labels)
     if not explained.pixels:
-        added = [paddings(network, batch, each.grid) for each in explained.layers]
+        extents = [each.extents for each in explained.layers]
     for place, record in enumerate(batch.records):
         for at, target in enumerate(explained.targets):
             wanted = target.targets[place]
@@ -246,7 +246,9 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
                     gathered.warnings[warning] = None
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
                 pixels = explained.pixels[at][layer][place].numpy().copy() if keeps_pixels else None
-                gathered.maps.append(AttributionMap(first + place, wanted, label, values, added[layer][place], pixels))
+                gathered.maps.append(
+                    AttributionMap(first + place, wanted, label, values, extents[layer][place], pixels)
+                )
 
 
 def _layer_choice(layer: MapLayer) -> LayerChoice:

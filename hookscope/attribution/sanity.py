@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hookscope.errors import ModelError
 from hookscope.models.construction import copied_results
 from hookscope.results.attributions import SanityCheck
-from hookscope.text import exception_line
+from hookscope.text import exception_line, told_apart
 
 Map = NDArray[np.float32]
 Numbers = NDArray[np.float64]
@@ -41,6 +41,8 @@ _PLACINGS = 10
 # to 0.62 and noise to 0.45: one picture decides little. Over eight pictures Grad-CAM and gradients passed on all small
 # networks, noise in 1 of 12 cases.
 _HARM_LIMIT = 0.6
+# Share of the probability that blurring must take away, or random places change, for the check to say anything.
+_LEAST_EFFECT = 0.05
 # Standard deviation of the blur, as a part of the picture's larger side: 28 pixels of 224. Our choice.
 _BLUR_PARTS = 8
 
@@ -202,22 +204,40 @@ def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tens
 
 
 def deletion_check(found: Numbers) -> SanityCheck:
-    """Judge `deletions` by the share of random places that do less harm than the place which the map ranks highest."""
+    """Judge `deletions` by the share of random places that do less harm than the place which the map ranks highest.
+
+    The check holds if that share is large enough and blurring the place takes some of the probability away. It fails if
+    the share is too small. It says nothing where blurring changes too little, or raises the probability wherever it is.
+    """
     after, others = found[1], found[2:]
     harm = float(((others > after) + (others == after) / 2).mean())
-    passed = harm >= _HARM_LIMIT
     before, value, at_random = float(found[0].mean()), float(after.mean()), float(others.mean())
+    least = _LEAST_EFFECT * before
+    passed: bool | None = None
+    if harm >= _HARM_LIMIT and before - value >= least:
+        passed = True
+    elif harm < _HARM_LIMIT and max(abs(before - value), abs(before - at_random)) >= least:
+        passed = False
+    texts = told_apart((before, value, at_random))
     meaning = (
-        f"Blurring the tenth of the picture that the map ranks highest takes the target from {before:.2f} to "
-        f"{value:.2f}, blurring as much in random places to {at_random:.2f}: it does more harm than "
-        f"{harm:.0%} of the random places"
+        f"Blurring the tenth of the picture that the map ranks highest takes the target from {texts[0]} to "
+        f"{texts[1]}, blurring as much in random places to {texts[2]}: "
     )
-    meaning += (
-        "."
-        if passed
-        else f" (at least {_HARM_LIMIT:.0%} is required). The map may not show what the target depends on; with few "
-        "pictures that happens by chance, so give more of them."
-    )
+    if passed is None:
+        meaning += (
+            "blurring does not take the target away, wherever it is"
+            if value > before
+            else f"too little to judge by (at least {_LEAST_EFFECT:.0%} is required)"
+        )
+        meaning += ". The check says nothing about the map."
+    else:
+        meaning += f"it does more harm than {harm:.0%} of the random places"
+        meaning += (
+            "."
+            if passed
+            else f" (at least {_HARM_LIMIT:.0%} is required). The map may not show what the target depends on; with "
+            "few pictures that happens by chance, so give more of them."
+        )
     return SanityCheck("deletion", value, passed, (before, at_random), meaning)
 
 

@@ -1,7 +1,7 @@
 """From what a network returned to the numbers that are explained, one per input and target."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from hookscope.attribution.targets import Wanted
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.losses import Output, is_softmax, main_output, output_at, real
+from hookscope.inspection.losses import Output, are_probabilities, main_output, output_at, real
 from hookscope.results.attributions import Target
 from hookscope.text import counted, exception_line, safe_text, shape_text, some_of
 
 _OWN = "give --target FILE.py:FUNCTION, which takes what the network returns and returns one number per input"
-# Classes that a message names. Our choice.
+# Classes or outputs that a message names. Our choice.
 _NAMED = 5
 
 
@@ -29,16 +29,20 @@ class BatchTarget:
         targets: Of each input; None for one that has no such target, whose number means nothing.
         classes: Whose scores the numbers are made of, by input: one, or two of a contrast; () if that is not known.
         class_count: Of how many classes the network gives scores; None if that is not known.
+        has_probabilities: Whether the scores are probabilities already.
         is_box: Whether the numbers are scores of a detector's boxes.
         is_dense: Whether each pixel has scores.
+        remark: Which of several outputs holds the scores, in a sentence; "" where there is one.
     """
 
     score: Callable[[object], Tensor]
     targets: tuple[Target | None, ...]
     classes: tuple[frozenset[int], ...] = ()
     class_count: int | None = None
+    has_probabilities: bool = False
     is_dense: bool = False
     is_box: bool = False
+    remark: str = ""
 
 
 def batch_targets(
@@ -76,12 +80,14 @@ def batch_targets(
     if needs_scores and boxes is not None:
         return _of_boxes(boxes, wanted, top or 1, categories, sizes if len(sizes) == count else ())
     scores = _scores(output, count, output_key) if needs_scores else None
+    remark = "" if scores is None else _which_output(output, scores, output_key)
     classes = 0 if scores is None else scores.tensor.shape[1]
     names = categories if len(categories) == classes else ()
     read = partial(_scores_of, count=count, output_key=output_key)
     if scores is not None and not wanted:
         best = _best(real(scores.tensor.detach()), top or 1)  # (N, top)
-        return [_of_classes(scores, best[:, rank], None, names, read) for rank in range(best.shape[1])]
+        ranks = range(best.shape[1])
+        return [replace(_of_classes(scores, best[:, rank], None, names, read), remark=remark) for rank in ranks]
     for each in wanted:
         if each.function is not None:
             found.append(_of_function(output, each, count))
@@ -91,7 +97,7 @@ def batch_targets(
             for index in (each.index, each.against or 0):
                 _check_range(index, scores, each.text)
             chosen = torch.full((count,), each.index, device=scores.tensor.device)
-            found.append(_of_classes(scores, chosen, each.against, names, read))
+            found.append(replace(_of_classes(scores, chosen, each.against, names, read), remark=remark))
     return found
 
 
@@ -100,7 +106,7 @@ def batch_targets(
 
 def _scores(output: object, count: int, output_key: str | None) -> Output:
     """Return the scores as (N, C), or (N, C, H, W) where each pixel has them."""
-    outputs = [Output(*each) for each in tensors_in(output) if each[1].is_floating_point() and not each[1].is_nested]
+    outputs = _outputs(output)
     if not outputs:
         raise UsageError(f"The network returns no floating-point numbers, and so no scores: {_OWN}.")
     chosen = main_output(outputs) if output_key is None else output_at(outputs, output_key)
@@ -116,6 +122,21 @@ def _scores(output: object, count: int, output_key: str | None) -> Output:
     raise UsageError(
         f"{chosen.label} of shape {shape_text(values.shape)} holds no score per class for "
         f"{counted(count, 'input')}: {_OWN}.{others}"
+    )
+
+
+def _outputs(output: object) -> list[Output]:
+    return [Output(*each) for each in tensors_in(output) if each[1].is_floating_point() and not each[1].is_nested]
+
+
+def _which_output(output: object, scores: Output, output_key: str | None) -> str:
+    """Return a sentence about the output that is explained; "" where it is the only one."""
+    others = [each.label for each in _outputs(output) if each.path != scores.path]
+    if not others:
+        return ""
+    hint = " (--output-key)" if output_key is None else ""
+    return (
+        f"{scores.label} of shape {shape_text(scores.tensor.shape)} is explained, not {some_of(others, _NAMED)}{hint}."
     )
 
 
@@ -148,7 +169,7 @@ def _of_classes(
 ) -> BatchTarget:
     """Return the target that is one class of each input, (N,), maybe against another."""
     rows = real(scores.tensor.detach())
-    dense = rows.dim() == 4
+    dense, has_probabilities = rows.dim() == 4, False
     shares: Tensor | None = None
     pixels: Tensor | None = None
     if dense:  # which pixels are meant does not change when a method changes the picture
@@ -156,7 +177,8 @@ def _of_classes(
         nowhere = ~pixels.flatten(1).any(1)
         pixels = (pixels | nowhere.reshape(-1, 1, 1)).to(rows.dtype)
     elif rows.shape[1] > 1:
-        shares = rows if is_softmax(rows, scores) else rows.softmax(1)
+        has_probabilities = are_probabilities(rows, scores)
+        shares = rows if has_probabilities else rows.softmax(1)
 
     def of_rows(values: Tensor) -> Tensor:
         picked = values[torch.arange(len(classes), device=values.device), classes]
@@ -176,7 +198,14 @@ def _of_classes(
         probability = None if shares is None or against is not None else float(shares[place, index])
         targets.append(Target(label, values[place], None if against is not None else index, probability))
     part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
-    return BatchTarget(lambda output: of_rows(read(output)), tuple(targets), part, rows.shape[1], is_dense=dense)
+    return BatchTarget(
+        lambda output: of_rows(read(output)),
+        tuple(targets),
+        part,
+        rows.shape[1],
+        has_probabilities,
+        is_dense=dense,
+    )
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
@@ -198,10 +227,10 @@ def runner_up(output: object, target: BatchTarget, output_key: str | None) -> Ba
 
 
 def probabilities(output: object, target: BatchTarget, output_key: str | None) -> Tensor:
-    """Return the softmax probability of each input's class, (N,)."""
+    """Return the probability of each input's class, (N,)."""
     scores = _scores(output, len(target.targets), output_key)
     rows = real(scores.tensor.detach())
-    shares = rows if is_softmax(rows, scores) else rows.softmax(1)
+    shares = rows if target.has_probabilities else rows.softmax(1)
     own = torch.tensor([next(iter(each)) for each in target.classes], device=rows.device)
     return shares[torch.arange(len(own), device=rows.device), own]
 

@@ -1,6 +1,5 @@
 """`hookscope diff`: how two models differ, and where the difference begins."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -21,7 +20,7 @@ from hookscope.cli.ci_output import (
 )
 from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import check_exports, page_line
-from hookscope.cli.run_model import arguments_of, report_all, run_path, show_result
+from hookscope.cli.run_model import arguments_of, command_line, print_saved, report_all, run_path, show_result
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UnfitInputError, most_severe
 from hookscope.text import strict_json
 
@@ -104,6 +103,14 @@ def diff(
     max_pixels: options.MaxPixels = None,
     batch_axis: options.BatchAxis = None,
     input: options.NamedInputs = None,  # noqa: A002 - the name of the option
+    input_b: Annotated[
+        list[str] | None,
+        under.other(
+            "--input-b",
+            metavar="IMAGE",
+            help="What B is given in place of IMAGE: the picture padded, another crop; repeatable, one for each IMAGE.",
+        ),
+    ] = None,
     output_key: options.OutputKey = None,
     classes: options.Classes = None,
     batch_size: options.BatchSize = 8,
@@ -152,18 +159,23 @@ def diff(
     hookscope diff old.pt new.pt cat.jpg
     hookscope diff resnet34 same cat.jpg --dtype-b bfloat16 --reference float64
     hookscope diff resnet50 timm:resnet50 photos/ --shadow
+    hookscope diff resnet34 same cat.jpg --input-b cropped.jpg
     hookscope diff a.pt b.pt photos/ --fail-over 'rel>1e-3' --fail-over 'top1<1'
     hookscope diff a.pt b.safetensors
     hookscope diff hookscope-runs/before hookscope-runs/after
     """
     from hookscope import api
     from hookscope.render.difference_files import save_differences
-    from hookscope.results.runs.directory import check_target
+    from hookscope.results.runs.directory import check_target, command_of
 
     given = dict(locals())
     chosen = chosen_format(report_format)
     summary = step_summary(chosen)
-    folder = run_path("diff", a, out, images or (), input or (), "inputs" if images or input else Path(b).name)
+    has_inputs = bool(images or input)
+    folder = run_path(
+        "diff", [a, b] if has_inputs else [a], out, images or (), input or (), "inputs" if has_inputs else Path(b).stem
+    )
+    replaced = command_of(folder)
     check_target(folder, "--out")
     check_exports(folder, show=False, tensorboard=None, page=page)
     check_ci_files(junit, summary)
@@ -176,9 +188,9 @@ def diff(
             said = {each.reason if isinstance(each, UnfitInputError) else str(each) for each in failures}
             return report_all([*failures, *([] if str(error) in said else [error])])
     show_result(result, tables, messages, quiet=quiet, full=full)
-    saved = save_differences(result, folder, command=shlex.join(["hookscope", *sys.argv[1:]]))
+    saved = save_differences(result, folder, command=command_line(), numbered=out is None)
     if not quiet:
-        tables.print(saved.last_line, soft_wrap=True)
+        print_saved(tables, saved.last_line, replaced)
     if page is not None:
         written = api.report(saved.folder, page)
         if not quiet:

@@ -16,7 +16,7 @@ import typer
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import check_exports, export
 from hookscope.errors import HookscopeError, UnfitInputError, most_severe
-from hookscope.text import counted, safe_text, strict_json
+from hookscope.text import counted, printable, safe_text, strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,12 +55,13 @@ def run_model(
     from hookscope.render.run_files import check_histograms, save_result
     from hookscope.render.terminal import note_lines
     from hookscope.results.gradients import Gradients
-    from hookscope.results.runs.directory import check_target
+    from hookscope.results.runs.directory import check_target, command_of
 
     option = SimpleNamespace(**{"histogram": (), "tensorboard": None, **given})
     check_cmap(given.get("cmap", "auto"))
     images, named, histogram = option.images or (), option.input or (), option.histogram or ()
-    target = run_path(function.__name__, option.model, option.out, images, named, otherwise)
+    target = run_path(function.__name__, [option.model], option.out, images, named, otherwise)
+    replaced = command_of(target)
     check_target(target, "--out")
     grids = given.get("grids", True)
     check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page)
@@ -85,10 +86,10 @@ def run_model(
     if result.inputs and result.provenance is not None:
         save = {"histogram": histogram} if isinstance(result, Gradients) else {}
         save |= {name: given[name] for name in ("cmap", "scale") if name in given}
-        saved = save_result(result, target, **save, command=shlex.join(["hookscope", *sys.argv[1:]]))
+        saved = save_result(result, target, **save, command=command_line(), numbered=option.out is None)
         if not option.quiet:
             tables.print(note_lines(getattr(saved, "remarks", ())))
-            tables.print(last_line(saved, len(result.inputs), given.get("grids_for", 0)), soft_wrap=True)
+            print_saved(tables, last_line(saved, len(result.inputs), given.get("grids_for", 0)), replaced)
         export(saved, result, (tables, messages), option)
     if option.json:
         document = {**result.to_dict(), "run": saved and str(saved.folder)}
@@ -98,18 +99,38 @@ def run_model(
     return report_all(failures)
 
 
+def command_line() -> str:
+    """Return the command as it was given, for `run.json`."""
+    return shlex.join(["hookscope", *sys.argv[1:]])
+
+
 def run_path(
-    verb: str, model: str, out: Path | None, images: Sequence[str], named: Sequence[str], otherwise: str
+    verb: str, models: Sequence[str], out: Path | None, images: Sequence[str], named: Sequence[str], otherwise: str
 ) -> Path:
-    """Return where a run goes: `out`, or a folder named after command, model and first input, else `otherwise`."""
+    """Return where a run goes: `out`, or a folder named after command, models and first input, else `otherwise`.
+
+    A folder of inputs gives its own name. Where such a folder holds a run of another command, a number is appended.
+    """
     from hookscope.inputs.finding import find_inputs
-    from hookscope.results.runs.directory import default_run_path
+    from hookscope.results.runs.directory import default_run_path, free_run_path
 
     paths = find_inputs(images) if images else []
+    if out is not None:
+        return out
     values = [value for _, _, value in (text.partition("=") for text in named)]
     by_name = [Path(value) for value in values if os.path.isfile(value)]  # noqa: PTH113 never raises
-    first = next((path.name for path in [*paths, *by_name]), otherwise)
-    return out or default_run_path(verb, Path(model).name, first)
+    first = next((path.stem for path in [*paths, *by_name]), otherwise)
+    if images and os.path.isdir(images[0]):  # noqa: PTH112 never raises
+        first = Path(images[0]).resolve().name
+    return free_run_path(default_run_path(verb, *(Path(model).name for model in models), first), command_line())
+
+
+def print_saved(tables: "Console", last: str, replaced: str | None) -> None:
+    """Print the last line, and one about a run of another command that this one took the place of."""
+    tables.print(last, soft_wrap=True)
+    if replaced not in (None, command_line()):
+        by = f" of `{printable(replaced)}`" if replaced else ""
+        tables.print(f"It replaces the run{by} that was there.", soft_wrap=True, markup=False, highlight=False)
 
 
 def show_result(

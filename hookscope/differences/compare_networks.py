@@ -40,6 +40,7 @@ from hookscope.errors import HookscopeError, ModelError, NothingMatchedError, Un
 from hookscope.hooks.forward_hooks import eager
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch, copy_of, to_device
+from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.losses import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
@@ -50,6 +51,7 @@ from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched
 from hookscope.results.inputs import InputRecord
+from hookscope.text import counted
 
 _A, _B, _REFERENCE = range(3)
 
@@ -158,6 +160,40 @@ class _Comparison:
             network.rewinds = True
 
 
+@dataclass(slots=True)
+class _OtherInputs:
+    """Inputs that B is given in place of A's, one for each, batch by batch.
+
+    Attributes:
+        records: Of those that were handed out, by index.
+    """
+
+    inputs: InputPipeline
+    records: dict[int, InputRecord] = field(default_factory=dict)
+    _batches: Iterator[Batch] = field(default_factory=lambda: iter(()))
+    _latest: Batch | None = None
+
+    def instead_of(self, batch: Batch) -> Batch:
+        """Return B's batch for one of A's, of one input; begin again where A does."""
+        index = batch.indices[0]
+        if self._latest is None or self._latest.indices[0] > index:
+            self._batches, self._latest = self.inputs.batches(1), None
+        while self._latest is None or self._latest.indices[0] < index:
+            self._latest = next(self._batches)
+        self.records[index] = self._latest.records[0]
+        return self._latest
+
+
+def _other_inputs(a: InputPipeline, b: InputPipeline) -> _OtherInputs:
+    """Pair inputs; raise a UsageError unless there are as many of B's as of A's."""
+    count, count_b = a.input_count(), b.input_count()
+    if count != count_b:
+        raise UsageError(
+            f"A is given {counted(count, 'input')}, and B {count_b} by --input-b: give one for each, in the same order."
+        )
+    return _OtherInputs(b)
+
+
 def compare_networks(
     session: Session,
     other: LoadedModel,
@@ -174,10 +210,11 @@ def compare_networks(
     on_error: OnError | None,
     loss: Loss | None = None,
     output_key: str | None = None,
+    inputs_b: InputPipeline | None = None,
 ) -> Differences:
     """Run the network of the session, A, and another one, B, side by side over all inputs.
 
-    With a `loss` their gradients are compared afterwards.
+    With a `loss` their gradients are compared afterwards. B may have `inputs_b`, as many; they then run one by one.
 
     Arguments are those of `hookscope.diff`.
 
@@ -191,12 +228,16 @@ def compare_networks(
     apart = separate(session.loaded, other)
     a, b = inspected_network(session.loaded), inspected_network(apart)
     report = reporter(session, on_error)
+    others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
+    batch_size = batch_size if others is None else 1
     queue = queue_of(session.inputs.batches(batch_size, report), report)
     hooked = partial(_hooked_network, queue=queue, seed=session.seed, ops=ops)
     networks = [
         hooked("A", a, RunOptions(), layers=layers, keeps="inputs" if shadow else ""),
         hooked("B", b, options_b, keeps="states" if shadow else ""),
     ]
+    if others is not None:
+        networks[_B].own_inputs = others.instead_of
     if reference:
         networks.append(hooked("The reference", in_float64(session.loaded, a), RunOptions(), layers=layers))
     outputs = Outputs([each.inspected for each in networks], may_differ=bool(layers), output_key=output_key)
@@ -213,7 +254,9 @@ def compare_networks(
         raise errors[0]
     compiled, eps = comparison.compiled, coarsest_eps(networks)
     paired = _paired_rows(networks, lockstep, comparison.pairing)
-    every_row, first_differences = with_origins(paired, eps, compiled.sizes if compiled else {})
+    every_row, first_differences = with_origins(
+        paired, eps, compiled.sizes if compiled else {}, same_inputs=others is None
+    )
     rows = tuple(row for row in every_row if networks[_A].has_rows(row.layer))
     if not rows:
         raise NothingMatchedError(
@@ -240,6 +283,7 @@ def compare_networks(
         b=Side(b.info, *b.placed, options_b.texts),
         way="lockstep",
         inputs=tuple(comparison.records),
+        inputs_b=_records_of(others, comparison),
         rows=rows,
         gradients=gradients.rows,
         unmatched=_unmatched(networks, lockstep, comparison.pairing, with_b=not layers),
@@ -273,6 +317,10 @@ def compare_networks(
         timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
         provenance=provenance_of(session, layers, {"ops": ops, "map": [*maps], "shadow": shadow}),
     )
+
+
+def _records_of(others: _OtherInputs | None, comparison: _Comparison) -> tuple[InputRecord, ...]:
+    return () if others is None else tuple(others.records.values())[: len(comparison.records)]
 
 
 def _without_repeats(*texts: str) -> tuple[str, ...]:
@@ -402,9 +450,9 @@ def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
 
 
 def _for(network: HookedNetwork, batch: Batch) -> Batch:
-    """Return a copy of a batch on the device and in the dtype of a network."""
+    """Return a copy of a batch, or of the network's own, on the device and in the dtype of a network."""
     inspected = network.inspected
-    return to_device(copy_of(batch), inspected.placed[0], floating_dtype(inspected.network))
+    return to_device(copy_of(network.own_inputs(batch)), inspected.placed[0], floating_dtype(inspected.network))
 
 
 def _paired_rows(networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing) -> list[DifferenceRow]:

@@ -35,7 +35,7 @@ def exceeds(relative_l2: float | None, limit: float) -> bool:
 
 
 def with_origins(
-    rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int] | None = None
+    rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int] | None = None, *, same_inputs: bool = True
 ) -> tuple[tuple[DifferenceRow, ...], tuple[FirstDifference, ...]]:
     """Return rows with their limit and origin, and where differences begin.
 
@@ -44,6 +44,8 @@ def with_origins(
             they call.
         eps: As for `rounding_limit`.
         sizes: By name, how many layers a row stands for whose parts have no rows; 1 for others.
+        same_inputs: Whether both networks are given the same. If not, a difference begins where a layer is given the
+            same after all, and returns something else.
     """
     sizes = sizes or {}
     judged: list[DifferenceRow] = []
@@ -56,6 +58,9 @@ def with_origins(
         judged.append(replace(limited, origin=_origin(limited, single, first_seen=first_seen)))
         first_seen = first_seen or _differs(limited)
     begins = _begins(judged, eps, sizes)
+    if not same_inputs:
+        given_same = {row.label for row in judged if _has_equal_inputs(row)}
+        begins = [each for each in begins if each.row in given_same and not (each.in_own_code and not each.layer)]
     if any(row.added is not None for row in rows):
         begins = _of_single_layers(judged, begins, eps, sizes)
     return tuple(judged), _sorted_by_stay(judged, begins)

@@ -102,6 +102,7 @@ class HookedNetwork:
         keeps: What to keep of each call until it returns: a copy of its inputs from before any hook, or the states of
             autocast and of the random generators.
         copies_all: Whether to copy inputs that were seen before, too, before they are overwritten.
+        own_inputs: Gives the batch to run on in place of one of A's.
         batch: The next batch; None ends the run.
         output_forms: Outputs of all batches, in order, by (layer, call, which).
         passed_through: Whether each was an unchanged input in every batch.
@@ -121,6 +122,7 @@ class HookedNetwork:
     keeps: Literal["inputs", "states", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
     copies_all: bool = False
+    own_inputs: Callable[[Batch], Batch] = lambda batch: batch
     batch: Batch | None = None
     rewinds: bool = False
     output_forms: dict[tuple[str, int, int], OutputForm] = field(default_factory=dict)

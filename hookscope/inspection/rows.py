@@ -12,7 +12,7 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Place
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.losses import Output, output_at
+from hookscope.inspection.losses import Output, is_softmax, output_at
 from hookscope.inspection.map_summaries import MapRecorder
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledLayer
@@ -385,16 +385,18 @@ def _scores(output: object, count: int, output_key: str | None) -> Tensor | None
 
 
 def top_classes(scores: Tensor, categories: Sequence[str], indices: Sequence[int], count: int) -> list[Prediction]:
-    """Return the best classes per input, with their softmax probabilities.
+    """Return the best classes per input, with their probabilities.
 
     Args:
-        scores: Logits, (N, K).
+        scores: Logits, or a softmax already, (N, K).
         categories: K class names; empty if they are not known.
         indices: Of the inputs, (N,).
         count: How many classes to return at most.
     """
-    probabilities, classes = scores.float().softmax(1).topk(min(count, scores.shape[1]))  # (N, count)
+    scores = scores.float()
+    shares = scores if is_softmax(scores, Output("", scores)) else scores.softmax(1)
+    probabilities, classes = shares.topk(min(count, scores.shape[1]))  # (N, count)
     return [
-        Prediction(index, tuple(best), tuple(categories[number] for number in best if categories), tuple(shares))
-        for index, best, shares in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)
+        Prediction(index, tuple(best), tuple(categories[number] for number in best if categories), tuple(likely))
+        for index, best, likely in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)
     ]

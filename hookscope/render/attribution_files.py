@@ -55,8 +55,12 @@ class SavedAttributions:
         return f"{overview} is the picture; {', '.join(others)}, attribution.json and run.json are beside it"
 
 
-def save_attributions(result: Attributions, path: str | Path, *, command: str = "") -> SavedAttributions:
+def save_attributions(
+    result: Attributions, path: str | Path, *, command: str = "", numbered: bool = False
+) -> SavedAttributions:
     """Write a result as `hookscope attribute` does: whole or not at all, and over nothing but an earlier run.
+
+    If `numbered`, a number is appended to the path rather than a run of another command replaced.
 
     Raises:
         UsageError: If there is nothing to save.
@@ -65,7 +69,7 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
     provenance = result.provenance
     if provenance is None or not result.inputs:
         raise UsageError("This run did not finish, so it cannot be saved.")
-    with new_run(Path(path)) as run:
+    with new_run(Path(path), numbered=numbered) as run:
         pictures: list[StoredPicture] = []
         files: dict[int, dict[str, str | None]] = {}
         names = _file_names(result)
@@ -97,8 +101,8 @@ def save_attributions(result: Attributions, path: str | Path, *, command: str = 
             **provenance.settings,
             **{name: value for name, value in document.items() if name != "schema_version"},
         }
-        run.finish(record)
-    return SavedAttributions(Path(path), tuple(pictures), all_files)
+        folder = run.finish(record)
+    return SavedAttributions(folder, tuple(pictures), all_files)
 
 
 def photograph_of(result: Attributions, index: int) -> Photograph:

@@ -10,7 +10,7 @@ from hookscope.render.columns import Column, draw_table, fold_name, number_text,
 from hookscope.render.terminal import note_lines, title_lines
 from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck
 from hookscope.results.concentration import concentration
-from hookscope.text import some_of
+from hookscope.text import some_of, told_apart
 
 _RHO = "\N{GREEK SMALL LETTER RHO}"  # Spearman's rank correlation
 _MOST_LABELS = 6
@@ -55,43 +55,47 @@ def sanity_lines(result: Attributions) -> Iterator[Text]:
         for place, check in enumerate(short):
             line.append(" · " if place else "")
             line.append(check_text(check))
-            line.append(*_verdict(check))
+            line.append(*_styled_verdict(check))
         yield line
     for check in result.sanity:
         if check.name == "deletion":
             line = safe_line(f"deletion: {_deletion_text(check)}", overflow="fold")
-            line.append(*_verdict(check))
+            line.append(*_styled_verdict(check))
             yield line
 
 
-def _verdict(check: SanityCheck) -> tuple[str, str]:
-    return (" ok", "green") if check.passed else (" failed", "bold red")
+def verdict(check: SanityCheck) -> str:
+    """Return what came of a check, in a word or two."""
+    return "says nothing" if check.passed is None else "ok" if check.passed else "failed"
+
+
+def _styled_verdict(check: SanityCheck) -> tuple[str, str]:
+    return f" {verdict(check)}", "yellow" if check.passed is None else "green" if check.passed else "bold red"
 
 
 def _deletion_text(check: SanityCheck) -> str:
-    before, *others = map(_digits, check.compared_with)
+    after, before, *others = told_apart((check.value, *check.compared_with))
     random = f", blurring a random 10 % to {others[0]}" if others else ""
-    more = "matters more" if check.passed else "does not clearly matter more"
+    more = {
+        True: "what the map marks matters more",
+        False: "what the map marks does not clearly matter more",
+        None: "blurring takes too little away to judge the map",
+    }[check.passed]
     return (
         f"blurring the 10 % of the picture that the map ranks highest takes the probability from {before} to "
-        f"{_digits(check.value)}{random}; what the map marks {more}:"
+        f"{after}{random}; {more}:"
     )
 
 
 def check_text(check: SanityCheck) -> str:
     """Return what a check measured: "deletion: probability 0.41 → 0.06, random places → 0.38"."""
     if check.name == "deletion":
-        before, *others = map(_digits, check.compared_with)
+        after, before, *others = told_apart((check.value, *check.compared_with))
         random = f", random places → {others[0]}" if others else ""
-        return f"deletion: probability {before} → {_digits(check.value)}{random}"
+        return f"deletion: probability {before} → {after}{random}"
     if check.name == "completeness":
         return f"completeness gap {check.value * 100:.1f} %"
     return f"{check.name} {_RHO} {check.value:.2f}"
-
-
-def _digits(value: float) -> str:
-    """Return a probability with at least two significant digits: "0.41", "0.0127"."""
-    return f"{value:.2f}" if value >= 0.1 or not value else f"{value:.3g}"
 
 
 def _table(result: Attributions, width: int, *, full: bool) -> RenderableType:

@@ -45,8 +45,12 @@ class SavedDifferences:
         return f"{overview} is the picture; {', '.join([*drawn, *self.files])} and run.json are beside it"
 
 
-def save_differences(result: Differences, path: str | Path, *, command: str = "") -> SavedDifferences:
+def save_differences(
+    result: Differences, path: str | Path, *, command: str = "", numbered: bool = False
+) -> SavedDifferences:
     """Write a result as `hookscope diff` does: whole or not at all, and over nothing but an earlier run.
+
+    If `numbered`, a number is appended to the path rather than a run of another command replaced.
 
     Raises:
         UsageError: If there is nothing to save.
@@ -56,7 +60,7 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
     if provenance is None:
         raise UsageError("This comparison was not made of a run, so it cannot be saved as one.")
     document = differences_to_dict(result)
-    with new_run(Path(path)) as run:
+    with new_run(Path(path), numbered=numbered) as run:
         draw_differences(result).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, result)
         (run.path / "diff.json").write_text(strict_json(document), encoding="utf-8")
@@ -73,13 +77,14 @@ def save_differences(result: Differences, path: str | Path, *, command: str = ""
             **{name: value for name, value in made.items() if result.way == "lockstep" or name not in _OF_INPUTS},
             **provenance.settings,
             **{
-                name: document[name] for name in ("a", "b", "way", "inputs", "first_differences", "outputs", "exceeded")
+                name: document[name]
+                for name in ("a", "b", "way", "inputs", "inputs_b", "first_differences", "outputs", "exceeded")
             },
             **{name: document[name] for name in ("reference", "warnings", "notes", "seed", "timings")},
         }
-        run.finish(record)
+        folder = run.finish(record)
     differing = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows)
-    return SavedDifferences(Path(path), tuple(names), tuple(drawn), differing)
+    return SavedDifferences(folder, tuple(names), tuple(drawn), differing)
 
 
 def _draw_grids(folder: Path, result: Differences) -> list[Grid]:

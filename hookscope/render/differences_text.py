@@ -68,7 +68,7 @@ def answer(result: Differences) -> list[str]:
     if gone and not begins:
         sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
     elif not begins:
-        sentences += [*_gradients(result), _small(result)]
+        sentences += [*_gradients(result), _of_inputs(result) or _small(result)]
     sentences += map(_output, result.outputs)
     return [*sentences, *_worse(result)]
 
@@ -113,11 +113,10 @@ def _run_name(side: Side) -> str:
 
 
 def _title(result: Differences) -> Iterator[Text]:
-    names = [PurePath(record.name).name for record in result.inputs]
-    inputs = names[0] if len(names) == 1 else f"{len(names)} inputs"
-    for letter, side in (("A", result.a), ("B", result.b)):
+    for letter, side, records in (("A", result.a, result.inputs), ("B", result.b, result.inputs_b)):
         parts = [f"{letter}: {side.model.name}", f"weights: {side.model.weights}", *_placed(side), *side.ways]
-        parts += [inputs] if letter == "A" and names else []
+        if records:
+            parts.append(PurePath(records[0].name).name if len(records) == 1 else f"{len(records)} inputs")
         yield safe_line(" · ".join(dict.fromkeys(parts)), style="bold", overflow="fold")
 
 
@@ -176,6 +175,24 @@ def _owner(label: str) -> str:
 def first_mark(result: Differences) -> str:
     """Return the mark of a row in pictures where a difference begins."""
     return "begins here" if result.way == "lockstep" else "the first to show it"
+
+
+def _of_inputs(result: Differences) -> str:
+    """Return how far layers differ where the sides are given other inputs; "" if they are given the same, or agree."""
+    known = [(row.measures.relative_l2, row.label) for row in result.rows if row.measures is not None]
+    agree = len(known) == len(result.rows) and all(
+        row.measures and row.measures.relative_l2 <= row.limit for row in result.rows
+    )
+    if not result.inputs_b or agree:
+        return ""
+    text = "A and B are given other inputs, so the difference begins in them"
+    if not known:
+        return f"{text}; no row has the same shape in both."
+    ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (known[0], max(known))]
+    other = (
+        "" if len(known) == len(result.rows) else f" Of {len(result.rows):,} rows {len(known):,} have the same shape."
+    )
+    return f"{text}: relative L2 {ends[0]}, at most {ends[1]}.{other}"
 
 
 def _small(result: Differences) -> str:

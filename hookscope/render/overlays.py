@@ -95,7 +95,7 @@ def overlay(photograph: Photograph, each: AttributionMap) -> NDArray[np.uint8]:
     colours, opacities = _tables(scale.signed)
     result = outside_dimmed(photograph)
     columns = seen_part(photograph.region)[1]
-    for rows, values in resampled(each.values, each.padding, photograph.region):
+    for rows, values in resampled(each, photograph.region):
         base = photograph.pixels[rows, columns]
         levels, holes = _levels(values, scale)
         shown = 256 - opacities[levels]  # of the photograph, in 256ths
@@ -127,7 +127,7 @@ def tint(each: AttributionMap, region: Region) -> NDArray[np.uint8]:
     scale = colour_scale(each)
     result = np.zeros((region.height, region.width, 4), np.uint8)
     columns = seen_part(region)[1]
-    for rows, values in resampled(each.values, each.padding, region):
+    for rows, values in resampled(each, region):
         levels, holes = _levels(values, scale)
         result[rows, columns] = _rgba(scale.signed)[levels]
         if holes is not None:
@@ -178,32 +178,31 @@ def bar(scale: ColourScale, length: int, thickness: int) -> NDArray[np.uint8]:
     return np.repeat(row.astype(np.uint8)[None], thickness, axis=0)
 
 
-def resampled(
-    values: NDArray[np.float32], padding: tuple[float, float], region: Region
-) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+def resampled(each: AttributionMap, region: Region) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """Yield some rows of the photograph that the network saw at a time, and the values there; NaN near one that is."""
-    height, width = values.shape
+    values = each.values
+    top, left, bottom, right = each.extent
+    tall, wide = region.bottom - region.top, region.right - region.left
     seen_rows, seen_columns = seen_part(region)
-    down = _weights(region.top, (region.bottom - region.top) / (1 - padding[0]), height, seen_rows)
-    across = _weights(region.left, (region.right - region.left) / (1 - padding[1]), width, seen_columns)
+    down = _weights(region.top + top * tall, (bottom - top) * tall, values.shape[0], seen_rows)
+    across = _weights(region.left + left * wide, (right - left) * wide, values.shape[1], seen_columns)
     finite = np.isfinite(values)
-    wide = np.where(finite, values, np.float32(0)) @ across.T  # (h, W)
+    stretched = np.where(finite, values, np.float32(0)) @ across.T  # (h, W)
     holes = None if finite.all() else (~finite).astype(np.float32) @ across.T
     for start in range(0, len(down), _ROWS_AT_ONCE):
         part = down[start : start + _ROWS_AT_ONCE]
-        resampled = part @ wide
+        shown = part @ stretched
         if holes is not None:
-            resampled[part @ holes >= 0.5] = np.nan
+            shown[part @ holes >= 0.5] = np.nan
         first = seen_rows.start + start
-        yield slice(first, first + len(part)), resampled
+        yield slice(first, first + len(part)), shown
 
 
 def _weights(begin: float, length: float, cells: int, pixels: slice) -> NDArray[np.float32]:
     """Return how much of each cell each pixel shows, (pixels, cells), for cells that fill `length` from `begin` on."""
     cells_per_pixel = cells / length
-    places = (
-        np.arange(pixels.start, pixels.stop) + 0.5 - begin
-    ) * cells_per_pixel - 0.5  # of pixel centres, in cell centres
+    # Of pixel centres, in cell centres; beyond the outermost there is nothing to interpolate between.
+    places = ((np.arange(pixels.start, pixels.stop) + 0.5 - begin) * cells_per_pixel - 0.5).clip(0, cells - 1)
     reach = max(1.0, cells_per_pixel)
     weights = np.maximum(0.0, 1 - np.abs(places[:, None] - np.arange(cells)) / reach)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)

@@ -63,6 +63,7 @@ def save_run(
     scale: Literal["channel", "layer"] = "channel",
     histogram: Sequence[str] = (),
     command: str = "",
+    numbered: bool = False,
 ) -> SavedRun:
     """Write a result as the commands do: whole or not at all, and never over anything but an earlier run.
 
@@ -73,6 +74,7 @@ def save_run(
         scale: Colour range of each channel by itself, or one for the layer.
         histogram: Labels of outputs whose gradients to draw histograms of, twelve at most; none: twelve over depth.
         command: What `run.json` says the command was; "" for none.
+        numbered: Append a number to the path rather than replace a run of another command.
 
     Raises:
         UsageError: If the run did not finish, or for a `histogram` that `check_histograms` refuses.
@@ -86,7 +88,7 @@ def save_run(
         maps, row_count, tensor_file = result.gradient_maps, len(result.gradients), "gradients.safetensors"
     else:
         maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
-    with new_run(Path(path)) as run:
+    with new_run(Path(path), numbered=numbered) as run:
         draw_overview(result).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
         files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
@@ -104,8 +106,8 @@ def save_run(
             **provenance.settings,
             "thumbnails": _write_pictures(run.path, result.inputs, provenance),
         }
-        run.finish(record)
-    return SavedRun(Path(path), tuple(drawn), tuple(files))
+        folder = run.finish(record)
+    return SavedRun(folder, tuple(drawn), tuple(files))
 
 
 def draw_overview(result: Activations | Gradients) -> Image.Image:

@@ -30,6 +30,10 @@ Method = Literal[
 ]
 
 
+Extent = tuple[float, float, float, float]
+"""An area (top, left, bottom, right) in shares of the network's input, whose edges are 0 and 1; it may reach beyond."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The number that a map explains, of one input.
@@ -38,7 +42,8 @@ class Target:
         label: For people: "Egyptian cat", "tabby - tiger cat", "dog in box 3", "file.py:function".
         score: Its value: the logit, a difference of logits, a box's score, a sum over pixels.
         index: Of the class; None where the target is no single class.
-        probability: Softmax over the class scores, 0-1; None where the output is not one row of class scores.
+        probability: Softmax over the class scores, or the score itself where the network returns values of 0-1; None
+            where the output is not one row of class scores.
         box: The box that a detector scores, (left, top, right, bottom) as shares of the network's input; else None.
     """
 
@@ -57,9 +62,8 @@ class AttributionMap:
         input_index: Of `Attributions.inputs`.
         layer: Label of the output that was looked at; "" for methods that look at the picture itself.
         values: (h, w) float32, at the layer's resolution, or the network input's for layer "". Signed where the method
-            is. Row 0 is the top, and the map covers the whole of the network's input, `padding` apart.
-        padding: Rows below and columns at the right that the network added to its input, as shares of the height and
-            width that the map covers.
+            is. Row 0 is the top.
+        extent: The area that the cells fill, in equal steps, each around the middle of what it sees.
         pixels: (C, H, W) float32, what methods that look at the picture give for each of its values; else None.
     """
 
@@ -67,7 +71,7 @@ class AttributionMap:
     target: Target
     layer: str
     values: NDArray[np.float32] = field(repr=False, compare=False)
-    padding: tuple[float, float] = (0.0, 0.0)
+    extent: Extent = (0.0, 0.0, 1.0, 1.0)
     pixels: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
 
 
@@ -99,14 +103,14 @@ class SanityCheck:
             runner-up class; "deletion": the target's probability after the most important tenth of the picture was
             blurred; "completeness": how far integrated gradients fall short of the score's difference, as a share.
         value: The number.
-        passed: Whether it is within the limit.
+        passed: Whether it is within the limit; None if the check says nothing: blurring takes hardly anything away.
         compared_with: For "deletion" the probability before, and after blurring as much at random; else ().
         meaning: A sentence: what the number says, and what to do where the check failed.
     """
 
     name: Literal["weights", "class", "deletion", "completeness"]
     value: float
-    passed: bool
+    passed: bool | None
     compared_with: tuple[float, ...] = ()
     meaning: str = ""
 

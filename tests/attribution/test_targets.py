@@ -145,6 +145,32 @@ def test_probabilities_are_not_taken_for_logits() -> None:
     assert [each.probability for each in target.targets if each] == pytest.approx(shares[:, 0].tolist())
 
 
+@pytest.mark.parametrize(
+    "shares",
+    [
+        torch.full((2, 3), 0.5185),  # a sigmoid's
+        torch.tensor([[0.0, 1.0, 0.99], [0.2, 0.9, 0.97]]),  # several classes at once, of clamped scores
+        torch.tensor([[0.25, 0.5, 0.2422], [0.125, 0.75, 0.1172]]),  # a softmax that was rounded: sums to 0.992
+    ],
+)
+def test_values_of_0_to_1_that_do_not_sum_to_1_stay_as_they_are(shares: Tensor) -> None:
+    (target,) = batch_targets(shares, 2, [Wanted("1", 1)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(shares[:, 1].tolist())
+    assert probabilities(shares, target, None).tolist() == pytest.approx(shares[:, 1].tolist())
+
+
+def test_logits_of_a_linear_layer_may_lie_between_0_and_1() -> None:
+    features = torch.eye(2, 4, requires_grad=True)
+    logits = (
+        nn.functional.linear(features, torch.tensor([[0.2, 0.9, 0, 0], [0.6, 0.5, 0, 0]])).unsqueeze(1).squeeze(1)
+    )  # in 0-1
+    (target,) = batch_targets(logits, 2, [Wanted("1", 1)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(logits.softmax(1)[:, 1].tolist())
+    assert probabilities(logits.detach(), target, None).tolist() == pytest.approx(logits.softmax(1)[:, 1].tolist())
+    (target,) = batch_targets(logits.sigmoid(), 2, [Wanted("1", 1)], None, (), None)
+    assert [each.probability for each in target.targets if each] == pytest.approx(logits.sigmoid()[:, 1].tolist())
+
+
 def test_the_runner_up_is_the_best_class_but_the_target() -> None:
     (target,) = batch_targets(LOGITS, 2, [Wanted("2", 2)], None, (), None)
     other = runner_up(LOGITS, target, None)
@@ -161,6 +187,24 @@ def test_scores_may_be_one_of_several_outputs() -> None:
     assert [each.index for each in main.targets if each] == [2, 0]
     (other,) = batch_targets(output, 2, (), None, (), "features")
     assert [each.score for each in other.targets if each] == [1, 1]
+    assert (
+        main.remark
+        == "(model)['logits'] of shape 2x3 is explained, not (model)['aux'], (model)['features'] (--output-key)."
+    )
+    assert other.remark == "(model)['features'] of shape 2x4 is explained, not (model)['aux'], (model)['logits']."
+
+
+def test_which_output_is_explained_is_said_only_where_there_are_several() -> None:
+    def remarks(output: Any, wanted: Any = ()) -> set[str]:
+        return {each.remark for each in batch_targets(output, 2, wanted, None if wanted else 2, (), None)}
+
+    assert remarks(LOGITS) == {""}
+    assert remarks({"logits": LOGITS}) == {""}
+    assert remarks({"logits": LOGITS, "ids": torch.ones(2, 3).long()}) == {""}
+    # A tuple's first counts; a second one has no name.
+    first = "(model)[0] of shape 2x3 is explained, not (model)[1] (--output-key)."
+    assert remarks((LOGITS, torch.zeros(2, 3))) == {first}
+    assert remarks((LOGITS, torch.zeros(2, 3)), [Wanted("2-0", 2, 0), Wanted("1", 1)]) == {first}
 
 
 @pytest.mark.parametrize(

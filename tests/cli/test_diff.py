@@ -247,3 +247,37 @@ def test_outputs_that_show_a_difference_themselves_are_called_outputs(run: Run, 
     ended = run("diff", "end.py:net", "end.py:end", "picture.npy")
     sentence = "First difference in (model), in its own code between the layers that it calls: its output is the first"
     assert sentence in " ".join(ended.stdout.split())
+
+
+def test_both_networks_are_in_the_name_and_no_run_of_another_command_is_replaced(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "pics.v2").mkdir()
+    np.save(tmp_path / "pics.v2" / "one.npy", np.ones((3, 8, 8), np.float32))
+    scaled = ("--model-arg", "scale=2.0")
+    for given in (
+        ("pair.py:net", "pair.py:net", "pics.v2"),
+        ("pair.py:net", "pair.py:renamed", "pics.v2"),
+        ("pair.py:net", "pair.py:net", "pics.v2", "--full"),
+        ("pair.py:net", "pair.py:net", "pics.v2"),
+        ("pair.py:net", "same", "picture.npy"),
+        ("pair.py:net", "same", "picture.npy", *scaled),
+    ):
+        assert command("diff", *given, cwd=tmp_path).code == 0
+    assert sorted(path.name for path in (tmp_path / "hookscope-runs").iterdir()) == [
+        "diff-pair.py-net-pair.py-net-pics.v2",
+        "diff-pair.py-net-pair.py-net-pics.v2-2",
+        "diff-pair.py-net-pair.py-renamed-pics.v2",
+        "diff-pair.py-net-same-picture",
+        "diff-pair.py-net-same-picture-2",
+    ]
+
+
+def test_a_run_that_out_replaces_is_said(command: Run, tmp_path: Path) -> None:
+    given = ("diff", "pair.py:net", "same", "picture.npy", "--out", "o")
+    assert "It replaces" not in command(*given, cwd=tmp_path, columns=300).stdout
+    assert "It replaces" not in command(*given, cwd=tmp_path, columns=300).stdout, "the same again"
+    ended = command(*given, "--full", cwd=tmp_path)
+    assert (
+        "It replaces the run of `hookscope diff pair.py:net same picture.npy --out o` that was there." in ended.stdout
+    )
+    assert command(*given, "--quiet", cwd=tmp_path).stdout == ""
+    assert record_of(tmp_path / "o")["command"].endswith("--quiet")

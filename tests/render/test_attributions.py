@@ -72,7 +72,7 @@ def test_json_has_everything_but_the_values() -> None:
         "input_index": 0,
         "target": {"label": "tabby - tiger cat", "score": -0.5, "index": None, "probability": None, "box": None},
         "layer": "layer4",
-        "padding": [0, 0],
+        "extent": [0, 0, 1, 1],
         "shape": [4, 4],
         "low": -0.125,
         "high": 0.25,
@@ -200,8 +200,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "not inside the folder",
     ),
     "another shape": (change("attribution.json", lambda it: it["maps"][0].update(shape=[2, 8])), "is not the map"),
-    "all of it padding": (
-        change("attribution.json", lambda it: it["maps"][0].update(padding=[1, 0])),
+    "none of it in the picture": (
+        change("attribution.json", lambda it: it["maps"][0].update(extent=[-2, 0, -1, 1])),
         "is not the map",
     ),
     "a pickle": (lambda run: np.save(first_map(run), np.array([{}], object)), "is not the map"),

@@ -39,7 +39,7 @@ def whole(height: int, width: int) -> Region:
 def on_photograph(each: AttributionMap, region: Region) -> np.ndarray:
     """Return the values at the photograph's pixels, NaN where the network saw nothing."""
     result = np.full((region.height, region.width), np.nan)
-    for rows, values in resampled(each.values, each.padding, region):
+    for rows, values in resampled(each, region):
         result[rows, seen_part(region)[1]] = values
     return result
 
@@ -71,7 +71,7 @@ def test_a_value_lands_where_its_cell_lies(top, left, height, width, cells, padd
     # What a network adds below and at the right lies outside, and the map covers it.
     rows = ramp(cells, top, top + height / (1 - padding))
     columns = ramp(cells, left, left + width / (1 - padding))
-    each = map_of(rows[:, None] + 1000 * columns, padding=(padding, padding))
+    each = map_of(rows[:, None] + 1000 * columns, extent=(0, 0, 1 / (1 - padding), 1 / (1 - padding)))
     shown = on_photograph(each, region)
     y, x = np.mgrid[:90, :120] + 0.5
     inside = (y >= top) & (y < top + height) & (x >= left) & (x < left + width)
@@ -79,6 +79,13 @@ def test_a_value_lands_where_its_cell_lies(top, left, height, width, cells, padd
     # Beyond the outermost centres there is nothing to interpolate between.
     between = inside & (y >= rows[0]) & (y <= rows[-1]) & (x >= columns[0]) & (x <= columns[-1])
     np.testing.assert_allclose(shown[between], (y + 1000 * x)[between], rtol=1e-4)
+
+
+def test_beyond_the_outermost_places_their_values_go_on():
+    # Cells of 8 pixels around 0.5 and 8.5: what three strided convolutions with padding see of 16 pixels.
+    each = map_of([[1, 1], [3, 3]], extent=(-3.5 / 16, -3.5 / 16, 12.5 / 16, 12.5 / 16))
+    shown = on_photograph(each, whole(16, 16))[:, 0]
+    np.testing.assert_allclose(shown, np.clip(1 + 2 * np.arange(16) / 8, 1, 3), rtol=1e-6)
 
 
 def photograph(region: Region, seed: int = 0) -> Photograph:

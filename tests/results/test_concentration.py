@@ -1,21 +1,22 @@
 """The smallest box that holds half of a map."""
 
 import itertools
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.results.attributions import AttributionMap, Target
+from hookscope.results.attributions import AttributionMap, Extent, Target
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import InputRecord, Region
 
 CROPPED = InputRecord("a.png", "ab", (451, 300), (3, 224, 224), (), Region(0, 75, 300, 375, 300, 450))
 
 
-def map_of(values: object, padding: tuple[float, float] = (0.0, 0.0)) -> AttributionMap:
-    return AttributionMap(0, Target("cat", 2.5), "layer4", np.asarray(values, np.float32), padding)
+def map_of(values: object, extent: Extent = (0.0, 0.0, 1.0, 1.0)) -> AttributionMap:
+    return AttributionMap(0, Target("cat", 2.5), "layer4", np.asarray(values, np.float32), extent)
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 1000))
@@ -36,16 +37,27 @@ def test_it_is_told_in_pixels_of_the_photograph():
     values = np.zeros((6, 6))
     values[4, 0] = 1
     found = concentration(map_of(values), CROPPED)
-    assert found.region == Region(200, 75, 250, 125, 300, 450)
+    assert astuple(found.region) == pytest.approx((200, 75, 250, 125, 300, 450))
     assert (found.share, found.words) == (pytest.approx(1 / 36), "lower left")
 
 
 def test_what_the_network_added_to_its_input_is_no_place_of_it():
     values = np.zeros((8, 8))
     values[3, 7] = 1  # with a quarter added at the right, six columns cover the picture
-    assert concentration(map_of(values, (0.0, 0.25)), CROPPED) is None
+    assert concentration(map_of(values, (0.0, 0.0, 1.0, 4 / 3)), CROPPED) is None
     values[3, 3] = 2
-    assert concentration(map_of(values, (0.0, 0.25)), CROPPED).region.left == 75 + 3 * 50
+    assert concentration(map_of(values, (0.0, 0.0, 1.0, 4 / 3)), CROPPED).region.left == 75 + 3 * 50
+
+
+def test_cells_lie_around_what_they_see_and_half_of_an_outer_one_may_lie_outside():
+    values = np.zeros((2, 2))
+    values[0, 0], values[1, 1] = 1.0, 0.9
+    # Cells of half the input, around 0 and 0.5: a quarter of the first is inside, half a side each.
+    record = InputRecord("tensor", None, None, (3, 80, 80), ())
+    found = concentration(map_of(values, (-0.25, -0.25, 0.75, 0.75)), record)
+    assert astuple(found.region) == pytest.approx((20, 20, 80, 80, 80, 80))
+    assert found.words == "spread out"
+    assert concentration(map_of(values), record).region == Region(0, 0, 40, 40, 80, 80)
 
 
 @pytest.mark.parametrize(

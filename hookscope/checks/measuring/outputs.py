@@ -151,7 +151,7 @@ def same_input(first: Batch, second: Batch) -> bool:
 def best_classes(
     returned: Returned, indices: Sequence[int], count: int, categories: Sequence[str], output_key: str | None
 ) -> list[Prediction] | str:
-    """Return the `count` best classes for each input, with softmax probabilities, or why there are none, in a sentence.
+    """Return the `count` best classes for each input, with probabilities, or why there are none, in a sentence.
 
     Unlike `inspection.rows.predictions` it needs no names of classes: where they are unknown, or too few, there are
     indices alone. Which output counts is as in `class_scores`.

@@ -4,6 +4,7 @@ A network may end in a softmax or a normalisation; a loss that would be wrong or
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,12 @@ from hookscope.text import shape_text
 _CONFIDENT_SHARE = 0.9
 # Below this many values a mean of 0 or a mean square of 1 may be chance. Our choice.
 _MIN_GROUP = 8
+
+# Nodes of autograd's graph: those that move values, and those that add them up without a bound.
+_RESHAPES = re.compile(
+    r"(\w*View|Reshape\w*|Squeeze|Unsqueeze|Clone|ToCopy|Slice|Select|Permute|Transpose|T|Alias)Backward\d*"
+)
+_SUMS = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Add|Sub|Linear|Convolution|\w*BatchNorm)Backward\d*")
 
 
 class Result(NamedTuple):
@@ -121,6 +128,22 @@ def _log_probabilities(rows: Tensor, output: Output, task: Task) -> tuple[Tensor
 def is_softmax(rows: Tensor, output: Output) -> bool:
     """Tell whether rows (N, C, ...) of an output are probabilities over the classes already."""
     return _sums_to_one(rows.detach(), {1}, _tolerance(output))
+
+
+def are_probabilities(rows: Tensor, output: Output) -> bool:
+    """Tell whether scores (N, C) of an output are probabilities of the classes already, and not logits.
+
+    A softmax is, and so are other values that all lie in 0-1: sigmoids, of which several may be likely, or a softmax in
+    a dtype too coarse to sum to 1. Logits may lie there by chance: where autograd's graph ends in a sum, as that of a
+    linear layer, they are none.
+    """
+    if is_softmax(rows, output):
+        return True
+    node = output.tensor.grad_fn
+    while node is not None and _RESHAPES.fullmatch(node.name()):
+        node = node.next_functions[0][0]
+    is_sum = node is not None and _SUMS.fullmatch(node.name())
+    return not is_sum and bool(((rows >= 0) & (rows <= 1)).all())
 
 
 def _sums_to_one(values: Tensor, axes: set[int], tolerance: float) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from hookscope.render.attribution_text import check_text, finding_of
+from hookscope.render.attribution_text import check_text, finding_of, verdict
 from hookscope.render.columns import number_text, probability_text
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, png_uri, thumbnail_uri
@@ -39,7 +39,7 @@ def attributions_html(run: StoredAttributions) -> str:
     overview = thumbnail_uri(run.read_picture(run.pictures[0].overview), run.pictures[0].overview, _OVERVIEW_SIDE)
     return render_page(
         "attributions.html",
-        {"check": check_text},
+        {"check": check_text, "verdict": verdict},
         script="attributions.js",
         title=_title(run),
         facts=_facts(run),

@@ -101,7 +101,7 @@ def _heading(result: Attributions) -> Sequence[Line]:
 
 def _footing(result: Attributions, photograph: Photograph) -> Sequence[Line]:
     lines = [(sentence, TEXT, DIM) for sentence in (photograph.remark,) if sentence]
-    failed = [each for each in result.sanity if not each.passed]
+    failed = [each for each in result.sanity if each.passed is False]
     return [*lines, *((f"The {each.name} check failed. {each.meaning}", TEXT, RED) for each in failed)]
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from hookscope.results.attributions import AttributionMap, Attributions, Target
+from hookscope.results.attributions import AttributionMap, Attributions, Extent, Target
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Region
 from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
 from hookscope.results.runs.serialize import RunRecord, as_json, checked, record_from_dict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # in version 1, maps had padding below and at the right instead of an extent
 
 _ENTRIES = ("model", "inputs", "method", "layers")
 _FURTHER = ("sanity", "unchanged", "warnings", "notes", "seed", "device", "dtype", "timings")
@@ -37,7 +37,7 @@ class StoredMap:
     input_index: int
     target: Target
     layer: str
-    padding: tuple[float, float]
+    extent: Extent
     shape: tuple[int, int]
     values: str
     overlay: str
@@ -105,7 +105,7 @@ def map_to_dict(each: AttributionMap, result: Attributions) -> dict[str, Any]:
         "input_index": each.input_index,
         "target": as_json(each.target),
         "layer": each.layer,
-        "padding": list(each.padding),
+        "extent": list(each.extent),
         "shape": list(each.values.shape),
         "low": float(finite.min()) if finite.size else None,
         "high": float(finite.max()) if finite.size else None,
@@ -141,7 +141,7 @@ def read_attributions(folder: Path) -> StoredAttributions:
     if len(files.pictures) != len(result.inputs) or any(each.input_index >= len(result.inputs) for each in files.maps):
         raise refusal(folder, "its pictures are not those of its inputs")
     maps = tuple(
-        AttributionMap(each.input_index, each.target, each.layer, _read_values(folder, each), each.padding)
+        AttributionMap(each.input_index, each.target, each.layer, _read_values(folder, each), each.extent)
         for each in files.maps
     )
     return StoredAttributions(folder, told, replace(result, maps=maps), files.maps, files.pictures)
@@ -158,7 +158,9 @@ def _read_values(folder: Path, stored: StoredMap) -> NDArray[np.float32]:
         values = np.frombuffer(content, "<f4", offset=file.tell())
         if shape != stored.shape or by_columns or dtype != np.dtype("<f4") or values.size != math.prod(shape):
             raise ValueError("another array")  # noqa: TRY301
-        if not all(0 <= each < 1 for each in stored.padding) or not values.size:
+        top, left, bottom, right = stored.extent
+        is_area = all(map(math.isfinite, stored.extent)) and top < min(bottom, 1) and left < min(right, 1)
+        if not is_area or bottom <= 0 or right <= 0 or not values.size:
             raise ValueError("no map")  # noqa: TRY301
     except ValueError as error:
         raise refusal(folder, f"its file '{stored.values[:200]}' is not the map that attribution.json says") from error

@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 from hookscope.errors import OutputError
@@ -40,6 +41,9 @@ _MARK = {"schema_version": SCHEMA_VERSION, "tool": "hookscope"}
 # A larger run.json was not written by hookscope. Our choice, far above what a run of a thousand inputs needs.
 _MAX_RECORD_BYTES = 64 * 2**20
 
+# Of the names that make a folder's, together: hidden folders beside it have longer ones, and most disks take 255.
+_MOST_BYTES = 200
+
 # Files that desktops drop into folders they show.
 _LITTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 
@@ -58,20 +62,25 @@ class Run:
     Attributes:
         path: The folder to write into until `finish`.
         previous: Where an earlier run at `target` waits while this one takes its place.
+        given: The target as it was given, relative or not.
         option: The option that named the target, for errors; "" for none.
+        numbered: Whether the run goes to `target-2` and so on where the target holds a run of another command.
     """
 
     path: Path
     target: Path
     previous: Path
+    given: Path
     option: str
+    numbered: bool
 
-    def finish(self, metadata: Mapping[str, Any]) -> None:
-        """Write `run.json` and move the run to its target. Nothing can be written into `path` afterwards.
+    def finish(self, metadata: Mapping[str, Any]) -> Path:
+        """Write `run.json`, move the run to its target. Nothing can be written into `path` afterwards.
 
         Besides `metadata`, `run.json` has the mark and the list of files. Raises OutputError if something cannot be
-        written, or the target has become something else than a hookscope run.
+        written, or the target has become something else than a hookscope run. Returns where the run is, as `given`.
         """
+        given, target = self.given, self.target
         with _reported(self.target, self.option):
             files = sorted(_files(self.path))
             for path in self.path.rglob("*"):
@@ -81,8 +90,14 @@ class Run:
             sync(self.path / _RECORD)
             sync(self.path)
             with _locked(self.target.parent):
-                self._take_place()
+                if self.numbered and is_of_another_command(target, metadata.get("command")):
+                    target = next(each for each in _numbered(target) if not os.path.lexists(each))
+                    self.path.rename(target)
+                    given = given.with_name(target.name)
+                else:
+                    self._take_place()
             sync(self.target.parent)
+        return given
 
     def _take_place(self) -> None:
         _refuse_foreign(self.target, self.option)
@@ -96,19 +111,20 @@ class Run:
 
 
 @contextmanager
-def new_run(target: Path, option: str = "") -> Iterator[Run]:
+def new_run(target: Path, option: str = "", *, numbered: bool = False) -> Iterator[Run]:
     """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
 
-    The target is nothing yet, an empty folder, or an earlier run, which is replaced, and else stays as it was.
+    The target is nothing yet, an empty folder, or an earlier run, which is replaced, and else stays as it was. If
+    `numbered`, a run of another command is not replaced: it may have come while this one was made.
 
     Raises:
         OutputError: If the target is something else or cannot be written, or the block failed to write into the run's
             folder or onto a full disk.
     """
     check_target(target, option)
-    target = _absolute(target)
+    given, target = target, _absolute(target)
     token = new_token()
-    run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token), option)
+    run = Run(_beside(target, "partial", token), target, _beside(target, "previous", token), given, option, numbered)
     absent = [folder for folder in target.parents if not folder.exists()]
     try:
         with _claimed(run), _reported(target, option, within=run.path):
@@ -145,9 +161,29 @@ def check_target(target: Path, option: str = "") -> None:
         raise _refusal(target, "no file can have such a name", option) from error
 
 
-def default_run_path(verb: str, model_name: str, input_name: str) -> Path:
-    """Return `hookscope-runs/<verb>-<model>-<input>`, each part fit for a file name; of a path, its stem."""
-    return Path("hookscope-runs") / "-".join(slug(part) for part in (verb, model_name, PurePath(input_name).stem))
+def default_run_path(verb: str, *names: str) -> Path:
+    """Return `hookscope-runs/<verb>-<model>-<input>`, each part fit for a file name."""
+    return Path("hookscope-runs") / "-".join(slug(part, _MOST_BYTES // (len(names) + 1)) for part in (verb, *names))
+
+
+def free_run_path(target: Path, command: str) -> Path:
+    """Return `target`, or the first of `target-2`, `target-3`, … where no run of another command would be replaced."""
+    return next(each for each in chain([target], _numbered(target)) if not is_of_another_command(each, command))
+
+
+def command_of(target: Path) -> str | None:
+    """Return the command line of the run at `target`; None if there is none."""
+    record = _read_record(target)
+    return None if record is None else str(record.get("command", ""))
+
+
+def is_of_another_command(target: Path, command: object) -> bool:
+    """Tell whether there is a run at `target` that another command line wrote."""
+    return command_of(target) not in (None, command)
+
+
+def _numbered(target: Path) -> Iterator[Path]:
+    return (target.with_name(f"{target.name}-{number}") for number in count(2))
 
 
 def _absolute(target: Path) -> Path:

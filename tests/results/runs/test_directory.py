@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from hookscope.errors import OutputError
 from hookscope.results.runs import directory
-from hookscope.results.runs.directory import check_target, default_run_path, new_run
+from hookscope.results.runs.directory import check_target, command_of, default_run_path, free_run_path, new_run
 
 ROOT = Path(__file__).parents[3]
 FILES = ("layers.csv", "grids/000-conv1.png", "grids/001-relu.png")
@@ -594,9 +594,8 @@ def test_a_suspended_process_does_not_hold_others_up_for_ever(tmp_path: Path, mo
 
 
 def test_default_names_say_what_was_run() -> None:
-    assert default_run_path("activations", "resnet34", "sample_images/cat.jpg") == Path(
-        "hookscope-runs/activations-resnet34-cat"
-    )
+    assert default_run_path("activations", "resnet34", "cat") == Path("hookscope-runs/activations-resnet34-cat")
+    assert default_run_path("diff", "old.pt", "new.pt", "cat") == Path("hookscope-runs/diff-old.pt-new.pt-cat")
     assert default_run_path("grads", "net.py:build", "noise") == Path("hookscope-runs/grads-net.py-build-noise")
 
 
@@ -607,3 +606,40 @@ def test_default_names_are_always_one_folder_that_can_be_made(model: str, image:
     assert path.name.isprintable()
     assert "/" not in path.name
     assert len(f".{path.name}.previous-4194304-01234567".encode()) <= 255
+
+
+# Runs of other commands
+
+
+def write_numbered(path: Path, command: str) -> Path:
+    with new_run(path, numbered=True) as run:
+        (run.path / "a.txt").write_text(command)
+        return run.finish({"command": command})
+
+
+def test_a_run_of_another_command_keeps_its_place_and_the_new_one_has_a_number(tmp_path: Path) -> None:
+    first = tmp_path / "run"
+    for command, name in [("one", "run"), ("one", "run"), ("two", "run-2"), ("three", "run-3"), ("two", "run-2")]:
+        target = free_run_path(first, command)
+        assert target == tmp_path / name
+        assert write_numbered(target, command) == target
+    assert [command_of(tmp_path / name) for name in ("run", "run-2", "run-3", "run-4")] == ["one", "two", "three", None]
+    assert (first / "a.txt").read_text() == "one"
+
+
+def test_a_run_that_came_while_this_one_was_made_is_not_replaced(tmp_path: Path) -> None:
+    first = tmp_path / "run"
+    with new_run(first, numbered=True) as run:
+        (run.path / "a.txt").write_text("slow")
+        assert write_numbered(first, "quick") == first
+        assert run.finish({"command": "slow"}) == tmp_path / "run-2"
+    assert [(tmp_path / name / "a.txt").read_text() for name in ("run", "run-2")] == ["quick", "slow"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-2"]
+
+
+def test_a_run_saved_from_python_has_no_command_and_keeps_its_place_too(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run") as run:
+        run.finish({})
+    assert free_run_path(tmp_path / "run", "one") == tmp_path / "run-2"
+    (tmp_path / "empty").mkdir()
+    assert free_run_path(tmp_path / "empty", "one") == tmp_path / "empty"

@@ -1,0 +1,100 @@
+"""One network on two inputs, side by side: `--input-b`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.errors import UsageError
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.pool, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.fc(self.pool(self.conv(x).relu()).flatten(1))
+        return output
+
+
+def pictures(count: int = 1, seed: int = 0) -> Tensor:
+    return torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).detach().norm() / a.detach().norm())
+
+
+def test_two_crops_are_compared_layer_by_layer_and_no_layer_is_blamed() -> None:
+    network, a, b = Net(), pictures(3), pictures(3, seed=1)
+    found = hookscope.diff(network, "same", a, input_b=b, batch_size=2)
+    assert found["conv"].measures.relative_l2 == pytest.approx(relative(network.conv(a), network.conv(b)), rel=1e-5)
+    assert found["fc"].measures.relative_l2 == pytest.approx(relative(network(a), network(b)), rel=1e-5)
+    assert found["conv"].input_relative_l2 == pytest.approx(relative(a, b), rel=1e-5)
+    assert found.first_differences == ()
+    assert (len(found.inputs), len(found.inputs_b)) == (3, 3)
+    assert "A and B are given other inputs, so the difference begins in them: relative L2" in str(found)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda x: F.pad(x, (2, 2, 2, 2)),
+        lambda x: x[..., :5, :7],
+        lambda x: F.pad(x, (0, 3, 0, 0), mode="reflect"),
+    ],
+)
+def test_a_padded_picture_has_rows_where_shapes_agree_and_an_output(changed: Callable[[Tensor], Tensor]) -> None:
+    network, a = Net(), pictures()
+    b = changed(a)
+    found = hookscope.diff(network, "same", a, input_b=b)
+    assert found["conv"].measures is None
+    assert found["pool"].measures.relative_l2 == pytest.approx(
+        relative(network.pool(network.conv(a).relu()), network.pool(network.conv(b).relu())), rel=1e-4
+    )
+    assert found.outputs[0].measures.relative_l2 == pytest.approx(relative(network(a), network(b)), rel=1e-4)
+    assert found.first_differences == ()
+    assert "Of 3 rows 2 have the same shape." in str(found)
+
+
+def test_the_same_inputs_twice_are_equal_and_a_layer_that_is_given_the_same_is_still_named() -> None:
+    class Blind(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.clamp(0, 0) + 1)
+
+    assert "A and B are given other inputs" not in str(
+        hookscope.diff(Net(), "same", pictures(), input_b=pictures(2)[:1])
+    )
+    found = hookscope.diff(Blind(), "same", pictures(), input_b=pictures(seed=1), edit_b="pool:output:scale(2)")
+    assert [each.layer for each in found.first_differences] == ["pool"]
+
+
+def test_gradients_are_those_of_each_sides_own_inputs() -> None:
+    network, a, b = Net(), pictures(2), pictures(2, seed=1)
+    found = hookscope.diff(network, "same", a, input_b=b, grads=True, loss="sum")
+    gradients = []
+    for given in (a, b):
+        network.zero_grad()
+        network(given).sum().backward()
+        gradients.append(network.conv.weight.grad.clone())
+    network.zero_grad()
+    row = next(each for each in found.gradients if each.label == "conv.weight grad")
+    assert row.measures.relative_l2 == pytest.approx(relative(*gradients), rel=1e-4)
+
+
+def test_there_is_one_for_each_and_files_are_named(tmp_path: Path) -> None:
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", pictures(seed=ord(name))[0].numpy())
+    with pytest.raises(UsageError, match="A is given 1 input, and B 2 by"):
+        hookscope.diff(Net(), "same", tmp_path / "a.npy", input_b=[tmp_path / "a.npy", tmp_path / "b.npy"])
+    found = hookscope.diff(Net(), "same", tmp_path / "a.npy", input_b=tmp_path / "b.npy")
+    assert [Path(each.name).name for each in (*found.inputs, *found.inputs_b)] == ["a.npy", "b.npy"]
+    with pytest.raises(UsageError, match="goes with models that run over pictures"):
+        hookscope.diff(Net(), "same", input_b=tmp_path / "b.npy")
