@@ -2,10 +2,10 @@
 
 Cell i along an axis sees a window of the input that is centred at `start + i * step`, in pixels counted from 0 (Araujo,
 Norris and Sim, Computing Receptive Fields of Convolutional Neural Networks, Distill 2019, section 3). The middle of a
-kernel is the centre of mass of its squared weights: with uneven padding, kernels learn to look to one side (Alsallakh et
-al., Mind the Pad, ICLR 2021). Where branches with other centres meet, their mean counts, which is our choice. An even
-stretch of the map over the picture may put the cell elsewhere: behind five even 3x3 kernels of stride 2 with padding 1
-it lies at pixel 32 i, a stretch puts it at 32 i + 15.5.
+kernel is the centre of mass of its squared weights: with uneven padding, kernels learn to look to one side (Alsallakh
+et al., Mind the Pad, ICLR 2021). Where branches with other centres meet, their mean counts, which is our choice. An
+even stretch of the map over the picture may put the cell elsewhere: behind five even 3x3 kernels of stride 2 with
+padding 1 it lies at pixel 32 i, a stretch puts it at 32 i + 15.5.
 
 What lies before a tensor is read from autograd's graph, where functions stand like modules.
 """

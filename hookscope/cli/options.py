@@ -211,7 +211,10 @@ Report = Annotated[
     Path | None, under.write("--report", metavar="FILE", help="Also write the run as one HTML page, FILE.")
 ]
 Out = Annotated[
-    Path | None, under.write(metavar="DIR", help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT.")
+    Path | None,
+    under.write(
+        metavar="DIR", help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT, numbered where another run is."
+    ),
 ]
 Quiet = Annotated[bool, under.show("--quiet", "-q", help="Print warnings and errors only.")]
 Full = Annotated[bool, under.show("--full", help="Show every row of a long table.")]

@@ -162,7 +162,7 @@ def test_values_of_0_to_1_that_do_not_sum_to_1_stay_as_they_are(shares: Tensor) 
 def test_logits_of_a_linear_layer_may_lie_between_0_and_1() -> None:
     features = torch.eye(2, 4, requires_grad=True)
     logits = (
-        nn.functional.linear(features, torch.tensor([[0.2, 0.9, 0, 0], [0.6, 0.5, 0, 0]])).unsqueeze(1).squeeze(1)
+        torch.nn.functional.linear(features, torch.tensor([[0.2, 0.9, 0, 0], [0.6, 0.5, 0, 0]])).unsqueeze(1).squeeze(1)
     )  # in 0-1
     (target,) = batch_targets(logits, 2, [Wanted("1", 1)], None, (), None)
     assert [each.probability for each in target.targets if each] == pytest.approx(logits.softmax(1)[:, 1].tolist())
