@@ -248,7 +248,12 @@ class GradientWatch(Generic[T]):
         """Return the replacement of an input that makes its gradient along this module visible."""
         if not site.untracked and not self._aliasing:
             site.untracked = "the network computes a different result if its inputs are replaced by aliases"
-        return tensor if site.untracked else self._alias(site.key, tensor)
+        if site.untracked:
+            return tensor
+        alias = self._alias(site.key, tensor)
+        if alias is tensor:
+            site.untracked = "it cannot be replaced by an alias here, and its own gradient includes its other uses"
+        return alias
 
     def outputs(
         self,

@@ -79,7 +79,7 @@ def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 
         min(extremes) if extremes else total.min if count else None,
         max(extremes) if extremes else total.max if count else None,
         total.mean if count else None,
-        math.sqrt(total.squared_deviations / count) if count else None,
+        total.unscaled(math.sqrt(total.squared_deviations / count)) if count else None,
     )
 
 
@@ -106,11 +106,7 @@ def _reduced(values: NDArray[np.floating]) -> Reduction:
     mean = float(scaled.sum()) / finite.size
     scaled -= mean
     squares = float(np.square(scaled, out=scaled).sum())
-    try:
-        squares = math.ldexp(squares, 2 * exponent)
-    except OverflowError:
-        squares = math.inf
-    return known._replace(mean=math.ldexp(mean, exponent), squared_deviations=squares)
+    return known._replace(mean=math.ldexp(mean, exponent), squared_deviations=squares, exponent=exponent)
 
 
 @cache

@@ -102,7 +102,7 @@ class ValueReader:
             min(extremes) if extremes else total.min if count else None,
             max(extremes) if extremes else total.max if count else None,
             total.mean if count else None,
-            math.sqrt(total.squared_deviations / count) if count else None,
+            total.unscaled(math.sqrt(total.squared_deviations / count)) if count else None,
         )
 
     def _reduce(self, piece: Tensor) -> Reduction:

@@ -32,6 +32,7 @@ class Reduction(NamedTuple):
         distribution: Of the finite values; None without one, or if it is not asked for.
         unmeasured: Why the other fields are empty.
         sketch: Of all values in their logical order, (256,), see `hookscope.statistics.sketch`; None without one.
+        exponent: The three sums are those of the values divided by 2^exponent: float64 cannot hold the square of 1e160.
     """
 
     shape: tuple[int, ...]
@@ -51,6 +52,24 @@ class Reduction(NamedTuple):
     distribution: Distribution | None = None
     unmeasured: str | None = None
     sketch: NDArray[np.float64] | None = None
+    exponent: int = 0
+
+    def unscaled(self, value: float) -> float:
+        """Multiply a sum of magnitudes, or the root of a sum of squares, by 2^exponent."""
+        try:
+            return math.ldexp(value, self.exponent)
+        except OverflowError:
+            return math.inf
+
+    def with_exponent(self, exponent: int) -> "Reduction":
+        """Return the same with the sums of the values divided by another power of two."""
+        down = self.exponent - exponent
+        return self._replace(
+            squared_deviations=math.ldexp(self.squared_deviations, 2 * down),
+            abs_sum=math.ldexp(self.abs_sum, down),
+            square_sum=math.ldexp(self.square_sum, 2 * down),
+            exponent=exponent,
+        )
 
 
 def merge(first: Reduction, second: Reduction) -> Reduction:
@@ -70,8 +89,12 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         return first
     if not first.element_count and first.unmeasured is None:
         return second._replace(shape=first.shape, dtype=first.dtype)
+    if first.exponent != second.exponent:
+        exponents = [each.exponent for each in (first, second) if each.min < 0 or each.max > 0]
+        first, second = (each.with_exponent(max(exponents, default=0)) for each in (first, second))
     count = first.finite_count + second.finite_count
     delta = second.mean - first.mean
+    scaled = math.ldexp(delta, -first.exponent) if first.exponent else delta
     share = second.finite_count / count if count else 0.0
     same_channels = (
         first.channel_nonzero is not None
@@ -85,7 +108,7 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         first.channel_axis if same_channels else None,
         count,
         first.mean + delta * share,
-        first.squared_deviations + second.squared_deviations + delta * delta * first.finite_count * share,
+        first.squared_deviations + second.squared_deviations + scaled * scaled * first.finite_count * share,
         min(first.min, second.min),
         max(first.max, second.max),
         first.abs_sum + second.abs_sum,
@@ -96,6 +119,7 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         merge_distributions(first.distribution, second.distribution),
         first.unmeasured or second.unmeasured,
         None if first.sketch is None or second.sketch is None else first.sketch + second.sketch,
+        first.exponent,
     )
 
 

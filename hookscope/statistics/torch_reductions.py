@@ -21,8 +21,11 @@ from hookscope.statistics.reduction import Reduction
 # Length of the rows that sums of squares are taken over: a float32 accumulator stays good to 1e-6 over so many.
 _ROW = 1024
 
-# Exponents of the powers of two that float32 holds as normal numbers.
-_SMALLEST_EXPONENT, _LARGEST_EXPONENT = -126, 126
+# The largest exponent whose power of two, and that of the exponent's negative, a dtype holds as a normal number.
+_LARGEST_EXPONENT = {torch.float32: 126, torch.float64: 1022}
+# Up to this exponent float64 holds sums of squares of as many values as memory does, with all their digits.
+_SQUARABLE_EXPONENT = 400
+_LARGEST_SQUARED, _SMALLEST_SQUARED = 2.0**_SQUARABLE_EXPONENT, 2.0**-_SQUARABLE_EXPONENT
 
 
 def reduce_rows(
@@ -51,7 +54,8 @@ def reduce_rows(
     for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
         # Summing equal values would only add rounding; NaN, Inf and what float32 cannot square go another way.
         plain.append(low < high and SMALLEST_SQUARABLE < max(high, -low) < LARGEST_SQUARABLE)
-        if not plain[at] and (low != high or not math.isfinite(low)):
+        squares_fit = low == 0 or _SMALLEST_SQUARED < abs(low) < _LARGEST_SQUARED
+        if not plain[at] and (low != high or not squares_fit):
             rare[at] = _reduce_rare(rows[at], channels_view, known[at])
     moments = _moments(rows, plain)
     signed = any(low < 0 for low in lows)
@@ -174,7 +178,8 @@ def reduce_on_device(rows: Tensor, channels_view: tuple[int, int, int]) -> tuple
     """
     finite = rows.isfinite()
     low, high = rows.where(finite, math.inf).amin(1), rows.where(finite, -math.inf).amax(1)
-    exponent = torch.maximum(high, -low).log2().floor().nan_to_num(0.0).clamp(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)
+    largest = _LARGEST_EXPONENT[rows.dtype]
+    exponent = torch.maximum(high, -low).log2().floor().nan_to_num(0.0).clamp(-largest, largest)
     kept = rows.where(finite, 0) * torch.exp2(-exponent).unsqueeze(1)
     finite_count = finite.sum(1)
     divisor = finite_count.clamp(min=1)
@@ -192,20 +197,24 @@ def completed(known: Reduction, scalars: Sequence[float], counts: NDArray[np.int
     """Complete a reduction with a row of what `reduce_on_device` gave; it has no distribution."""
     exponent, mean, squared_deviations, low, high, abs_sum, square_sum = scalars
     finite_count, nan_count = counts[:2].tolist()
-    scale = 2.0**exponent
-    square_scale = scale * scale
-    return known._replace(
-        finite_count=finite_count,
-        mean=mean * scale,
-        squared_deviations=squared_deviations * square_scale,
-        min=low,
-        max=high,
-        abs_sum=abs_sum * scale,
-        square_sum=square_sum * square_scale,
-        nan_count=nan_count,
-        nonzero_count=int(counts[2:].sum()),
-        channel_nonzero=None if known.channel_axis is None else counts[2:].astype(np.float64),
+    scaled = Reduction(
+        known.shape,
+        known.dtype,
+        known.element_count,
+        known.channel_axis,
+        finite_count,
+        math.ldexp(mean, int(exponent)),
+        squared_deviations,
+        low,
+        high,
+        abs_sum,
+        square_sum,
+        nan_count,
+        int(counts[2:].sum()),
+        None if known.channel_axis is None else counts[2:].astype(np.float64),
+        exponent=int(exponent),
     )
+    return scaled.with_exponent(0) if abs(exponent) <= _SQUARABLE_EXPONENT else scaled
 
 
 def distribution_on_cpu(values: NDArray[np.floating], low: float, high: float) -> Distribution | None:

@@ -345,6 +345,16 @@ def dual(net: Any, x: Tensor) -> Any:
         return forward_ad.unpack_dual(net.block(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
 
 
+def used_inside_and_outside(transformed: Callable[[Callable[[Tensor], Tensor], Tensor], Any]) -> Any:
+    """Give a plain tensor to a module inside a transform, and use it outside, too."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        hidden = net.linear(x)
+        return transformed(lambda weight: (net.block(hidden) * weight).sum(), x).sum() + (hidden * 5).sum()
+
+    return written(forward, linear=linear, block=Block)
+
+
 class Refuses(Tensor):
     """Refuses whatever overrides `__torch_function__` may refuse."""
 
@@ -450,6 +460,9 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "jvp": written(pushed_forward, block=Block),
     "torch.func.grad": written(differentiated, block=Block),
     "jacrev": written(jacobian, block=Block),
+    "plain input inside vmap": used_inside_and_outside(lambda function, x: torch.vmap(function)(x)),
+    "plain input inside grad": used_inside_and_outside(lambda function, x: torch.func.grad(function)(x)),
+    "plain input inside jacrev": used_inside_and_outside(lambda function, x: torch.func.jacrev(function)(x)),
     "forward-mode derivatives": written(dual, block=Block),
     "refusing subclass": of_a_refusing_subclass,
     "integer parameter": lambda: WithParameter(torch.arange(3)),

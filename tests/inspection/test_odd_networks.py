@@ -101,6 +101,18 @@ def test_a_container_called_by_several_threads_has_the_numbers_of_each_call() ->
     assert sorted(row.call for row in inspection.rows) == [*range(40)]
 
 
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jacrev"])
+def test_an_input_inside_a_transform_has_no_gradient_rather_than_that_of_all_its_uses(transform: str) -> None:
+    model = built(f"plain input inside {transform}")
+    run = hookscope.grads(model, X.clone(), loss="sum", layer="*", inputs=True)
+    [given] = [row for row in run.gradients if (row.layer, row.role) == ("block", "input")]
+    assert (given.status, given.gradient.l2) == ("no gradient path", None)
+    hidden = model.get_submodule("linear")(X)
+    used = torch.autograd.grad(model(X), [*model.parameters()])
+    assert run["linear.bias"].gradient.l2 == pytest.approx(used[1].norm().item(), rel=1e-5)
+    assert run["linear"].gradient.element_count == hidden.numel()
+
+
 def test_modules_named_like_labels_have_rows_and_tensors_of_their_own() -> None:
     model: Any = built("lookalikes")
     seen: dict[str, Tensor] = {}

@@ -679,3 +679,33 @@ def test_collecting_keeps_the_order_and_mixes_dtypes_and_gaps() -> None:
     assert collected[4].quantiles[3] == (2**53 - 1) / 2
     assert collect([]) == []
     assert summarise([]) == []
+
+
+@pytest.mark.parametrize("scale", [1e160, 1e300, 1e-170, 1e-300, 2.0**-1060], ids=str)
+@pytest.mark.parametrize("repeats", [1, 50_000])
+def test_float64_values_whose_squares_it_cannot_hold_are_measured(scale: float, repeats: int) -> None:
+    whole = torch.tensor([1.0, -2.0, 3.0, 0.0], dtype=torch.float64).repeat(repeats)
+    values, count = whole * scale, whole.numel()
+    near = 1e-4 if scale < 1e-308 else 1e-12  # there float64 has but a few digits
+    std, l2 = 3.25**0.5, (14 * repeats) ** 0.5
+    first, second = (reduce_tensor(each) for each in (values[: count // 4], values[count // 4 :]))
+    zeros = merge(reduce_tensor(torch.zeros(count, dtype=torch.float64)), reduce_tensor(values))
+    for statistics in summarise([reduce_tensor(values), merge(first, second), merge(second, first)]):
+        found = (statistics.mean, statistics.std, statistics.mean_abs, statistics.l2)
+        assert [each / scale for each in found] == pytest.approx([0.5, std, 1.5, l2], rel=near)
+    (halved,) = summarise([zeros])
+    assert halved.l2 / scale == pytest.approx(l2, rel=near)
+    assert halved.std / scale == pytest.approx(1.6875**0.5, rel=near)
+    modulus = measure(torch.complex(3 * values, 4 * values))
+    assert modulus.l2 / scale == pytest.approx(5 * l2, rel=near)
+    constant = measure(torch.full((count,), scale, dtype=torch.float64))
+    assert (constant.std, constant.l2 / scale) == (0.0, pytest.approx(count**0.5, rel=near))
+    both = merge(reduce_tensor(values), reduce_tensor(whole))
+    assert summarise([both])[0].l2 == pytest.approx(l2 * math.hypot(scale, 1), rel=near)
+
+
+def test_a_norm_beyond_float64_is_infinite_and_the_mean_is_not() -> None:
+    statistics = measure(torch.tensor([1.5e308, -1.5e308, 1.5e308, 1.5e308], dtype=torch.float64))
+    assert statistics.l2 == math.inf
+    assert (statistics.mean, statistics.mean_abs) == pytest.approx((0.75e308, 1.5e308))
+    assert statistics.std == pytest.approx(0.75**0.5 * 1.5e308)
