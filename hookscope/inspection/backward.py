@@ -192,7 +192,9 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         rows=results,
         gradients=gradients,
         parameters=parameter_rows(named, on_tensor, recorder.reducer, raised=raised),
-        uncalled=uncalled(inspected, selected, captured.called, broke_off=failure is not None, mode=mode),
+        uncalled=uncalled(
+            inspected, selected, captured.called, run.forward_calls, broke_off=failure is not None, mode=mode
+        ),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
             for maps in feature_maps((row for row in gradients if row.role == "output"), gradient_recorder.maps.kept)

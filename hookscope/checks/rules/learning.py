@@ -120,7 +120,7 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
         return "autograd does not track what is computed with them (no_grad, detach)"
     module = owner(parameter)
     rows = [each for each in gradients.gradients if each.role == "output" and module_of(each) == module]
-    if any(each.layer == module for each in gradients.uncalled):
+    if any(each.layer == module and not each.reason.startswith("called as") for each in gradients.uncalled):
         return "their layers were never called"
     if rows and all(each.status == "no gradient path" for each in rows):
         if all("without gradients" in each.remark for each in rows):
