@@ -81,6 +81,7 @@ def small() -> nn.Module:
 OF_COMMANDS = {
     *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full", "histogram"),
     *("update_baseline", "junit", "sarif", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
+    "fail_on",  # an exit code
 }
 OF_FUNCTIONS = {"on_progress", "on_error"}
 OTHER_NAMES = {"checkpoint": "checkpoints"}  # the function takes one

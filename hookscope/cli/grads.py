@@ -92,6 +92,14 @@ def grads(
             "--limit", metavar="NAME=VALUE", help="Threshold of a rule, such as vanishing=1e-6; repeatable."
         ),
     ] = None,
+    fail_on: Annotated[
+        Literal["fail", "warn"] | None,
+        under.gradients(
+            "--fail-on",
+            metavar="LEVEL",
+            help="Exit with 1 if a verdict is of this level: fail, or warn for warnings too. Default: never.",
+        ),
+    ] = None,
     grids: Annotated[bool, under.write("--grids/--no-grids", help="Draw gradients of outputs as grids.")] = False,
     grids_for: options.GridsFor = 4,
     max_channels: options.MaxChannels = None,
@@ -130,6 +138,7 @@ def grads(
     hookscope grads resnet34 cat.jpg --loss ce --target 281 --layer conv
     hookscope grads net.py:build photos/ --mode train --per-image
     hookscope grads demo cat.jpg --loss logit --edit 'relu:grad:clamp(min=0)'
+    hookscope grads net.py:build --fail-on fail --quiet
     """
     from hookscope import api
     from hookscope.checks.rules import limits_from_text

@@ -15,7 +15,7 @@ import typer
 
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import check_exports, export
-from hookscope.errors import HookscopeError, UnfitInputError, most_severe
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UnfitInputError, most_severe
 from hookscope.text import counted, printable, safe_text, strict_json
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def run_model(
         if isinstance(result, Gradients):
             document["inputs_alone"] = [asdict(each) for each in result.inputs_alone]
         typer.echo(strict_json(document), nl=False)
-    return report_all(failures)
+    levels = {"fail": ("fail",), "warn": ("fail", "warn")}.get(given.get("fail_on") or "", ())
+    failed = any(each.level in levels for each in getattr(result, "verdicts", ()))
+    return most_severe([report_all(failures), EXIT_CHECK_FAILED if failed else EXIT_DONE])
 
 
 def command_line() -> str:
@@ -176,7 +178,7 @@ def report_all(failures: Sequence[HookscopeError]) -> int:
     names: dict[str, list[str]] = {}
     lines: dict[object, HookscopeError] = {}
     for failure in failures:
-        if isinstance(failure, UnfitInputError) and failure.names:
+        if isinstance(failure, UnfitInputError):
             names.setdefault(failure.reason, []).extend(failure.names)
             lines[failure.reason] = UnfitInputError(names[failure.reason], failure.reason)
         else:

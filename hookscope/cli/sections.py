@@ -1,5 +1,6 @@
 """`--help` with options under headings, in plain text: importing Rich would make it half as slow again."""
 
+from collections import Counter
 from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any
@@ -25,16 +26,23 @@ class SectionedCommand(TyperCommand):
     """A command whose help puts each option under its `rich_help_panel`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse an option whose value is missing: the name of the next option would be taken for it.
+        """Refuse an option whose value is missing, or that is given two values though it takes one.
+
+        The name of the next option would be taken for a missing value; `--report=--out` still means a file of that
+        name. Of two values the first would be dropped.
 
         Raises:
-            UsageError: If there is one. `--report=--out` still means a file of that name.
+            UsageError: If there is one.
         """
         options = {name: each for each in self.get_params(ctx) if isinstance(each, TyperOption) for name in each.opts}
         before_arguments = takewhile(lambda each: each != "--", args)
         for name, value in pairwise(before_arguments):
             if name in options and value in options and not options[name].is_flag:
                 raise UsageError(f"{name} needs a value; '{value}' is the next option.")
+        _, _, given = self.make_parser(ctx).parse_args([*args])
+        for each, count in Counter(given).items():
+            if count > 1 and isinstance(each, TyperOption) and not (each.multiple or each.is_flag):
+                raise UsageError(f"{each.opts[0]} is given {count} times, and takes one value.")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -178,7 +178,9 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     if broken is None and (missing := run.missing_operations()):
         raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows)
-    gradients = gradient_rows(inspected, run.gradients, results, run.differentiated, gradient_recorder.nodes)
+    raised = broken is not None and broken.error is not None and not broken.overwritten
+    nodes = gradient_recorder.nodes
+    gradients = gradient_rows(inspected, run.gradients, results, run.differentiated, nodes, raised=raised)
     if not verify:
         run.verification = None
     failure = None if broken is None else broken.failure
@@ -189,8 +191,10 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         loss=loss_record(run.losses),
         rows=results,
         gradients=gradients,
-        parameters=parameter_rows(named, on_tensor, recorder.reducer),
-        uncalled=uncalled(inspected, selected, captured.called, broke_off=failure is not None, mode=mode),
+        parameters=parameter_rows(named, on_tensor, recorder.reducer, raised=raised),
+        uncalled=uncalled(
+            inspected, selected, captured.called, run.forward_calls, broke_off=failure is not None, mode=mode
+        ),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
             for maps in feature_maps((row for row in gradients if row.role == "output"), gradient_recorder.maps.kept)

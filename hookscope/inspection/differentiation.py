@@ -95,6 +95,8 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
             if done.broken is None:
                 _verify(run, batch, done, began)
     run.gradient_recorder.release()
+    if first and done.broken is None:
+        run.find_forward_calls(batch)
     if done.value is not None:
         run.losses.append((done.value, done.amount))
         run.loss_warnings.extend(done.value.warnings)

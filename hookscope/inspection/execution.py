@@ -1,12 +1,16 @@
 """Run a network once with all its modules hooked: in which order they finish, and the shapes they take and return."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from hookscope.hooks.callers import code_of, source_line, whose_code
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import ModuleCall, Operation, shape_of
 from hookscope.hooks.operations import OperationChoice
@@ -77,6 +81,45 @@ def first_calls(
         if seen.call == 0 and seen.value is not None:
             known.output_shapes.append(output)
     return calls, failure
+
+
+def calls_of_forward(
+    network: nn.Module, modules: Mapping[str, nn.Module], args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, str]:
+    """Find modules whose `forward` the network calls by name, which skips their hooks; return the lines, by module.
+
+    A line is "net.py:14", "" if it is unknown. It takes a pass without hooks, which is only made where some code of the
+    network names `forward`.
+    """
+    if not any(map(_names_forward, {type(each) for each in network.modules()})):
+        return {}
+    names = {id(module): name for name, module in modules.items()}
+    codes = {code for each in modules.values() if (code := code_of(each.forward)) is not None}
+    lines: dict[str, str] = {}
+
+    def look(frame: FrameType, event: str, _argument: object) -> None:
+        if event != "call" or frame.f_code not in codes:
+            return
+        name, caller = names.get(id(frame.f_locals.get("self"))), frame.f_back
+        if name is not None and caller is not None and whose_code(caller.f_code) == "network":
+            lines.setdefault(name, source_line(caller))
+
+    before = sys.getprofile()
+    with preserved(network, seed=0):
+        copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite its inputs
+        sys.setprofile(look)
+        try:
+            with torch.no_grad(), suppress(Exception):  # it ran a moment ago
+                network(*copies[0], **copies[1])
+        finally:
+            sys.setprofile(before)
+    return lines
+
+
+def _names_forward(kind: type[nn.Module]) -> bool:
+    """Tell whether a method of a class, other than torch's own, names the attribute `forward`."""
+    methods = (code_of(each) for base in kind.__mro__ for each in vars(base).values())
+    return any("forward" in code.co_names and whose_code(code) == "network" for code in methods if code is not None)
 
 
 def _copy(tensor: Tensor) -> Tensor:

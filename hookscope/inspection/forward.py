@@ -160,7 +160,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         model=inspected.info,
         inputs=tuple(run.records),
         rows=results,
-        uncalled=uncalled(inspected, selected, called, broke_off=broken is not None),
+        uncalled=uncalled(inspected, selected, called, run.forward_calls, broke_off=broken is not None),
         feature_maps=feature_maps(results, recorder.kept),
         map_summaries=map_summaries(results, recorder.maps.saved if recorder.maps is not None else ()),
         predictions=tuple(run.best),
@@ -209,6 +209,8 @@ def _run_batches(
         run.recorder.settle()
         if to_verify and ended is None:
             run.verification = _verified(run, batch, output)
+        if ended is None and not run.records:
+            run.find_forward_calls(batch)
         seen = run.captured.restart()
         if ended is None:
             merge_observations(run.rows, seen)

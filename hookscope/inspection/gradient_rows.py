@@ -47,10 +47,12 @@ def merge_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[Gradient
             known.reduction = merge(known.reduction, reduction)
 
 
-def _status(tracked: bool, statistics: TensorStatistics | None) -> GradientStatus:
+def _status(statistics: TensorStatistics | None, *, tracked: bool, raised: bool) -> GradientStatus:
     if statistics is not None:
         return "zero" if statistics.zero_fraction == 1 else "gradient"
-    return "not reached" if tracked else "no gradient path"
+    if not tracked:
+        return "no gradient path"
+    return "unknown" if raised else "not reached"
 
 
 def _without(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatistics:
@@ -110,11 +112,13 @@ def gradient_rows(
     activations: Sequence[LayerRow],
     loss: Tensor | None,
     nodes: Mapping[SiteKey, Node | None],
+    *,
+    raised: bool,
 ) -> tuple[GradientRow, ...]:
     """Turn the gradients of all batches into results, in forward order; `activations` are rows of the same passes.
 
     `loss` is that of one pass, as it was differentiated, None if none was; `nodes` computed the tensors whose gradients
-    arrived in it.
+    arrived in it. `raised` tells whether the pass raised before all gradients could arrive.
     """
     arrived = [each for each in gradients.values() if each.reduction is not None]
     arrived.sort(key=lambda each: (each.batch, each.site.arrival))
@@ -126,7 +130,7 @@ def gradient_rows(
     for index, each in enumerate(gradients.values()):
         site, operation = each.site, each.site.operation
         statistics = measured.get(id(each.reduction))
-        status = _status(not site.untracked, statistics)
+        status = _status(statistics, tracked=not site.untracked, raised=raised)
         rows.append(
             GradientRow(
                 index=index,
@@ -138,7 +142,7 @@ def gradient_rows(
                 role=site.role,
                 status=status,
                 gradient=statistics or _without(site.shape, site.dtype),
-                remark=site.untracked or ("the loss does not depend on it" if status == "not reached" else ""),
+                remark=site.untracked or ("unused, or cut off further on" if status == "not reached" else ""),
                 aliases=inspected.aliases.get(site.layer, ()),
                 owner=None if operation is None else operation.owner,
                 source="" if operation is None else operation.source,
@@ -224,9 +228,16 @@ def named_parameters(network: nn.Module) -> list[NamedParameter]:
 
 
 def parameter_rows(
-    parameters: Sequence[NamedParameter], on_tensor: Callable[[str, Tensor], None] | None, reducer: Reducer
+    parameters: Sequence[NamedParameter],
+    on_tensor: Callable[[str, Tensor], None] | None,
+    reducer: Reducer,
+    *,
+    raised: bool,
 ) -> tuple[ParameterRow, ...]:
-    """Measure parameters and their gradients; `on_tensor` is called with "NAME grad" and each gradient."""
+    """Measure parameters and their gradients; `on_tensor` is called with "NAME grad" and each gradient.
+
+    `raised` as for `gradient_rows`.
+    """
     gradients = [(index, each.gradient) for index, each in enumerate(parameters) if each.gradient is not None]
     gradients.sort(key=lambda each: str(each[1].shape))  # what compiled code does not read is reduced by shapes
     with plain_arithmetic():
@@ -246,7 +257,7 @@ def parameter_rows(
                 name=name,
                 kind=each.kind,
                 trainable=each.parameter.requires_grad,
-                status=_status(each.parameter.requires_grad, gradient),
+                status=_status(gradient, tracked=each.parameter.requires_grad, raised=raised),
                 gradient=gradient or _without(each.parameter.shape, each.parameter.dtype),
                 weight_l2=norm,
                 ratio=gradient.l2 / norm if gradient is not None and gradient.l2 is not None and norm else None,

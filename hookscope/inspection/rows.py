@@ -279,17 +279,21 @@ def uncalled(
     inspected: InspectedNetwork,
     selected: Mapping[str, nn.Module],
     called: set[str],
+    forward_calls: Mapping[str, str],
     *,
     broke_off: bool,
     mode: str = "eval",
 ) -> tuple[UncalledLayer, ...]:
-    """List the selected modules that never ran, and why as far as known."""
+    """List the selected modules that never ran, and why as far as known; `forward_calls` as in `Run`."""
     result = []
     for name, module in selected.items():
         if name in called:
             continue
         parent = inspected.modules[name.rpartition(".")[0]]
-        if broke_off:
+        if name in forward_calls:
+            line = forward_calls[name] and f" at {forward_calls[name]}"
+            reason = f"called as {name}.forward(…){line}, which skips hooks: call {name}(…) instead"
+        elif broke_off:
             reason = "the forward pass raised before it"
         elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
             reason = f"a {type(module).__name__} is not called itself, its items are"

@@ -12,9 +12,10 @@ from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import exact_operation, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_from
+from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.execution import execution_order
+from hookscope.inspection.execution import calls_of_forward, execution_order
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.rows import Recorder, Rows, predictions, unnamed_warning
@@ -62,6 +63,7 @@ class Run:
         output_key: Which of several outputs holds the class scores; None for the only one.
         verify: Whether the first batch is to be compared to a pass without hooks.
         best: The best classes of the inputs that ran.
+        forward_calls: As `calls_of_forward` returns, of the first batch.
         verification: How the comparison ended; None before it, or without one.
     """
 
@@ -78,6 +80,7 @@ class Run:
     rows: Rows = field(default_factory=Rows)
     records: list[InputRecord] = field(default_factory=list)
     best: list[Prediction] = field(default_factory=list)
+    forward_calls: dict[str, str] = field(default_factory=dict)
     unnamed: str = ""  # why predictions have no names, once an output shows it
     verification: Verification | None = None
 
@@ -86,6 +89,13 @@ class Run:
         error = reraise_internal(raised)
         failure = locate(self.inspected.modules, error)
         return Break(failure_message(self.inspected.info.name, failure, error), failure, error)
+
+    def find_forward_calls(self, batch: Batch) -> None:
+        """Find out which of the modules that did not run in this batch, the first, are called by `forward`."""
+        silent = {name: each for name, each in self.selected.items() if name not in self.captured.called}
+        if silent:
+            with self.captured.detached():
+                self.forward_calls = calls_of_forward(self.inspected.network, silent, batch.args, batch.kwargs)
 
     def predict(self, output: object, places: Sequence[int]) -> None:
         """Note the best classes of a batch whose inputs have these positions in the run."""

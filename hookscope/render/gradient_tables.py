@@ -67,7 +67,7 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
         Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
         number_column("‖w‖", (row.weight_l2 for row in rows), 6),
-        number_column("‖g‖/‖w‖", (row.ratio for row in rows), 1),
+        number_column("‖g‖/‖w‖", (_if_finite(row.gradient, row.ratio) for row in rows), 1),
     ]
     found = [_about(inspection, row.name) for row in rows]
     return Group(title, _flagged_table(columns, rows, found, width, full=full))
@@ -118,16 +118,21 @@ def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool =
 def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
     columns = [
         Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
-        number_column("mean |g|", (each.mean_abs for each in all_statistics), 2),
-        number_column("max |g|", (each.max_abs for each in all_statistics), 3),
-        number_column("L2", (each.l2 for each in all_statistics), 4),
-        number_column("mean", (each.mean for each in all_statistics), 18),
-        number_column("std", (each.std for each in all_statistics), 19),
+        number_column("mean |g|", (_if_finite(each, each.mean_abs) for each in all_statistics), 2),
+        number_column("max |g|", (_if_finite(each, each.max_abs) for each in all_statistics), 3),
+        number_column("L2", (_if_finite(each, each.l2) for each in all_statistics), 4),
+        number_column("mean", (_if_finite(each, each.mean) for each in all_statistics), 18),
+        number_column("std", (_if_finite(each, each.std) for each in all_statistics), 19),
         Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 7),
         Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
         Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
     return counts_that_vary(columns, all_statistics)
+
+
+def _if_finite(statistics: TensorStatistics, value: float | None) -> float | None:
+    """Return a statistic, or None where some values are NaN or Inf: of the others alone it would mislead."""
+    return None if statistics.nan_count or statistics.inf_count else value
 
 
 def _flagged_table(
@@ -163,7 +168,7 @@ def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], 
     words = [
         row.source if isinstance(row, GradientRow) else "",
         *(verdict.rule for verdict in verdicts),
-        row.status if row.status != "gradient" else "",
+        row.status if row.status not in ("gradient", "unknown") else "",
         "frozen" if isinstance(row, ParameterRow) and not row.trainable else "",
         counts if statistics.nan_count or statistics.inf_count else "",
         f"unmeasured: {statistics.unmeasured}" if statistics.unmeasured else "",

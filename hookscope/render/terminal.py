@@ -87,7 +87,7 @@ def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> 
         by_reason.setdefault(layer.reason, []).append(fold_name(layer.layer or "(model)", 48))
     if not by_reason:
         return Group()
-    title = f"Never called: {counted(len(uncalled), 'selected layer')}"
+    title = f"Without a row: {counted(len(uncalled), 'selected layer')}"
     lines: list[RenderableType] = [safe_line(title, style="yellow")]
     for reason, layers in by_reason.items():
         shown = layers if full else layers[:6]

@@ -8,12 +8,13 @@ from hookscope.results.activations import FeatureMaps, Run
 from hookscope.results.network import row_label, row_of
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
-GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached"]
+GradientStatus = Literal["gradient", "zero", "no gradient path", "not reached", "unknown"]
 """The status of a tensor in the backward pass.
 
 "gradient": it received one with a value other than zero (NaN and Inf included). "zero": it received one, exactly zero
 everywhere. "no gradient path": autograd does not track it (frozen, integer, computed under `no_grad`). "not reached":
-autograd tracks it, but the loss does not depend on it.
+autograd tracks it, but no path leads back to it: the loss does not depend on it, or the path is cut further on (detach,
+no_grad). "unknown": the pass raised before its gradient would have arrived.
 """
 
 

@@ -565,7 +565,7 @@ def test_a_network_that_raises_shows_the_rows_up_to_there_and_where(command: Run
     shown = [line.split()[0] for line in ended.stdout.splitlines() if re.match(r" *\d+ +\d+ +Conv2d", line)]
     assert ended.code == 6
     assert shown == [str(number) for number in range(19)]
-    assert "Never called: 1 selected layer" in ended.stdout
+    assert "Without a row: 1 selected layer" in ended.stdout
     assert "run.json" not in ended.stdout
     [error] = ended.errors
     assert "at 19 (Raises), given [0] (1, 3, 32, 32): ValueError: no such luck" in error

@@ -393,6 +393,112 @@ def test_a_limit_decides_where_a_verdict_begins(run: Run, folder: Path) -> None:
     assert record_of(folder / "below")["limits"]["imbalance"] == 63.9
 
 
+BLOCKED = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Net(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.way = forward
+
+    def forward(self, x):
+        return self.way(self, x)
+
+
+def detached():
+    return Net(lambda net, x: net.c(net.b(net.a(x)).detach()))
+
+
+def without():
+    def forward(net, x):
+        with torch.no_grad():
+            x = net.b(net.a(x))
+        return net.c(x)
+
+    return Net(forward)
+
+
+def reentrant():
+    return Net(lambda net, x: net.c(checkpoint(lambda y: net.b(net.a(y)), x, use_reentrant=True)))
+
+
+def never_called():
+    return Net(lambda net, x: net.c(x))
+
+
+def root_of_zero():
+    return Net(lambda net, x: torch.sqrt(net.c(net.b(net.a(x))) * 0))
+
+
+def raises():
+    return Net(lambda net, x: net.b(net.a(x)[:, :3]))
+"""
+
+
+@pytest.fixture
+def blocked(folder: Path) -> None:
+    (folder / "blocked.py").write_text(BLOCKED, encoding="utf-8")
+
+
+@pytest.mark.usefixtures("blocked")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        ("detached", "no path leads from the loss to them: it does not depend on them, or the path is cut (detach"),
+        ("without", "what their layers return was computed without gradients (no_grad"),
+        ("reentrant", "what their layers return was computed without gradients (no_grad, or a reentrant checkpoint"),
+        ("never_called", "their layers were never called"),
+    ],
+)
+def test_why_parameters_get_no_gradient_is_what_is_known(run: Run, network: str, reason: str) -> None:
+    document = json.loads(run("grads", f"blocked.py:{network}", "--input-shape", "2,4", "--json").stdout)
+    (verdict,) = document["verdicts"]
+    assert f"4 of 6 trainable parameters never get a gradient (limit 0): {reason}" in verdict["message"]
+
+
+@pytest.mark.usefixtures("blocked")
+def test_where_the_forward_pass_raises_the_error_is_said_once_and_there_are_no_statuses(run: Run) -> None:
+    ended = run("grads", "blocked.py:raises", "--input-shape", "2,4", "--json")
+    assert ended.code == 6
+    assert len(ended.errors) == 1
+    document = json.loads(ended.stdout)
+    assert {row["status"] for row in [*document["gradients"], *document["parameters"]]} == {"unknown"}
+    assert "not reached" not in ended.stderr
+
+
+@pytest.mark.usefixtures("blocked")
+@pytest.mark.parametrize(
+    ("network", "options", "code"),
+    [
+        ("root_of_zero", ("--fail-on", "fail"), 1),
+        ("root_of_zero", ("--fail-on", "warn"), 1),
+        ("root_of_zero", (), 0),
+        ("detached", ("--fail-on", "fail"), 0),
+        ("detached", ("--fail-on", "warn"), 1),
+        ("raises", ("--fail-on", "warn"), 6),
+    ],
+)
+def test_a_verdict_fails_the_command_where_that_is_asked_for(
+    run: Run, folder: Path, network: str, options: tuple[str, ...], code: int
+) -> None:
+    ended = run("grads", f"blocked.py:{network}", "--input-shape", "2,4", "--quiet", "--out", "kept", *options)
+    assert ended.code == code
+    assert (folder / "kept" / "run.json").exists() == (code < 2)
+
+
+@pytest.mark.parametrize("option", ["--input-shape", "--loss", "--seed", "--fail-on"])
+def test_of_two_values_none_is_dropped_without_a_word(run: Run, folder: Path, option: str) -> None:
+    ended = run("grads", "case.py:batchnorm", option, "2,4", option, "3,4")
+    assert (ended.code, ended.stdout) == (2, "")
+    assert f"{option} is given 2 times, and takes one value." in ended.stderr
+    assert not (folder / "hookscope-runs").exists()
+
+
 def test_a_loss_that_is_not_a_number_still_says_where(run: Run, folder: Path) -> None:
     ended = run("grads", "case.py:not_a_number", "ones.npy", "--out", "out", "--json")
     document = json.loads(ended.stdout)

@@ -63,7 +63,7 @@ def test_a_gradient_is_told_from_zero_from_no_path_and_from_not_reached() -> Non
         "frozen": "no gradient path",
     }
     assert remarks(inspection) == {
-        "ignored": "the loss does not depend on it",
+        "ignored": "unused, or cut off further on",
         "index": "int64 values have no gradient",
         "used": "",
         "silenced": "",

@@ -17,6 +17,7 @@ from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.pytree import tensors_in
+from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.models import FileOptions, load_model
 from tests.networks import TORCHVISION, vision
@@ -316,3 +317,72 @@ def test_an_exported_program_shows_the_operations_of_the_network_with_their_line
     assert [each[1] for each in exported][:8] == [each[1] for each in eager][:8]
     assert exported[8][1].startswith("resnet.py:")  # the line in `forward`, which calls what calls flatten
     assert [each[3] for each in exported] == pytest.approx([each[3] for each in eager], rel=1e-5)
+
+
+class Mixed(nn.Module):
+    """Calls one module by its `forward`, one as a module, and one never."""
+
+    def __init__(self, calls: Callable[["Mixed", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.ffn, self.called, self.spare = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(2))
+        self.calls = calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.calls(self, self.called(x))
+
+    def of_one(self, x: Tensor) -> Tensor:
+        return x + self.ffn.forward(x)
+
+    def of_a_list(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x
+
+    def under_no_grad(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = self.ffn.forward(x)
+        return x + shift
+
+
+def line_of(method: Callable[..., object], line: int) -> str:
+    return f"test_operations.py:{method.__code__.co_firstlineno + line}"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("calls", "layers", "line"),
+    [
+        (Mixed.of_one, ["ffn"], line_of(Mixed.of_one, 1)),
+        (Mixed.under_no_grad, ["ffn"], line_of(Mixed.under_no_grad, 2)),
+        (Mixed.of_a_list, ["layers.0", "layers.1"], line_of(Mixed.of_a_list, 2)),
+    ],
+)
+def test_a_module_that_is_called_by_its_forward_is_said_to_be_with_the_line(
+    calls: Callable[[Mixed, Tensor], Tensor], layers: list[str], line: str, backward: bool
+) -> None:
+    network, given = Mixed(calls), torch.ones(2, 4)
+    seen = (inspect_gradients if backward else inspect)(network, given, layers=["*"])
+    reasons = {each.layer: each.reason for each in seen.uncalled}
+    assert {name for name, reason in reasons.items() if "forward(…)" in reason} == {*layers}
+    for name in layers:
+        assert reasons[name] == f"called as {name}.forward(…) at {line}, which skips hooks: call {name}(…) instead"
+    assert reasons["spare"] == "the forward pass did not call it in eval mode, or used its weight directly"
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+
+
+def test_no_further_pass_looks_for_calls_of_forward_where_no_code_names_it() -> None:
+    passes: list[int] = []
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            passes.append(1)
+            result: Tensor = self.used(x)
+            return result
+
+    inspect(Counted(), torch.ones(2, 4))
+    assert len(passes) == 1

@@ -66,7 +66,7 @@ def test_the_title_says_in_which_mode_the_network_ran() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("status", [each for each in get_args(GradientStatus) if each != "gradient"])
+@pytest.mark.parametrize("status", [each for each in get_args(GradientStatus) if each not in ("gradient", "unknown")])
 def test_what_became_of_a_gradient_is_in_words_and_in_colour(width: int, status: GradientStatus) -> None:
     odd = replace(PLAIN, layer="odd", status=status, remark="for a reason")
     parameter = replace(PARAMETER_ROWS[0], name="odd", status=status)
@@ -75,6 +75,20 @@ def test_what_became_of_a_gradient_is_in_words_and_in_colour(width: int, status:
         assert status in " ".join(printed(renderable, width).split())
         assert re.search(rf"\x1b\[[0-9;]*m[^\x1b]*{status}", in_colour(renderable, width))
     assert "for a reason" in " ".join(shown(inspection, width).split())
+
+
+def test_where_the_pass_raised_first_there_is_no_status() -> None:
+    row, parameter = replace(PLAIN, status="unknown"), replace(PARAMETER_ROWS[0], status="unknown")
+    inspection = replace(with_rows(row), parameters=(parameter,), loss=None, verdicts=())
+    assert not re.search("unknown|not reached|no gradient path", shown(inspection, 200))
+
+
+def test_of_a_gradient_with_nan_the_finite_rest_is_not_shown_as_the_whole() -> None:
+    values = replace(PLAIN.gradient, nan_count=149_700, element_count=401_408, mean_abs=0.0, min=0.0, max=0.0, l2=0.0)
+    inspection = with_rows(replace(PLAIN, gradient=values))
+    (line,) = (line for line in shown(inspection, 200).splitlines() if PLAIN.layer in line)
+    assert re.search(r" -  +-  +- ", line)
+    assert "149700 NaN" in line
 
 
 def test_a_row_that_a_verdict_names_says_which_and_is_coloured_as_a_whole() -> None:

@@ -21,6 +21,7 @@ from hookscope.checks.rules.rule import (
     key,
     limit,
     listed,
+    module_of,
     non_finite_count,
     output_of,
     owner,
@@ -97,21 +98,38 @@ def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     forever. Heads that are only used in training appear unused in eval mode.
     """
     gradients = taken_gradients(measured)
-    reasons = {
-        "not reached": "the loss does not depend on them",
-        "no gradient path": "autograd does not track what is computed with them (no_grad, detach)",
-    }
     trainable = [each for each in gradients.parameters if each.trainable]
-    for status, reason in reasons.items():
-        unused = [each for each in trainable if each.status == status]
-        if unused:
-            names = [each.name for each in unused]
-            message = (
-                f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
-                f" {reason}: {listed(names)}."
+    by_reason: dict[str, list[str]] = {}
+    parameters = {each.name: each for each in trainable}
+    for each in trainable:
+        if each.status in ("not reached", "no gradient path"):
+            by_reason.setdefault(_why_unused(each, gradients), []).append(each.name)
+    for reason, names in by_reason.items():
+        message = (
+            f"{len(names)} of {counted(len(trainable), 'trainable parameter')} never get a gradient (limit 0):"
+            f" {reason}: {listed(names)}."
+        )
+        one = parameters[names[0]]
+        target = parameter_of(one) if len(names) == 1 else _module(_common_module(names), gradients)
+        yield Objection(target, message, "warn")
+
+
+def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
+    """Return what is known of why a parameter gets no gradient, from the rows of its module."""
+    if parameter.status == "no gradient path":
+        return "autograd does not track what is computed with them (no_grad, detach)"
+    module = owner(parameter)
+    rows = [each for each in gradients.gradients if each.role == "output" and module_of(each) == module]
+    if any(each.layer == module and not each.reason.startswith("called as") for each in gradients.uncalled):
+        return "their layers were never called"
+    if rows and all(each.status == "no gradient path" for each in rows):
+        if all("without gradients" in each.remark for each in rows):
+            return (
+                "what their layers return was computed without gradients (no_grad, or a reentrant checkpoint none of"
+                " whose inputs requires one)"
             )
-            target = parameter_of(unused[0]) if len(unused) == 1 else _module(_common_module(names), gradients)
-            yield Objection(target, message, "warn")
+        return "what their layers return is cut off (no_grad, detach)"
+    return "no path leads from the loss to them: it does not depend on them, or the path is cut (detach, no_grad)"
 
 
 @rule("gradient-imbalance", "off", "gradients", (*_CAUSES, "vanishing-gradient"))
