@@ -32,7 +32,7 @@ _ROWS_OF_THE_NEXT_FRAME = """() => new Promise((done) => {
   });
 })"""
 
-pytestmark = needs_chromium
+pytestmark = [pytest.mark.exhaustive, needs_chromium]
 
 
 @pytest.fixture(scope="module")
