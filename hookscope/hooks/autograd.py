@@ -177,13 +177,16 @@ def version_counter(tensor: Tensor) -> Tensor:
 def view_of(site: GradientSite[Any], tensor: Tensor) -> View:
     """Describe a view that is about to be hooked."""
     counter, node, base = version_counter(tensor), tensor.grad_fn, tensor._base
-    edge, strides, offset, conjugated, negated = None, (), 0, False, False
-    plain = tensor.layout == torch.strided and not tensor.is_nested
-    if node is not None and base is not None and base.grad_fn is not None and plain:
-        edge, strides = (base.grad_fn, base.output_nr), tensor.stride()
-        offset = tensor.storage_offset() * tensor.itemsize - base.storage_offset() * base.itemsize
-        conjugated, negated = tensor.is_conj() != base.is_conj(), tensor.is_neg() != base.is_neg()
-    return View(site, counter, tensor._version, node, edge, tensor.dtype, strides, int(offset), conjugated, negated)
+    view = View(site, counter, tensor._version, node, None, tensor.dtype, (), 0, conjugated=False, negated=False)
+    if node is None or base is None or base.grad_fn is None or tensor.layout != torch.strided or tensor.is_nested:
+        return view
+    return view._replace(
+        base=(base.grad_fn, base.output_nr),
+        strides=tensor.stride(),
+        offset=int(tensor.storage_offset() * tensor.itemsize - base.storage_offset() * base.itemsize),
+        conjugated=tensor.is_conj() != base.is_conj(),
+        negated=tensor.is_neg() != base.is_neg(),
+    )
 
 
 def graph_nodes(loss: Tensor) -> dict[Node, None]:

@@ -52,15 +52,15 @@ class _Holding:
         now = time.monotonic()
         self.since = now if self.since is None else self.since
         if now - self.since < _HELD_SECONDS and _at_boundary(frame):
-            _thread.start_new_thread(self._try_again, (number,))  # the locks of `threading` may be held now
+            _thread.start_new_thread(self._try_again, ())  # the locks of `threading` may be held now
             return
         self.since = None
         self.previous(number, frame)
 
-    def _try_again(self, number: int) -> None:
+    def _try_again(self) -> None:
         time.sleep(_TRIED_AGAIN_SECONDS)
         if self.since is not None:
-            _thread.interrupt_main(number)
+            _thread.interrupt_main(signal.SIGINT)
 
 
 def _at_boundary(frame: FrameType | None) -> bool:

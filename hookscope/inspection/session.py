@@ -482,7 +482,7 @@ class TensorCollector:
         values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         flat = _little_endian(values.reshape(-1).view(torch.uint8), tensor.dtype)
         try:
-            piece = self._spool.append(memoryview(flat.numpy()))
+            piece = self._spool.append(memoryview(flat.numpy().data))
         except OSError as error:
             where = f"in {gettempdir()}: {reason_of(error)}"
             raise OutputError(f"Tensors cannot be kept {where}. Free some space, or set TMPDIR to another.") from error

@@ -94,7 +94,8 @@ def save_run(
         files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
         write_sketches(run.path, result)
         if result.tensors:
-            write_tensors(run.path / tensor_file, result.tensors.spooled, result.tensors.spool)
+            saved: Any = result.tensors  # `SavedTensors`, which this room does not import
+            write_tensors(run.path / tensor_file, saved.spooled, saved.spool)
             files.append(tensor_file)
         record = {
             "verb": "grads" if isinstance(result, Gradients) else "activations",

@@ -174,7 +174,7 @@ def _preserved(
 
 def _reshard(modules: Sequence[nn.Module]) -> None:
     """Let modules of FSDP2 put their sharded parameters back, whose place they gave to gathered ones for a pass."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for module in modules if fsdp is not None else ():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
