@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.callers import has_own_operations
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Place
 from hookscope.hooks.operations import OperationChoice
@@ -311,8 +312,13 @@ def fast_path_warning(
     """Say so when hooks change which kernels run: torch's fused encoder layer steps aside for hooks, and for modes."""
     fused = [module for module in modules.values() if isinstance(module, nn.TransformerEncoderLayer)]
     hooked = {id(module) for module in selected.values()} if fused else set()
+    # Operations are not looked for inside torch's own encoders, which see no function mode then.
+    encoders = [each for each in modules.values() if isinstance(each, nn.TransformerEncoder)] if fused else []
+    closed = [each for each in encoders if not any(map(has_own_operations, each.modules()))]
+    unseen = {id(part) for each in closed for part in each.modules()}
     if torch.backends.mha.get_fastpath_enabled() and any(
-        with_operations or id(part) in hooked for each in fused for part in each.modules()
+        (with_operations and id(each) not in unseen) or any(id(part) in hooked for part in each.modules())
+        for each in fused
     ):
         return ("nn.TransformerEncoderLayer runs unfused while hooked: its values differ in the last digits.",)
     return ()

@@ -194,3 +194,19 @@ def test_of_a_network_in_torchscript_it_is_said_that_operations_are_not_seen() -
     run = hookscope.activations(network, torch.ones(2, 8))
     assert run.notes == ("Operations inside TorchScript are not seen: (model).",)
     assert not network._forward_pre_hooks
+
+
+class Headed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.head(self.encoder(x)))
+
+
+@pytest.mark.parametrize(("layer", "is_unfused"), [("name:/^head$/", False), ("linear1", True)])
+def test_an_encoder_stays_fused_unless_its_own_layers_are_hooked(layer: str, is_unfused: bool) -> None:
+    run = hookscope.activations(Headed().eval(), torch.rand(2, 3, 8), layer=layer)
+    assert any("runs unfused while hooked" in each for each in run.warnings) == is_unfused
