@@ -479,8 +479,10 @@ class TensorCollector:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or dtype not in DTYPES:
             return
-        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        flat = _little_endian(values.reshape(-1).view(torch.uint8), tensor.dtype)
+        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        if values.stride() != (1,):  # a single element, expanded
+            values = values.clone(memory_format=torch.contiguous_format)
+        flat = _little_endian(values.view(torch.uint8), tensor.dtype)
         try:
             piece = self._spool.append(memoryview(flat.numpy().data))
         except OSError as error:

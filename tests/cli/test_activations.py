@@ -25,6 +25,7 @@ from torch import nn
 from hookscope.render.html import report_html
 from hookscope.results.runs.reading import read_run
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
+from tests.models.hostile import PAYLOADS, torch_bytes
 
 TABLES = {"run.json", "overview.png", "layers.csv", "layers.json", "sketches.safetensors"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
@@ -552,7 +553,7 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(
     ids=["2", "3", "4", "5", "6"],
 )
 def test_the_exit_code_reaches_the_shell(command: Run, folder: Path, arguments: tuple[object, ...], code: int) -> None:
-    torch.save(tiny_network(), folder / "module.pt")
+    (folder / "module.pt").write_bytes(torch_bytes({"w": PAYLOADS["os.system"](folder / "canary")}))
     before = names_below(folder)
     ended = command("activations", *arguments, cwd=folder)
     assert (ended.code, ended.stdout) == (code, "")

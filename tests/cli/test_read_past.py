@@ -138,7 +138,7 @@ def test_a_gate_refuses_any_other_name_unless_it_is_allowed(tmp_path: Path, name
     code, said = check(path, key="state_dict")
     assert code == 4
     assert dotted in said
-    assert "--allow-global" in said
+    assert "`allow_global`" in said
     for allowed in (dotted, f"{dotted.partition('.')[0]}.*"):
         code, said = check(path, allowed, key="state_dict")
         assert code == 0, said
