@@ -34,10 +34,10 @@ def interrupts_between_blocks() -> Iterator[None]:
         signal.signal(signal.SIGINT, holding)
         yield
     finally:
+        held = holding.end()
         if signal.getsignal(signal.SIGINT) is holding:  # else the block has set another
-            signal.signal(signal.SIGINT, previous)
-        if holding.since is not None:
-            holding.since = None
+            signal.signal(signal.SIGINT, previous)  # which first runs the handler of what is pending
+        if held or holding.since is not None:
             previous(signal.SIGINT, None)
 
 
@@ -47,9 +47,21 @@ class _Holding:
     def __init__(self, previous: Callable[[int, FrameType | None], object]) -> None:
         self.previous = previous
         self.since: float | None = None  # when an interrupt came that is held
+        self._ended = self._sent_again = False
+        self._lock = _thread.allocate_lock()
+
+    def end(self) -> bool:
+        """Send nothing again from now on; tell whether an interrupt is held."""
+        with self._lock:
+            held, self.since, self._ended = self.since is not None, None, True
+        return held
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        sent_again, self._sent_again = self._sent_again, False
+        if self._ended:
+            self.since = self.since if sent_again else now  # the one sent again is told by `end`
+            return
         self.since = now if self.since is None else self.since
         if now - self.since < _HELD_SECONDS and _at_boundary(frame):
             _thread.start_new_thread(self._try_again, ())  # the locks of `threading` may be held now
@@ -59,16 +71,23 @@ class _Holding:
 
     def _try_again(self) -> None:
         time.sleep(_TRIED_AGAIN_SECONDS)
-        if self.since is not None:
-            _thread.interrupt_main(signal.SIGINT)
+        with self._lock:
+            if self.since is not None:
+                self._sent_again = True
+                _thread.interrupt_main(int(signal.SIGINT))
 
 
 def _at_boundary(frame: FrameType | None) -> bool:
     while frame is not None:
+        if frame.f_code is _OWN:  # which is on no stack while the block runs
+            return True
         if frame.f_code.co_name in _BOUNDARIES and (_restores(frame) or _restores(frame.f_back)):
             return True
         frame = frame.f_back
     return False
+
+
+_OWN = interrupts_between_blocks.__wrapped__.__code__  # type: ignore[attr-defined] # of `contextmanager`
 
 
 def _restores(frame: FrameType | None) -> bool:

@@ -42,7 +42,10 @@ def without_rows(run: Run, left_out: Collection[str]) -> Run:
     if not left_out:
         return run
     inputs = {row.label: row.inputs for row in run.rows if row.label in left_out}
-    rows = [replace(row, inputs=_resolved(row.inputs, inputs) or ()) for row in _repeating_others(run.rows, left_out)]
+    rows = []
+    for row in _repeating_others(run.rows, left_out):
+        resolved = _resolved(row.inputs, inputs) or ()
+        rows.append(row if resolved == row.inputs else replace(row, inputs=resolved))
     if isinstance(run, Activations):
         return _with_activations(run, rows)
     taken_by = {row.label: row.taken_by or () for row in run.gradients if row.label in left_out}

@@ -574,7 +574,11 @@ def test_sarif_holds_the_findings_with_the_rules_and_their_explanations(check: R
     [rule] = [each for each in run["tool"]["driver"]["rules"] if each["id"] == "dead-channels"]
     explained = check("--explain", "dead-channels", columns=10_000).stdout
     assert explained.splitlines() == rule["help"]["text"].splitlines()
-    assert {result["ruleId"] for result in run["results"]} == {"non-finite-parameter", "non-finite-activation"}
+    assert {result["ruleId"] for result in run["results"]} == {
+        "non-finite-parameter",
+        "non-finite-activation",
+        "untrained-norm",
+    }
     for result in run["results"]:
         assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "broken.pt"
     before = log.read_bytes()
