@@ -74,7 +74,7 @@ class _Holding:
         with self._lock:
             if self.since is not None:
                 self._sent_again = True
-                _thread.interrupt_main(int(signal.SIGINT))
+                _thread.interrupt_main(signal.SIGINT)
 
 
 def _at_boundary(frame: FrameType | None) -> bool:
