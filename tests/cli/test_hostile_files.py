@@ -1071,7 +1071,7 @@ IN_A_PROCESS = (
 
 
 @pytest.mark.parametrize("name", IN_A_PROCESS)
-@pytest.mark.sample("os.system in a torch file", "8 GiB from one call")
+@pytest.mark.sample("os.system in a torch file")
 def test_a_process_that_reads_it_ends_well_and_stays_small(
     watch: Callable[..., tuple[Ended, int]], plain_bytes: int, tmp_path: Path, name: str
 ) -> None:

@@ -119,6 +119,7 @@ def test_the_worst_pictures_are_evidence(reports: dict[str, dict[str, Any]], fol
     assert f"is {worst[0]['label']}, taken for {worst[0]['taken_for']}" in " ".join(text.split())
 
 
+@pytest.mark.exhaustive
 def test_the_demo_tells_cats_from_coffee(command: Run, tmp_path: Path) -> None:
     pictures = {"Egyptian cat": CAT, "espresso": CAT.with_name("coffee.jpg")}
     for label, source in pictures.items():

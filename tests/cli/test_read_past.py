@@ -81,6 +81,7 @@ def listed(run: Run, *options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.sample("protocol 4")
 def test_the_tensors_beside_it_are_listed_with_their_values(run: Run, tmp_path: Path, name: str, writer: str) -> None:
     state = {key: tensor.clone() for key, tensor in GOOD.items()}
     state["0.bias"][1] = float("nan")

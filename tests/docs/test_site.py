@@ -160,7 +160,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @needs_chromium
 @pytest.mark.parametrize(("width", "scheme", "names"), [(1280, "light", ON_A_WIDE_SCREEN), (390, "dark", PAGES)])
-@pytest.mark.sample("1280-light-names0")
+@pytest.mark.exhaustive
 def test_pages_are_decent_in_a_browser(
     browser: Browser,  # noqa: F811
     address: str,

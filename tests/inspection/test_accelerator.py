@@ -227,6 +227,7 @@ def test_nobody_waits_for_the_device_while_a_pass_runs(elsewhere: ProcessPoolExe
     assert moments["end"].count(far_device.TRANSFER) == 4
 
 
+@pytest.mark.exhaustive
 def test_tensors_of_one_shape_are_reduced_together(elsewhere: ProcessPoolExecutor) -> None:
     activations_alone, with_gradients = elsewhere.submit(operations_per_call).result()
     assert activations_alone < 10  # by itself, a tensor takes over 40

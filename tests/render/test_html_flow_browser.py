@@ -48,7 +48,7 @@ def is_in_sight(figure: str) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.sample("1280-light")
+@pytest.mark.exhaustive
 def test_axe_finds_nothing_and_nothing_is_too_wide(open_page: Open, width: int, scheme: Scheme) -> None:
     opened = open_page(width=width, scheme=scheme)
     page = opened.page

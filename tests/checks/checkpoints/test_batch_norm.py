@@ -274,6 +274,7 @@ def stored_outcome(network: nn.Module, path: Path) -> RuleOutcome:
 
 
 @pytest.mark.parametrize("name", UNTRAINED)
+@pytest.mark.sample("resnet18")
 def test_a_file_that_was_saved_before_training_is_a_warning(name: str, tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
