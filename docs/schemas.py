@@ -34,6 +34,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients, InputGradients, LossRecord
 from hookscope.results.inputs import Provenance, Region
 from hookscope.results.network import ModelInfo, ModuleRow
+from hookscope.results.runs.attributions import SCHEMA_VERSION as ATTRIBUTIONS_VERSION
 from hookscope.results.runs.attributions import StoredPicture
 from hookscope.results.runs.differences import SCHEMA_VERSION as DIFFERENCES_VERSION
 from hookscope.results.runs.directory import SCHEMA_VERSION as RUN_VERSION
@@ -79,7 +80,7 @@ def documents() -> dict[str, Schema]:
     return {
         "activations": _document("hookscope activations --json", SCHEMA_VERSION, activations | run),
         "grads": _document("hookscope grads --json", SCHEMA_VERSION, gradients | alone | run),
-        "attribute": _document("hookscope attribute --json", SCHEMA_VERSION, attributions | run),
+        "attribute": _document("hookscope attribute --json", ATTRIBUTIONS_VERSION, attributions | run),
         "diff": _document("hookscope diff --json", DIFFERENCES_VERSION, differences | run),
         "check": _document("hookscope check --format json", SCHEMA_VERSION, _checks()),
         "checkpoint": _document("hookscope checkpoint --json", CONTENTS_VERSION, contents),

@@ -167,7 +167,6 @@ def test_calls_of_several_threads_are_kept_apart(network: nn.Sequential) -> None
     assert {each.call for each in captured.observations if each.layer == "part"} == {*range(60)}
 
 
-@pytest.mark.exhaustive
 def test_no_reference_is_kept_and_none_is_lost(network: nn.Module) -> None:
     values = torch.randn(1, 3, 8, 8)
     singletons = (None, True, False, "", torch.Tensor, network[0], "0")
