@@ -54,7 +54,7 @@ _FLAGS: tuple[tuple[Flag, str], ...] = (
 """Flags that call for a look, the most severe first."""
 
 _NO_FINDINGS = (
-    "No NaN or Inf, no constant output, no layer with 80 % of its channels dead (layers shown, operations seen)."
+    "No NaN or Inf, no constant output, no layer with 80 % of its channels dead (the layers shown, and operations)."
 )
 
 
