@@ -37,7 +37,7 @@ _CASES = (
     ("swin_t", "features"),
     ("timm vit_tiny_patch16_224", "blocks.11.norm1"),
 )
-# Of the largest value. Our choice: another order of float32 sums stays far below, another activation far above.
+# Of the largest value: another order of float32 sums stays far below, another activation far above.
 _TOLERANCE = 1e-3
 
 _NOTE = """\

@@ -24,6 +24,7 @@ PICTURE = ROOT / "sample_images" / "cat.jpg"
 _HELP_AT_MOST_SECONDS = 0.25
 _COMMAND: dict[str, Budget] = {"hookscope": (1.15, 1.10)}
 _CHECK_AT_MOST_SECONDS = 1.0
+_EDIT = "layer2.1.conv2:output:scale(1.5)"
 
 # What a script that uses the peer loads: some load the rest on first use.
 _LOADS = {
@@ -96,6 +97,31 @@ def measure_whole_command() -> Section:
         "is the same, and there are 36 rows and grids."
     )
     return Section("The whole command, over a bare script", note, tuple(found))
+
+
+def measure_commands() -> Section:
+    """Time each command that runs a network, with its defaults, beside the script."""
+    bare = [sys.executable, "-m", "benchmarks.children.bare", str(PICTURE)]
+    hookscope = [sys.executable, "-m", "hookscope"]
+    network = ["resnet34", "--weights", "none"]
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {
+            "activations": ["activations", *network, str(PICTURE), "--out", f"{folder}/activations"],
+            "grads": ["grads", *network, str(PICTURE), "--out", f"{folder}/grads"],
+            "attribute": ["attribute", *network, str(PICTURE), "--out", f"{folder}/attribute"],
+            "diff": [
+                *("diff", "resnet34", "same", str(PICTURE), "--weights", "none", "--edit-b", _EDIT),
+                *("--out", f"{folder}/diff"),
+            ],
+        }
+        ways = {"bare script": Ready(None, partial(run, bare), 5)}
+        ways |= {name: Ready(None, partial(run, [*hookscope, *words]), 5) for name, words in commands.items()}
+        seconds = interleaved(*timeable(ways))
+    note = (
+        "Whole processes with the defaults of each command on resnet34 and one picture: all leaves, the self-check, "
+        "every table, the overview and its files; activations also draws the grids of 124 layers."
+    )
+    return Section("Whole commands, over a bare script", note, tuple(over_first("resnet34 IMAGE", ways, seconds, {})))
 
 
 def measure_check() -> Section:

@@ -1,4 +1,4 @@
-"""`hookscope.activations` and `hookscope.grads` as people call them, on a module and a batch, over the plain passes."""
+"""The public functions as people call them, on a module and a batch, over the plain passes."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -11,7 +11,7 @@ import hookscope
 from benchmarks.comparing import Budget, Ready, over_first, timeable
 from benchmarks.findings import Measurement, Section
 from benchmarks.networks import seeded
-from benchmarks.timing import CLOCKS, interleaved
+from benchmarks.timing import CLOCKS, Run, interleaved
 
 _DEFAULTS, _UNCHECKED = "hookscope", "hookscope, without the self-check"
 # By network and number of pictures.
@@ -35,6 +35,11 @@ _GRADIENTS: dict[str, Budget] = {
 }
 _ROUNDS = {"vit_b_16": 10, "resnet34": 24}
 _OTHER_ROUNDS = 16
+
+_OTHERS = ("resnet34", "densenet121", "efficientnet_b0")
+_OTHERS_NOTE = """\
+The public functions on a module and noise of 224 × 224, with their defaults. `attribute` runs forward and backward, and
+its checks several times more; `diff` runs two networks; `check` runs the network three times and reads its weights."""
 
 _NOTE = """\
 {} on a module and noise of 224 × 224, with the defaults of the public function: statistics, distributions, sketches and
@@ -67,6 +72,30 @@ def measure_gradients(*, keeps_memory: bool) -> Section:
     call = partial(hookscope.grads, loss="sum")
     found = _measured(plain, call, _GRADIENTS, keeps_memory=keeps_memory)
     return Section(_titled("hookscope.grads, over plain forward and backward", keeps_memory), note, found)
+
+
+def measure_others() -> Section:
+    """Measure `hookscope.attribute`, `diff` and `check` over the plain forward pass."""
+    found = []
+    for network in _OTHERS:
+        model, batch = seeded(network)
+        other = deepcopy(model)
+
+        def plain(net: nn.Module = model, batch: torch.Tensor = batch) -> None:
+            with torch.no_grad():
+                net(batch)
+
+        calls: dict[str, Run] = {
+            "attribute": partial(hookscope.attribute, deepcopy(model), batch),
+            "attribute, without checks of the map": partial(hookscope.attribute, deepcopy(model), batch, sanity="none"),
+            "diff, of two networks": partial(hookscope.diff, deepcopy(model), other, batch),
+            "check": partial(hookscope.check, deepcopy(model), images=batch),
+        }
+        ways = {"plain forward": Ready(None, plain, _OTHER_ROUNDS)}
+        ways |= {name: Ready(None, call, _OTHER_ROUNDS) for name, call in calls.items()}
+        seconds = interleaved(*timeable(ways), CLOCKS["cpu"], plain)
+        found += over_first(network, ways, seconds, {})
+    return Section("hookscope.attribute, diff and check, over the plain forward pass", _OTHERS_NOTE, tuple(found))
 
 
 def _titled(title: str, keeps_memory: bool) -> str:

@@ -11,7 +11,7 @@ Found = Rows | Callable[[], Rows]
 """What one run of a way gives: rows or, where it gives a result of its own kind, what tells the rows from it. The
 telling is for the comparison alone, and not timed."""
 
-# By device, relative to the largest absolute value of the row. Our choice: float32 sums in another order stay far below
+# By device, relative to the largest absolute value of the row: float32 sums in another order stay far below
 # the first, and CUDA's kernels through all layers below the second; a ReLU that overwrites an activation is far beyond.
 TOLERANCES = {"cpu": 1e-4, "cuda": 2e-3}
 

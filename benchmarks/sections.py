@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import (
+    attention,
     attribution,
     capture,
     checkpoints,
+    cost,
     difference,
     gradients,
     growth,
@@ -22,6 +24,7 @@ from benchmarks import (
     public_calls,
     rendering,
     throughput,
+    training,
 )
 from benchmarks.findings import Section
 
@@ -31,24 +34,29 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
     "cpu": {
         "activations": partial(public_calls.measure_activations, keeps_memory=True),
         "grads": partial(public_calls.measure_gradients, keeps_memory=True),
+        "attribute, diff and check": public_calls.measure_others,
         "activations, malloc as it is": partial(public_calls.measure_activations, keeps_memory=False),
         "grads, malloc as it is": partial(public_calls.measure_gradients, keeps_memory=False),
         "capture": partial(capture.measure, "cpu"),
         "operations": operations.measure,
         "gradients": partial(gradients.measure, "cpu"),
         "gradients of timm": gradients.measure_timm,
+        "attention": attention.measure,
         "attribution": attribution.measure,
         "difference": difference.measure,
         "rendering": rendering.measure,
         "start-up": processes.measure_start_up,
         "whole command": processes.measure_whole_command,
+        "whole commands": processes.measure_commands,
         "check": processes.measure_check,
         "memory": memory.measure,
         "gradient memory": memory.measure_gradients,
         "checkpoint": checkpoints.measure,
+        "cost": cost.measure,
         "growth": growth.measure,
         "throughput": throughput.measure,
         "page": page.measure,
+        "training": training.measure,
     },
     "cuda": {
         "capture": partial(capture.measure, "cuda"),

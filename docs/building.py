@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whichever w
 
 from docs import made
 
-_ENOUGH = 80  # characters that say what a page is about; our choice
+_ENOUGH = 80  # characters that say what a page is about
 _MARKER = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
 
 

@@ -96,8 +96,7 @@ def _check() -> None:
     _keep("evidence/broken.pt", "failing.png")
     page = (_ROOT / "docs" / "questions" / "data.md").read_text(encoding="utf-8")
     exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], {})  # noqa: S102 - makes the pictures of the page
-    Path("limits.toml").write_text("[rules]\naccuracy = { min-fraction = 0.95 }\n", encoding="utf-8")
-    settings = ("--data", "data", "--config", "limits.toml", "--select", "accuracy")
+    settings = ("--data", "data", "--limit", "accuracy.min-fraction=0.95", "--select", "accuracy")
     _hookscope("check", "demo", *settings, "--evidence", "wrong", code=1)
     _keep("wrong/demo", "labelled.jpg")
 

@@ -17,7 +17,21 @@ from typing import TYPE_CHECKING
 from hookscope.results.renderers import RENDERERS
 
 if TYPE_CHECKING:
-    from hookscope.api import activations, attribute, check, checkpoint, diff, grads, layers, report
+    from hookscope.api import (
+        activations,
+        attention,
+        attribute,
+        check,
+        checkpoint,
+        diff,
+        features,
+        grads,
+        history,
+        layers,
+        report,
+        survey,
+        watch,
+    )
     from hookscope.errors import (
         CheckpointError,
         HookscopeError,
@@ -35,16 +49,22 @@ if TYPE_CHECKING:
     from hookscope.models import LoadedModel, load_model
     from hookscope.render.grids import draw_grid
     from hookscope.results.activations import Activations
+    from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
     from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
+    from hookscope.results.history import History
     from hookscope.results.network import ModuleTable
+    from hookscope.results.survey import Survey
+    from hookscope.results.training import TrainingLog
     from hookscope.statistics import tensor_statistics
+    from hookscope.watching.watch import Watch
 
 __all__ = [
     "Activations",
+    "Attention",
     "Attributions",
     "CheckReport",
     "CheckpointContents",
@@ -52,6 +72,7 @@ __all__ = [
     "Differences",
     "ForwardError",
     "Gradients",
+    "History",
     "HookscopeError",
     "InputError",
     "LayerNotFoundError",
@@ -59,35 +80,48 @@ __all__ = [
     "ModelError",
     "ModuleTable",
     "PassError",
+    "Survey",
+    "TrainingLog",
     "UntrustedFileError",
     "UsageError",
+    "Watch",
     "activations",
+    "attention",
     "attribute",
     "capture",
     "check",
     "checkpoint",
     "diff",
     "draw_grid",
+    "features",
     "grads",
+    "history",
     "layers",
     "load_model",
     "report",
     "select_layers",
+    "survey",
     "tensor_gradients",
     "tensor_statistics",
+    "watch",
 ]
 
 # Where each name lives.
 _HOMES = {
     "api": (
         "activations",
+        "attention",
         "attribute",
         "check",
         "checkpoint",
         "diff",
+        "features",
         "grads",
+        "history",
         "layers",
         "report",
+        "survey",
+        "watch",
     ),
     "hooks.forward_hooks": ("capture",),
     "hooks.selection": ("select_layers",),
@@ -99,12 +133,17 @@ _HOMES = {
     ),
     "render.grids": ("draw_grid",),
     "results.activations": ("Activations",),
+    "results.attention": ("Attention",),
     "results.attributions": ("Attributions",),
     "results.gradients": ("Gradients",),
     "results.check": ("CheckReport",),
     "results.contents": ("CheckpointContents",),
     "results.differences": ("Differences",),
+    "results.history": ("History",),
     "results.network": ("ModuleTable",),
+    "results.survey": ("Survey",),
+    "results.training": ("TrainingLog",),
+    "watching.watch": ("Watch",),
     "inspection.forward": ("ForwardError",),
     "inspection.backward": ("PassError",),
     "errors": (

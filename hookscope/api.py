@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookscope.errors import UsageError
+from hookscope.errors import OutputError, UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.text import printable
 
@@ -20,16 +21,24 @@ if TYPE_CHECKING:
     from hookscope.differences.compare_networks import RunOptions
     from hookscope.differences.compare_weights import Weights
     from hookscope.differences.compared_networks import WeightOptions
+    from hookscope.inputs import Batch
     from hookscope.inspection.edits import Edit
     from hookscope.inspection.session import Images, OnError, OnProgress
     from hookscope.models import Classes, FileOptions, LoadedModel
     from hookscope.results.activations import Activations
+    from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions, Method
     from hookscope.results.check import CheckReport
     from hookscope.results.contents import CheckpointContents
     from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
+    from hookscope.results.history import History
     from hookscope.results.network import ModuleTable
+    from hookscope.results.noise_shapes import NoiseShape, NoiseShapes
+    from hookscope.results.survey import FeatureFiles, Survey
+    from hookscope.results.training import TrainingLog
+    from hookscope.watching.networks import Networks, Optimizers
+    from hookscope.watching.watch import Watch
 
     Model = str | Path | nn.Module | LoadedModel
 
@@ -38,7 +47,15 @@ Dtype = Literal["float32", "float64", "float16", "bfloat16"]
 Numbers = str | float | Sequence[float]
 Sizes = str | int | Sequence[int]
 
-_RUNS_WHERE_IT_IS = "A module runs where it is: options that load or move a model need a name or a file."
+_JUDGED_ALONE = (
+    "A state dict is judged without a network, so options that load or run one do not apply. Load it into the network "
+    "and give that, or save it and give the file."
+)
+_TOO_LARGE_TO_TIME = (
+    "No times: the network takes more than half of this machine's memory. Bytes saved for backward are those of the "
+    "meta device, where attention is not fused."
+)
+_RUNS_WHERE_IT_IS = "A module stays on its device: options that load or move a model need a name or a file."
 
 
 @interrupts_between_blocks()
@@ -56,6 +73,7 @@ def activations(
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -65,6 +83,7 @@ def activations(
     input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
     output_key: str | None = None,
     classes: Classes | None = None,
+    multi_label: bool = False,
     edit: Texts | Sequence[Edit] = (),
     batch_size: int = 8,
     grids_for: int = 0,
@@ -72,64 +91,72 @@ def activations(
     device: str = "auto",
     dtype: Dtype | None = None,
     seed: int = 0,
+    cost: bool = False,
     verify: bool = True,
     save_tensors: bool = False,
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Activations:
-    """Run a model over inputs once, in eval mode, and measure what its layers put out.
+    """Run a model over inputs once, in eval mode, and measure its layers' outputs.
 
         >>> import hookscope
         >>> run = hookscope.activations("demo", "sample_images/cat.jpg", layer="conv")
         >>> run["_conv_stem"].shape
         (1, 32, 112, 112)
 
-    A module is left as it was, where it is. Options that are not described here do what `hookscope activations --help`
-    says of the option of that name.
+    A module keeps its state and its device. `hookscope activations --help` describes the other options.
 
     Args:
         model: A module, what `load_model` returned, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
-        images: Files, folders and globs, PIL pictures, or one tensor with the inputs on axis 0.
-        layer: Patterns; none means modules that own parameters, and leaves. "op:relu" and
-            "layer3.*:cat" select operations.
+        images: Files, folders and globs, PIL pictures, or one tensor with the inputs on axis 0; a tuple of tensors for
+            several arguments, a mapping for arguments by name.
+        layer: Patterns; default: modules that own parameters, and leaves. "op:relu" and "layer3.*:cat" select
+            operations.
         ops: Also observe the operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
         repeats: Keep the rows of modules that return their input.
         weights: For MODEL: "auto", "none", a name, or a file.
         arch: The network that a weights file belongs to; None to recognise it.
-        model_arg: Keyword arguments for the network's factory, by name, or "NAME=VALUE" each.
+        model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
         trust: Let a weights file run code while it is read.
-        key: Where in the file the weights are.
+        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
-        resize: Of pictures: the shorter side, (height, width), or "none".
-        crop: Of pictures: the height and width cut from the centre, in the same forms.
+        input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
+            list of these for several arguments by position; or a mapping of argument names to these, which may be
+            combined with pictures and tensors by position.
+        resize: Size of pictures: the shorter side, (height, width), or "none".
+        crop: Size cut from the centre of pictures, in the same forms.
         mean: Subtracted after scaling to 0-1: one value, one per channel, or "none".
-        std: What the difference is divided by, in the same forms.
-        max_pixels: Pictures with more pixels are refused.
-        batch_axis: Which axis of a tensor file counts inputs: 0, another, "auto" or "none".
-        input: Inputs by name: tensors, numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
+        std: Divisor after `mean`, in the same forms.
+        max_pixels: Refuse pictures with more pixels.
+        batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
+        input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
+            "NAME=VALUE".
         output_key: Which of several outputs holds the class scores.
-        classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
-        edit: Changes to inputs or outputs, "layer3:output:zero(channels=3)"; what they change is in `comparison`.
-        batch_size: Inputs at a time.
-        grids_for: Keep feature maps for drawing, for this many inputs from the first.
-        max_channels: Keep at most this many channels of each, the first ones.
+        classes: Class names: a file, a list, or names by index; default: the weights' own.
+        multi_label: Classes are independent labels, as with `BCEWithLogitsLoss`: scores are read as sigmoids, not as a
+            softmax.
+        edit: Changes to inputs, outputs or parameters, "layer3:output:zero(channels=3)"; `comparison` has their effect.
+        batch_size: Inputs per forward pass.
+        grids_for: Keep feature maps for drawing, for the first `grids_for` inputs.
+        max_channels: Keep at most the first `max_channels` channels of each feature map.
         device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
-        verify: Run the first batch once more without hooks, and compare the outputs.
+        cost: Also measure what each module costs for the first input, in `cost`: see `NetworkCost`.
+        verify: Run the first batch again without hooks, and compare the outputs.
         save_tensors: Keep the activations themselves, in `tensors`; `save` then writes them.
         on_progress: Called after each batch with the number of inputs finished and their total.
-        on_error: Called for an input that cannot be used, which is then left out; without it the error is raised.
+        on_error: Called for an input that cannot be used and is skipped; without it the error is raised.
 
     Returns:
-        The run, with verdicts: it prints as what the command prints, `run["layer1.0.conv1"]` is a row,
+        The run, with verdicts. It prints as the command's table, `run["layer1.0.conv1"]` is a row, and
         `run.save("runs/a")` writes the command's run directory.
 
     Raises:
-        HookscopeError: Its subclasses say what: `ModelNotFoundError`, `CheckpointError`, `UntrustedFileError`,
+        HookscopeError: One of its subclasses: `ModelNotFoundError`, `CheckpointError`, `UntrustedFileError`,
             `ImageError`, `LayerNotFoundError`, `UsageError`, and `ForwardError` if the model raised, which carries
-            what was seen until then.
+            the rows up to there.
     """
     from hookscope.checks.judging import judge_activations
     from hookscope.inspection.session import open_session, run_forward
@@ -137,13 +164,16 @@ def activations(
 
     began = time.perf_counter()
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
+    loaded = with_classes(
+        _load(model, weights, arch, model_arg, reading, device, dtype, seed), classes, multi_label=multi_label
+    )
     session = open_session(
         loaded,
         images,
         _texts(input),
         began=began,
         seed=seed,
+        input_shape=input_shape,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
     return run_forward(
@@ -153,6 +183,7 @@ def activations(
         repeats=repeats,
         edits=_texts(edit),
         batch_size=batch_size,
+        cost=cost,
         verify=verify,
         save_tensors=save_tensors,
         on_progress=on_progress,
@@ -173,6 +204,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     target: str | int | Sequence[int | str] | Path | Tensor | None = None,
     output_key: str | None = None,
     classes: Classes | None = None,
+    multi_label: bool = False,
     layer: Texts = (),
     ops: bool = False,
     repeats: bool = False,
@@ -185,7 +217,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
-    input_shape: str | Sequence[int] | None = None,
+    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -219,24 +251,24 @@ def grads(  # noqa: D417 - those of `activations` are described there
 
     Args:
         model: As for `activations`.
-        images: As for `activations`; without any the model runs over seeded noise.
+        images: As for `activations`; default: seeded noise.
         loss: "ce", "bce", "mse", "l1", "huber", "nll", "sum", "logit", "projection", "file.py:function", or a function
             of the output that returns a 0-d tensor, and of the target after it if there is one.
-        target: What the output is compared with: a class index or name, or one per input, "zeros", "noise", "self", a
-            tensor or its file.
-        output_key: Which of several outputs counts.
-        inputs: Measure grad_input too: the gradient through each layer alone.
+        target: Target of the loss: a class index or name, or one per input, "zeros", "noise", "self", a tensor or its
+            file.
+        output_key: Which of several outputs the loss is computed from.
+        inputs: Also measure grad_input: the gradient through each layer alone.
         mode: "train" for batch statistics and dropout as in training.
-        input_shape: Shape of the noise, (N, C, H, W) for example; None to infer it from the model.
-        per_image: Differentiate each input alone too: norms in `inputs_alone`.
-        edit: Changes to inputs, outputs, gradients or parameters' gradients; what they change is in `comparison`.
-        limit: Limits of rules, by name, or "NAME=VALUE" each.
-        grids_for: Keep gradients of outputs for drawing, for this many inputs from the first.
+        input_shape: As for `activations`; None to infer it from the model.
+        per_image: Also differentiate each input alone; the norms are in `inputs_alone`.
+        edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` has their effect.
+        limit: Limits of rules: a mapping, or texts "NAME=VALUE".
+        grids_for: Keep gradients of outputs for drawing, for the first `grids_for` inputs.
         autocast: Run forward pass and loss under autocast to this dtype.
         save_tensors: Keep the gradients themselves, in `tensors`; `save` then writes them.
 
     Returns:
-        What was seen, with verdicts: it prints as the command's tables, `result["layer1.0.conv1"]` is the gradient of
+        The gradients, with verdicts. They print as the command's tables; `result["layer1.0.conv1"]` is the gradient of
         an output and `result["layer1.0.conv1.weight"]` of a parameter.
 
     Raises:
@@ -250,12 +282,12 @@ def grads(  # noqa: D417 - those of `activations` are described there
     began = time.perf_counter()
     limits = limits_from_text(_arguments(limit))
     has_images = not isinstance(images, list | tuple) or bool(images)
-    if has_images and input_shape:
-        raise UsageError("--input-shape is the shape of noise: leave it out, or the pictures.")
     if per_image and not has_images:
         raise UsageError("--per-image needs pictures: give IMAGE.")
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
+    loaded = with_classes(
+        _load(model, weights, arch, model_arg, reading, device, dtype, seed), classes, multi_label=multi_label
+    )
     session = open_session(
         loaded,
         images,
@@ -304,6 +336,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     sanity: Literal["none", "quick", "full"] = "quick",
     output_key: str | None = None,
     classes: Classes | None = None,
+    multi_label: bool = False,
     weights: str = "auto",
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
@@ -311,6 +344,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -325,14 +359,14 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Attributions:
-    """Say where a model looks: which places of a picture its score for a class comes from.
+    """Say where a model looks: which places of a picture, signal or volume its score for a class comes from.
 
         >>> import hookscope
         >>> looks = hookscope.attribute("demo", "sample_images/cat.jpg", target="Egyptian cat", sanity="none")
         >>> looks["Egyptian cat"].values.shape
         (7, 7)
 
-    A module is left as it was, where it is. Arguments that are not described here are those of `activations`.
+    A module keeps its state and its device. Arguments that are not described here are those of `activations`.
 
     Args:
         method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" look at a layer, "gradient", "input-x-gradient",
@@ -361,13 +395,16 @@ def attribute(  # noqa: D417 - those of `activations` are described there
 
     began = time.perf_counter()
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
-    loaded = with_classes(_load(model, weights, arch, model_arg, reading, device, dtype, seed), classes)
+    loaded = with_classes(
+        _load(model, weights, arch, model_arg, reading, device, dtype, seed), classes, multi_label=multi_label
+    )
     session = open_session(
         loaded,
         images,
         _texts(input),
         began=began,
         seed=seed,
+        input_shape=input_shape,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
     return run_attribution(
@@ -380,6 +417,96 @@ def attribute(  # noqa: D417 - those of `activations` are described there
         sanity=sanity,
         batch_size=batch_size,
         output_key=output_key,
+        on_progress=on_progress,
+        on_error=on_error,
+    )
+
+
+@interrupts_between_blocks()
+def attention(  # noqa: D417 - those of `activations` are described there
+    model: Model,
+    images: Images = (),
+    *,
+    block: str | int | Sequence[str | int] = (),
+    head: int | Sequence[int] = (),
+    query: Texts = (),
+    rollout: bool = False,
+    tokens: str | None = None,
+    weights: str = "auto",
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    trust: bool = False,
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    batch_size: int = 8,
+    device: str = "auto",
+    dtype: Dtype | None = None,
+    seed: int = 0,
+    verify: bool = True,
+    save_tensors: bool = False,
+    on_progress: OnProgress | None = None,
+    on_error: OnError | None = None,
+) -> Attention:
+    """Show what a transformer's attention looks at: numbers of every block and head, and maps on the photograph.
+
+        >>> import hookscope
+        >>> looks = hookscope.attention("vit_b_16", "sample_images/cat.jpg", weights="none")
+        >>> looks.census
+        '12 of 12 blocks seen'
+        >>> looks["class token"].values.shape
+        (14, 14)
+
+    A module keeps its state and its device. Arguments that are not described here are those of `activations`.
+
+    Args:
+        block: Which blocks to draw, of those seen: positions from 0, or -1 for the last, or names.
+        head: Which heads to draw, from 0; none means the mean over heads.
+        query: Whose attention to draw: "cls", "register:1", "mean", or "x,y", a pixel of the photograph. Several are
+            each drawn. None means the class token, or the mean over queries where there is none.
+        rollout: Also follow attention through all blocks.
+        tokens: How tokens lie on the picture, where it cannot be inferred: "prefix=1,grid=14x14", height first.
+        verify: Run the first batch once more without looking, and compare the outputs.
+        save_tensors: Keep the weights themselves, in `tensors`; `save` then writes them.
+
+    Returns:
+        What was seen: `looks.census` says how much that is, `looks["blocks.11.attn"]` is a map, `looks.rows` are the
+        numbers by head, `looks.save("runs/a")` writes the command's run directory.
+
+    Raises:
+        HookscopeError: As for `activations`; `NothingMatchedError` if no attention was seen, `UsageError` if rollout
+            is undefined for the network, or no block has the query.
+    """
+    from hookscope.attention_maps.run_attention import run_attention
+    from hookscope.inspection.session import open_session
+
+    began = time.perf_counter()
+    reading = _file_options(trust, key, allow_missing, allow_unexpected)
+    session = open_session(
+        _load(model, weights, arch, model_arg, reading, device, dtype, seed),
+        images,
+        _texts(input),
+        began=began,
+        seed=seed,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    )
+    return run_attention(
+        session,
+        blocks=[str(each) for each in _texts(block)],
+        heads=[int(each) for each in _texts(head)],
+        queries=_texts(query),
+        rollout=rollout,
+        tokens=tokens,
+        batch_size=batch_size,
+        verify=verify,
+        save_tensors=save_tensors,
         on_progress=on_progress,
         on_error=on_error,
     )
@@ -408,6 +535,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -418,6 +546,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     input_b: Images = (),
     output_key: str | None = None,
     classes: Classes | None = None,
+    multi_label: bool = False,
     batch_size: int = 8,
     device: str = "auto",
     device_b: str | None = None,
@@ -432,7 +561,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Differences:
-    """Say how two models differ on the same inputs, layer by layer, and where the difference begins.
+    """Compare two models on the same inputs, layer by layer, and find where the difference begins.
 
     Two run directories of `activations` or `grads` are compared by what they store. Without inputs only weights are
     compared.
@@ -442,36 +571,37 @@ def diff(  # noqa: D417 - those of `activations` are described there
         >>> result.first_differences[0].layer
         '_conv_stem'
 
-    Both run side by side, and only the current layer is held. Modules are left as they were, where they are. Arguments
-    that are not described here are those of `activations`.
+    Both run side by side, and only the current layer is held in memory. Modules keep their state and their device.
+    Arguments that are not described here are those of `activations`.
 
     Args:
         a: As `model` for `activations`, or a run directory.
         b: As `a`, or "same": A again, run in another way. A module is copied for that.
-        images: None of them, nor `input`: weights alone. A weights file then needs no network.
+        images: Without these, `input` and `input_shape`, only weights are compared; a weights file then needs no
+            network.
         layer: Layers of A whose rows are shown.
-        map: Layers that belong together, "encoder.*=backbone.*", where names do not say so.
+        map: Pairs of layers with different names, "encoder.*=backbone.*".
         reference: "float64": also run A's weights in float64, and measure the error of each side.
-        shadow: Also run each layer of B on A's input, which shows what the layer itself adds to the difference.
-        grads: Also run both backward, batch by batch, and compare the gradients of outputs, and those of parameters
-            summed over batches. `first_gradient_difference` of the result is the first row of them to differ in the
-            backward pass. The gradients of all inputs and outputs of layers over a batch are held, on both sides.
-        loss: As for `grads`, and so is `target`; None for "projection". Without a target each side takes its own.
-        output_key: Which of several outputs is compared, and differentiated; None for all.
+        shadow: Also run each layer of B on A's input, which shows how much the layer itself adds to the difference.
+        grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
+            summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
+            backward pass. Both sides hold the gradients of all layers' inputs and outputs over a batch.
+        loss: As for `grads`, like `target`; default: "projection". Without a target each side computes its own.
+        output_key: Which of several outputs is compared and differentiated; None for all.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
-        input_b: What B is given in place of `images`, one for each in the same order: the same picture padded, another
-            crop. They run one by one; rows of other shapes are not compared.
-        weights_b: As `weights`, for B; None for those of A.
-        device_b: As `device`, for B, and `dtype_b` as `dtype`; None for those of A.
+        input_b: Inputs of B instead of `images`, one per image in the same order, such as padded or cropped pictures.
+            They run one by one; rows with different shapes are not compared.
+        weights_b: As `weights`, for B; default: A's.
+        device_b: As `device`, for B, and `dtype_b` as `dtype`; default: A's.
         autocast_b: Run B under autocast to this dtype.
         mode_b: "train" runs B with batch statistics and dropout as in training.
         threads_b: Threads that B computes with on the CPU.
-        compile_b: Run B through torch.compile: its output is that of the whole network, compiled in one piece; rows are
-            those of blocks compiled one by one, which `layer` can make smaller.
-        edit_b: Changes to inputs or outputs of B's layers: "layer3:output:zero(channels=3)".
+        compile_b: Run B through torch.compile. Its output comes from the whole network, compiled in one piece; rows
+            come from blocks compiled one by one, which `layer` can make smaller.
+        edit_b: Changes to B's parameters, or to inputs or outputs of its layers: "layer3:output:zero(channels=3)".
 
     Returns:
-        The differences: `result["layer3.0.conv1"]` is a row, `result.first_differences` says where differences begin.
+        The differences: `result["layer3.0.conv1"]` is a row, `result.first_differences` is where differences begin.
 
     Raises:
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
@@ -484,11 +614,12 @@ def diff(  # noqa: D417 - those of `activations` are described there
     from hookscope.results.runs.reading import is_run
 
     began = time.perf_counter()
+    given_b = not isinstance(input_b, list | tuple) or bool(input_b)
+    has_images = not isinstance(images, list | tuple) or bool(images)
     if threads_b is not None and threads_b < 1:
         raise UsageError(f"--threads-b {threads_b} is not possible: give 1 or more.")
     if (loss is not None or target is not None) and not grads:
         raise UsageError("--loss and --target need --grads.")
-    given_b = not isinstance(input_b, list | tuple) or bool(input_b)
     of_passes = {
         "--layer": _texts(layer),
         "--ops": ops,
@@ -506,24 +637,27 @@ def diff(  # noqa: D417 - those of `activations` are described there
         "--output-key": output_key,
         "--input-b": given_b,
     }
-    has_images = not isinstance(images, list | tuple) or bool(images)
     conditions = {"maps": _texts(map), "fail_over": _texts(fail_over)}
     if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
-        _refuse({"IMAGE": has_images, "--input": input, **of_passes}, "two run directories are compared as they are")
+        _refuse(
+            {"IMAGE": has_images, "--input": input, "--input-shape": input_shape, **of_passes},
+            "two run directories are compared as they are",
+        )
         return _compared_runs(a, b, **conditions)
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
     names = [str(each) if isinstance(each, str | Path) else None for each in (a, b)]
     of_a, of_b = weight_options(names[0], names[1], weights, weights_b, arch, reading)
-    if not has_images and not input:
-        _refuse(of_passes, "without IMAGE only weights are compared")
+    if not has_images and not input and input_shape is None:
+        _refuse(of_passes, "without IMAGE, only weights are compared")
         return _compared_weights((a, of_a), (a if b == "same" else b, of_b), model_arg, seed, **conditions)
+    _refuse({"--input-b": given_b and not has_images}, "without IMAGE both sides get the same noise, or inputs by name")
     if device_b is not None:
         choose_device(device_b, "--device-b")
     if not isinstance(a, str | Path) and isinstance(b, str | Path) and b != "same":
         own = _given(a)  # the options about loading are for B
     else:
         own = _load(a, of_a.weights, of_a.arch, model_arg, of_a.file, device, dtype, seed)
-    loaded = with_classes(own, classes)
+    loaded = with_classes(own, classes, multi_label=multi_label)
     if not isinstance(b, str | Path):
         as_it_is = _file_options(trust=False, key=None, allow_missing=(), allow_unexpected=())
         other = _load(b, weights_b or "auto", None, (), as_it_is, device_b or "auto", dtype_b, seed)
@@ -532,16 +666,24 @@ def diff(  # noqa: D417 - those of `activations` are described there
     else:
         wanted = (of_b.weights, of_b.arch, model_arg, of_b.file, device_b or device, dtype_b or dtype, seed)
         other = _load(a if b == "same" else b, *wanted)
-    prepared = _preprocessing(resize, crop, mean, std, max_pixels, batch_axis)
-    session = open_session(loaded, images, _texts(input), began=began, seed=seed, **prepared)
+    opened = partial(
+        open_session,
+        loaded,
+        named=_texts(input),
+        began=began,
+        seed=seed,
+        input_shape=input_shape,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    )
+    session = opened(images=images)
     options_b = _run_options(mode_b, autocast_b, threads_b, _texts(edit_b), compiles=compile_b)
     inputs_b = None
     if given_b:
-        inputs_b = open_session(loaded, input_b, _texts(input), began=began, seed=seed, **prepared).inputs
+        inputs_b = opened(images=input_b).inputs
         options_b = replace(options_b, texts=(*options_b.texts, "other inputs"))
     return compare_networks(
         session,
-        with_classes(other, classes),
+        with_classes(other, classes, multi_label=multi_label),
         options_b=options_b,
         inputs_b=inputs_b,
         layers=_texts(layer),
@@ -569,7 +711,10 @@ def layers(
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
-    input_shape: str | Sequence[int] | None = None,
+    input_shape: NoiseShapes | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    cost: bool = False,
+    depth: int | None = None,
 ) -> ModuleTable:
     """List a model's modules with types, parameters and shapes, and mark what patterns select.
 
@@ -577,46 +722,60 @@ def layers(
         >>> print(hookscope.layers("resnet18")["layer1.0.conv1"].output_shapes)
         ((1, 64, 56, 56),)
 
-    Shapes come from a forward pass over noise: MODEL runs on the meta device, which computes nothing, and on the CPU
-    where that fails; a module runs where it is.
+    Shapes come from a forward pass over noise, or over `input`. MODEL runs on the meta device, which computes nothing,
+    and on the CPU if that fails; a module runs on its own device.
 
     Args:
-        model: As for `activations`, and so is every argument but the last.
-        layer: Patterns to mark; none marks modules that own parameters, and leaves.
+        model: As for `activations`, and so is every argument but `input_shape` and `depth`.
+        layer: Patterns to mark; default: modules that own parameters, and leaves.
         ops: Also list the operations that the network's own code calls.
         arch: The network that a weights file belongs to; None to recognise it.
         model_arg: Keyword arguments for the network's factory.
         trust: Let a weights file run code while it is read.
-        key: Where in the file the weights are.
+        key: Path of the weights inside the file.
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
-        input_shape: Shape of the input, batch axis first; None to infer it from the model.
+        input_shape: Noise, as for `activations`; None to infer its shape from the model.
+        input: Inputs by name, as for `activations`; tensors among them take the place of noise.
+        cost: Also measure what each module costs, in `cost`: see `NetworkCost`. The network runs for real, on the CPU.
+        depth: Leave out modules below this depth; 0 lists only the whole model.
 
     Raises:
         HookscopeError: As for `activations`. A forward pass that raises is in `failure` instead.
     """
-    from hookscope.inputs import parse_shape
     from hookscope.models import build_on_meta, load_model, parse_model
+    from hookscope.results.noise_shapes import parse_noise_shapes
 
-    shape = None if input_shape is None else parse_shape(input_shape)
+    shapes = () if input_shape is None else parse_noise_shapes(input_shape)
+    table_of = partial(_module_table, shapes=shapes, named=_texts(input), ops=ops)
+    patterns = _texts(layer)
     if not isinstance(model, str | Path):
-        return _module_table(_given(model), _texts(layer), shape, ops=ops)
-    options = _file_options(trust, key, allow_missing, allow_unexpected)
-    arguments = _arguments(model_arg)
-    loaded = build_on_meta(str(model), arch=arch, model_arguments=arguments, options=options)
-    warnings, notes = loaded.warnings, loaded.notes
-    if _device(loaded) == "meta" and _module_table(loaded, (), shape, ops=ops).failure is not None:
-        # Data-dependent code (non-maximum suppression, say) needs values.
+        loaded = _given(model)
+        table = table_of(loaded, patterns)
+        real: LoadedModel | None = loaded
+    else:
+        options = _file_options(trust, key, allow_missing, allow_unexpected)
+        given: dict[str, Any] = {"arch": arch, "model_arguments": _arguments(model_arg), "options": options}
+        loaded = real = build_on_meta(str(model), **given)
         weights = "auto" if parse_model(str(model)).form == "weights" else "none"
-        loaded = load_model(str(model), weights=weights, arch=arch, model_arguments=arguments, options=options)
-    table = _module_table(loaded, _texts(layer), shape, ops=ops)
-    remarks = table.warnings[len(loaded.warnings) :]
-    return replace(table, warnings=(*warnings, *remarks), notes=notes)
+        warnings, notes = loaded.warnings, loaded.notes
+        first = table_of(loaded, ()) if _device(loaded) == "meta" else None
+        if first is not None and first.failure is not None:
+            # Data-dependent code (non-maximum suppression, say) needs values.
+            loaded = real = load_model(str(model), weights=weights, **given)
+        elif first is not None:
+            real = _with_any_values(loaded, partial(load_model, str(model), weights=weights, **given)) if cost else None
+        table = table_of(loaded, patterns) if first is None or first.failure is not None or patterns else first
+        remarks = table.warnings[len(loaded.warnings) :]
+        table = replace(table, warnings=(*warnings, *remarks), notes=notes)
+    if cost and table.failure is None:
+        table = _with_cost(table, loaded, real, shapes, _texts(input))
+    return table if depth is None else table.down_to(depth)
 
 
 @interrupts_between_blocks()
 def check(  # noqa: D417 - those of `activations` are described there
-    checkpoint: Model,
+    checkpoint: Model | Mapping[str, Any],
     *,
     config: str | Path | None = None,
     arch: str | None = None,
@@ -627,9 +786,10 @@ def check(  # noqa: D417 - those of `activations` are described there
     allow_global: Texts = (),
     output_key: str | None = None,
     classes: Classes | None = None,
+    multi_label: bool = False,
     images: Images = (),
     data: str | Path | None = None,
-    input_shape: str | Sequence[int] | None = None,
+    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -640,11 +800,12 @@ def check(  # noqa: D417 - those of `activations` are described there
     baseline: str | Path | None = None,
     select: Texts = (),
     ignore: Texts = (),
+    limit: Texts | Mapping[str, float] = (),
     evidence: str | Path | None = None,
     trust: bool = False,
     device: str = "cpu",
 ) -> CheckReport:
-    """Check one checkpoint in this process, by the rules of `hookscope check`, which runs each in another process.
+    """Check one checkpoint by the rules of `hookscope check`, but in this process.
 
         >>> import hookscope
         >>> def test_the_checkpoint_is_sound():
@@ -653,71 +814,338 @@ def check(  # noqa: D417 - those of `activations` are described there
     Arguments override the configuration. Arguments that are not described here are those of `activations`.
 
     Args:
-        checkpoint: A weights file or any other form of MODEL; or a module, which runs where it is.
-        config: The configuration; None for that of the working directory, else the defaults.
+        checkpoint: A weights file or any other form of MODEL; a module, which stays on its device; or a state dict,
+            also inside the dict that a training script saves. A state dict is judged by its values only, as with
+            `arch="none"`.
+        config: The configuration file; default: the one in the working directory, else the built-in defaults.
         arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
             the configuration's, or to recognise it.
-        allow_global: Globs over classes and functions, beside plain data, that the file's pickle may name. They are
-            read past, and never imported.
+        allow_global: Globs over classes and functions that the file's pickle may name besides plain data. They are
+            skipped, never imported.
         images: As for `activations`, instead of the configuration's or of noise.
-        data: Labelled pictures to measure the accuracy on: a folder of class folders, or a CSV file with a path and a
-            label on each line.
-        input_shape: Shape of the noise, batch axis first, instead of the configuration's.
-        input: Inputs by name: numbers, text, and a `Path` for a file; or "NAME=VALUE" each.
-        baseline: What `--update-baseline` wrote; None for the configuration's, if it names one.
-        select: Rules or globs to judge by; none means all that are on.
+        data: Labelled pictures to measure the accuracy on: a folder of class folders, a CSV file with a path and a
+            label on each line, or a JSON file of labels by path; with `multi_label`, several labels each.
+        input_shape: Noise, as for `activations`, instead of the configuration's.
+        baseline: File written by `--update-baseline`; default: the configuration's, if any.
+        select: Rules or globs to judge by; default: all rules that are on.
         ignore: Rules or globs to leave out.
+        limit: Limits of rules: a mapping, `{"dead-channels.max-fraction": 0.5}`, or texts "RULE.LIMIT=VALUE"; they
+            override the configuration and the defaults.
         evidence: A folder for grids, histograms and rows of what failed; None for none.
         trust: Let a weights file run code while it is read.
         device: For MODEL: where it runs.
 
     Returns:
-        The verdict. A checkpoint that cannot be read or run has one too: `error` says why.
+        The verdict. If the checkpoint cannot be read or run, `error` has the reason.
 
     Raises:
         UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
-        OutputError: If the evidence could not be written where it is to go.
+        OutputError: If the evidence cannot be written to its folder.
     """
     from hookscope.checks.baseline import read_baseline
     from hookscope.checks.checkpoint import check_checkpoint
     from hookscope.checks.configuration import read_settings
-    from hookscope.checks.judging import wanted_rules
-    from hookscope.checks.settings import loads_as_told, with_options
+    from hookscope.checks.judging import refuse_unused_limits, wanted_rules
+    from hookscope.checks.rules import check_limits, with_limits
+    from hookscope.checks.settings import NO_NETWORK, loads_as_told, runs_as_told, with_options
     from hookscope.inspection.device import choose_device
-    from hookscope.inspection.session import as_sources
+    from hookscope.inspection.session import as_sources, by_position_and_name
 
+    images, named = by_position_and_name(images, _texts(input))
     given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
     given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
     given["allow_global"] = _texts(allow_global)
     inputs = as_sources(images)
-    given |= {"images": inputs, "data": data, "input": _arguments(input), "classes": classes}
+    given |= {"images": inputs, "data": data, "input": named or (), "classes": classes}
+    given["multi_label"] = multi_label or None
     given |= {
         "baseline": baseline,
         "input_shape": input_shape,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     }
-    if not isinstance(checkpoint, str | Path) and loads_as_told(given):
-        raise UsageError(_RUNS_WHERE_IT_IS)
+    if isinstance(checkpoint, Mapping):
+        loading = {**given, "key": None, "arch": None if arch == NO_NETWORK else arch}
+        if loads_as_told(loading) or runs_as_told(given):
+            raise UsageError(_JUDGED_ALONE)
+        given["arch"] = NO_NETWORK
+    elif not isinstance(checkpoint, str | Path):
+        _given(checkpoint)  # which refuses what is no network
+        if loads_as_told(given):
+            raise UsageError(_RUNS_WHERE_IT_IS)
     settings = with_options(read_settings(None if config is None else Path(config), Path()), given)
+    settings = with_limits(settings, _arguments(limit))
     path = settings.baseline if baseline is None else Path(baseline)
+    known = None if path is None else read_baseline(path)
+    wanted = wanted_rules(settings, _texts(select), _texts(ignore))
+    refuse_unused_limits(check_limits(_arguments(limit)), wanted, settings, known)
     return check_checkpoint(
         str(checkpoint) if isinstance(checkpoint, Path) else checkpoint,
         settings,
-        wanted_rules(settings, _texts(select), _texts(ignore)),
+        wanted,
         trust=trust,
         device=choose_device(device) if isinstance(checkpoint, str | Path) and device != "cpu" else None,
         given=None if isinstance(inputs, list) else inputs,
-        baseline=None if path is None else read_baseline(path),
+        baseline=known,
         evidence=None if evidence is None else Path(evidence),
     )
+
+
+@interrupts_between_blocks()
+def history(  # noqa: D417 - those of `activations` are described there
+    files: Texts | Sequence[Path] | Path,
+    images: Images = (),
+    *,
+    config: str | Path | None = None,
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    allow_global: Texts = (),
+    output_key: str | None = None,
+    classes: Classes | None = None,
+    input_shape: NoiseShapes | None = None,
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    input: Texts | Mapping[str, Any] = (),  # noqa: A002 - the name of the option
+    select: Texts = (),
+    ignore: Texts = (),
+    limit: Texts | Mapping[str, float] = (),
+    bisect: bool = False,
+    device: str = "cpu",
+    on_progress: OnProgress | None = None,
+) -> History:
+    """Follow a run by the checkpoints that it left: how the weights moved, and since which file a rule objects.
+
+        run = hookscope.history("ckpt/epoch_*.pt")
+        print(run)
+        [row.drift for row in run["layer3.1.conv2.weight"]]
+
+    Files are read as `checkpoint` reads them: nothing in them is run. A file that cannot be read is reported, and the
+    others are finished. Arguments that are not described here are those of `activations` and `check`.
+
+    Args:
+        files: Weights files, folders of them or globs; at least two files. They are taken in the order of the epochs or
+            steps that they store, else in natural order of names: "epoch_2.pt" before "epoch_10.pt".
+        images: Run the network over these with the weights of each file, and judge by all rules.
+        config: The configuration of `check`; None for that of the working directory, else the defaults.
+        arch: The network that the files belong to; "none" to judge them by what they store, which is also done where
+            neither a network nor an input is named; with inputs alone it is recognised.
+        allow_global: Globs over classes and functions, beside plain data, that a file's pickle may name.
+        input_shape: Shape of the noise to run the network over, batch axis first.
+        select: Rules of `check` or globs to judge by; none means all that are on.
+        ignore: Rules or globs to leave out.
+        limit: Limits of rules, as for `check`.
+        device: Where the network runs.
+        bisect: Read as few files as it takes to find since when a rule objects; a verdict is assumed to stay.
+
+    Returns:
+        What the files hold, and the verdicts, each with the first file in which it holds.
+
+    Raises:
+        UsageError: If an option is wrong, or there are fewer than two files.
+        NothingMatchedError: If a folder or a glob holds no weights file.
+    """
+    from hookscope.checkpoints.find_checkpoints import find_checkpoints
+    from hookscope.checks.configuration import read_settings
+    from hookscope.checks.judging import refuse_unused_limits, wanted_rules
+    from hookscope.checks.rules import check_limits, with_limits
+    from hookscope.checks.settings import NO_NETWORK, with_options
+    from hookscope.inspection.device import choose_device
+    from hookscope.inspection.session import as_sources, by_position_and_name
+    from hookscope.series.follow import follow
+
+    images, named = by_position_and_name(images, _texts(input))
+    inputs = as_sources(images)
+    given: dict[str, Any] = {"model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
+    given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
+    given |= {"allow_global": _texts(allow_global), "images": inputs, "input": named or (), "classes": classes}
+    given |= {"input_shape": input_shape, **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis)}
+    known = read_settings(None if config is None else Path(config), Path())
+    has_inputs = bool(named) or input_shape is not None or not isinstance(inputs, list) or bool(inputs)
+    given["arch"] = arch or known.arch or (None if has_inputs else NO_NETWORK)
+    settings = with_limits(replace(with_options(known, given), baseline=None), _arguments(limit))
+    wanted = wanted_rules(settings, _texts(select), _texts(ignore))
+    refuse_unused_limits(check_limits(_arguments(limit)), wanted, settings, None)
+    return follow(
+        find_checkpoints([str(each) for each in _texts(files)]),
+        settings,
+        wanted,
+        searches=bisect,
+        device=choose_device(device) if device != "cpu" else None,
+        given=None if isinstance(inputs, list) else inputs,
+        on_progress=on_progress,
+    )
+
+
+@interrupts_between_blocks()
+def survey(  # noqa: D417 - those of `activations` are described there
+    model: Model,
+    images: Images,
+    *,
+    layer: Texts = (),
+    ops: bool = False,
+    top: int = 9,
+    by_class: bool = False,
+    features: str | Path | None = None,
+    pool: Literal["avg", "max", "cls", "none"] = "avg",
+    features_dtype: Literal["float32", "float16"] = "float32",
+    weights: str = "auto",
+    arch: str | None = None,
+    model_arg: Texts | Mapping[str, Any] = (),
+    trust: bool = False,
+    key: str | None = None,
+    allow_missing: Texts = (),
+    allow_unexpected: Texts = (),
+    resize: Sizes | None = None,
+    crop: Sizes | None = None,
+    mean: Numbers | None = None,
+    std: Numbers | None = None,
+    max_pixels: int | None = None,
+    batch_axis: str | int | None = None,
+    batch_size: int = 32,
+    chunk_size: int = 1024,
+    chunks: str | Path | None = None,
+    resume: bool = False,
+    shard: str | None = None,
+    device: str = "auto",
+    dtype: Dtype | None = None,
+    seed: int = 0,
+    verify: bool = True,
+    on_progress: OnProgress | None = None,
+) -> Survey | None:
+    """Measure what layers and their channels do over a data set, on one process or many.
+
+        >>> import hookscope
+        >>> survey = hookscope.survey("demo", "sample_images", layer="conv_head")
+        >>> survey.input_count, len(survey["_conv_head"].channels)
+        (4, 1280)
+
+    Inputs are taken in natural order of their paths and measured in chunks. The result is the same bit for bit however
+    many processes measured them, with the same batch size, threads, torch and processor. A module is left as it was.
+    Arguments that are not described here are those of `activations`.
+
+    Args:
+        images: Files, folders and globs, PIL pictures, or one tensor with the inputs on axis 0.
+        top: How many inputs to list that excite a channel most.
+        by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
+            measure how much of what a channel does depends on the class.
+        features: Also write the outputs of the layers, to a .safetensors file or to a folder of one file for each
+            chunk, with the inputs in a JSON file beside it; needs `layer`.
+        pool: How features are reduced over positions: their mean, their maximum, the first token, or not at all.
+        features_dtype: What features are stored in.
+        batch_size: Inputs at a time; results of other batch sizes may differ in their last bits.
+        chunk_size: Files in a chunk, or inputs in memory. A file of several inputs is in one chunk.
+        chunks: Folder where finished chunks wait; they stay there. None for a temporary one.
+        resume: Count the finished chunks in `chunks` that are of the same model, inputs and settings.
+        shard: "3/8" to measure the third of eight parts only, into `chunks`. The same call without it, with `resume`,
+            measures what is missing and merges all.
+
+    Returns:
+        The survey: it prints as what the command prints, `survey["layer1.0.conv1"]` is a row with its channels. None
+        for a shard, and for processes of torchrun but the first.
+
+    Raises:
+        HookscopeError: As for `activations`; `OutputError` if a chunk cannot be written.
+    """
+    from hookscope.inspection.session import open_session
+    from hookscope.surveys.feature_files import FeatureTarget
+    from hookscope.surveys.plan import ChunkFolder, parse_share
+    from hookscope.surveys.run_survey import SurveyOptions, labelled_inputs, place_on_own_device, run_survey
+
+    began = time.perf_counter()
+    if features is not None and not _texts(layer):
+        raise UsageError("--features needs --layer: name the layers whose outputs are wanted.")
+    if top < 1 or chunk_size < 1:
+        raise UsageError(f"{'--top' if top < 1 else '--chunk-size'} must be 1 or more.")
+    target = None if features is None else FeatureTarget(Path(features), pool, features_dtype)
+    if target is not None:
+        target.check()
+    labelled = labelled_inputs(images) if by_class else None
+    reading = _file_options(trust, key, allow_missing, allow_unexpected)
+    loaded = _load(model, weights, arch, model_arg, reading, place_on_own_device(device), dtype, seed)
+    session = open_session(
+        loaded,
+        [*labelled.labels] if labelled else images,
+        (),
+        began=began,
+        seed=seed,
+        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
+    )
+    with TemporaryDirectory() if chunks is None else nullcontext(chunks) as folder:
+        options = SurveyOptions(
+            folder=ChunkFolder(Path(folder)),
+            layers=_texts(layer),
+            ops=ops,
+            top=top,
+            labelled=labelled,
+            features=target,
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            resume=resume,
+            share=None if shard is None else parse_share(shard),
+            verify=verify,
+        )
+        return run_survey(session, options, on_progress)
+
+
+@interrupts_between_blocks()
+def features(
+    model: Model,
+    batches: Iterable[Any],
+    out: str | Path,
+    *,
+    layer: Texts,
+    pool: Literal["avg", "max", "cls", "none"] = "avg",
+    features_dtype: Literal["float32", "float16"] = "float32",
+    seed: int = 0,
+) -> FeatureFiles:
+    """Write what layers put out over any batches, such as those of a DataLoader, with flat memory.
+
+        >>> import hookscope, torch
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+        >>> written = hookscope.features(network, [torch.rand(4, 3, 9, 9)] * 2, "features.safetensors", layer="1")
+        >>> written.shapes
+        {'1': (8, 8)}
+
+    The network runs in eval mode, without gradients, and is left as it was. `survey` with `features` does the same for
+    files, in chunks that can be resumed.
+
+    Args:
+        model: As for `activations`.
+        batches: Tensors (N, ...) with the inputs on axis 0, or tuples with such a tensor first and labels second.
+        out: The .safetensors file to write, a tensor for each output by its label, inputs on axis 0; a JSON file beside
+            it lists the inputs and their labels, and is written last.
+        layer: Patterns of the layers.
+        pool: How outputs are reduced over positions: their mean, their maximum, the first token, or not at all.
+        features_dtype: What features are stored in.
+        seed: Seed of random weights and random numbers.
+
+    Returns:
+        The files, and the shape of each tensor.
+
+    Raises:
+        HookscopeError: As for `activations`; `OutputError` if a file cannot be written.
+    """
+    from hookscope.models import FileOptions
+    from hookscope.surveys.batch_features import batch_features
+    from hookscope.surveys.feature_files import FeatureTarget
+
+    loaded = _load(model, "auto", None, (), FileOptions(), "auto", None, seed)
+    return batch_features(loaded, batches, FeatureTarget(Path(out), pool, features_dtype), _texts(layer), seed)
 
 
 def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContents:
     """List what a weights file holds without building a network or running anything.
 
     Args:
-        file: A weights file, or the index of a sharded one.
-        key: Where in the file the weights are; None for all sets of weights.
+        file: A weights file, the index of a sharded one, or the folder of a distributed one.
+        key: Path of the weights inside the file; None for all sets of weights.
 
     Raises:
         CheckpointError: If it is missing, damaged, or not a weights file.
@@ -729,12 +1157,16 @@ def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContent
 
 
 def report(
-    run: str | Path | Activations | Gradients | Attributions | Differences, out: str | Path | None = None
+    run: str | Path | Activations | Gradients | Attributions | Attention | Differences | History | Survey | TrainingLog,
+    out: str | Path | None = None,
 ) -> Path:
     """Write one self-contained HTML page of a run.
 
+    For the folder of a watched training, RUN/overview.png is written too if the folder is writable: nothing is drawn
+    while it trains.
+
     Args:
-        run: A run directory, or a result.
+        run: A run directory, the folder of a watched training, or a result.
         out: The HTML file; None for RUN.html beside a run directory.
 
     Returns:
@@ -746,29 +1178,122 @@ def report(
         UsageError: If `run` is a result and `out` is None.
     """
     from hookscope.render.html import report_html
+    from hookscope.render.html.attention import attention_html
     from hookscope.render.html.attributions import attributions_html
     from hookscope.render.html.differences import differences_html
+    from hookscope.render.html.history import history_html
+    from hookscope.render.html.survey import survey_html
+    from hookscope.render.html.training import training_html
+    from hookscope.render.training_files import save_training_overview
+    from hookscope.results.runs.attention import read_attention
     from hookscope.results.runs.attributions import read_attributions
     from hookscope.results.runs.differences import read_differences
+    from hookscope.results.runs.history import read_history
     from hookscope.results.runs.reading import read_record, read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
+    from hookscope.results.runs.survey import read_survey
+    from hookscope.results.runs.training_log import is_training, read_training
+    from hookscope.results.training import TrainingLog
 
     if not isinstance(run, str | Path):
         if out is None:
             raise UsageError("The page of a result needs a file name: give out.")
+        if isinstance(run, TrainingLog):
+            check_report_target(Path(out))
+            write_report(Path(out), training_html(run))
+            return Path(out)
         with TemporaryDirectory() as folder:
             return report(run.save(Path(folder) / "run"), out)
     target = default_report_path(Path(run)) if out is None else Path(out)
     check_report_target(target)
+    if is_training(Path(run)):
+        log = read_training(Path(run))
+        with suppress(OutputError):  # of a folder on a disk that is only read
+            save_training_overview(log, Path(run))
+        return report(log, target)
     verb = read_record(Path(run)).get("verb")
     if verb == "attribute":
         page = attributions_html(read_attributions(Path(run)))
+    elif verb == "attention":
+        page = attention_html(read_attention(Path(run)))
     elif verb == "diff":
         page = differences_html(read_differences(Path(run)))
+    elif verb == "survey":
+        page = survey_html(read_survey(Path(run)))
+    elif verb == "history":
+        page = history_html(read_history(Path(run)))
     else:
         page = report_html(read_run(Path(run)))
     write_report(target, page)
     return target
+
+
+def watch(
+    model: Networks,
+    optimizer: Optimizers,
+    *,
+    every: int = 100,
+    out: str | Path | None = None,
+    layer: Texts = (),
+    activations: bool = True,
+    resume: bool = False,
+    edits: Texts = (),
+    on_line: Callable[[str], None] | None = None,
+) -> Watch:
+    """Watch a training: every step briefly, every k-th in full, and a line on stderr where a verdict changes.
+
+        watch = hookscope.watch(model, optimizer, every=100, out="runs/a")
+        for images, labels in loader:
+            loss = criterion(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss)
+        watch.close()
+
+    The weights are, bit for bit, those of the training without it. Every step has its loss, the gradient norm as the
+    optimiser gets it and before clipping, the largest gradients and the learning rates, read from the optimiser without
+    hooks on modules. Watched steps, and the one after a jump of loss or norm, also have every parameter with its update
+    and the activations of their forward passes. Once it has begun, no error of hookscope's, and no full disk, ends the
+    training: a line says so. On an accelerator numbers are not waited for, so a jump is seen a few steps late.
+
+    Args:
+        model: The network, or a list or dict of several, whose names then begin with their class or key. Activations
+            of compiled networks are not seen.
+        optimizer: The optimiser, or a list of several.
+        every: How far watched steps are apart.
+        out: A folder for `watch.jsonl`, which grows a line at a time; None writes nothing.
+        layer: Patterns, as for `activations`: watched steps hold these layers and their parameters.
+        activations: Watch activations at watched steps, never at the first step.
+        resume: Go on with what an earlier training has written into `out`.
+        edits: Changes to the training, "fc:grad:clip-norm(1)", "param:layer1.*:freeze": assign to the watch's `edits`
+            to change them while it trains. Errors of an edit end the training. Layers of compiled networks cannot be
+            edited, their parameters can.
+        on_line: Called with each line instead of printing it.
+
+    Returns:
+        The watch. Call its `step(loss)` after each `optimizer.step()`, and `close()` at the end; or use it as a context
+        manager.
+
+    Raises:
+        UsageError: If the network cannot be watched (nn.DataParallel, shards), or does not belong to the optimiser, or
+            an edit is malformed or cannot be made.
+        LayerNotFoundError: If a pattern or an edit selects nothing.
+        OutputError: If `out` holds another training, is in use, or cannot be written.
+    """
+    from hookscope.watching.watch import Watch
+
+    return Watch(
+        model,
+        optimizer,
+        every=every,
+        out=None if out is None else Path(out),
+        layer=[layer] if isinstance(layer, str) else [*layer],
+        activations=activations,
+        resume=resume,
+        on_line=on_line,
+        edits=_texts(edits),
+    )
 
 
 def _load(
@@ -804,7 +1329,7 @@ def _compared_runs(a: Model, b: Model, **conditions: Any) -> Differences:
     for each in (a, b):
         if not isinstance(each, str | Path) or not Path(each).is_dir():
             shown = repr(printable(str(each), 80)) if isinstance(each, str | Path) else f"A {type(each).__name__}"
-            raise UsageError(f"{shown} is no run directory. Give two runs, or two models.")
+            raise UsageError(f"{shown} is not a run directory. Give two runs, or two models.")
     return compare_runs(Path(str(a)), Path(str(b)), **conditions)
 
 
@@ -842,7 +1367,7 @@ def _refuse(given: Mapping[str, Any], reason: str) -> None:
     """Raise a UsageError for the first of the options that is given."""
     for option, value in given.items():
         if value:
-            raise UsageError(f"{option} goes with models that run over pictures: {reason}.")
+            raise UsageError(f"{option} applies to models that run over pictures: {reason}.")
 
 
 def _weights(model: Model, options: WeightOptions, model_arg: Texts | Mapping[str, Any], seed: int) -> Weights:
@@ -885,28 +1410,103 @@ def _given(model: nn.Module | LoadedModel) -> LoadedModel:
 
 
 def _module_table(
-    loaded: LoadedModel, patterns: Sequence[str], shape: tuple[int, ...] | None, *, ops: bool
+    loaded: LoadedModel,
+    patterns: Sequence[str],
+    *,
+    shapes: tuple[NoiseShape, ...],
+    named: Sequence[str] | Mapping[str, Any],
+    ops: bool,
 ) -> ModuleTable:
-    """List modules after a pass over noise; a warning says why there was none."""
-    from hookscope.inputs import noise_batch, to_device
+    """List modules after a pass over noise or inputs by name; a warning says why there was none."""
+    from hookscope.inputs import to_device
     from hookscope.inspection.device import floating_dtype
     from hookscope.inspection.forward import list_modules
     from hookscope.inspection.run import unseen_in_scripts
-    from hookscope.models import example_shape
     from hookscope.results.network import ModuleTable
 
-    shape = shape or loaded.example_shape or example_shape(loaded.module, loaded.preprocessing)
     warnings = loaded.warnings
-    args = None
-    if shape is None:
+    given = _shown_input(loaded, shapes, named)
+    if given is None:
         warnings += ("No shapes: the input shape cannot be inferred from the first layer. Give --input-shape.",)
     else:
-        noise = noise_batch(shape, 0, loaded.preprocessing.kind)
-        args = to_device(noise, _device(loaded), floating_dtype(loaded.module)).args
-    rows, failure = list_modules(loaded.module, args, patterns, ops=ops)
+        given = to_device(given, _device(loaded), floating_dtype(loaded.module))
+    args, kwargs = (None, None) if given is None else (given.args, given.kwargs)
+    rows, failure = list_modules(loaded.module, args, patterns, kwargs=kwargs, ops=ops)
     if ops:
         warnings += unseen_in_scripts(dict(loaded.module.named_modules()))
     return ModuleTable(loaded.info, rows, failure, warnings, loaded.notes)
+
+
+def _with_any_values(on_meta: LoadedModel, load: Callable[[], LoadedModel]) -> LoadedModel | None:
+    """Return the network on the CPU, to be timed; None if it may not fit into memory.
+
+    A pass on the meta device went well, so nothing depends on values.
+    """
+    from hookscope.inspection.device import fits_into_memory
+    from hookscope.models.construction import built_of_zeros
+
+    return built_of_zeros(load) if fits_into_memory(on_meta.module) else None
+
+
+def _with_cost(
+    table: ModuleTable,
+    loaded: LoadedModel,
+    real: LoadedModel | None,
+    shapes: tuple[NoiseShape, ...],
+    named: Sequence[str] | Mapping[str, Any],
+) -> ModuleTable:
+    """Return the table with costs, or with a warning that says why there are none."""
+    from hookscope.errors import ModelError
+    from hookscope.inputs import to_device
+    from hookscope.inspection.cost import Call, network_cost
+    from hookscope.inspection.device import floating_dtype
+
+    def call_of(each: LoadedModel) -> Call | None:
+        given = _shown_input(each, shapes, named)
+        if given is None:
+            return None
+        batch = to_device(given, _device(each), floating_dtype(each.module))
+        return Call(each.module, batch.args, batch.kwargs)
+
+    counted = call_of(loaded)
+    if counted is None:
+        return table  # which warns that there is no input
+    call = counted if real is None or real is loaded else call_of(real)
+    try:
+        cost = network_cost(call or counted, None if call is counted else counted)
+    except ModelError as error:
+        return replace(table, warnings=(*table.warnings, f"No cost: {error}"))
+    missing = () if real is not None else (_TOO_LARGE_TO_TIME,)
+    return replace(table, cost=cost, warnings=(*table.warnings, *missing))
+
+
+def _shown_input(
+    loaded: LoadedModel, shapes: tuple[NoiseShape, ...], named: Sequence[str] | Mapping[str, Any]
+) -> Batch | None:
+    """Return what shapes are shown for: inputs by name, or noise and what goes with it; None if that is not known."""
+    from hookscope.inputs import (
+        named_batch,
+        named_inputs,
+        noise_and_named,
+        noise_batch,
+        noise_count,
+        with_named,
+    )
+    from hookscope.models import example_shape
+    from hookscope.models.noise_arguments import noise_arguments
+    from hookscope.results.noise_shapes import NoiseShape
+
+    by_name = named_inputs(named, loaded.preprocessing)
+    if not shapes and all(each.record is None for each in by_name):
+        known = loaded.example_shape or example_shape(loaded.module, loaded.preprocessing)
+        if known is None:
+            return None
+        shapes = (NoiseShape(known),)
+    shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in by_name])
+    shapes, by_name = noise_and_named(shapes, by_name, 0, with_others=False)
+    if not shapes:
+        return named_batch(by_name)
+    return with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
 
 
 def _device(loaded: LoadedModel) -> str:

@@ -29,10 +29,10 @@ EXIT_TERMINATED = 143
 EXIT_BROKEN_PIPE = 141
 
 
-# Our choice: causes of causes that are looked at.
+# Causes of causes that are looked at.
 _MOST_CAUSES = 10
 
-# Inputs that a message names. Our choice.
+# Inputs that a message names.
 _NAMED_INPUTS = 3
 
 
@@ -145,7 +145,14 @@ def is_out_of_memory(error: BaseException | str) -> bool:
     The loader of shared libraries says that it "failed to map segment from shared object"; NumPy and torch raise that
     on from errors of their own.
     """
-    signs = ("allocate memory", "not enough memory", "out of memory", "std::bad_alloc", "failed to map segment")
+    signs = (
+        "can't allocate memory",
+        "annot allocate memory",
+        "not enough memory",
+        "out of memory",
+        "std::bad_alloc",
+        "failed to map segment",
+    )
     if isinstance(error, str):
         return any(sign in error for sign in signs)
     causes, cause = [error], error.__cause__

@@ -122,3 +122,13 @@ def plain(value: Any) -> Any:
 
 def _without_surrogates(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
+
+
+def position_text(position: tuple[int | None, ...]) -> str:
+    """Return an index as Python writes it, `[2, :]`; "" for ()."""
+    return f"[{', '.join(':' if at is None else str(at) for at in position)}]" if position else ""
+
+
+def input_text(index: int, name: str) -> str:
+    """Return which input is meant: "2 ('cat.jpg')", "2" for one without a name."""
+    return f"{index} ('{name}')" if name else str(index)

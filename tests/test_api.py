@@ -81,11 +81,15 @@ def small() -> nn.Module:
 OF_COMMANDS = {
     *("grids", "cmap", "scale", "show", "tensorboard", "page", "out", "json", "quiet", "full", "histogram"),
     *("update_baseline", "junit", "sarif", "report_format", "jobs", "timeout", "memory", "rules", "explain", "init"),
-    "fail_on",  # an exit code
+    *("fail_on", "csv"),  # an exit code; of functions the rows convert themselves
+    *("merge", "crops"),  # of `survey`: functions resume, and `save` draws
 }
-OF_FUNCTIONS = {"on_progress", "on_error"}
+OF_FUNCTIONS = {"on_progress", "on_error", "chunks"}
 OTHER_NAMES = {"checkpoint": "checkpoints"}  # the function takes one
-COMMANDS = ["activations", "attribute", "check", "checkpoint", "diff", "grads", "layers", "report"]
+COMMANDS = [
+    *("activations", "attention", "attribute", "check", "checkpoint", "diff", "grads", "history", "layers", "report"),
+    "survey",
+]
 
 
 def options_of(name: str) -> dict[str, tuple[Any, Any, str]]:
@@ -120,7 +124,7 @@ def examples(annotation: Any) -> list[Any]:
     """Values that a command line may give for an option of this type."""
     if found := literals(annotation):
         return [*found]
-    known = {str: "a", bool: True, int: 1, float: 1.5, Path: Path("a"), list[str]: ["a", "b"]}
+    known = {str: "a", bool: True, int: 1, float: 1.5, Path: Path("a"), list[str]: ["a", "b"], list[int]: [0, 2]}
     given = get_args(annotation) if get_origin(annotation) is UnionType else [annotation]
     return [known[part] for part in given if part is not NoneType]
 
@@ -249,7 +253,7 @@ def test_a_module_and_a_tensor_are_run_as_they_are() -> None:
     assert torch.equal(run.tensors["3"], expected)
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
     assert [record.name for record in run.inputs] == ["tensor"] * 3
-    with pytest.raises(hookscope.UsageError, match="A module runs where it is"):
+    with pytest.raises(hookscope.UsageError, match="A module stays on its device"):
         hookscope.activations(network, values, weights="none")
     with pytest.raises(hookscope.UsageError, match="MODEL is of type Tensor"):
         hookscope.activations(values, network)
@@ -403,14 +407,16 @@ def _saved(x: Tensor, path: Path) -> Path:
 
 @pytest.mark.parametrize("wrong", [5, [torch.zeros(1, 3, 8, 8)], object()])
 def test_a_check_says_what_is_no_input(wrong: Any) -> None:
-    with pytest.raises(hookscope.UsageError, match="is not an input: give paths and pictures, or one tensor"):
+    with pytest.raises(hookscope.UsageError, match="is not an input: give paths and pictures, one tensor, or a tuple"):
         hookscope.check(small(), images=wrong)
 
 
 def test_a_check_that_expects_something_of_pictures_takes_no_tensor(tmp_path: Path) -> None:
     config = tmp_path / "smoke.toml"
     config.write_text(f'[[expect]]\nimage = "{CAT}"\ntop1 = "Egyptian cat"\n', encoding="utf-8")
-    with pytest.raises(hookscope.UsageError, match=r"smoke.toml says what pictures show: give these, not a tensor"):
+    with pytest.raises(
+        hookscope.UsageError, match=r"smoke.toml expects classes for pictures: give these, not a tensor"
+    ):
         hookscope.check("demo", config=config, images=torch.zeros(1, 3, 224, 224))
 
 
@@ -423,9 +429,32 @@ def test_a_page_is_made_of_a_run_and_of_a_result(run: hookscope.Activations, tmp
         hookscope.report(run)
 
 
+@pytest.mark.exhaustive
 def test_the_packages_own_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sample_images").symlink_to(CAT.parent)
     monkeypatch.chdir(tmp_path)
     result = doctest.testmod(hookscope)
     assert result.attempted >= 4
     assert result.failed == 0
+
+
+def test_several_arguments_are_a_tuple_or_a_mapping() -> None:
+    network, x, y = nn.Bilinear(3, 2, 4), torch.randn(12, 3), torch.randn(12, 2)
+    expected = network(x, y)
+    for inputs in ((x, y), {"input1": x, "input2": y}):
+        run = hookscope.activations(network, inputs, batch_size=5)
+        assert len(run.inputs) == 12
+        assert run.rows[0].mean == pytest.approx(expected.mean().item(), abs=1e-6)
+        gradients = hookscope.grads(network, inputs, loss="sum")
+        assert gradients.parameters[1].gradient.l2 == pytest.approx((4 * 12**2) ** 0.5)
+        assert hookscope.check(network, images=inputs).passed
+        assert hookscope.diff(network, network, inputs).first_differences == ()
+    with pytest.raises(hookscope.UsageError, match="given twice: as a mapping, and as texts with `input`"):
+        hookscope.activations(network, {"input1": x}, input=["input2=1,2"])
+
+
+def test_a_row_prints_in_two_lines() -> None:
+    run = hookscope.activations(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.zeros(1, 2))
+    title, numbers = str(run["1"]).splitlines()
+    assert title == "1 (ReLU) 1x3 float32"
+    assert numbers.startswith(f"  mean {run['1'].mean:.4g}, std {run['1'].std:.4g}, min ")

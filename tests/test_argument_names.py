@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[Callable[..., object], str]] = {
     "check": (lambda model, x: hookscope.check(model, images=x, input_shape=(1, 3, 8, 8)), "leave it out, or `images`"),
     "rule": (lambda model, x: hookscope.check(model, images=x, select="nothing"), "`select` 'nothing' is no rule"),
     "shape": (lambda model, _: hookscope.layers(model, input_shape="wide"), "`input_shape` 'wide' is not a shape"),
-    "arch": (lambda _, __: hookscope.load_model("resnet18", arch="resnet18"), "`arch` goes with a weights file"),
+    "arch": (lambda _, __: hookscope.load_model("resnet18", arch="resnet18"), "`arch` needs a weights file"),
     "select": (lambda model, _: hookscope.select_layers(model, ["name:"]), "e.g. `layer` conv."),
 }
 

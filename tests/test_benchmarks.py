@@ -11,12 +11,15 @@ from pathlib import Path
 from subprocess import CalledProcessError
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
+from torchvision.models import VisionTransformer
 
 from benchmarks import __main__ as command
 from benchmarks import documentation
 from benchmarks.__main__ import RESULTS, file_name
+from benchmarks.attention import _measured as attention_rows
 from benchmarks.capture_ways import WAYS, four, hand_written
 from benchmarks.comparing import Ready, over_first
 from benchmarks.findings import Machine, Measurement, Report, Section, Spread, Work, from_json, to_json
@@ -286,3 +289,17 @@ def test_every_figure_of_the_readme_is_measured() -> None:
     figures = re.findall(r"×[\d.]+\d|\d[\d.]* s\b", text)
     assert len(figures) >= 5
     assert [each for each in figures if each not in documentation.PAGE.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize("family", ["torchvision", "timm"])
+def test_attention_by_hand_is_what_hookscope_sees(family: str) -> None:
+    torch.manual_seed(0)
+    if family == "timm":
+        network: nn.Module = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
+    else:
+        network = VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16)
+    found = attention_rows(network.eval(), torch.randn(1, 3, 32, 32), family, rounds=1)
+    assert [each.way for each in found] == [
+        *("plain", "hookscope", "hookscope, without the self-check", "unfused, by hand")
+    ]
+    assert [each.work for each in found[1:3]] == [Work("same", 1)] * 2

@@ -57,3 +57,12 @@ def test_pinned_versions_have_no_urls_and_cover_what_is_required() -> None:
         *(each for extra in project["optional-dependencies"].values() for each in extra),
     ]
     assert {re.split(r"[=<>~!\[ ]", each)[0].lower() for each in required} - {"hookscope"} <= names
+
+
+def test_pages_count_the_rules_right() -> None:
+    from hookscope.checks.rules import RULES
+
+    off = sum(rule.level == "off" for rule in RULES.values())
+    assert f"up to {len(RULES)} rules" in README
+    release = (ROOT / "docs" / "questions" / "release.md").read_text(encoding="utf-8")
+    assert f"up to {len(RULES)} rules with stated limits; {off} of them are off" in release

@@ -1,4 +1,8 @@
-"""Class activation maps: one map from what a layer returned and the gradient of a score with respect to it."""
+"""Class activation maps: one map from what a layer returned and the gradient of a score with respect to it.
+
+The formulas are written for pictures, (N, C, h, w); those of signals, (N, C, l), and volumes, (N, C, d, h, w), are the
+same with sums over their positions.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -22,7 +26,7 @@ def grad_cam(activation: Tensor, gradient: Tensor) -> Tensor:
         Selvaraju et al., Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization, ICCV 2017,
         equations 1 and 2.
     """
-    return (gradient.mean((2, 3), keepdim=True) * activation).sum(1).clamp(min=0)
+    return (gradient.mean(_places(gradient), keepdim=True) * activation).sum(1).clamp(min=0)
 
 
 def grad_cam_plus_plus(activation: Tensor, gradient: Tensor) -> Tensor:
@@ -46,9 +50,9 @@ def grad_cam_plus_plus(activation: Tensor, gradient: Tensor) -> Tensor:
         WACV 2018, equations 10 and 19.
     """
     # Divided by g^2, so that small gradients keep their digits.
-    divisor = 2 + gradient * activation.sum((2, 3), keepdim=True)
+    divisor = 2 + gradient * activation.sum(_places(activation), keepdim=True)
     share = divisor.reciprocal().where((divisor != 0) & (gradient != 0), 0)
-    weight = (share * gradient.clamp(min=0)).sum((2, 3), keepdim=True)
+    weight = (share * gradient.clamp(min=0)).sum(_places(gradient), keepdim=True)
     return (weight * activation).sum(1).clamp(min=0)
 
 
@@ -88,6 +92,10 @@ def hires_cam(activation: Tensor, gradient: Tensor) -> Tensor:
         arXiv 2011.08891, 2020, section 3.
     """
     return (gradient * activation).sum(1)
+
+
+def _places(values: Tensor) -> tuple[int, ...]:
+    return tuple(range(2, values.dim()))
 
 
 CAMS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.attribution.explaining import Explained, explain_again, resized
 from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, model_errors
+from hookscope.attribution.input_places import main_input, places_of
 from hookscope.attribution.map_layers import MapLayers
 from hookscope.attribution.pixels import COMPLETENESS_LIMIT
 from hookscope.attribution.sanity import (
@@ -29,12 +30,11 @@ from hookscope.attribution.scores import BatchTarget, probabilities, runner_up
 from hookscope.errors import HookscopeError
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.state.preservation import preserved
-from hookscope.results.attributions import Method, SanityCheck
+from hookscope.results.attributions import Method, SanityCheck, input_word
 
 Sanity = Literal["none", "quick", "full"]
 
-_PICTURE_AXES = 4  # (N, C, H, W)
-# Below it blurring can take so little away that the check says nothing. Our choice.
+# Below it blurring can take so little away that the check says nothing.
 _LEAST_PROBABILITY = 0.05
 # Of these one map takes dozens of passes or more, and the first two checks need seven.
 _SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})
@@ -62,9 +62,11 @@ class Checking:
     _deleted: list[Numbers] = field(default_factory=list)
     _gap: float | None = None
     _began: bool = False
+    _what: str = "picture"
 
     def add(self, map_layers: MapLayers, batch: Batch, explained: Explained) -> None:
         """Check the maps of a batch. The network itself is not run."""
+        self._what = input_word(explained.maps[0][0].dim() - 1)
         if explained.gap is not None:
             self._gap = max(explained.gap, self._gap or 0.0)
         if self.sanity == "none" or (self.sanity == "quick" and self._began):
@@ -86,9 +88,9 @@ class Checking:
         if self._classes:
             checks.append(class_check(np.concatenate(self._classes)))
         if self._deleted:
-            checks.append(deletion_check(np.concatenate(self._deleted, 1)))
+            checks.append(deletion_check(np.concatenate(self._deleted, 1), self._what))
         if self._gap is not None:
-            checks.append(completeness_check(self._gap, COMPLETENESS_LIMIT))
+            checks.append(completeness_check(self._gap, COMPLETENESS_LIMIT, self._what))
         return tuple(checks)
 
     def _check(self, map_layers: MapLayers, batch: Batch, explained: Explained, target: BatchTarget, at: int) -> None:
@@ -110,6 +112,8 @@ class Checking:
             self.notes[
                 f"Sanity: weights and class are left out, as {self.method} takes many passes (--sanity full has them)."
             ] = None
+        elif next(network.parameters(), None) is None:
+            self.notes["Sanity: weights is left out, because the network has no parameters to shuffle."] = None
         else:
             found = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
             self._weights.append(found)
@@ -121,20 +125,40 @@ class Checking:
             return
         if not is_slow:
             self._classes.append(correlations(maps, again(copied, other)))
-        pictures = batch.args[0] if batch.args else None
+        self._delete(map_layers, batch, explained, target, at, copied)
+
+    def _delete(
+        self,
+        map_layers: MapLayers,
+        batch: Batch,
+        explained: Explained,
+        target: BatchTarget,
+        at: int,
+        copied: nn.Module,
+    ) -> None:
+        """Blur what the maps of one target mark, and note what becomes of the target's probability."""
+        passes, network = map_layers.passes, map_layers.passes.inspected.network
+        places = [place for place, each in enumerate(target.targets) if each is not None]
+        given = batch.args[0] if batch.args else None
         has_shares = all(each is None or each.probability is not None for each in target.targets)
-        if isinstance(pictures, Tensor) and pictures.dim() == _PICTURE_AXES and has_shares:
+        if not isinstance(given, Tensor) or given is not main_input(batch) or not has_shares:
+            return
+        if not given.is_floating_point():
+            self.notes["Sanity: deletion is left out, because whole numbers cannot be blurred."] = None
+            return
+        layout = places_of(network, given)
+        inputs = layout.by_channel(given)
 
-            def probability(changed: Tensor) -> Tensor:
-                found = self._output(passes, copied, batch, (changed, *batch.args[1:]))
-                return probabilities(found, target, self.output_key)
+        def probability(changed: Tensor) -> Tensor:
+            found = self._output(passes, copied, batch, (layout.as_given(changed), *batch.args[1:]))
+            return probabilities(found, target, self.output_key)
 
-            for layer, of_layer in enumerate(explained.maps[at]):
-                if explained.layers and not explained.pixels:
-                    extents = explained.layers[layer].extents
-                    of_layer = resized(of_layer, pictures.shape[2:], extents)[:, 0]  # noqa: PLW2901 - the same maps
-                ranked = deletions(pictures, [each.numpy() for each in of_layer], probability, self.seed)
-                self._add_deletions(ranked[:, places])
+        for layer, of_layer in enumerate(explained.maps[at]):
+            if explained.layers and not explained.pixels:
+                extents = explained.layers[layer].extents
+                of_layer = resized(of_layer, layout.size, extents)[:, 0]  # noqa: PLW2901 - the same maps
+            ranked = deletions(inputs, [each.numpy() for each in of_layer], probability, self.seed)
+            self._add_deletions(ranked[:, places])
 
     def _add_deletions(self, found: Numbers) -> None:
         """Keep the deletions of inputs that are likely enough to be the target."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor, nn
 
 from hookscope.attribution.cams import CAMS
@@ -32,8 +31,8 @@ class Explained:
 
     Attributes:
         layers: The layers; () for methods that look at the picture itself.
-        maps: By target, then by layer, (N, h, w), float32 on the CPU; where there is no layer, one.
-        pixels: By target, one number for each value of the picture, (N, C, H, W); () for methods of layers alone.
+        maps: By target, then by layer, (N, *grid), float32 on the CPU; where there is no layer, one.
+        pixels: By target, one number for each value of the input, (N, C, *size); () for methods of layers alone.
         gap: The greatest `Pixels.gap`.
     """
 
@@ -168,16 +167,21 @@ def _of_both(
 
 
 def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Tensor:
-    """Return maps (N, h, w) as (N, 1, H, W) over the whole input, interpolated between the places of their cells."""
-    height, width = size
+    """Return maps (N, *grid) as (N, 1, *size) over the whole input, interpolated linearly between their cells' places.
+
+    Beyond the outermost places, which there is nothing to interpolate between, their values are repeated.
+    """
     parts = []
-    for one, (top, left, bottom, right) in zip(maps, extents, strict=True):
-        # From -1 at the outer edge of the first cell to 1 at that of the last, as grid_sample counts.
-        rows = (((torch.arange(height) + 0.5) / height - top) / (bottom - top) * 2 - 1).to(one.dtype)
-        columns = (((torch.arange(width) + 0.5) / width - left) / (right - left) * 2 - 1).to(one.dtype)
-        y, x = torch.meshgrid(rows, columns, indexing="ij")
-        places = torch.stack([x, y], -1)[None]
-        parts.append(F.grid_sample(one[None, None], places, padding_mode="border", align_corners=False))
+    for each, extent in zip(maps, extents, strict=True):
+        part = each
+        for axis, (length, begin, end) in enumerate(zip(size, extent[: len(size)], extent[len(size) :], strict=True)):
+            cells = part.shape[axis]
+            places = (((torch.arange(length) + 0.5) / length - begin) / (end - begin) * cells - 0.5).clamp(0, cells - 1)
+            first = places.floor().long()
+            after = (first + 1).clamp(max=cells - 1)
+            share = (places - first).to(part.dtype).view(-1, *(1,) * (len(size) - axis - 1))
+            part = part.index_select(axis, first) * (1 - share) + part.index_select(axis, after) * share
+        parts.append(part[None, None])
     return torch.cat(parts)
 
 

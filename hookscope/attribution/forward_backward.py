@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.attribution.input_places import embedding_name, main_input, place_axes
 from hookscope.attribution.layer_choice import Choice, LayerOutputs, choose_layer, reached_inputs, sum_of
 from hookscope.attribution.scores import BatchTarget
-from hookscope.attribution.tokens import Layout
 from hookscope.errors import HookscopeError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import Capture
@@ -22,6 +22,8 @@ from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import Preserved
+from hookscope.statistics.token_layout import Layout
+from hookscope.text import shape_text
 
 # What is raised here is no error of the model.
 _OWN = str(Path(__file__).parent)
@@ -78,7 +80,7 @@ def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, ke
     """
     args, kwargs = _tracked(batch) if track else _plain(batch)
     passes.capturing.restart()
-    passes.outputs.start(len(batch.indices), keeps=keeps)
+    passes.outputs.start(len(batch.indices), place_axes(batch), keeps=keeps)
     with model_errors(passes.inspected, "forward"):
         return passes.inspected.network(*args, **kwargs)
 
@@ -119,6 +121,12 @@ def run_and_choose(
         ModelRaisedError: If the network raises.
         UsageError: If there is no gradient at all.
     """
+    given = main_input(batch)
+    if given is not None and not given.is_floating_point():
+        raise UsageError(
+            f"{passes.inspected.info.name} is given whole numbers, {shape_text(given.shape)}, which have no gradient: "
+            f"look at what its embedding returns, --layer {embedding_name(passes.inspected.network)}."
+        )
     output = run_output(passes, batch, track=True, keeps=True)
     targets = passes.targets_of(output, batch)
     with model_errors(passes.inspected, "backward"):

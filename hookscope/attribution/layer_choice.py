@@ -10,20 +10,23 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from hookscope.attribution.scores import BatchTarget
-from hookscope.attribution.tokens import Layout, Tokens, known_prefix, layout_of
 from hookscope.hooks.observed import ModuleCall, Place
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.token_layout import Layout, Tokens, known_prefix, layout_of
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 # Layers whose four axes are surely maps, and no heads of an attention: tokens are counted by their grids.
-_KEEP_PLACES = ("Conv2d", "LayerNorm", "LayerNorm2d")
+_KEEP_PLACES = ("Conv1d", "Conv2d", "Conv3d", "LayerNorm", "LayerNorm2d")
 # Layers that may return their input: the layer before them says more.
-_PASSING = (nn.Identity, nn.Dropout, nn.Dropout2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+_PASSING = (
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
+    *(nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+)
 # What torchvision's detectors call the part that sees the whole picture.
 _BACKBONE = "backbone"
-# How many layers at a time are differentiated, from the last: mostly the first one has a gradient. Our choice.
+# How many layers at a time are differentiated, from the last: mostly the first one has a gradient.
 _AT_A_TIME = (1, 4, 16)
 
 
@@ -56,6 +59,7 @@ class LayerOutputs:
 
     Attributes:
         count: Inputs in the batch.
+        axes: Axes of place that the input has.
         prefix: Tokens in front of the grid, if that is known of the network.
         given: What the user said of tokens.
         unrolled: How often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0.
@@ -67,15 +71,16 @@ class LayerOutputs:
     given: Tokens | None
     unrolled: int = 0
     count: int = 1
+    axes: int = 2
     keeps: bool = False
     by_place: dict[Place, LayerOutput] = field(default_factory=dict)
     score_map: str = ""
     _axes: AxisReader = field(default_factory=AxisReader)
-    _grids: list[tuple[int, int]] = field(default_factory=list)
+    _grids: list[tuple[int, ...]] = field(default_factory=list)
 
-    def start(self, count: int, *, keeps: bool = False) -> None:
-        """Begin a forward pass over so many inputs."""
-        self.score_map = ""
+    def start(self, count: int, axes: int, *, keeps: bool = False) -> None:
+        """Begin a forward pass over so many inputs, with so many axes of place."""
+        self.score_map, self.axes = "", axes
         self.count, self.keeps, self.by_place, self._axes, self._grids = count, keeps, {}, AxisReader(), []
 
     def forget(self) -> None:
@@ -93,12 +98,13 @@ class LayerOutputs:
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
             layout = self._in_rows(
-                layout_of(shape, self.count, axis, self._grids, prefix=self.prefix, given=self.given)
+                layout_of(shape, self.count, axis, self._grids, axes=self.axes, prefix=self.prefix, given=self.given)
             )
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
         if (
             isinstance(layout, Layout)
             and layout.prefix is None
+            and len(layout.grid) == self.axes
             and kind.endswith(_KEEP_PLACES)
             and not _ATTENTION.search(call.layer)
         ):

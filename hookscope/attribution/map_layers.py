@@ -16,11 +16,10 @@ from hookscope.attribution.forward_backward import (
     run_and_differentiate,
     run_output,
 )
+from hookscope.attribution.input_places import input_size, main_input, places_of
 from hookscope.attribution.layer_choice import Choice, LayerOutput
 from hookscope.attribution.padding import padded_extents
-from hookscope.attribution.receptive_fields import ReceptiveField, receptive_field
 from hookscope.attribution.scores import BatchTarget
-from hookscope.attribution.tokens import Layout
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import Place
@@ -28,15 +27,16 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch, part_of
 from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.receptive_fields import ReceptiveField, receptive_field
 from hookscope.inspection.run import split_patterns
 from hookscope.results.attributions import Extent
 from hookscope.results.network import row_label
+from hookscope.statistics.token_layout import Layout
 from hookscope.text import safe_text, shape_text, some_of
 
 # A row's label: name, call, path in a nested output.
 _LABEL = re.compile(r"(?P<layer>.*?)(?:#(?P<call>\d+))?(?P<slot>\[.*)?")
-_PICTURE_AXES, _CLIP_AXES = 4, 5  # (N, C, H, W), (N, C, T, H, W)
-# Layers that a note names. Our choice.
+# Layers that a note names.
 _NAMED = 5
 
 
@@ -45,7 +45,7 @@ class NotReachedError(Exception):
 
 
 class MapLayer(NamedTuple):
-    """What one layer returned for a batch, (N, C, h, w), and the gradient of each target with respect to it.
+    """What one layer returned for a batch, (N, C, *grid), and the gradient of each target with respect to it.
 
     Attributes:
         extents: The area that the map covers, of each input.
@@ -64,10 +64,9 @@ class MapLayer(NamedTuple):
         return row_label(*self.place)
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """(h, w) of the map."""
-        height, width = self.values.shape[2:]
-        return height, width
+    def grid(self) -> tuple[int, ...]:
+        """Cells of the map along each axis: (l,), (h, w) or (d, h, w)."""
+        return tuple(self.values.shape[2:])
 
 
 class _Group(NamedTuple):
@@ -151,7 +150,7 @@ class MapLayers:
     chosen: dict[Place, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     _worked: set[str] = field(default_factory=set)
-    _fields: dict[tuple[Place, tuple[int, int] | None], ReceptiveField | None] = field(default_factory=dict)
+    _fields: dict[tuple[Place, tuple[int, ...] | None], ReceptiveField | None] = field(default_factory=dict)
     _captured: Capture[None] | None = None
     _hooks: ExitStack = field(default_factory=ExitStack)
 
@@ -177,37 +176,43 @@ class MapLayers:
             UsageError: If no layer can be looked at, or a target is wrong.
             LayerNotFoundError: If a pattern selects no operation.
         """
-        if any(isinstance(each, Tensor) and each.dim() == _CLIP_AXES for each in batch.args):
-            name = self.passes.inspected.info.name
-            raise UsageError(f"{name} is given clips, (N, C, T, H, W): maps are made for pictures.")
         targets, layers = self._chosen(batch) if self.given is None else self._given(self.given, batch)
         return targets, [each._replace(extents=self._extents(each, batch)) for each in layers]
 
     # --- Where the cells of a map lie ---
 
     def _extents(self, layer: MapLayer, batch: Batch) -> Sequence[Extent]:
-        size = _picture_size(batch)
-        field = self._fields.get((layer.place, size))
-        if field is not None and size is not None:
+        shape = _input_shape(batch)
+        field = self._fields.get((layer.place, shape))
+        if field is not None and len(field.lines) == len(layer.grid):
+            size = input_size(self.passes.inspected.network, batch)
             return [field.extent(layer.grid, size)] * len(batch.indices)
         layout = layer.output.layout
         if isinstance(layout, Layout) and layout.prefix is None:  # tokens lie at their patches
             self.notes[
                 f"{layer.label}: where its cells lie cannot be computed from the layers before it. Its map is "
-                "stretched evenly over the picture, and may be off by half a cell."
+                "stretched evenly over the input, and may be off by half a cell."
             ] = None
         return padded_extents(self.passes.inspected.network, batch, layer.grid)
 
+    def _field(self, output: LayerOutput, batch: Batch) -> ReceptiveField | None:
+        tensor = main_input(batch)
+        if output.edge is None or tensor is None or _input_shape(batch) is None:
+            return None
+        places = places_of(self.passes.inspected.network, tensor)
+        return receptive_field(output.edge.node, len(places.size), places.channel_axis)
+
     def _find_fields(self, means: Callable[[Place], bool], captured: Capture[None], batch: Batch) -> None:
         """Find where the cells of outputs lie, for the first batch of each size: run one input, and go back."""
-        passes, size = self.passes, _picture_size(batch)
-        if size is None or size in {known for _, known in self._fields}:
+        passes, shape = self.passes, _input_shape(batch)
+        if shape is None or shape in {known for _, known in self._fields}:
             return
         captured.listen(on=False)
-        run_output(passes, part_of(batch, 0), track=True, keeps=True)
+        one = part_of(batch, 0)
+        run_output(passes, one, track=True, keeps=True)
         for place, output in passes.outputs.by_place.items():
             if means(place):
-                self._fields[place, size] = None if output.edge is None else receptive_field(output.edge.node)
+                self._fields[place, shape] = self._field(output, one)
         passes.outputs.forget()
         passes.values.clear()
         captured.restart()
@@ -252,8 +257,7 @@ class MapLayers:
                     break
                 raise UsageError(self._nowhere(targets))
             self.chosen.setdefault(choice.place, choice.reason)
-            edge = choice.output.edge
-            self._fields[choice.place, _picture_size(batch)] = None if edge is None else receptive_field(edge.node)
+            self._fields[choice.place, _input_shape(batch)] = self._field(choice.output, batch)
             modules = passes.inspected.modules
             self._watch({layer: modules[layer] for layer, _, _ in self.chosen})
             layout, values = choice.output.layout, choice.output.values
@@ -374,10 +378,13 @@ class MapLayers:
         return some_of([safe_text(record.name) for record in batch.records], 1)
 
 
-def _picture_size(batch: Batch) -> tuple[int, int] | None:
-    """Return height and width of what a network is given, if it is one tensor of pictures."""
-    pictures = [each for each in batch.args if isinstance(each, Tensor) and each.dim() == _PICTURE_AXES]
-    return (pictures[0].shape[2], pictures[0].shape[3]) if len(pictures) == 1 else None
+def _input_shape(batch: Batch) -> tuple[int, ...] | None:
+    """Return the shape of one of the inputs, if one argument alone has so many axes."""
+    tensor = main_input(batch)
+    alike = [
+        each for each in batch.args if isinstance(each, Tensor) and tensor is not None and each.dim() == tensor.dim()
+    ]
+    return tuple(alike[0].shape[1:]) if len(alike) == 1 else None
 
 
 def arrived(values: Tensor, gradients: Sequence[Tensor | None]) -> list[Tensor]:

@@ -16,13 +16,13 @@ _MERGING = "PatchMerging"
 _PICTURE_AXES = 4  # (N, C, H, W)
 
 
-def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, int]) -> list[Extent]:
+def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> list[Extent]:
     """Return for each input the area that a map covers if it is stretched over it and what the network adds to it.
 
     Args:
         network: Its transform may be called, if it is one of torchvision's detectors.
         batch: The inputs.
-        grid: (h, w) of the map.
+        grid: Of the map: (l,), (h, w) or (d, h, w).
     """
     transform: Any = getattr(network, "transform", None)
     kind = type(transform)
@@ -32,12 +32,12 @@ def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, int]) -> l
             made, _ = transform(copied(pictures))
         height, width = made.tensors.shape[-2:]
         return [(0.0, 0.0, height / rows, width / columns) for rows, columns in made.image_sizes]
-    covered = (1.0, 1.0)
+    covered = (1.0,) * len(grid)
     if isinstance(pictures, Tensor) and pictures.dim() == _PICTURE_AXES and _merges(network):
         patch = next((each.stride for each in network.modules() if isinstance(each, nn.Conv2d)), (1, 1))
         rows, columns = (_covered(*sizes) for sizes in zip(pictures.shape[2:], grid, patch, strict=True))
         covered = rows, columns
-    return [(0.0, 0.0, *covered)] * len(batch.indices)
+    return [(*((0.0,) * len(grid)), *covered)] * len(batch.indices)
 
 
 def _merges(network: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Methods that look at the picture itself: one number for each value that the network was given.
+"""Methods that look at the input itself: one number for each value that the network was given.
 
 The gradient, and what rules for ReLUs make of it, is computed here; integrated gradients, SmoothGrad and occlusion come
 from captum, always with as many inputs at a time as the batch holds, so that memory does not grow with their steps.
@@ -14,21 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.attribution.guided import ADVICE, ActivationCalls, Rule, ruled
+from hookscope.attribution.input_places import InputPlaces, embedding_name, places_of
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
-from hookscope.results.attributions import Method
+from hookscope.results.attributions import Method, input_word
 from hookscope.text import shape_text
 
 # Integrated gradients begin with so many steps, and double them until the gap is below `COMPLETENESS_LIMIT`.
 FIRST_STEPS, MOST_STEPS = 32, 512
 COMPLETENESS_LIMIT = 0.01
-"""Share of the score's difference that integrated gradients may miss. Our choice."""
+"""Share of the score's difference that integrated gradients may miss."""
 # Smilkov et al. 2017, SmoothGrad, section 3.1: noise of 10 to 20 % of the picture's range, 50 samples.
 _NOISE, _SAMPLES = 0.15, 50
-# The patch that occlusion slides over the picture, and its step, as parts of a side. Our choice: Zeiler and Fergus 2014
-# do not state theirs; 32 and 16 pixels of 224 take 169 passes.
-_PATCH_PARTS, _STRIDE_PARTS = 7, 14
+# The patch that occlusion slides over a signal, a picture or a volume, and its step, as parts of a side. Zeiler and
+# Fergus 2014 do not state theirs; 32 and 16 pixels of 224 take 169 passes, the others 99 and 343.
+_PATCH_AND_STRIDE_PARTS = {1: (50, 100), 2: (7, 14), 3: (4, 8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,18 @@ class ScoredBatch:
     batch: Batch
     score: Callable[[object], Tensor]
 
+    @property
+    def places(self) -> InputPlaces:
+        """How the axes of the first argument are to be read, whose values are explained; UsageError if it has none."""
+        return _places_given(self.network, self.batch)
+
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """What a method gives for each value of the pictures of a batch.
+    """What a method gives for each value of the inputs of a batch.
 
     Attributes:
-        values: (N, C, H, W), detached, on the network's device.
+        values: (N, C, *size), detached, on the network's device.
         unchanged: Activations that a guided rule left alone, by label, each with the reason.
         gap: (N,), how far integrated gradients fall short of the score's difference, as a share of it; else None.
         notes: Sentences about how they were made.
@@ -65,7 +71,7 @@ class Pixels:
 
 
 def map_of(method: Method, pixels: Tensor) -> Tensor:
-    """Return one number for each place of pictures: (N, C, H, W) to (N, H, W).
+    """Return one number for each place of inputs: (N, C, *size) to (N, *size).
 
     Gradients give the greatest magnitude over the channels (Simonyan et al. 2013, Deep inside convolutional networks,
     section 3.1), as their signs depend on how the picture is lit. Methods whose values are shares of the score give the
@@ -80,10 +86,10 @@ def gradient(scored: ScoredBatch) -> Pixels:
     """Return the gradient of the score with respect to the pictures (Simonyan et al. 2013).
 
     Raises:
-        UsageError: If the network's input is no batch of pictures, or no gradient reaches it.
+        UsageError: If the network's input is no batch of floating numbers, or no gradient reaches it.
     """
     with _frozen(scored.network):
-        pixels = _pictures(scored.batch)
+        pixels = _inputs(scored)
         return Pixels(_gradient(_score(scored, pixels), pixels))
 
 
@@ -93,7 +99,7 @@ def input_x_gradient(scored: ScoredBatch) -> Pixels:
     Raises:
         UsageError: As in `gradient`.
     """
-    return Pixels(_pictures(scored.batch).detach() * gradient(scored).values)
+    return Pixels(_inputs(scored).detach() * gradient(scored).values)
 
 
 def guided(rule: Rule, scored: ScoredBatch) -> Pixels:
@@ -109,7 +115,7 @@ def guided(rule: Rule, scored: ScoredBatch) -> Pixels:
         raise UsageError(f"{rule} cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}")
     calls = ActivationCalls(scored.network)
     with _frozen(scored.network):
-        pixels = _pictures(scored.batch)
+        pixels = _inputs(scored)
         with torch.random.fork_rng(_cuda(pixels)):
             plain = outcome_of(_output(scored, pixels))
         with calls:
@@ -131,7 +137,7 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
         UsageError: As in `gradient`, or if captum is not installed.
     """
     method = _captum().IntegratedGradients(partial(_score, scored))
-    pixels = _pictures(scored.batch)
+    pixels = _inputs(scored)
     values = torch.zeros_like(pixels, requires_grad=False)
     with _frozen(scored.network):
         with torch.no_grad():
@@ -139,13 +145,17 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
         gap, steps = torch.full_like(span, torch.inf), FIRST_STEPS
         while True:
             found = method.attribute(pixels, n_steps=steps, internal_batch_size=len(pixels)).detach()
-            missing = ((found.sum((1, 2, 3)) - span) / span).abs().nan_to_num(0.0, posinf=torch.inf)
+            missing = ((found.flatten(1).sum(1) - span) / span).abs().nan_to_num(0.0, posinf=torch.inf)
             better = (gap >= COMPLETENESS_LIMIT) & (missing < gap) | (steps == FIRST_STEPS)
             values[better], gap[better] = found[better].to(values.dtype), missing[better]
             if steps == MOST_STEPS or bool((gap < COMPLETENESS_LIMIT).all()):
                 break
             steps *= 2
-    return Pixels(values, gap=gap, notes=(f"Integrated from a picture of zeros, in {steps} steps at most.",))
+    return Pixels(
+        values,
+        gap=gap,
+        notes=(f"Integrated from a {input_word(len(scored.places.size))} of zeros, in {steps} steps at most.",),
+    )
 
 
 def smoothgrad(scored: ScoredBatch) -> Pixels:
@@ -157,16 +167,18 @@ def smoothgrad(scored: ScoredBatch) -> Pixels:
         UsageError: As in `integrated_gradients`.
     """
     captum = _captum()
-    pixels = _pictures(scored.batch).detach()
-    # captum takes one deviation for all pictures: each is divided by its own.
-    deviation = _NOISE * (pixels.amax((1, 2, 3), keepdim=True) - pixels.amin((1, 2, 3), keepdim=True))
+    pixels = _inputs(scored).detach()
+    axes = tuple(range(1, pixels.dim()))
+    # captum takes one deviation for all inputs: each is divided by its own.
+    deviation = _NOISE * (pixels.amax(axes, keepdim=True) - pixels.amin(axes, keepdim=True))
     deviation = deviation.where(deviation > 0, torch.ones_like(deviation))
     tunnel = captum.NoiseTunnel(captum.Saliency(lambda scaled: _score(scored, scaled * deviation)))
     with _frozen(scored.network):
         found = tunnel.attribute(
             (pixels / deviation).requires_grad_(), nt_samples=_SAMPLES, nt_samples_batch_size=1, stdevs=1.0, abs=False
         )
-    notes = (f"Mean over {_SAMPLES} copies with noise of {_NOISE:.0%} of each picture's range.",)
+    what = input_word(len(scored.places.size))
+    notes = (f"Mean over {_SAMPLES} copies with noise of {_NOISE:.0%} of each {what}'s range.",)
     return Pixels((found / deviation).detach(), notes=notes)
 
 
@@ -176,17 +188,17 @@ def occlusion(scored: ScoredBatch) -> Pixels:
     Raises:
         UsageError: As in `integrated_gradients`.
     """
-    pixels = _pictures(scored.batch).detach()
+    pixels = _inputs(scored).detach()
     channels, *sides = pixels.shape[1:]
-    patch = tuple(max(side // _PATCH_PARTS, 1) for side in sides)
-    stride = tuple(max(side // _STRIDE_PARTS, 1) for side in sides)
+    patch, stride = (tuple(max(side // parts, 1) for side in sides) for parts in _PATCH_AND_STRIDE_PARTS[len(sides)])
     with torch.no_grad():
         found = (
             _captum()
             .Occlusion(partial(_score, scored))
             .attribute(pixels, sliding_window_shapes=(channels, *patch), strides=(channels, *stride))
         )
-    return Pixels(found.detach(), notes=(f"Patches of {patch[0]}x{patch[1]} in steps of {stride[0]}x{stride[1]}.",))
+    patches, steps = ("x".join(map(str, each)) for each in (patch, stride))
+    return Pixels(found.detach(), notes=(f"Patches of {patches} in steps of {steps}.",))
 
 
 PIXEL_METHODS: Mapping[Method, Callable[[ScoredBatch], Pixels]] = {
@@ -211,24 +223,47 @@ def _captum() -> Any:
     return attr
 
 
-def _pictures(batch: Batch) -> Tensor:
-    """Return a copy of the pictures, (N, C, H, W), that requires a gradient."""
+def _places_given(network: nn.Module, batch: Batch) -> InputPlaces:
+    """Return where the places of the first argument lie, whose values are explained.
+
+    Raises:
+        UsageError: If it is no batch of floating numbers.
+    """
+    given = _first_given(batch)
+    if isinstance(given, Tensor) and 2 <= given.dim() <= 5 and given.is_floating_point():
+        return places_of(network, given)
+    what = f"a tensor {shape_text(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    if isinstance(given, Tensor) and not given.is_floating_point():
+        raise UsageError(
+            f"The network is given whole numbers, {shape_text(given.shape)}, which have no gradient: look at what its "
+            f"embedding returns, --method grad-cam --layer {embedding_name(network)}."
+        )
+    raise UsageError(
+        "Maps of the input itself need one tensor as the first argument: signals (N, C, L), pictures (N, C, H, W) or "
+        f"volumes (N, C, D, H, W). The network is given {what}."
+    )
+
+
+def _first_given(batch: Batch) -> Any:
     given = batch.args[0] if batch.args else None
     if isinstance(given, list) and given and all(isinstance(each, Tensor) for each in given):
-        given = torch.stack(given)
-    if not isinstance(given, Tensor) or given.dim() != 4 or not given.is_floating_point():
-        shape = f"a tensor {shape_text(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-        raise UsageError(f"Maps of pixels need a batch of pictures, (N, C, H, W): the network is given {shape}.")
+        return torch.stack(given)
+    return given
+
+
+def _inputs(scored: ScoredBatch) -> Tensor:
+    """Return a copy of the inputs, (N, C, *size), that requires a gradient."""
     with torch.inference_mode(mode=False):
-        return given.detach().clone().requires_grad_()
+        return scored.places.by_channel(_first_given(scored.batch).detach()).clone().requires_grad_()
 
 
 def _output(scored: ScoredBatch, pixels: Tensor) -> Any:
-    """Run the network on pictures, of which it gets a copy, as it may overwrite them."""
+    """Run the network on inputs, of which it gets a copy, as it may overwrite them."""
     rest = copy_of(replace(scored.batch, args=scored.batch.args[1:]))
     given = scored.batch.args[0]
     is_list = isinstance(given, list)
-    first: Any = pixels.to((given[0] if is_list else given).dtype, copy=True)  # captum's are float32
+    as_given = scored.places.as_given(pixels)
+    first: Any = as_given.to((given[0] if is_list else given).dtype, copy=True)  # captum's are float32
     if is_list:
         first = list(first.unbind())
     return scored.network(first, *rest.args, **rest.kwargs)
@@ -243,7 +278,7 @@ def _gradient(score: Tensor, pixels: Tensor) -> Tensor:
     found = torch.autograd.grad(score.sum(), pixels, allow_unused=True)[0] if score.requires_grad else None
     if found is None:
         raise UsageError(
-            "No gradient reaches the picture: the network cuts it off (no_grad, detach). Use --method occlusion."
+            "No gradient reaches the input: the network cuts it off (no_grad, detach). Use --method occlusion."
         )
     return found
 

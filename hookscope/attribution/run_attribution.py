@@ -9,15 +9,16 @@ from typing import get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from hookscope.attribution.checking import Checking, Sanity
 from hookscope.attribution.explaining import Explained, as_method, explain, needs_layers
 from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, frozen
+from hookscope.attribution.input_places import input_size, main_input, places_of
 from hookscope.attribution.layer_choice import layer_outputs_of
 from hookscope.attribution.map_layers import MapLayer, MapLayers, NotReachedError, given_layers
 from hookscope.attribution.scores import BatchTarget, batch_targets
 from hookscope.attribution.targets import read_targets
-from hookscope.attribution.tokens import parse_tokens
 from hookscope.errors import ModelError, UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, part_of
@@ -25,8 +26,9 @@ from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import preserved
-from hookscope.results.attributions import AttributionMap, Attributions, Extent, LayerChoice, Method
+from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions, Extent, LayerChoice, Method
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
+from hookscope.statistics.token_layout import parse_tokens
 from hookscope.text import safe_text
 
 _POOLED: frozenset[Method] = frozenset({"grad-cam", "guided-grad-cam"})
@@ -38,6 +40,7 @@ class _Gathered:
 
     Attributes:
         checking: Checks maps as they come.
+        given: As `Attributions.given`.
     """
 
     checking: Checking
@@ -47,6 +50,7 @@ class _Gathered:
     unchanged: dict[str, str] = field(default_factory=dict)
     warnings: dict[str, None] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
+    given: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
 def run_attribution(
@@ -77,7 +81,7 @@ def run_attribution(
     if targets and top is not None:
         raise UsageError("--target and --top are both given: give either targets or how many of the best.")
     if layers and not needs_layers(method):
-        raise UsageError(f"--method {method} looks at the picture itself: leave out --layer.")
+        raise UsageError(f"--method {method} looks at the input itself: leave out --layer.")
     if top is not None and top < 1:
         raise UsageError(f"--top {top} is not possible: give 1 or more.")
     inspected = inspected_network(session.loaded)
@@ -91,7 +95,16 @@ def run_attribution(
 
     def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
         sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
-        return batch_targets(output, len(batch.indices), wanted, top, inspected.info.categories, output_key, sizes)
+        return batch_targets(
+            output,
+            len(batch.indices),
+            wanted,
+            top,
+            inspected.info.categories,
+            output_key,
+            sizes,
+            multi_label=inspected.multi_label,
+        )
 
     checking = Checking(sanity=sanity, method=as_method(method), output_key=output_key, seed=session.seed)
     gathered = _Gathered(checking)
@@ -122,6 +135,7 @@ def run_attribution(
         maps=tuple(gathered.maps),
         warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings, *queue.remarks))),
         sanity=checks,
+        given=gathered.given,
         unchanged=gathered.unchanged,
         notes=(*inspected.notes, *map_layers.notes, *gathered.notes, *checking.notes),
         seed=session.seed,
@@ -210,12 +224,12 @@ def _explain(batch: Batch, map_layers: MapLayers, method: Method, gathered: _Gat
             map_layers.passes.state.rewind()
             unfit += _explain(part_of(batch, place), map_layers, method, gathered)
         return unfit
-    _gather(batch, explained, method, gathered)
+    _gather(map_layers.passes.inspected.network, batch, explained, method, gathered)
     gathered.checking.add(map_layers, batch, explained)
     return []
 
 
-def _gather(batch: Batch, explained: Explained, method: Method, gathered: _Gathered) -> None:
+def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Method, gathered: _Gathered) -> None:
     """Add the maps of a batch, by input, then by target, then by layer."""
     first = len(gathered.records)
     gathered.records.extend(batch.records)
@@ -231,9 +245,14 @@ def _gather(batch: Batch, explained: Explained, method: Method, gathered: _Gathe
     for each in explained.layers:
         gathered.layers.setdefault(each.label, _layer_choice(each))
     labels = [each.label for each in explained.layers] or [""]
-    extents: list[Sequence[Extent]] = [[(0.0, 0.0, 1.0, 1.0)] * len(batch.records)] * len(labels)
+    axes = explained.maps[0][0].dim() - 1
+    whole = (*((0.0,) * axes), *((1.0,) * axes))
+    extents: list[Sequence[Extent]] = [[whole] * len(batch.records)] * len(labels)
     if not explained.pixels:
         extents = [each.extents for each in explained.layers]
+    if axes != PICTURE_AXES:
+        gathered.given |= _given(network, batch, first)
+    size = input_size(network, batch)
     for place, record in enumerate(batch.records):
         for at, target in enumerate(explained.targets):
             wanted = target.targets[place]
@@ -246,9 +265,18 @@ def _gather(batch: Batch, explained: Explained, method: Method, gathered: _Gathe
                     gathered.warnings[warning] = None
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
                 pixels = explained.pixels[at][layer][place].numpy().copy() if keeps_pixels else None
-                gathered.maps.append(
-                    AttributionMap(first + place, wanted, label, values, extents[layer][place], pixels)
-                )
+                extent = extents[layer][place]
+                gathered.maps.append(AttributionMap(first + place, wanted, label, values, extent, pixels, size))
+
+
+def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np.float32]]:
+    """Return what the network was given, (C, *size), by position in the run, of the first inputs alone."""
+    tensor = main_input(batch)
+    if tensor is None:
+        return {}
+    values = places_of(network, tensor).by_channel(tensor.detach())
+    count = min(len(values), SHOWN_INPUTS - first)
+    return {first + place: values[place].to("cpu", torch.float32, copy=True).numpy() for place in range(count)}
 
 
 def _layer_choice(layer: MapLayer) -> LayerChoice:

@@ -43,8 +43,9 @@ _PLACINGS = 10
 _HARM_LIMIT = 0.6
 # Share of the probability that blurring must take away, or random places change, for the check to say anything.
 _LEAST_EFFECT = 0.05
-# Standard deviation of the blur, as a part of the picture's larger side: 28 pixels of 224. Our choice.
+# Standard deviation of the blur, as a part of the picture's larger side: 28 pixels of 224.
 _BLUR_PARTS = 8
+_LONG_REACH = 1000  # of a kernel, in steps
 
 
 def rank_correlation(first: Map, second: Map) -> float:
@@ -171,21 +172,21 @@ def class_check(found: Numbers) -> SanityCheck:
     return SanityCheck("class", value, passed, (), meaning)
 
 
-def completeness_check(gap: float, limit: float) -> SanityCheck:
+def completeness_check(gap: float, limit: float, what: str = "picture") -> SanityCheck:
     """Judge how far integrated gradients fall short of the score's difference, as a share of it."""
     passed = gap < limit
-    meaning = f"The values add up to the difference that the picture makes to the score, but for {gap:.2%}"
+    meaning = f"The values add up to the difference that the {what} makes to the score, but for {gap:.2%}"
     meaning += "." if passed else f" (limit {limit:.0%}): take --method gradient or occlusion, or another target."
     return SanityCheck("completeness", gap, passed, (), meaning)
 
 
 def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tensor], Tensor], seed: int) -> Numbers:
-    """Blur the tenth of each picture that its map ranks highest, and as much of the same shape in random places.
+    """Blur the tenth of each input that its map ranks highest, and as much of the same shape in random places.
 
     Args:
-        pictures: (N, C, H, W), what the network is given.
-        maps: One for each picture, (h, w), over the whole of it; signed ones rank what speaks for the target highest.
-        probability: Takes pictures of the same shape and returns the target's probability for each, (N,).
+        pictures: (N, C, *size), what the network is given: signals, pictures or volumes.
+        maps: One for each, (*size); signed ones rank what speaks for the target highest.
+        probability: Takes inputs of the same shape and returns the target's probability for each, (N,).
         seed: Of the places.
 
     Returns:
@@ -198,12 +199,13 @@ def deletions(pictures: Tensor, maps: Sequence[Map], probability: Callable[[Tens
         found = [probability(pictures), probability(torch.where(top, blurred, pictures))]
         for _ in range(_PLACINGS):
             shifts = [int(torch.randint(size, (), generator=generator)) for size in pictures.shape[2:]]
-            found.append(probability(torch.where(top.roll(shifts, (2, 3)), blurred, pictures)))
+            axes = [*range(2, pictures.dim())]
+            found.append(probability(torch.where(top.roll(shifts, axes), blurred, pictures)))
         numbers: Numbers = torch.stack(found).double().cpu().numpy()
     return numbers
 
 
-def deletion_check(found: Numbers) -> SanityCheck:
+def deletion_check(found: Numbers, what: str = "picture") -> SanityCheck:
     """Judge `deletions` by the share of random places that do less harm than the place which the map ranks highest.
 
     The check holds if that share is large enough and blurring the place takes some of the probability away. It fails if
@@ -220,7 +222,7 @@ def deletion_check(found: Numbers) -> SanityCheck:
         passed = False
     texts = told_apart((before, value, at_random))
     meaning = (
-        f"Blurring the tenth of the picture that the map ranks highest takes the target from {texts[0]} to "
+        f"Blurring the tenth of the {what} that the map ranks highest takes the target from {texts[0]} to "
         f"{texts[1]}, blurring as much in random places to {texts[2]}: "
     )
     if passed is None:
@@ -236,29 +238,39 @@ def deletion_check(found: Numbers) -> SanityCheck:
             "."
             if passed
             else f" (at least {_HARM_LIMIT:.0%} is required). The map may not show what the target depends on; with "
-            "few pictures that happens by chance, so give more of them."
+            f"few {what}s that happens by chance, so give more of them."
         )
     return SanityCheck("deletion", value, passed, (before, at_random), meaning)
 
 
 def _top(values: Tensor, pictures: Tensor) -> Tensor:
-    """Return which tenth of a picture a map ranks highest, (1, H, W); of equal values those that come first."""
+    """Return which tenth of an input a map ranks highest, (1, *size); of equal values those that come first."""
     size = tuple(pictures.shape[2:])
-    resized = F.interpolate(values[None, None].float(), size=size, mode="bilinear", align_corners=False).flatten()
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
+    resized = F.interpolate(values[None, None].float(), size=size, mode=mode, align_corners=False).flatten()
     chosen = torch.zeros(resized.shape, dtype=torch.bool)
     chosen[resized.argsort(descending=True, stable=True)[: round(_DELETED_SHARE * len(resized))]] = True
     return chosen.view(1, *size)
 
 
 def _blurred(pictures: Tensor) -> Tensor:
-    """Return pictures under a Gaussian blur, whose edges are repeated."""
+    """Return inputs under a Gaussian blur along every axis of place, whose edges are repeated."""
     deviation = max(pictures.shape[2:]) / _BLUR_PARTS
     reach = math.ceil(2 * deviation)
     steps = torch.arange(-reach, reach + 1, device=pictures.device, dtype=pictures.dtype)
     weights = torch.exp(-(steps**2) / (2 * deviation**2))
     weights /= weights.sum()
-    for axis in (2, 3):
-        sides = (0, 0, reach, reach) if axis == 2 else (reach, reach, 0, 0)
-        kernel = weights.view(1, 1, *((-1, 1) if axis == 2 else (1, -1))).expand(pictures.shape[1], -1, -1, -1)
-        pictures = F.conv2d(F.pad(pictures, sides, mode="replicate"), kernel, groups=pictures.shape[1])
+    for axis in range(2, pictures.dim()):
+        lines = pictures.movedim(axis, -1)
+        padded = F.pad(lines.reshape(-1, 1, lines.shape[-1]), (reach, reach), mode="replicate")
+        blurred = F.conv1d(padded, weights.view(1, 1, -1)) if reach < _LONG_REACH else _convolved(padded, weights)
+        pictures = blurred.reshape(lines.shape).movedim(-1, axis)
     return pictures
+
+
+def _convolved(lines: Tensor, weights: Tensor) -> Tensor:
+    """Convolve lines with a symmetric kernel by Fourier transforms; of long signals direct sums take minutes."""
+    length = lines.shape[-1]
+    product = torch.fft.rfft(lines, n=length) * torch.fft.rfft(weights, n=length)
+    convolved: Tensor = torch.fft.irfft(product, n=length)
+    return convolved[..., len(weights) - 1 :]

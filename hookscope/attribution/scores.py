@@ -1,5 +1,6 @@
 """From what a network returned to the numbers that are explained, one per input and target."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,12 +12,13 @@ from torch import Tensor
 from hookscope.attribution.targets import Wanted
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.losses import Output, are_probabilities, main_output, output_at, real
+from hookscope.inspection.losses import Output, are_probabilities, class_probabilities, main_output, output_at, real
 from hookscope.results.attributions import Target
+from hookscope.results.comparison import Reading
 from hookscope.text import counted, exception_line, safe_text, shape_text, some_of
 
 _OWN = "give --target FILE.py:FUNCTION, which takes what the network returns and returns one number per input"
-# Classes or outputs that a message names. Our choice.
+# Classes or outputs that a message names.
 _NAMED = 5
 
 
@@ -29,7 +31,7 @@ class BatchTarget:
         targets: Of each input; None for one that has no such target, whose number means nothing.
         classes: Whose scores the numbers are made of, by input: one, or two of a contrast; () if that is not known.
         class_count: Of how many classes the network gives scores; None if that is not known.
-        has_probabilities: Whether the scores are probabilities already.
+        reading: How the scores become probabilities.
         is_box: Whether the numbers are scores of a detector's boxes.
         is_dense: Whether each pixel has scores.
         remark: Which of several outputs holds the scores, in a sentence; "" where there is one.
@@ -39,7 +41,7 @@ class BatchTarget:
     targets: tuple[Target | None, ...]
     classes: tuple[frozenset[int], ...] = ()
     class_count: int | None = None
-    has_probabilities: bool = False
+    reading: Reading = "as returned"
     is_dense: bool = False
     is_box: bool = False
     remark: str = ""
@@ -53,6 +55,8 @@ def batch_targets(
     categories: Sequence[str],
     output_key: str | None,
     sizes: Sequence[tuple[int, int]] = (),
+    *,
+    multi_label: bool = False,
 ) -> list[BatchTarget]:
     """Return the targets of a batch, in the order in which they were asked for.
 
@@ -69,6 +73,7 @@ def batch_targets(
         categories: Class names by index, if they are known.
         output_key: Which of several outputs holds the scores; None for the main one.
         sizes: Height and width of each input, of which boxes are shares; () where they are not known.
+        multi_label: Whether each class is a label by itself.
 
     Raises:
         UsageError: If the network returns no scores, or has no such target.
@@ -87,7 +92,9 @@ def batch_targets(
     if scores is not None and not wanted:
         best = _best(real(scores.tensor.detach()), top or 1)  # (N, top)
         ranks = range(best.shape[1])
-        return [replace(_of_classes(scores, best[:, rank], None, names, read), remark=remark) for rank in ranks]
+        return [
+            replace(_of_classes(scores, best[:, rank], None, names, read, multi_label), remark=remark) for rank in ranks
+        ]
     for each in wanted:
         if each.function is not None:
             found.append(_of_function(output, each, count))
@@ -97,7 +104,7 @@ def batch_targets(
             for index in (each.index, each.against or 0):
                 _check_range(index, scores, each.text)
             chosen = torch.full((count,), each.index, device=scores.tensor.device)
-            found.append(replace(_of_classes(scores, chosen, each.against, names, read), remark=remark))
+            found.append(replace(_of_classes(scores, chosen, each.against, names, read, multi_label), remark=remark))
     return found
 
 
@@ -105,16 +112,16 @@ def batch_targets(
 
 
 def _scores(output: object, count: int, output_key: str | None) -> Output:
-    """Return the scores as (N, C), or (N, C, H, W) where each pixel has them."""
+    """Return the scores as (N, C), or (N, C, H, W) or (N, C, D, H, W) where each pixel or voxel has them."""
     outputs = _outputs(output)
     if not outputs:
         raise UsageError(f"The network returns no floating-point numbers, and so no scores: {_OWN}.")
     chosen = main_output(outputs) if output_key is None else output_at(outputs, output_key)
     values = chosen.tensor
-    if values.dim() in (1, 2, 4) and values.shape[0] == count and values.numel():
+    if values.dim() in (1, 2, 4, 5) and values.shape[0] == count and values.numel():
         if values.dim() == 1:
             return chosen._replace(tensor=values.unsqueeze(1))
-        if values.dim() == 2 or values.shape[2] * values.shape[3] > 1:
+        if values.dim() == 2 or math.prod(values.shape[2:]) > 1:
             return chosen
         return chosen._replace(tensor=values.flatten(1))
     paths = ", ".join(each.label for each in outputs)
@@ -165,20 +172,28 @@ def _check_range(index: int, scores: Output, text: str) -> None:
 
 
 def _of_classes(
-    scores: Output, classes: Tensor, against: int | None, names: Sequence[str], read: Callable[[object], Tensor]
+    scores: Output,
+    classes: Tensor,
+    against: int | None,
+    names: Sequence[str],
+    read: Callable[[object], Tensor],
+    multi_label: bool = False,
 ) -> BatchTarget:
     """Return the target that is one class of each input, (N,), maybe against another."""
     rows = real(scores.tensor.detach())
-    dense, has_probabilities = rows.dim() == 4, False
+    dense = rows.dim() > 2
     shares: Tensor | None = None
+    reading: Reading = "as returned"
     pixels: Tensor | None = None
     if dense:  # which pixels are meant does not change when a method changes the picture
-        pixels = rows.argmax(1) == classes.reshape(-1, 1, 1)
+        of_input = (-1, *(1,) * (rows.dim() - 2))
+        pixels = rows.argmax(1) == classes.reshape(of_input)
         nowhere = ~pixels.flatten(1).any(1)
-        pixels = (pixels | nowhere.reshape(-1, 1, 1)).to(rows.dtype)
-    elif rows.shape[1] > 1:
-        has_probabilities = are_probabilities(rows, scores)
-        shares = rows if has_probabilities else rows.softmax(1)
+        pixels = (pixels | nowhere.reshape(of_input)).to(rows.dtype)
+    elif rows.shape[1] > 1 or multi_label:
+        shares = rows
+        if not are_probabilities(rows, scores):
+            shares, reading = class_probabilities(rows, scores, multi_label=multi_label)
 
     def of_rows(values: Tensor) -> Tensor:
         picked = values[torch.arange(len(classes), device=values.device), classes]
@@ -193,19 +208,26 @@ def _of_classes(
         label = _class_name(index, names, rows.shape[1])
         if against is not None:
             label = f"{label} - {_class_name(against, names, rows.shape[1])}"
-        if dense and bool(nowhere[place]):
-            label = f"{label} over all pixels"
+        if pixels is not None:
+            label = f"{label}, sum over {_places_of(pixels[place], wins=not nowhere[place])}"
         probability = None if shares is None or against is not None else float(shares[place, index])
-        targets.append(Target(label, values[place], None if against is not None else index, probability))
+        index_of_one = None if against is not None else index
+        targets.append(Target(label, values[place], index_of_one, probability, reading=reading))
     part = tuple(frozenset({index} if against is None else {index, against}) for index in indices)
     return BatchTarget(
         lambda output: of_rows(read(output)),
         tuple(targets),
         part,
         rows.shape[1],
-        has_probabilities,
+        reading,
         is_dense=dense,
     )
+
+
+def _places_of(mask: Tensor, *, wins: bool) -> str:
+    """Return over which places a class's scores are summed: those where it wins, or all if it wins none."""
+    what = "pixel" if mask.dim() == 2 else "place"
+    return counted(int(mask.sum()), what) if wins else f"all {counted(mask.numel(), what)}"
 
 
 def _class_name(index: int, names: Sequence[str], count: int) -> str:
@@ -223,14 +245,15 @@ def runner_up(output: object, target: BatchTarget, output_key: str | None) -> Ba
     best = _best(real(scores.tensor.detach()), 2)  # (N, 2)
     own = torch.tensor([next(iter(each)) for each in target.classes], device=best.device)
     other = best[:, 0].where(best[:, 0] != own, best[:, 1])
-    return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key))
+    multi_label = target.reading == "sigmoid"
+    return _of_classes(scores, other, None, (), partial(_scores_of, count=count, output_key=output_key), multi_label)
 
 
 def probabilities(output: object, target: BatchTarget, output_key: str | None) -> Tensor:
     """Return the probability of each input's class, (N,)."""
     scores = _scores(output, len(target.targets), output_key)
     rows = real(scores.tensor.detach())
-    shares = rows if target.has_probabilities else rows.softmax(1)
+    shares = {"as returned": rows, "softmax": rows.softmax(1), "sigmoid": rows.sigmoid()}[target.reading]
     own = torch.tensor([next(iter(each)) for each in target.classes], device=rows.device)
     return shares[torch.arange(len(own), device=rows.device), own]
 

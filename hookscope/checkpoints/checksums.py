@@ -10,7 +10,7 @@ from hookscope.checkpoints.fileformat import open_archive
 from hookscope.errors import CheckpointError
 from hookscope.text import printable
 
-_THREADS = 2  # our choice: two sum faster than most disks read
+_THREADS = 2  # two sum faster than most disks read
 
 
 def check_checksums(file: BinaryIO, name: str) -> None:

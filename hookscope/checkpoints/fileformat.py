@@ -26,13 +26,30 @@ from hookscope.text import printable
 
 ArchiveKind = Literal["torch", "torchscript", "exported program"]
 FileKind = (
-    ArchiveKind | Literal["legacy torch", "safetensors", "safetensors index", "torch index", "torch tar", "pickle"]
+    ArchiveKind
+    | Literal["legacy torch", "safetensors", "safetensors index", "torch index", "torch tar", "pickle", "distributed"]
 )
 
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
 """What the names of weights files end with, in lower case: they are found by it; their content says what they are."""
 
-# Our choice: an index names a shard per tensor; 16 MiB hold 100,000 of them.
+CONFIG = "config.json"
+"""What transformers calls the configuration of a network, in the folder of its weights."""
+CONFIG_BYTES_LIMIT = 16 * 2**20
+"""Names of many thousand classes, twice."""
+
+# What the `save_pretrained` of peft, transformers and diffusers call weights, the first that is there counting.
+_PRETRAINED = (
+    *("adapter_model.safetensors", "adapter_model.bin"),
+    *("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json", "pytorch_model.bin"),
+    *("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors"),
+)
+
+METADATA = ".metadata"
+"""What `torch.distributed.checkpoint` calls the file that says which slice of which file holds what."""
+_SLICES_SUFFIX = ".distcp"
+
+# An index names a shard per tensor; 16 MiB hold 100,000 of them.
 _INDEX_BYTES_LIMIT = 16 * 2**20
 
 _SNIFFED_BYTES = 512  # a tar's first header
@@ -85,10 +102,10 @@ _FOREIGN_PATTERNS = {
     rb"\0{16}\0*\Z": "nothing but zero bytes at its start, like an unfinished download; download it again",
 }
 
-# Our choice: the largest published state dicts pickle to about 10 MiB, the rest of the file is raw storages.
+# The largest published state dicts pickle to about 10 MiB, the rest of the file is raw storages.
 PICKLE_BYTES_LIMIT = 64 * 2**20
 
-# Our choice: the largest published checkpoints are sharded long before they have a tenth of this many tensors.
+# The largest published checkpoints are sharded long before they have a tenth of this many tensors.
 _MEMBERS_LIMIT = 1_000_000
 
 _END = struct.Struct("<4s4H2LH")  # end of central directory, as PKWARE's APPNOTE 4.3.16 lays it out
@@ -97,7 +114,7 @@ _END64 = struct.Struct("<4sQ2H2L4Q")  # zip64 end of central directory record, 4
 
 
 def file_kind(path: Path) -> FileKind:
-    """Return what kind of weights file `path` is.
+    """Return what kind of weights file `path` is: "distributed" for the folder of a distributed checkpoint.
 
     A "torch" file has passed the checks of its zip directory: nothing compressed, repeated, or larger than the file.
 
@@ -105,6 +122,10 @@ def file_kind(path: Path) -> FileKind:
         CheckpointError: If it cannot be read, is damaged, or is anything else; the message says what.
     """
     name = printable(str(path))
+    if is_distributed(path):
+        return "distributed"
+    if path.suffix == _SLICES_SUFFIX or (path.name == METADATA and is_distributed(path.parent)):
+        raise CheckpointError(f"{name} is one file of a distributed checkpoint; give its folder.")
     with open_regular(path) as file:
         start = file.read(_SNIFFED_BYTES)
         file.seek(0)
@@ -150,6 +171,10 @@ def _failure(path: Path, error: OSError) -> str:
 
 def _inside(folder: Path) -> str:
     names = sorted(each.name for each in folder.iterdir())
+    if any(name.endswith(_SLICES_SUFFIX) for name in names):
+        return (
+            f"its {_SLICES_SUFFIX} files are those of a distributed checkpoint, whose {METADATA} is not there; add that"
+        )
     for ending in (".index.json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
         found = [name for name in names if name.endswith(ending)]
         if found:
@@ -210,6 +235,61 @@ def _foreign(start: bytes) -> str:
         f"is not a weights file hookscope knows: it starts with {start[:8]!r}; give one that torch.save or safetensors "
         f"has written"
     )
+
+
+def is_distributed(path: Path) -> bool:
+    """Say whether a path is a folder that `torch.distributed.checkpoint` has written."""
+    is_folder = os.path.isdir(path)  # noqa: PTH112 never raises, for a name too long either
+    return is_folder and os.path.lexists(path / METADATA) and any(path.glob(f"*{_SLICES_SUFFIX}"))
+
+
+def weights_file(path: Path) -> Path:
+    """Return the weights file of a folder that a `save_pretrained` of Hugging Face wrote; any other path as it is."""
+    if not os.path.isdir(path) or is_distributed(path):  # noqa: PTH112 never raises
+        return path
+    return next((path / name for name in _PRETRAINED if (path / name).is_file()), path)
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """Return what the `config.json` of transformers in a folder holds, unchecked; None without one."""
+    path = folder / CONFIG
+    try:
+        is_there = os.path.isfile(path)  # noqa: PTH113 never raises
+        content = regular_files.read_bounded(path, CONFIG_BYTES_LIMIT) if is_there else b""
+        held = json.loads(content) if 0 < len(content) <= CONFIG_BYTES_LIMIT else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return held if isinstance(held, dict) and isinstance(held.get("model_type"), str) else None
+
+
+def is_hugging_face(path: Path) -> bool:
+    """Say whether a path is a folder with weights and transformers' configuration of their network."""
+    return weights_file(path) != path and read_config(path) is not None
+
+
+def stored_files(path: Path) -> list[Path]:
+    """Return the files in which a checkpoint is: itself, or those of a distributed one's folder."""
+    return [path / METADATA, *sorted(path.glob(f"*{_SLICES_SUFFIX}"))] if is_distributed(path) else [path]
+
+
+def path_beside(index: Path, file: str, name: str) -> Path:
+    """Return where a file lies that an index names; refuse what is outside of the index's folder.
+
+    Where both are links (Hugging Face's cache), it may lie beside what the index links to. `name` is the index's in
+    messages.
+    """
+    plain = file not in ("", ".", "..") and file.isprintable() and not {"/", "\\"} & set(file)
+    if not plain:
+        raise CheckpointError(f"{name} names '{printable(file, 80)}', which is not a file beside it; refused.")
+    path = index.with_name(file)
+    try:
+        folder = path.resolve().parent
+        folders = {index.parent.resolve(), index.resolve().parent}
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{name} names '{printable(file, 80)}', a link that leads nowhere; refused.") from error
+    if folder not in folders:
+        raise CheckpointError(f"{name} names '{printable(file, 80)}', a link out of its folder; refused.")
+    return path
 
 
 def version_of(path: Path) -> tuple[int, int, int]:

@@ -12,25 +12,39 @@ from hookscope.regular_files import read_bounded
 _RUN_START = re.compile(rb'\{\s*"schema_version": \d+,\s*"tool": "hookscope"')
 
 
-def files_below(folder: Path, suffixes: Iterable[str], also: Callable[[Path], bool] | None = None) -> list[Path]:
+def files_below(
+    folder: Path,
+    suffixes: Iterable[str],
+    also: Callable[[Path], bool] | None = None,
+    whole: Callable[[Path], bool] | None = None,
+) -> list[Path]:
     """List the files in and below a folder whose names end so, in natural order: "2.pt" before "10.pt".
 
     Suffixes are in lower case, with their dot; either case matches. Every other file is meant if `also` says so. Names
     that begin with a dot are left out, and so are run directories of hookscope's below the folder: their pictures and
-    tensors are what earlier runs have made. A folder that cannot be read is listed like a missing file, so that it
-    cannot pass unnoticed.
+    tensors are what earlier runs have made. A folder that is `whole` is listed itself, in place of what is in it. A
+    folder that cannot be read is listed like a missing file, so that it cannot pass unnoticed.
     """
     endings = tuple(suffixes)
     unreadable: list[Path] = []
     found: list[Path] = []
     for root, folders, files in os.walk(folder, onerror=lambda error: unreadable.append(Path(error.filename))):
+        if whole is not None and whole(Path(root)):
+            found.append(Path(root))
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if not name.startswith(".") and not _is_run(Path(root, name))]
         paths = [Path(root, name) for name in files if not name.startswith(".")]
         found += [path for path in paths if path.name.lower().endswith(endings) or (also is not None and also(path))]
-    return sorted(found + unreadable, key=_natural_order)
+    return sorted(found + unreadable, key=natural_order)
 
 
-def files_matching(pattern: str, suffixes: Iterable[str], also: Callable[[Path], bool] | None = None) -> list[Path]:
+def files_matching(
+    pattern: str,
+    suffixes: Iterable[str],
+    also: Callable[[Path], bool] | None = None,
+    whole: Callable[[Path], bool] | None = None,
+) -> list[Path]:
     """List what a glob (`*`, `?`, `[…]`, `**`) stands for, each once, in natural order.
 
     A folder that it matches stands for the files below it, as `files_below` lists them; a matched file may end
@@ -38,10 +52,11 @@ def files_matching(pattern: str, suffixes: Iterable[str], also: Callable[[Path],
     """
     endings = tuple(suffixes)
     matches = [Path(match) for match in glob.glob(pattern, recursive=True)]  # noqa: PTH207 takes absolute patterns too
-    files = {match for match in matches if not match.is_dir()}
+    wholes = {match for match in matches if whole is not None and match.is_dir() and whole(match)}
+    files = wholes | {match for match in matches if not match.is_dir() and match.parent not in wholes}
     if "**" not in pattern:  # with ** the files below a matched folder are matches themselves
-        files.update(file for match in matches if match.is_dir() for file in files_below(match, endings, also))
-    return sorted(files, key=_natural_order)
+        files.update(file for match in matches if match.is_dir() for file in files_below(match, endings, also, whole))
+    return sorted(files, key=natural_order)
 
 
 def _is_run(folder: Path) -> bool:
@@ -52,7 +67,8 @@ def _is_run(folder: Path) -> bool:
         return False
 
 
-def _natural_order(path: Path) -> tuple[list[list[str | int]], str]:
+def natural_order(path: Path) -> tuple[list[list[str | int]], str]:
+    """Return the key that sorts paths in natural order: "2.pt" before "10.pt"."""
     parts: list[list[str | int]] = [
         [int(piece) if piece.isdecimal() else piece.casefold() for piece in re.split(r"(\d+)", part)]
         for part in path.parts

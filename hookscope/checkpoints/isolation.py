@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hookscope.checkpoints.fileformat import FileKind, version_of
+from hookscope.checkpoints.fileformat import FileKind, stored_files, version_of
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.reading import (
     Look,
@@ -51,7 +51,7 @@ def inspect_isolated(kinds: Mapping[Path, FileKind], name: str, look: Look, rule
         HookscopeError: As `verify_file` and `look` do; a CheckpointError if one crashes its reader or changes
             meanwhile.
     """
-    before = [version_of(path) for path in kinds]
+    before = _versions(kinds)
     answers: list[Any] = _run_isolated(
         lambda: [verify_file(path, kind, look, rules) for path, kind in kinds.items()], kinds, name
     )
@@ -82,7 +82,7 @@ def read_verified(
                 ".contiguous()."
             )
 
-    before = [version_of(path) for path in kinds]
+    before = _versions(kinds)
     try:
         contents: dict[Path, ReadFile] = {}
         for (path, kind), (how, names, _) in zip(
@@ -105,7 +105,7 @@ def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name:
         torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
         return work()
 
-    length = sum(size for _, size, _ in [version_of(path) for path in kinds])
+    length = sum(size for _, size, _ in _versions(kinds))
     limits = reading_limits(length)
     try:
         result = run_forked(work_alone if CAN_FORK else work, limits)
@@ -126,6 +126,10 @@ def _run_isolated(work: Callable[[], Any], kinds: Mapping[Path, FileKind], name:
     return result
 
 
+def _versions(kinds: Mapping[Path, FileKind]) -> list[tuple[int, int, int]]:
+    return [version_of(file) for path in kinds for file in stored_files(path)]
+
+
 def _check_unchanged(kinds: Mapping[Path, FileKind], before: list[tuple[int, int, int]], name: str) -> None:
-    if before != [version_of(path) for path in kinds]:
+    if before != _versions(kinds):
         raise CheckpointError(f"{name} was changed while it was read; read it again when it is complete.")

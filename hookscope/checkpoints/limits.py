@@ -2,13 +2,13 @@
 
 from hookscope.checkpoints.sandbox import Limits
 
-# Our choices. Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
+# Reading takes two maps or one copy of the file; what a pickle makes of itself comes on top. Checksums go
 # at 1 GB/s, instructions at a million a second, on a machine ten times slower than ours at a tenth of that.
 _SPARE_BYTES = 768 * 2**20
 _SPARE_SECONDS = 20
 _BYTES_PER_SECOND = 25_000_000
 
-# Our choice: on a busy or stopped machine work takes longer than the processor time it needs.
+# On a busy or stopped machine work takes longer than the processor time it needs.
 _PATIENCE = 10
 
 

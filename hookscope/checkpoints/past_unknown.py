@@ -62,7 +62,28 @@ def read_past_unknown(path: Path, kind: FileKind) -> object:
             content, located = _in_legacy_file(file)
         else:
             content, located = InertUnpickler(file).load(), _nowhere
-    return replace_stand_ins(content, _Values(path, located).made_of)
+    return replace_stand_ins(content, _Values(lambda: _mapped(path), located).made_of)
+
+
+def read_bytes_past_unknown(content: bytes, name: str) -> object:
+    """Return what the bytes of a "torch" file hold, as `read_past_unknown` does; `name` is for messages."""
+    held, located = _in_archive(BytesIO(content), name)
+    return replace_stand_ins(held, _Values(lambda: _in_memory(content), located).made_of)
+
+
+def _mapped(path: Path) -> Any:
+    """Return a file as a storage of bytes, mapped into memory."""
+    name = str(path)
+    try:
+        name.encode()  # the library that maps takes nothing but UTF-8
+        return torch.UntypedStorage.from_file(name, shared=False, nbytes=path.stat().st_size)
+    except UnicodeEncodeError:
+        with open_regular(path) as file:
+            return _in_memory(file.read())
+
+
+def _in_memory(content: bytes) -> Any:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).untyped_storage()
 
 
 def _in_archive(file: BinaryIO, name: str) -> tuple[Any, Located]:
@@ -124,8 +145,9 @@ def _storage_of(reference: object) -> tuple[str, torch.dtype, int]:
 class _Values:
     """Makes tensors and plain values of the stand-ins that are meant so."""
 
-    def __init__(self, path: Path, located: Located) -> None:
-        self._path, self._located = path, located
+    def __init__(self, whole: Callable[[], Any], located: Located) -> None:
+        """Take storages out of `whole`, the file as a storage of bytes, once one is needed."""
+        self._whole, self._located = whole, located
         self._storages: dict[str, tuple[torch.UntypedStorage, torch.dtype]] = {}
         self._bytes: Any = None
 
@@ -139,15 +161,8 @@ class _Values:
         return [*call.elements] if call.elements else call
 
     def _whole_file(self) -> Any:
-        """Return the file as a storage of bytes, mapped into memory."""
         if self._bytes is None:
-            name = str(self._path)
-            try:
-                name.encode()  # the library that maps takes nothing but UTF-8
-                self._bytes = torch.UntypedStorage.from_file(name, shared=False, nbytes=self._path.stat().st_size)
-            except UnicodeEncodeError:
-                with open_regular(self._path) as file:
-                    self._bytes = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).untyped_storage()
+            self._bytes = self._whole()
         return self._bytes
 
     def _storage(self, reference: object) -> tuple[torch.UntypedStorage, torch.dtype]:

@@ -21,7 +21,7 @@ from hookscope.checkpoints.unpickler import (
 _ITEM_BYTES = {name: dtype.itemsize for dtype, name in torch.storage._dtype_to_storage_type_map().items()}  # noqa: SLF001
 _ITEM_BYTES["UntypedStorage"] = 1
 
-# Our choice: a pickled network with its training script's objects names a hundred.
+# A pickled network with its training script's objects names a hundred.
 _NAMES_LIMIT = 1000
 
 

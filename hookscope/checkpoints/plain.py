@@ -84,7 +84,7 @@ _LOCATION = re.compile(r"cpu|cuda(:\d+)?")
 
 _FORMAT_VERSION = "3"  # of the zip files of torch.save since there are any
 
-# Our choice: the pickle of a published network takes a hundred bytes per tensor, that of its training three times that.
+# The pickle of a published network takes a hundred bytes per tensor, that of its training three times that.
 _PICKLE_BYTES_LIMIT = 2**21
 
 # What there can be beside tensors, and what can be keys, themselves or in tuples.

@@ -10,7 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from hookscope.checkpoints.checksums import check_checksums
-from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, open_archive, open_regular
+from hookscope.checkpoints.distributed import ChunkedTensor, Slice, Stored, nested, read_metadata
+from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, archive_kind, open_archive, open_regular
 from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
-from hookscope.checkpoints.past_unknown import read_past_unknown
+from hookscope.checkpoints.past_unknown import read_bytes_past_unknown, read_past_unknown
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable
@@ -46,7 +47,7 @@ _SAFE_PROTOCOLS = range(4)  # of pickles; torch's safe reader lacks the instruct
 
 _LEGACY_PICKLES = 5  # magic number, protocol, system, object, storage keys
 
-# Our choice: names that a refusal lists.
+# Names that a refusal lists.
 _LISTED_NAMES = 5
 
 
@@ -84,6 +85,8 @@ def verify_file(path: Path, kind: FileKind, look: Look, rules: ReadingRules) -> 
     `look` raises is passed on.
     """
     name = printable(str(path))
+    if kind == "distributed":
+        return _verify_distributed(path, look, rules)
     if kind in _RUNNING_KINDS:
         if kind != "torch tar":  # what is damaged cannot be read however much it is trusted
             with open_regular(path) as file:
@@ -91,7 +94,7 @@ def verify_file(path: Path, kind: FileKind, look: Look, rules: ReadingRules) -> 
         if not rules.trust:
             raise _refusal(name, f"is {_RUNNING_KINDS[kind]}", _imports(path, kind), rules.remedy)
         return Verified("runs code")
-    survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _checked_survey(path, kind, name, rules)
+    survey = PickleSurvey((), {}, 2) if kind == "safetensors" else _survey_of(path, kind, name, rules)
     how: How = "torch"
     if survey.imports or kind == "pickle" or survey.protocol not in _SAFE_PROTOCOLS:
         how = "runs code" if _is_to_run(survey, rules) else "past unknown"
@@ -100,21 +103,46 @@ def verify_file(path: Path, kind: FileKind, look: Look, rules: ReadingRules) -> 
     )
 
 
+def _verify_distributed(path: Path, look: Look, rules: ReadingRules) -> Verified:
+    """Go through every slice of a distributed checkpoint; none is run, however much it is trusted."""
+    rules = replace(rules, trust=False)
+    names: dict[str, None] = {}
+    for stored in read_metadata(path):
+        for place in stored.slices():
+            content, shown = BytesIO(place.read()), _slice_name(path, stored)
+            if archive_kind(content, shown) != "torch":
+                raise CheckpointError(f"{shown} is not what torch.save writes; download it again.")
+            survey = _checked_survey(content, "torch", shown, rules)
+            if survey.imports and isinstance(stored.value, ChunkedTensor):
+                raise _refusal(shown, "holds more than a tensor", survey.imports, rules.remedy)
+            names |= dict.fromkeys(survey.imports)
+    how: How = "past unknown" if names else "torch"
+    return Verified(how, tuple(names), look(path, "distributed", read_content(path, "distributed", how)))
+
+
+def _slice_name(path: Path, stored: Stored) -> str:
+    return f"{printable(str(path))}: the slice of '{printable(stored.name, 80)}'"
+
+
 def _is_to_run(survey: PickleSurvey, rules: ReadingRules) -> bool:
     """Say whether a file is trusted for its classes; plain data are read in the same way with and without trust."""
     return rules.trust and not all(map(is_data, survey.imports))
 
 
-def _checked_survey(path: Path, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
-    """Return what the pickles of a file would import; an error if they are damaged, or the rules do not allow it."""
+def _survey_of(path: Path, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
     with open_regular(path) as file:
-        sizes: dict[str, int] = {}
-        if kind == "torch":
-            check_checksums(file, name)
-            survey, sizes = _survey_archive(file, name)
-        else:
-            survey = survey_pickle(file) if kind == "pickle" else _survey_legacy(file)
-        length = file.seek(0, 2)
+        return _checked_survey(file, kind, name, rules)
+
+
+def _checked_survey(file: BinaryIO, kind: FileKind, name: str, rules: ReadingRules) -> PickleSurvey:
+    """Return what the pickles of a file would import; an error if they are damaged, or the rules do not allow it."""
+    sizes: dict[str, int] = {}
+    if kind == "torch":
+        check_checksums(file, name)
+        survey, sizes = _survey_archive(file, name)
+    else:
+        survey = survey_pickle(file) if kind == "pickle" else _survey_legacy(file)
+    length = file.seek(0, 2)
     if survey.truncated:  # before its imports: the last one may be half a name
         raise CheckpointError(f"{name} is truncated; download it again.")
     if _is_to_run(survey, rules):
@@ -211,6 +239,8 @@ def read_content(path: Path, kind: FileKind, how: How) -> object:
     """
     name = printable(str(path))
     try:
+        if kind == "distributed":
+            return _read_distributed(path, how)
         if how == "past unknown":
             return read_past_unknown(path, kind)
         return _read_safetensors(path) if kind == "safetensors" else _read_torch(path, kind)
@@ -226,6 +256,42 @@ def read_content(path: Path, kind: FileKind, how: How) -> object:
         raise CheckpointError(f"{name} {damaged} ({type(error).__name__}); download it again.") from error
 
 
+def _read_distributed(path: Path, how: How) -> object:
+    return nested([(each, _value_of(path, each, how)) for each in read_metadata(path)], printable(str(path)))
+
+
+def _value_of(path: Path, stored: Stored, how: How) -> object:
+    """Return a value of a distributed checkpoint; the chunks of a tensor are put together."""
+    name, value = _slice_name(path, stored), stored.value
+    if isinstance(value, Slice):
+        content = value.read()
+        return read_bytes_past_unknown(content, name) if how == "past unknown" else _read_bytes(content, name)
+    whole: Tensor | None = None
+    for chunk in value.chunks:
+        if chunk.place is None:
+            continue
+        part = _read_bytes(chunk.place.read(), name)
+        is_as_described = isinstance(part, Tensor) and part.layout is torch.strided and not part.is_meta
+        if not is_as_described or tuple(part.shape) != chunk.sizes or str(part.dtype) != f"torch.{value.dtype}":
+            raise CheckpointError(f"{name} does not hold what its .metadata says; download it again.")
+        if chunk.sizes == value.shape:
+            return part
+        if whole is None:
+            whole = torch.empty(value.shape, dtype=part.dtype)
+        region = tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        whole[region].copy_(Tensor.detach(part))
+    return torch.empty(value.shape, dtype=getattr(torch, value.dtype)) if whole is None else whole
+
+
+def _read_bytes(content: bytes, name: str) -> Any:
+    """Return what the bytes of a "torch" file hold that names nothing but what torch's safe reader knows."""
+    if _is_swapped(BytesIO(content)):
+        raise CheckpointError(f"{name} was written on a machine of the other byte order, which hookscope cannot read.")
+    with _torch_allow_list_only(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+
+
 def read_layout(path: Path) -> object:
     """Return what a "torch" file holds, with tensors on the meta device whose storages know where in it they begin.
 
@@ -233,9 +299,10 @@ def read_layout(path: Path) -> object:
         NotImplementedError: If it holds a quantised tensor, which cannot be on the meta device, or was written on a
             machine of the other byte order: torch would swap bytes that are not there, and crash.
     """
-    if _is_swapped(path):
-        raise NotImplementedError("its bytes are in the other order")
     with _torch_allow_list_only(), warnings.catch_warnings(), open_regular(path) as file:
+        if _is_swapped(file):
+            raise NotImplementedError("its bytes are in the other order")
+        file.seek(0)
         warnings.simplefilter("ignore")  # about its own internals
         return torch.load(file, map_location="meta", weights_only=True)
 
@@ -257,8 +324,10 @@ def _read_torch(path: Path, kind: FileKind) -> object:
         else:
             with open_regular(path) as file:
                 content = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
-    if kind == "torch" and _is_swapped(path):
-        _swap_what_torch_leaves(content)
+    if kind == "torch":
+        with open_regular(path) as file:
+            if _is_swapped(file):
+                _swap_what_torch_leaves(content)
     return content
 
 
@@ -294,10 +363,9 @@ def claims_too_much(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
 
 
-def _is_swapped(path: Path) -> bool:
-    with open_regular(path) as file:
-        archive: Any = torch._C.PyTorchFileReader(file)  # noqa: SLF001 - what torch.load reads with
-        order = archive.get_record("byteorder") if archive.has_record("byteorder") else b"little"
+def _is_swapped(file: BinaryIO) -> bool:
+    archive: Any = torch._C.PyTorchFileReader(file)  # noqa: SLF001 - what torch.load reads with
+    order = archive.get_record("byteorder") if archive.has_record("byteorder") else b"little"
     return bool(order != sys.byteorder.encode())
 
 

@@ -10,7 +10,7 @@ from hookscope.text import counted, printable
 # What a pickled module keeps its tensors and its parts in.
 _MODULE_KEYS = ("_parameters", "_buffers", "_modules")
 
-# Our choices: no network nests deeper, or has more parts than this.
+# No network nests deeper, or has more parts than this.
 _NESTED_MODULES_LIMIT = 200
 _MODULES_LIMIT = 100_000
 
@@ -19,10 +19,10 @@ TENSOR_CALLS = frozenset(
 )
 """What torch calls to make a tensor out of a storage."""
 
-# Our choice: kinds of skipped objects that a sentence lists.
+# Kinds of skipped objects that a sentence lists.
 _LISTED_KINDS = 5
 
-# Our choice: quantised layers pack their tensors two tuples deep.
+# Quantised layers pack their tensors two tuples deep.
 _TUPLES_LIMIT = 100
 
 

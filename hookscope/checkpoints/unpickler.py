@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 ABSENT: Final = object()
 """The state of a `StandIn` that no BUILD has given one."""
 
-# Our choices: no dict of a checkpoint has a longer key, or numbers of more digits.
+# No dict of a checkpoint has a longer key, or numbers of more digits.
 _KEY_LENGTH_LIMIT = 16
 _DIGITS_LIMIT = 4300
 _INTEGER_BYTES_LIMIT = 1700

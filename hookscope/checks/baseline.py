@@ -29,7 +29,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.text import one_line, printable, safe_text, strict_json
 
-SCHEMA_VERSION = 4  # version 3 has no channels, version 2 no sketches, and its quantiles are estimates
+SCHEMA_VERSION = 5  # 4 has shapes of first batches, 3 no channels, 2 no sketches, and its quantiles are estimates
 
 RENEW = "Write a new one with `hookscope check --update-baseline`."
 
@@ -74,7 +74,7 @@ class BaselineGradients:
 class BaselineRow:
     """One output of one call of one layer; statistics in six significant digits, as in `TensorStatistics`.
 
-    The shape is that of the first batch. Counts of NaN and Inf are None where they could not be counted, statistics,
+    Counts of NaN and Inf are None where they could not be counted, statistics,
     over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
     inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output. `quantiles`, at
     `QUANTILE_LEVELS`, `sketch` and `channels` are as in `OutputSignature`, the last two as `sketch_text` and
@@ -102,8 +102,8 @@ class Baseline:
 
     `kind` is the class name of the root module, `dtype` that of its parameters, `weights_precision` the narrowest that
     holds them exactly, `gradients` is None if none were taken. `given` is the sketch of all input tensors together.
-    There is a row per layer, call and slot, sorted by label with numbers in counting order. All else is as in
-    `ModelInfo`, for people.
+    `multi_label` tells whether labelled pictures may have several labels. There is a row per layer, call and slot,
+    sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
     """
 
     model: str
@@ -118,6 +118,7 @@ class Baseline:
     inputs: tuple[BaselineInput, ...]
     rows: tuple[BaselineRow, ...]
     labelled: tuple[BaselineClass, ...] = ()
+    multi_label: bool = False
 
 
 def baseline_of(measured: CheckMeasurements) -> Baseline:
@@ -141,6 +142,7 @@ def baseline_of(measured: CheckMeasurements) -> Baseline:
         inputs=inputs_of(forward.inputs),
         rows=tuple(sorted((row for _, row in measured_rows(measured)), key=lambda row: _counting_order(row.label))),
         labelled=labelled_of(measured.labelled),
+        multi_label=measured.labelled is not None and measured.labelled.accuracy.multi_label,
     )
 
 
@@ -229,7 +231,7 @@ def baseline_text(baseline: Baseline) -> str:
             "given": baseline.given,
             "inputs": [asdict(each) for each in baseline.inputs],
             "layers": [_document(row) for row in baseline.rows],
-            **labelled_document(baseline.labelled),
+            **labelled_document(baseline.labelled, multi_label=baseline.multi_label),
         }
     )
 
@@ -358,6 +360,7 @@ def _parsed(document: Any) -> Baseline:
         inputs=tuple(_fields(BaselineInput, each, f"input {index}", {}) for index, each in inputs),
         rows=rows,
         labelled=labelled_from(document),
+        multi_label=document.get("multi_label") is True,
     )
 
 

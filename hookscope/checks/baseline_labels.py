@@ -13,7 +13,10 @@ _LONGEST_DIGEST = 100
 
 @dataclass(frozen=True, slots=True)
 class BaselineClass:
-    """The pictures of the class of these indices, by the digests of their content, in order; `label` is for people."""
+    """The pictures of the class of these indices, by the digests of their content, in order; `label` is for people.
+
+    Where pictures have several labels, it is those with the same labels.
+    """
 
     label: str
     classes: tuple[int, ...]
@@ -25,20 +28,25 @@ def labelled_of(result: LabelledResult | None) -> tuple[BaselineClass, ...]:
     """Return what a baseline keeps, in the order of the classes."""
     if result is None:
         return ()
-    labels = {each.indices: safe_text(each.label) for each in result.accuracy.classes}
+    by_index = {index: safe_text(each.label) for each in result.accuracy.classes for index in each.indices}
     return tuple(
-        BaselineClass(labels[indices], indices, _sorted(pictures, True), _sorted(pictures, False))
+        BaselineClass(_label(by_index, indices), indices, _sorted(pictures, True), _sorted(pictures, False))
         for indices, pictures in sorted(result.pictures.items())
     )
+
+
+def _label(by_index: Mapping[int, str], indices: Sequence[int]) -> str:
+    return ", ".join(dict.fromkeys(by_index[index] for index in indices)) or "no label"
 
 
 def _sorted(pictures: Mapping[str, bool], right: bool) -> tuple[str, ...]:
     return tuple(sorted(digest for digest, is_right in pictures.items() if is_right is right))
 
 
-def labelled_document(classes: Sequence[BaselineClass]) -> dict[str, Any]:
+def labelled_document(classes: Sequence[BaselineClass], *, multi_label: bool) -> dict[str, Any]:
     """Return it as it stands at the top of the file; empty if there were no labelled pictures."""
-    return {"labelled": [asdict(each) for each in classes]} if classes else {}
+    several = {"multi_label": True} if multi_label else {}
+    return several | {"labelled": [asdict(each) for each in classes]} if classes else {}
 
 
 def labelled_from(document: Mapping[str, Any]) -> tuple[BaselineClass, ...]:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 SKETCH_WIDTH = 64
 """Numbers of a sketch that are kept: sums that are this far apart in that of `hookscope.statistics.sketch` are added.
 
-The relative standard error of a distance is then sqrt(2/64)/2, 9 %. Our choice: a quarter of the bytes at twice the
-error, and limits are a power of ten away from what they divide."""
+The relative standard error of a distance is then sqrt(2/64)/2, 9 %: twice the error for a quarter of the
+bytes, and limits are a power of ten away from what they divide."""
 
 CHANNEL_SUMS = 64
-"""Numbers that are kept of a layer's channels, of more of them. Our choice: of 2,048 channels four that moved are
+"""Numbers that are kept of a layer's channels, of more of them: of 2,048 channels four that moved are
 found in 99 of 100 cases."""
 
 # With more, sums of so many channels are too few to tell.
@@ -23,7 +23,7 @@ _MOST_FOUND = 4
 
 # Share of what differs, in its norm, that the few channels may leave unexplained.
 _UNEXPLAINED = 0.1
-_ROUNDING = 1e-4  # what is left is that of float32; our choice
+_ROUNDING = 1e-4  # what is left is that of float32
 
 
 def sketch_text(sketch: NDArray[np.float64] | None) -> str | None:

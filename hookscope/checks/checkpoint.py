@@ -1,21 +1,30 @@
 """One checkpoint, from its file to the verdict, and evidence of a failure: what a rule fails, in rows and pictures."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from hookscope.checks.baseline import Baseline
 from hookscope.checks.judging import judge, refused
-from hookscope.checks.measuring import Prepared, measure, measure_file, measure_layers, prepare
+from hookscope.checks.measuring import (
+    STATE_DICT,
+    Prepared,
+    measure,
+    measure_file,
+    measure_layers,
+    measure_state,
+    prepare,
+)
 from hookscope.checks.settings import NO_NETWORK, CheckSettings
 from hookscope.errors import (
     EXIT_CHECK_FAILED,
@@ -45,25 +54,25 @@ _MOST_DRAWN = 12
 
 
 def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and compared with
-    model: str | nn.Module | LoadedModel,
+    model: str | nn.Module | LoadedModel | Mapping[str, Any],
     settings: CheckSettings,
     wanted: AbstractSet[str],
     *,
     trust: bool = False,
     device: torch.device | None = None,
-    given: Batch | None = None,
+    given: Batch | Tensor | None = None,
     baseline: Baseline | None = None,
     evidence: Path | None = None,
     on_measured: Callable[[CheckMeasurements], None] | None = None,
 ) -> CheckReport:
     """Load a checkpoint, run it, judge it; keep evidence if it fails.
 
-    For a weights file alone (`settings.arch` "none"), and for one that no network fits, only the rules that need no
-    network are judged; in the second case the report also has the error. What a user can put right is an `error` in the
-    report; exceptions are bugs.
+    For a weights file alone (`settings.arch` "none"), a state dict, and a file that no network fits, only the rules
+    that need no network are judged; in the last case the report also has the error. What a user can put right is an
+    `error` in the report; exceptions are bugs.
 
     Args:
-        model: A weights file or any other form of MODEL, or a network.
+        model: A weights file or any other form of MODEL, a network, or a state dict.
         settings: Its inputs, and the rules' levels and limits.
         wanted: Identifiers of rules, as `wanted_rules` returns them.
         trust: Whether a weights file may run code while it is read.
@@ -74,12 +83,14 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
         on_measured: Called with the measurements, if they could be made.
     """
     began = time.perf_counter()
-    name = model.info.name if isinstance(model, LoadedModel) else model
-    name = name if isinstance(name, str) else type(name).__name__
+    name = _name_of(model)
     prepared, measured = None, None
     try:
-        if settings.arch == NO_NETWORK:
-            report = _judged_alone(model, name, settings, wanted, "--arch none asks for none", trust=trust)
+        if isinstance(model, Mapping):
+            reason = "there is no network: a state dict is judged without one"
+            report = judge(name, measure_state(model, settings, reason), settings, wanted)
+        elif settings.arch == NO_NETWORK:
+            report = _judged_alone(model, name, settings, wanted, "--arch none", trust=trust)
         else:
             prepared = prepare(model, settings, trust=trust, device=device, given=given)
             # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
@@ -93,7 +104,8 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
         measured = None
         lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # it could not even be built
         refusal, alone = _lack_of_memory(name) if lacks_memory else error, None
-        if prepared is None and isinstance(error, ModelNotFoundError | MisfitError):
+        not_loaded = prepared is None and isinstance(error, ModelNotFoundError | MisfitError)
+        if not_loaded and not isinstance(model, Mapping):
             try:
                 alone = _judged_alone(model, name, settings, wanted, "none fits the weights", trust=trust)
             except CheckpointError as cause:  # without values, it fits nothing
@@ -104,12 +116,21 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
     if measured is not None:
         forward = measured.forward
         rows = () if forward is None else forward.rows
-        report = replace(report, overview_parts=OverviewParts(rows, failing_rows(report, forward)))
+        best = () if forward is None else forward.predictions
+        parts = OverviewParts(rows, failing_rows(report, forward), predictions=best)
+        report = replace(report, overview_parts=parts)
         if on_measured is not None:
             on_measured(measured)
     if evidence is not None and not report.passed:
         report = _with_evidence(report, evidence, prepared, settings, measured)
     return replace(report, seconds={**report.seconds, "total": time.perf_counter() - began})
+
+
+def _name_of(model: str | nn.Module | LoadedModel | Mapping[str, Any]) -> str:
+    if isinstance(model, Mapping):
+        return STATE_DICT
+    name = model.info.name if isinstance(model, LoadedModel) else model
+    return name if isinstance(name, str) else type(name).__name__
 
 
 def _judged_alone(
@@ -123,7 +144,7 @@ def _judged_alone(
 ) -> CheckReport:
     """Judge a weights file by what it stores; the `reason` says why it has no network."""
     if not isinstance(model, str):
-        raise UsageError(f"--arch none goes with a weights file; {name} is a network already.")
+        raise UsageError(f"--arch none needs a weights file; {name} is already a network.")
     return judge(name, measure_file(model, settings, f"there is no network: {reason}", trust=trust), settings, wanted)
 
 

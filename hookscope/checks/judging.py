@@ -36,7 +36,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.repeats import Run, fold_repeats, without_rows
 from hookscope.text import printable
 
-_FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, from which the rest follows"
+_FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
 
 _LABELLED = "labelled pictures (--data FOLDER)"
 
@@ -223,6 +223,22 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
     return left
 
 
+def refuse_unused_limits(
+    limits: Mapping[str, Mapping[str, float]],
+    wanted: AbstractSet[str],
+    settings: CheckSettings,
+    baseline: Baseline | None,
+) -> None:
+    """Raise UsageError if a rule for which limits are given is not judged, so that they would go unnoticed."""
+    idle = _idle(settings, baseline)
+    for name, given in limits.items():
+        option = f"--limit {name}.{next(iter(given)).replace('_', '-')}"
+        if name not in wanted:
+            raise UsageError(f"{option} has no effect: the rule is off or left out. Turn it on with --select {name}.")
+        if name in idle:
+            raise UsageError(f"{option} has no effect: {name} needs {_IDLE_WITHOUT[name]}.")
+
+
 def _matching(option: str, patterns: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for pattern in patterns:
@@ -330,7 +346,7 @@ def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcom
             return _FOLLOWS_FROM_NON_FINITE
     if not cause or not outcomes[cause].findings:
         return ""
-    return f"the gradients violate {cause}, from which the rest follows"
+    return f"the gradients violate {cause}, which causes the rest"
 
 
 def _objections_or_cause(rule: Rule, objections: Mapping[str, Sequence[Objection]]) -> Sequence[Objection]:

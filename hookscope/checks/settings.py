@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
 from hookscope.results.findings import Level
+from hookscope.results.noise_shapes import NOISE_BESIDE_PICTURES, NoiseShape, NoiseShapes, parse_noise_shapes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,7 +39,8 @@ class Expectation:
     Attributes:
         top1: The class that must come first, by name or index; None for any.
         contains: Classes that must be among the first `k`, by name or index.
-        min_probability: Least softmax probability of `top1`, or of the first class if that is None; 0-1.
+        min_probability: Least probability of `top1`, or of the first class if that is None; 0-1. A softmax, or with
+            `multi_label` a sigmoid.
     """
 
     image: Path
@@ -61,13 +63,14 @@ class CheckSettings:
         allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
         allow_global: Globs over classes and functions that a pickle may name beside plain data; none is imported.
         images: Pictures, tensor files and folders to run it on; none means noise, where no batch is given beside.
-        data: Labelled pictures: a folder of class folders, or a CSV file of paths and labels; None for none.
-        shape: Shape of the noise, batch axis first; None for two inputs of the network's known input shape.
-        named: "NAME=VALUE" each, as `--input`.
+        data: Labelled pictures: a folder of class folders, a CSV or a JSON file; None for none.
+        shape: The noise, as `parse_noise_shapes` takes it; None for two inputs of the network's known input shape.
+        named: "NAME=VALUE" each, as `--input`, or values by name, as the Python functions take them.
         batch_size: Inputs per forward pass.
         seed: Of noise and of everything else random.
         output_key: Which of several outputs holds the class scores; None for the only one.
         classes: Names of the classes: a file, a list, or names by index; None for those that come with the weights.
+        multi_label: Whether each class is a label by itself, so that scores are read as sigmoids.
         output_shape: What the output must be: sizes, "N" for the number of inputs, "*" for any; None asks nothing.
         output_dtype: "float32" and so on; None asks nothing.
         rules, layers: Changes by identifier, and those for some layers, where a later one overrides an earlier one.
@@ -82,18 +85,19 @@ class CheckSettings:
     allow_global: tuple[str, ...] = ()
     images: "tuple[Path | Image, ...]" = ()
     data: Path | None = None
-    shape: tuple[int, ...] | str | None = None
+    shape: NoiseShapes | tuple[NoiseShape, ...] | None = None
     resize: str | None = None
     crop: str | None = None
     mean: str | None = None
     std: str | None = None
     max_pixels: int | None = None
     batch_axis: str | None = None
-    named: tuple[str, ...] = ()
+    named: tuple[str, ...] | Mapping[str, Any] = ()
     batch_size: int = 8
     seed: int = 0
     output_key: str | None = None
     classes: str | Path | Sequence[str] | Mapping[int, str] | None = None
+    multi_label: bool = False
     output_shape: tuple[int | str, ...] | None = None
     output_dtype: str | None = None
     loss: str = "projection"
@@ -123,6 +127,7 @@ _SETTINGS = {
     "input": "named",
     "output_key": "output_key",
     "classes": "classes",
+    "multi_label": "multi_label",
     **{name: name for name in ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")},
 }
 
@@ -130,6 +135,11 @@ _SETTINGS = {
 def loads_as_told(given: Mapping[str, Any]) -> bool:
     """Tell whether any of the options affects how a network is loaded."""
     return any(given.get(name) for name in _LOADING)
+
+
+def runs_as_told(given: Mapping[str, Any]) -> bool:
+    """Tell whether any of the options needs a network to run."""
+    return any(_is_given(given.get(name)) for name in _RUN_OPTIONS)
 
 
 NO_NETWORK = "none"
@@ -156,21 +166,30 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
 
     Raises:
         UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration says what a
-            picture shows, or an option that needs a network where there is to be none.
+            picture shows, pictures with one label each where each may have several, or an option that needs a network
+            where there is to be none.
     """
     _refuse_without_network(settings, given)
-    told = {name: given[name] for name in _SETTINGS if given.get(name) is not None and given[name] not in ([], ())}
-    if "input_shape" in told and "images" in told:
-        raise UsageError("--input-shape is the shape of noise: leave it out, or --images.")
-    if "input_shape" in told and settings.expectations:
-        raise UsageError(f"--input-shape is the shape of noise, but {settings.source} says what pictures show.")
-    changes: dict[str, Any] = {"shape": None} if "images" in told else {"images": ()} if "input_shape" in told else {}
+    told = {name: given[name] for name in _SETTINGS if _is_given(given.get(name))}
+    is_told = "input_shape" in told
+    given_shape = told.pop("input_shape") if is_told else settings.shape
+    shapes = None if given_shape is None else parse_noise_shapes(given_shape)
+    by_position = any(not each.name for each in shapes or ())
+    changes: dict[str, Any] = {"shape": shapes}
+    if by_position and is_told:
+        if "images" in told:
+            raise UsageError(NOISE_BESIDE_PICTURES.format(pictures="--images"))
+        if settings.expectations:
+            raise UsageError(f"--input-shape gives noise, but {settings.source} expects classes for pictures.")
+        changes["images"] = ()
+    elif by_position and "images" in told:
+        changes["shape"] = tuple(each for each in shapes or () if each.name) or None
     for name, value in told.items():
         changes[_SETTINGS[name]] = tuple(value) if isinstance(value, list | tuple) else value
     if "images" in told:
         are_files = isinstance(told["images"], list | tuple)
         if settings.expectations and not are_files:
-            raise UsageError(f"{settings.source} says what pictures show: give these, not a tensor.")
+            raise UsageError(f"{settings.source} expects classes for pictures: give these, not a tensor.")
         files = told["images"] if are_files else ()
         changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in files)
     if "data" in told:
@@ -182,10 +201,14 @@ def _refuse_without_network(settings: CheckSettings, given: Mapping[str, Any]) -
     """Raise UsageError for options that ask for a network, or such settings, if the same place says there is none."""
     if (given.get("arch") or settings.arch) != NO_NETWORK:
         return
-    asked = [f"--{name.replace('_', '-')}" for name in _RUN_OPTIONS if given.get(name) not in (None, [], ())]
+    asked = [f"--{name.replace('_', '-')}" for name in _RUN_OPTIONS if _is_given(given.get(name))]
     if not asked and not given.get("arch"):
         asked = [f"{name} of {settings.source}" for field, name in _RUN_SETTINGS.items() if getattr(settings, field)]
     if asked:
         raise UsageError(
-            f"{asked[0]} needs a network, but arch 'none' asks for none: name one, or leave one of both out."
+            f"{asked[0]} needs a network, but arch is 'none': name a network, or leave one of the two out."
         )
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and not (isinstance(value, list | tuple) and not value)

@@ -15,7 +15,7 @@ def activations(
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[IMAGE]...",
+            metavar="IMAGE",
             help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; optional with --input.",
         ),
     ] = None,
@@ -29,6 +29,7 @@ def activations(
     key: options.Key = None,
     allow_missing: options.AllowMissing = None,
     allow_unexpected: options.AllowUnexpected = None,
+    input_shape: options.InputShape = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
     mean: options.Mean = None,
@@ -38,6 +39,7 @@ def activations(
     input: options.NamedInputs = None,  # noqa: A002 - the name of the option
     output_key: options.OutputKey = None,
     classes: options.Classes = None,
+    multi_label: options.MultiLabel = False,
     edit: options.Edits = None,
     batch_size: options.BatchSize = 8,
     grids: Annotated[bool, under.write("--grids/--no-grids", help="Draw feature-map grids.")] = True,
@@ -48,6 +50,7 @@ def activations(
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     seed: options.Seed = 0,
+    cost: options.Cost = False,
     verify: options.Verify = True,
     save_tensors: Annotated[
         bool, under.write("--save-tensors", help="Also write the activations themselves, activations.safetensors.")
@@ -67,12 +70,16 @@ def activations(
     hookscope activations resnet34 cat.jpg --layer 'layer[34].*' --layer '!downsample'
     hookscope activations net.py:build photos/ --model-arg width=2 --resize 64 --crop 64
     hookscope activations model.pt cat.jpg --arch resnet18 --layer type:relu --json
+    hookscope activations resnet34 cat.jpg --cost
     hookscope activations net.py:build --input wave=speech.npy --input rate=16000
     """
     from hookscope import api
 
-    if not images and not input:
+    if not images and not input and not input_shape:
         raise UsageError(
-            "Missing IMAGE: name a picture, a tensor file or a folder. See `hookscope activations --help`."
+            "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise. "
+            "See `hookscope activations --help`."
         )
-    return run_model(api.activations, locals(), otherwise="named", has_progress=True)
+    return run_model(
+        api.activations, locals(), otherwise="noise" if input_shape and not input else "named", has_progress=True
+    )

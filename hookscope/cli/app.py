@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn, TextIO
 import typer
 
 from hookscope.cli.activations import activations
+from hookscope.cli.attention import attention
 from hookscope.cli.attribute import attribute
 from hookscope.cli.check import check
 from hookscope.cli.checkpoint import checkpoint
@@ -23,10 +24,13 @@ from hookscope.cli.console import report
 from hookscope.cli.diff import diff
 from hookscope.cli.doctor import doctor
 from hookscope.cli.grads import GradsCommand, grads
+from hookscope.cli.history import history
 from hookscope.cli.layers import layers
 from hookscope.cli.models import models
 from hookscope.cli.report import report as report_command
 from hookscope.cli.sections import SectionedCommand
+from hookscope.cli.survey import survey
+from hookscope.cli.watch import WatchCommand, watch
 from hookscope.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_BUG,
@@ -40,6 +44,7 @@ from hookscope.errors import (
     is_out_of_memory,
 )
 from hookscope.text import printable
+from hookscope.watching.script import Script
 
 # How often a thread of GNU OpenMP, torch's on Linux, looks for work before it lets go of its core. By default it does
 # so for about a millisecond at every step of a network: on busy cores, waiting threads keep those from running that
@@ -49,23 +54,44 @@ from hookscope.text import printable
 # are cores.
 _SPINS = "1000"
 
+# What people write for an option, and what it is called here; or an argument.
+_CALLED_OTHERWISE = {
+    **dict.fromkeys(("--size", "--img-size", "--image-size", "--imgsz"), "--resize"),
+    **dict.fromkeys(("--class", "--label", "--class-index"), "--target"),
+    **dict.fromkeys(("--layers", "--module", "--modules", "--name"), "--layer"),
+    **dict.fromkeys(("--checkpoint", "--ckpt", "--state-dict", "--pretrained"), "--weights"),
+    **dict.fromkeys(("--output", "--output-dir", "--outdir", "--save-dir"), "--out"),
+    **dict.fromkeys(("--gpu", "--cuda", "--cpu"), "--device"),
+    **dict.fromkeys(("--batch", "--bs"), "--batch-size"),
+    **dict.fromkeys(("--half", "--fp16", "--bf16", "--precision"), "--dtype"),
+    **dict.fromkeys(("--html", "--page"), "--report"),
+    **dict.fromkeys(("--shape", "--input-size"), "--input-shape"),
+    **dict.fromkeys(("--colormap", "--palette"), "--cmap"),
+    **dict.fromkeys(("--model", "--network", "--net"), "MODEL"),
+    **dict.fromkeys(("--image", "--images", "--picture", "--img", "--data", "--path"), "IMAGE"),
+}
+
 _STREAM_FAILURES = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 app = typer.Typer(
     name="hookscope",
     help="""See what happens inside a PyTorch network.
 
-    Point it at a model and an image: it hooks the layers you name, runs the model once, and writes feature-map grids,
-    shape tables and statistics to disk. Given a loss, it also runs backward and shows where gradients go. It draws
-    where the network looks, and finds where two networks begin to differ.
+    Give it a model and an image: it hooks the layers you name, runs the model once, and writes feature-map grids,
+    shapes and statistics to disk. Give it a loss, and it also runs backward and measures gradients. It draws where
+    the network looks, and finds where two networks begin to differ.
 
     \b
     hookscope activations demo cat.jpg --layer conv
     hookscope grads model.pt --loss mse
     hookscope attribute demo cat.jpg --target tabby
+    hookscope attention vit_b_16 cat.jpg
     hookscope diff old.pt new.pt cat.jpg
     hookscope check 'checkpoints/*.pt' --junit junit.xml
     hookscope checkpoint model.safetensors
+    hookscope history 'ckpt/epoch_*.pt'
+    hookscope survey resnet18 photos/
+    hookscope watch train.py -- --lr 0.1
     hookscope layers resnet34 --layer 'layer4.*'
     hookscope models 'resnet*'
     """,
@@ -76,14 +102,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command(cls=SectionedCommand, short_help="Draw feature maps and measure activations.")(activations)
-app.command(cls=GradsCommand, short_help="Measure gradients, and say what is wrong with them.")(grads)
+app.command(cls=GradsCommand, short_help="Measure gradients and report what is wrong with them.")(grads)
 app.command(cls=SectionedCommand, short_help="Draw where a network looks in a picture.")(attribute)
-app.command(cls=SectionedCommand, short_help="Say where two networks begin to differ.")(diff)
-app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by rules, as in CI.")(check)
+app.command(cls=SectionedCommand, short_help="Show what a transformer's attention looks at.")(attention)
+app.command(cls=SectionedCommand, short_help="Find where two networks begin to differ.")(diff)
+app.command(cls=SectionedCommand, short_help="Run checkpoints and judge them by rules, for CI.")(check)
 app.command(cls=SectionedCommand, short_help="List the tensors in a weights file.")(checkpoint)
-app.command(cls=SectionedCommand, short_help="List the modules of a network, with shapes.")(layers)
+app.command(cls=SectionedCommand, short_help="Find the first checkpoint at which a training broke.")(history)
+app.command(cls=SectionedCommand, short_help="Measure what channels do over a data set.")(survey)
+app.command(cls=WatchCommand, short_help="Run a training script unchanged, and watch it.")(watch)
+app.command(cls=SectionedCommand, short_help="List the modules of a network with shapes and costs.")(layers)
 app.command(cls=SectionedCommand, short_help="List the names that MODEL accepts.")(models)
-app.command(cls=SectionedCommand, short_help="Say what is installed here, and what is missing.")(doctor)
+app.command(cls=SectionedCommand, short_help="List what is installed and what is missing.")(doctor)
 app.command("report", cls=SectionedCommand, short_help="Make one HTML page of a run.")(report_command)
 
 
@@ -108,6 +138,8 @@ class _Terminated(BaseException):
 
 def main() -> NoReturn:
     """Run the command line and exit with the code its ending means."""
+    if sys.argv[1:2] == ["watch"]:
+        _watch_script()
     signal.signal(signal.SIGTERM, _terminate)
     if "OMP_WAIT_POLICY" not in os.environ:  # which says the same in other terms
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
@@ -125,6 +157,18 @@ def main() -> NoReturn:
     _leave(code)
 
 
+def _watch_script() -> NoReturn:
+    """Run the script of `hookscope watch` as Python does: signals, streams, environment and exit are as it has them."""
+    result = _result(sys.argv[1:])
+    if isinstance(result, Script):
+        try:
+            result.run()
+        except UsageError as error:
+            sys.exit(report(error))
+        sys.exit()
+    sys.exit(result if isinstance(result, int) else EXIT_DONE)
+
+
 def _leave(code: int) -> NoReturn:
     """Exit without taking the interpreter apart, which takes half a second once torch is loaded."""
     atexit._run_exitfuncs()  # noqa: SLF001 - runs what others have registered with atexit
@@ -140,6 +184,12 @@ def run(arguments: Sequence[str]) -> int:
     A message has been printed to stderr unless that is 0. No arguments at all are a usage error, which prints the help,
     but in a terminal they are a question, which a greeting answers.
     """
+    result = _result(arguments)
+    return result if isinstance(result, int) else EXIT_DONE
+
+
+def _result(arguments: Sequence[str]) -> object:
+    """Return what a command returns, or the exit code of what ended it early."""
     try:
         if not arguments and sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
             from hookscope.cli.greeting import greeting
@@ -154,9 +204,7 @@ def run(arguments: Sequence[str]) -> int:
         return _stream_failed(error.__context__, sys.stdout)
     except BaseException as error:  # noqa: BLE001 - any ending has its exit code
         return _ended_by(error)
-    if not arguments:
-        return UsageError.exit_code
-    return result if isinstance(result, int) else EXIT_DONE
+    return result if arguments else UsageError.exit_code
 
 
 def _ended_by(error: BaseException) -> int:
@@ -170,7 +218,8 @@ def _ended_by(error: BaseException) -> int:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "hookscope"
         # "No such command 'model'. Did you mean 'models'?."
-        sentence = (_wrong_value(error) or wrong_usage()).removesuffix(".")
+        sentence = (_wrong_value(error) or _right_name(error) or wrong_usage()).removesuffix(".")
+        sentence += _way_for_inputs(error, sentence)
         if context and sentence.startswith("No such command") and not sentence.endswith("?"):
             sentence += f". Commands are {', '.join(context.command.list_commands(context))}"
         code = report(UsageError(f"{sentence}{'' if sentence.endswith('?') else '.'} See `{path} --help`."))
@@ -181,13 +230,38 @@ def _ended_by(error: BaseException) -> int:
     elif isinstance(error, OSError) and error.filename is None and error.errno in _STREAM_FAILURES:
         code = _stream_failed(error, sys.stdout)
     elif is_out_of_memory(error):
-        code = report(InputError("There is not enough memory. Give the command more, or run it with smaller inputs."))
+        code = report(InputError("There is not enough memory. Give the command more, or smaller inputs."))
     else:  # whatever is left is a bug, and must not look like a failed check
         with suppress(OSError):
             traceback.print_exception(error)
             typer.echo("hookscope: this is a bug in hookscope. Please report it with the lines above.", err=True)
         code = EXIT_BUG
     return code
+
+
+def _right_name(error: BaseException) -> str:
+    """Return what an option that does not exist is called here, if the command has it; else ""."""
+    given, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    meant = _CALLED_OTHERWISE.get(given, "")
+    parameters = [] if context is None else context.command.params
+    if meant.startswith("--"):
+        known = {name for each in parameters for name in each.opts}
+        return f"No such option: {given}. Did you mean {meant}?" if meant in known else ""
+    argument = next((each for each in parameters if meant and meant in (each.metavar or "")), None)
+    return f"{given} is not an option: {meant} is given without one" if argument else ""
+
+
+def _way_for_inputs(error: BaseException, sentence: str) -> str:
+    """Return how inputs are given, where a file is one argument too many or an option may be the network's; else ""."""
+    context = getattr(error, "ctx", None)
+    known = {name for each in (context.command.params if context else ()) for name in each.opts}
+    if "--input" not in known:
+        return ""
+    if sentence.startswith("Got unexpected extra argument"):
+        return ". Inputs of this command are --input-shape SHAPE or --input NAME=FILE"
+    name = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
+    is_free = sentence.startswith("No such option") and "Did you mean" not in sentence and name.isidentifier()
+    return f". An argument of the network is --input {name}=VALUE" if is_free else ""
 
 
 def _wrong_value(error: BaseException) -> str:

@@ -14,13 +14,13 @@ def attribute(
     model: options.Model,
     images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="IMAGE...", help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs."),
+        typer.Argument(metavar="IMAGE", help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs."),
     ] = None,
     method: Annotated[
         str,
         under.looks(
             metavar="METHOD",
-            help="Of a layer: grad-cam, grad-cam++, layer-cam, hires-cam. Of the picture itself: gradient, "
+            help="Of a layer: grad-cam, grad-cam++, layer-cam, hires-cam. Of the input itself: gradient, "
             "input-x-gradient, guided-backprop, deconvnet; with hookscope[attribute] integrated-gradients, smoothgrad, "
             "occlusion. Of both: guided-grad-cam.",
         ),
@@ -43,23 +43,24 @@ def attribute(
             "--layer",
             "-l",
             metavar="PATTERN",
-            help="Layers whose output to look at, as for `activations`; repeatable. Default: the last one whose output "
-            "is a map of the picture.",
+            help="Layers whose output to look at, as for `activations`; repeatable. Default: the last layer whose "
+            "output is a map of the input.",
         ),
     ] = None,
     tokens: Annotated[
         str | None,
         under.looks(
             metavar="LAYOUT",
-            help="How a transformer's tokens lie on the picture where it cannot be inferred: prefix=1,grid=14x14.",
+            help="How a transformer's tokens lie on the input where it cannot be inferred: prefix=1,grid=14x14.",
         ),
     ] = None,
     sanity: Annotated[
         Literal["none", "quick", "full"],
-        under.looks(help="Check whether the maps can be believed: not at all, on the first batch, or on all inputs."),
+        under.looks(help="Test whether the maps can be believed: not at all, on the first batch, or on all inputs."),
     ] = "quick",
     output_key: options.OutputKey = None,
     classes: options.Classes = None,
+    multi_label: options.MultiLabel = False,
     weights: options.Weights = "auto",
     arch: options.Arch = None,
     model_arg: options.ModelArg = None,
@@ -67,6 +68,7 @@ def attribute(
     key: options.Key = None,
     allow_missing: options.AllowMissing = None,
     allow_unexpected: options.AllowUnexpected = None,
+    input_shape: options.InputShape = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
     mean: options.Mean = None,
@@ -87,7 +89,7 @@ def attribute(
     quiet: options.Quiet = False,
     full: options.Full = False,
 ) -> int:
-    """Draw where MODEL looks: the places of a picture that its score for a class comes from.
+    """Draw where MODEL looks: which places of a picture, signal or volume the score for a class comes from.
 
     \b
     hookscope attribute demo cat.jpg
@@ -97,6 +99,11 @@ def attribute(
     """
     from hookscope import api
 
-    if not images and not input:
-        raise UsageError("Missing IMAGE: name a picture, a tensor file or a folder. See `hookscope attribute --help`.")
-    return run_model(api.attribute, locals(), otherwise="named", has_progress=True)
+    if not images and not input and not input_shape:
+        raise UsageError(
+            "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise. "
+            "See `hookscope attribute --help`."
+        )
+    return run_model(
+        api.attribute, locals(), otherwise="noise" if input_shape and not input else "named", has_progress=True
+    )

@@ -37,7 +37,7 @@ Format = Literal["text", "json", "github", "markdown"]
 
 _CONFIG = Path("hookscope.toml")
 
-# Our choice: the rest is for the system.
+# The rest is for the system.
 _SHARE_OF_MEMORY = 0.9
 
 
@@ -45,15 +45,15 @@ def check(
     checkpoints: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="CHECKPOINT...", help="Weights files, folders of them or globs, or any other form of MODEL."
+            metavar="CHECKPOINT", help="Weights files, folders of them or globs, or any other form of MODEL."
         ),
     ] = None,
     arch: Annotated[
         str | None,
         under.model(
             metavar="MODEL",
-            help="Network of the weights files; none: judge each file alone, by what it stores; default: inferred from "
-            "names and shapes.",
+            help="Network of the weights files; none: judge stored values only, without a network; default: inferred "
+            "from names and shapes.",
         ),
     ] = None,
     model_arg: options.ModelArg = None,
@@ -65,12 +65,13 @@ def check(
         under.model(
             "--allow-global",
             metavar="NAME",
-            help="Class or function, beside plain data, that a file's pickle may name, as a glob (vendornet.*): it is "
-            "read past, and never imported; repeatable.",
+            help="Class or function that a pickle may name besides plain data, as a glob (vendornet.*); it is skipped, "
+            "never imported; repeatable.",
         ),
     ] = None,
     output_key: options.OutputKey = None,
     classes: options.Classes = None,
+    multi_label: options.MultiLabel = False,
     images: Annotated[
         list[str] | None,
         under.inputs(
@@ -82,7 +83,8 @@ def check(
         str | None,
         under.inputs(
             metavar="PATH",
-            help="Labelled pictures: a folder of class folders, or a CSV file with path,label on each line.",
+            help="Labelled pictures: a folder of class folders, a CSV file with path,label per line, or JSON. With "
+            "--multi-label, several labels each.",
         ),
     ] = None,
     input_shape: options.InputShape = None,
@@ -95,7 +97,7 @@ def check(
     input: options.NamedInputs = None,  # noqa: A002 - the name of the option
     config: Annotated[
         Path | None,
-        under.rules(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml."),
+        under.rules(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] in pyproject.toml."),
     ] = None,
     baseline: Annotated[
         Path | None, under.rules(metavar="FILE", help="Compare layer statistics with this baseline.")
@@ -117,11 +119,19 @@ def check(
         list[str] | None, under.rules(metavar="RULE", help="Apply only this rule or glob; repeatable.")
     ] = None,
     ignore: Annotated[list[str] | None, under.rules(metavar="RULE", help="Skip this rule or glob; repeatable.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        under.rules(
+            "--limit",
+            metavar="RULE.LIMIT=VALUE",
+            help="Limit of a rule, such as dead-channels.max-fraction=0.5; repeatable. --explain RULE lists them.",
+        ),
+    ] = None,
     evidence: Annotated[
         Path | None,
         under.write(
             metavar="DIR",
-            help="Where a checkpoint fails: write an overview, and grids and rows of failing layers here.",
+            help="If a checkpoint fails, write an overview, and grids and rows of failing layers here.",
         ),
     ] = None,
     jobs: Annotated[int, under.workers(min=1, metavar="N", help="Checkpoints to check in parallel.")] = 1,
@@ -134,27 +144,25 @@ def check(
             min=0.01,
             max=1e6,
             metavar="GIB",
-            help="Memory limit for each checkpoint; default: nine tenths of the machine's memory, divided by --jobs.",
+            help="Memory limit for each checkpoint; default: 90 % of the machine's memory, divided by --jobs.",
         ),
     ] = None,
     trust: options.Trust = False,
     device: Annotated[str, under.run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "cpu",
     rules: Annotated[bool, under.rules("--rules", help="List the rules and exit.")] = False,
-    explain: Annotated[
-        str | None, under.rules(metavar="RULE", help="Explain a rule, its limits and their sources, and exit.")
-    ] = None,
+    explain: Annotated[str | None, under.rules(metavar="RULE", help="Explain a rule and its limits, and exit.")] = None,
     init: Annotated[bool, under.rules("--init", help="Write a hookscope.toml with every setting, and exit.")] = False,
 ) -> int:
-    """Load and run each CHECKPOINT, and check it by rules: corrupt, non-finite, half-loaded, dead, drifting?
+    """Load and run each CHECKPOINT, and judge it by rules: corrupt, non-finite, half-loaded, dead, drifting?
 
-    Options override the configuration. The exit code is 1 if a checkpoint fails a rule; other codes mean that one could
-    not be checked. Each checkpoint runs in a separate process with limits.
+    Options override the configuration. The exit code is 0 if all pass and 1 if a checkpoint fails a rule; other codes
+    mean that a checkpoint could not be checked. Each checkpoint runs in a separate process with limits.
 
     \b
     hookscope check model.pt
     hookscope check 'checkpoints/*.safetensors' --jobs 2 --junit junit.xml
     hookscope check training.ckpt --key ema --images photos/
-    hookscope check model.pt --data val/ --baseline baseline.json
+    hookscope check model.pt --data val/ --limit accuracy.min-fraction=0.9 --baseline baseline.json
     hookscope check model.pt --arch net.py:build --config configs/strict.toml --evidence evidence
     hookscope check checkpoints --evidence evidence --report report.html
     hookscope check model.pt --baseline baseline.json --update-baseline
@@ -163,12 +171,13 @@ def check(
     given = locals()
     if rules or explain is not None or init:
         return _inform(rules, explain, init)
+    from hookscope.checkpoints.find_checkpoints import find_checkpoints
     from hookscope.checks.configuration import read_settings
-    from hookscope.checks.judging import wanted_rules
+    from hookscope.checks.judging import refuse_unused_limits, wanted_rules
+    from hookscope.checks.rules import check_limits, with_limits
     from hookscope.checks.settings import with_options
     from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import CheckJob
-    from hookscope.cli.find_checkpoints import find_checkpoints
 
     with sarif_log(sarif, config):
         if not checkpoints:
@@ -178,11 +187,14 @@ def check(
         began = time.perf_counter()
         settings = read_settings(config, Path())
         settings = with_options(replace(settings, baseline=baseline or settings.baseline), given)
+        settings = with_limits(settings, limit or ())
         wanted = wanted_rules(settings, select or (), ignore or ())
         found = find_checkpoints(checkpoints)
         chosen = chosen_format(report_format)
         summary = step_summary(chosen)
         known = _known_baseline(settings, found, renews=update_baseline)
+        if not update_baseline:
+            refuse_unused_limits(check_limits(limit or ()), wanted, settings, known)
         _check_targets(junit, page, summary)
         work = [
             CheckJob(name, settings, wanted, trust, device, known, folder, update_baseline)
@@ -231,7 +243,7 @@ def _inform(rules: bool, explain: str | None, init: bool) -> int:
             raise OutputError(f"{_CONFIG} exists already; delete it first, or edit it.") from error
         except OSError as error:
             raise OutputError(f"Cannot write {_CONFIG}: {error.strerror}. Go to another folder.") from error
-        tables.print(f"{_CONFIG} is written; `hookscope check CHECKPOINT` reads it.")
+        tables.print(f"{_CONFIG} was written; `hookscope check CHECKPOINT` reads it.")
     return 0
 
 
@@ -301,7 +313,7 @@ def _run(work: "Sequence[CheckJob]", limits: "Limits", at_once: int, messages: "
     from hookscope.cli.check_workers import check_workers
 
     finished: dict[int, Checked] = {}
-    with progress_bar(messages, shown=True) as advance:
+    with progress_bar(messages, shown=messages.is_terminal) as advance:
         for position, checked in check_workers(work, limits, at_once):
             finished[position] = checked
             advance(len(finished), len(work))
@@ -315,7 +327,8 @@ def _page_writer(reports: "Sequence[CheckReport]", page: Path | None, seconds: f
         from hookscope.results.runs.reports import write_report
 
         meanings = {name: rule.meaning for name, rule in RULES.items()}
-        yield partial(write_report, page, checks_html(reports, meanings=meanings, seconds=seconds))
+        holds = {name: rule.holds for name, rule in RULES.items()}
+        yield partial(write_report, page, checks_html(reports, meanings=meanings, holds=holds, seconds=seconds))
 
 
 def _renew(settings: "CheckSettings", checked: "Checked") -> None:
@@ -327,7 +340,7 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
         raise UsageError(f"{path} is not written: the checkpoint did not run. Correct what the report says first.")
     write_whole(settings.baseline, checked.baseline, "--baseline")
     failed = ", of a checkpoint that fails" if checked.report.exit_code else ""
-    typer.echo(f"hookscope: the baseline is in {path}{failed}; read the difference before you commit it.", err=True)
+    typer.echo(f"hookscope: wrote the baseline to {path}{failed}; review the change before you commit it.", err=True)
 
 
 def _show(reports: "Sequence[CheckReport]", chosen: str, tables: "Console", job: str, seconds: float) -> None:
@@ -351,7 +364,7 @@ def _say_no_evidence(reports: "Sequence[CheckReport]", evidence: Path | None) ->
     """Say why `--evidence` wrote nothing, where every checkpoint passes."""
     if evidence is not None and all(each.passed for each in reports):
         path = safe_text(str(evidence))
-        typer.echo(f"hookscope: note: nothing is written to {path}: evidence is kept of what fails.", err=True)
+        typer.echo(f"hookscope: note: nothing is written to {path}: every checkpoint passed.", err=True)
 
 
 def _show_bugs(results: "Sequence[Checked]") -> None:

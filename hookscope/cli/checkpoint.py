@@ -10,12 +10,17 @@ from hookscope.cli.options import Json, Key
 
 
 def checkpoint(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A weights file, or the index of a sharded one.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A weights file, the index of a sharded one, or the folder of a distributed one."
+        ),
+    ],
     key: Key = None,
     json: Json = False,
     full: Annotated[bool, under.show("--full", help="Show every tensor, the optimiser's too.")] = False,
 ) -> int:
-    """List what FILE holds without loading a model or running anything: all sets of weights, statistics of each tensor.
+    """List the contents of FILE without running anything from it: all sets of weights, statistics of each tensor.
 
     \b
     hookscope checkpoint model.safetensors

@@ -1,9 +1,12 @@
 """What commands print with: consoles, a progress bar, and errors as one line."""
 
+import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from shutil import get_terminal_size
 from typing import IO, TYPE_CHECKING, TextIO, cast
 
 import typer
@@ -33,7 +36,9 @@ def consoles(*, json: bool) -> "tuple[Console, Console]":
     # Names may hold what Rich would take for markup or an emoji.
     def plain(stream: TextIO, *, stderr: bool) -> Console:
         file = None if stream.isatty() else cast("IO[str]", _WithoutTrailingBlanks(stream))
-        return Console(file=file, stderr=stderr, highlight=False, markup=False, emoji=False)
+        # Rich takes COLUMNS=0 for a width; other programs take it for none.
+        width = get_terminal_size().columns if os.environ.get("COLUMNS", "").strip() == "0" else None
+        return Console(file=file, stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
     messages = plain(sys.stderr, stderr=True)
     return (messages if json else plain(sys.stdout, stderr=False)), messages
@@ -58,15 +63,42 @@ class _WithoutTrailingBlanks:
         return self.stream.fileno()
 
 
+# Seconds between lines about the progress where there is no terminal.
+_BETWEEN_LINES = 10.0
+
+
 @contextmanager
-def progress_bar(console: "Console", *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show how many inputs are finished, on a terminal only; yield a function of that number and the total."""
-    if not shown or not console.is_terminal:
+def progress_bar(console: "Console", *, shown: bool, of: str = "inputs") -> Iterator[Callable[[int, int], None]]:
+    """Show that something is loading, then how many inputs are finished; yield a function of that number and all.
+
+    On a terminal it is a bar. Elsewhere a line is printed now and then, where a run takes longer.
+    """
+    if not shown:
         yield lambda _finished, _total: None
+        return
+    if not console.is_terminal:
+        yield _line_now_and_then(of)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("running"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("running", total=None)
-        yield lambda finished, total: progress.update(task, completed=finished, total=total)
+    loading, running = (TextColumn("{task.description}"), BarColumn()), (MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*loading, console=console, transient=True) as progress:
+        task = progress.add_task("loading", total=None)
+
+        def advance(finished: int, total: int) -> None:
+            progress.columns = (*loading, *running)
+            progress.update(task, description="running", completed=finished, total=total)
+
+        yield advance
+
+
+def _line_now_and_then(of: str) -> Callable[[int, int], None]:
+    printed = time.monotonic()
+
+    def advance(finished: int, total: int) -> None:
+        nonlocal printed
+        if finished < total and time.monotonic() - printed >= _BETWEEN_LINES:
+            printed = time.monotonic()
+            typer.echo(f"hookscope: {finished} of {total} {of} finished", err=True)
+
+    return advance

@@ -20,7 +20,15 @@ from hookscope.cli.ci_output import (
 )
 from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import check_exports, page_line
-from hookscope.cli.run_model import arguments_of, command_line, print_saved, report_all, run_path, show_result
+from hookscope.cli.run_model import (
+    arguments_of,
+    check_early,
+    command_line,
+    print_saved,
+    report_all,
+    run_path,
+    show_result,
+)
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UnfitInputError, most_severe
 from hookscope.text import strict_json
 
@@ -35,12 +43,14 @@ def diff(
         str,
         typer.Argument(metavar="A", help="The reference: a model, as MODEL of `activations`, or a run directory."),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other one, or 'same': A again, run in another way (…-b).")],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="The other model or run, or 'same': A again, with the options …-b.")
+    ],
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="IMAGE...",
-            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; none: weights alone.",
+            metavar="IMAGE",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; none: compare weights only.",
         ),
     ] = None,
     layer: options.Layer = None,
@@ -57,18 +67,18 @@ def diff(
     ] = None,
     shadow: Annotated[
         bool,
-        under.compares("--shadow", help="Also run each layer of B on A's input: what the layer itself adds."),
+        under.compares("--shadow", help="Also run each layer of B on A's input: how much the layer itself adds."),
     ] = False,
     grads: Annotated[
         bool,
         under.compares(
             "--grads",
-            help="Also compare gradients, all of a batch held: of outputs, and of parameters, summed over batches; "
-            "and name the first to differ.",
+            help="Also compare gradients of outputs and parameters (summed over batches), and name the first to "
+            "differ; holds all gradients of a batch in memory.",
         ),
     ] = False,
     loss: Annotated[
-        str | None, under.compares(metavar="LOSS", help="What --grads differentiates, as --loss of `grads`.")
+        str | None, under.compares(metavar="LOSS", help="Loss that --grads differentiates, as --loss of `grads`.")
     ] = None,
     target: Annotated[
         str | None,
@@ -81,7 +91,7 @@ def diff(
         under.compares(
             "--fail-over",
             metavar="CONDITION",
-            help="Exit with 1 if a row or the output is beyond this limit: 'rel>1e-3', 'layer4*:cosine<0.99', "
+            help="Exit with 1 if a row or the output exceeds this limit: 'rel>1e-3', 'layer4*:cosine<0.99', "
             "'output:kl>0.01', 'top1<1'. Measures: rel, cosine, sqnr, max, ulps, input, added, error; of the output "
             "kl, top1, top5. Repeatable.",
         ),
@@ -96,6 +106,7 @@ def diff(
     key: options.Key = None,
     allow_missing: options.AllowMissing = None,
     allow_unexpected: options.AllowUnexpected = None,
+    input_shape: options.InputShape = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
     mean: options.Mean = None,
@@ -108,11 +119,12 @@ def diff(
         under.other(
             "--input-b",
             metavar="IMAGE",
-            help="What B is given in place of IMAGE: the picture padded, another crop; repeatable, one for each IMAGE.",
+            help="Input of B instead of IMAGE, such as a padded or cropped picture; repeatable, one per IMAGE.",
         ),
     ] = None,
     output_key: options.OutputKey = None,
     classes: options.Classes = None,
+    multi_label: options.MultiLabel = False,
     batch_size: options.BatchSize = 8,
     device: options.Device = "auto",
     device_b: Annotated[
@@ -121,7 +133,7 @@ def diff(
     dtype: options.Dtype = None,
     dtype_b: Annotated[
         Literal["float32", "float64", "float16", "bfloat16"] | None,
-        under.other("--dtype-b", help="Run B in this dtype. Default: as A."),
+        under.other("--dtype-b", help="Run B in this dtype. Default: A's."),
     ] = None,
     autocast_b: Annotated[
         Literal["bfloat16", "float16"] | None, under.other("--autocast-b", help="Run B under autocast to this dtype.")
@@ -134,11 +146,12 @@ def diff(
         int | None, under.other("--threads-b", min=1, metavar="N", help="Threads that B computes with on the CPU.")
     ] = None,
     compile_b: Annotated[
-        bool, under.other("--compile-b", help="Run B through torch.compile: its output whole, its rows block by block.")
+        bool,
+        under.other("--compile-b", help="Run B through torch.compile: the output compiled whole, rows block by block."),
     ] = False,
     edit_b: Annotated[
         list[str] | None,
-        under.other("--edit-b", metavar="EDIT", help="Change B as --edit of `activations` does; repeatable."),
+        under.other("--edit-b", metavar="EDIT", help="Change B, as --edit of `activations`; repeatable."),
     ] = None,
     seed: options.Seed = 0,
     out: options.Out = None,
@@ -153,7 +166,7 @@ def diff(
     quiet: options.Quiet = False,
     full: options.Full = False,
 ) -> int:
-    """Run A and B side by side on the same IMAGEs, and say where they differ: where it begins, and how it grows.
+    """Run A and B side by side on the same IMAGEs; report where they begin to differ and how the difference grows.
 
     \b
     hookscope diff old.pt new.pt cat.jpg
@@ -171,10 +184,10 @@ def diff(
     given = dict(locals())
     chosen = chosen_format(report_format)
     summary = step_summary(chosen)
-    has_inputs = bool(images or input)
-    folder = run_path(
-        "diff", [a, b] if has_inputs else [a], out, images or (), input or (), "inputs" if has_inputs else Path(b).stem
-    )
+    has_inputs = bool(images or input or input_shape)
+    check_early(given)
+    otherwise = ("inputs" if input else "noise") if has_inputs else Path(b).stem
+    folder = run_path("diff", [a, b] if has_inputs else [a], out, images or (), input or (), otherwise)
     replaced = command_of(folder)
     check_target(folder, "--out")
     check_exports(folder, show=False, tensorboard=None, page=page)

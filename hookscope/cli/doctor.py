@@ -19,12 +19,14 @@ from hookscope.text import counted, safe_text, some_of, strict_json
 # Extras, a package of each, and what they are for.
 _EXTRAS = {
     "timm": ("timm", "timm:NAME as MODEL"),
+    "transformers": ("transformers", "a Hugging Face folder as MODEL"),
+    "audio": ("soundfile", "recordings (.wav, .flac) as inputs"),
     "attribute": ("captum", "integrated-gradients, smoothgrad and occlusion"),
     "show": ("textual_image", "--show"),
     "tensorboard": ("tensorboard", "--tensorboard"),
 }
 
-# Our choice: weights files that are named.
+# Weights files that are named.
 _MOST_NAMED = 5
 
 
@@ -39,7 +41,7 @@ class Fact:
 
 
 def doctor(json: options.Json = False) -> int:
-    """Say what is installed here: torch, devices, the compiled kernel, extras, cached weights, terminal pictures.
+    """List what is installed: torch, devices, the compiled kernel, extras, cached weights, terminal pictures.
 
     The exit code is 1 if torch or torchvision cannot be imported.
 
@@ -129,7 +131,7 @@ def _kernel() -> Fact:
     if kernel is None:
         remedy = "install hookscope again where the package ziglang can be had (Linux, macOS); the numbers are the same"
         because = missing_because() or "it is not there"
-        state = f"missing ({because}): torch takes its place, ×1.6 instead of ×1.2 over the plain pass of resnet34"
+        state = f"missing ({because}): torch computes statistics, at ×1.6 instead of ×1.2 of resnet34's forward pass"
         return Fact("kernel", state, remedy)
     if kernel.runtime is None:
         return Fact("kernel", "compiled, on one thread: this torch was built with other threads than OpenMP's")

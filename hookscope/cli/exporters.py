@@ -15,18 +15,20 @@ from hookscope.text import safe_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hookscope.render.attention_files import SavedAttention
     from hookscope.render.attribution_files import SavedAttributions
     from hookscope.render.run_files import SavedRun
     from hookscope.results.activations import Activations
+    from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
     from hookscope.results.gradients import Gradients
 
-# Our choice: how large a picture in the terminal is.
+# How large a picture in the terminal is.
 _MOST_COLUMNS = 100
 _MOST_LINES = 40
 
 _NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on stdin and stdout, and no --json."
-_RUN_IS_CLOSED = "it lies in the run directory, which holds its own files only"
+_RUN_IS_CLOSED = "it is inside the run directory, which may hold only its own files"
 
 
 def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None) -> None:
@@ -44,16 +46,17 @@ def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path
 
 
 def export(
-    saved: "SavedRun | SavedAttributions",
-    result: "Activations | Gradients | Attributions",
+    saved: "SavedRun | SavedAttributions | SavedAttention",
+    result: "Activations | Gradients | Attributions | Attention",
     consoles: "tuple[Console, Console]",
     option: SimpleNamespace,
 ) -> None:
     """Write the exports of a run that the options ask for, and show its overview; consoles: tables, messages."""
+    from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
 
     pictures = [saved.folder / grid.path for grid in getattr(saved, "grids", ())]
-    if option.tensorboard is not None and not isinstance(result, Attributions):
+    if option.tensorboard is not None and not isinstance(result, Attributions | Attention):
         from hookscope.cli.tensorboard import write_run
 
         write_run(option.tensorboard, result, pictures)

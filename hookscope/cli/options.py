@@ -12,8 +12,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A torchvision name (resnet34), timm:NAME, 'demo', file.py:factory, package.module:factory, or a weights "
-        "file.",
+        help="A torchvision name (resnet34), timm:NAME, 'demo', file.py:factory, package.module:factory, a weights "
+        "file, or a folder of weights (Hugging Face, distributed).",
         autocompletion=complete_model,
     ),
 ]
@@ -47,8 +47,8 @@ Weights = Annotated[
     str,
     under.model(
         metavar="NAME",
-        help="auto: pretrained if cached or downloadable, else random with a warning; none: random; or a name such "
-        "as IMAGENET1K_V1 or a file, which must load.",
+        help="auto: trained weights if cached or downloadable, else random with a warning; none: random; or a name "
+        "(IMAGENET1K_V1) or a file, which must load.",
     ),
 ]
 Arch = Annotated[
@@ -57,16 +57,29 @@ Arch = Annotated[
         metavar="MODEL", help="Network of the weights file given as MODEL; default: inferred from names and shapes."
     ),
 ]
+Cost = Annotated[
+    bool,
+    under.run(
+        "--cost",
+        help="Also measure each module for one input: multiply-adds, bytes of parameters, of output and saved "
+        "for backward, receptive field, time on this machine.",
+    ),
+]
+Depth = Annotated[
+    int | None,
+    under.show(min=0, metavar="N", help="Show modules down to this depth: 1 for the network and its children."),
+]
+Csv = Annotated[Path | None, under.write("--csv", metavar="FILE", help="Also write the rows as CSV, FILE.")]
 Verify = Annotated[
     bool,
-    under.run("--verify/--no-verify", help="Run the first batch once more without hooks, and compare output and loss."),
+    under.run("--verify/--no-verify", help="Run the first batch again without hooks, and compare output and loss."),
 ]
 Trust = Annotated[
     bool,
     under.model(
         "--trust",
-        help="Let the weights file run code while it is read: pickled modules, TorchScript, .pt2. It can do anything "
-        "that you can.",
+        help="Allow the weights file to run code while it is read: pickled modules, TorchScript, .pt2. It can do "
+        "anything that you can.",
     ),
 ]
 Key = Annotated[
@@ -93,8 +106,15 @@ Classes = Annotated[
     str | None,
     under.model(
         metavar="FILE",
-        help="Names of the classes: a line each, or JSON (a list, or names by index); default: those that come with "
-        "the weights, or ImageNet's for a known network with 1000 classes.",
+        help="Class names: one per line, or JSON (a list, or names by index); default: the weights' own, or "
+        "ImageNet's for a known network with 1000 classes.",
+    ),
+]
+MultiLabel = Annotated[
+    bool,
+    under.model(
+        "--multi-label",
+        help="Classes are independent labels (BCE): read scores as sigmoids, not as a softmax.",
     ),
 ]
 ModelArg = Annotated[
@@ -103,7 +123,7 @@ ModelArg = Annotated[
 ]
 Seed = Annotated[int, under.run(min=0, max=2**63 - 1, metavar="N", help="Seed of random weights and random numbers.")]
 Device = Annotated[
-    str, under.run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto takes an accelerator if there is one.")
+    str, under.run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto uses an accelerator if there is one.")
 ]
 Dtype = Annotated[
     Literal["float32", "float64", "float16", "bfloat16"] | None,
@@ -135,7 +155,7 @@ Std = Annotated[
     str | None,
     under.inputs(
         metavar="VALUES",
-        help="Divides what remains, in the same form; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
+        help="Divisor after --mean, in the same form; default: the weights' own, else 0.229,0.224,0.225 (ImageNet's).",
     ),
 ]
 MaxPixels = Annotated[
@@ -144,7 +164,7 @@ MaxPixels = Annotated[
         "--max-pixels",
         min=1,
         metavar="N",
-        help="Refuse larger pictures before decoding them; default: 89478485, Pillow's limit for decompression bombs.",
+        help="Refuse larger pictures before decoding; default: 89478485, Pillow's limit for decompression bombs.",
     ),
 ]
 BatchAxis = Annotated[
@@ -160,27 +180,32 @@ NamedInputs = Annotated[
     under.inputs(
         "--input",
         metavar="NAME=VALUE",
-        help="Keyword argument of forward: a number (sr=16000), a picture or a tensor file (b=b.npy); repeatable.",
+        help="Keyword argument of forward: a number (sr=16000), a picture, or a file with a tensor, or a list or dict "
+        "of tensors (b=b.pt); repeatable.",
     ),
 ]
 BatchSize = Annotated[int, under.inputs(min=1, metavar="N", help="Pictures per forward pass.")]
 InputShape = Annotated[
-    str | None,
+    list[str] | None,
     under.inputs(
-        metavar="N,C,H,W", help="Shape of the noise to run over; default: inferred from the weights or the first layer."
+        "--input-shape",
+        metavar="[NAME=]SHAPE",
+        help="Run over noise of this shape, batch axis first: 4,3,64,64, with dtype and bound 4,20:int64<1000; "
+        "repeatable, for the arguments of forward in their order or by name (tokens=4,20:int64<1000).",
     ),
 ]
 OutputKey = Annotated[
     str | None,
-    under.model(metavar="KEY", help="Which output to use if there are several, such as logits, [0] or ['aux']."),
+    under.model(metavar="KEY", help="Output to use if there are several, such as logits, [0] or ['aux']."),
 ]
 Edits = Annotated[
     list[str] | None,
     under.layers(
         "--edit",
         metavar="PATTERN:PLACE:OPERATION",
-        help="Change a layer's input, output or grad, or a parameter's grad, and show the effect; repeatable, applied "
-        "in order. Operations: zero, scale(2), add(0.5), clamp(min=0), clip-norm(1), noise(0.1); channels=3,7 narrows.",
+        help="Change a layer's input, output or grad, or a parameter's grad or value (param:NAME:value:…), and show "
+        "the effect; repeatable, applied in order. Operations: zero, scale(2), add(0.5), clamp(min=0), clip-norm(1), "
+        "noise(0.1), prune(0.5), round(int8); channels=3,7 limits the channels.",
     ),
 ]
 GridsFor = Annotated[int, under.write(min=1, metavar="N", help="Draw grids for the first N pictures.")]
@@ -192,9 +217,7 @@ Cmap = Annotated[
         help="Matplotlib colour map; auto: sequential for maps without negative values, else diverging around 0.",
     ),
 ]
-Scale = Annotated[
-    Literal["channel", "layer"], under.write(help="One colour range per channel, or one for the whole layer.")
-]
+Scale = Annotated[Literal["channel", "layer"], under.write(help="One colour range per channel, or one for the layer.")]
 Show = Annotated[
     bool,
     under.show("--show", help="Also show overview.png in the terminal. Needs hookscope[show]."),
@@ -213,7 +236,8 @@ Report = Annotated[
 Out = Annotated[
     Path | None,
     under.write(
-        metavar="DIR", help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT, numbered where another run is."
+        metavar="DIR",
+        help="Run directory; default: hookscope-runs/COMMAND-MODEL-INPUT, numbered if taken by a different run.",
     ),
 ]
 Quiet = Annotated[bool, under.show("--quiet", "-q", help="Print warnings and errors only.")]

@@ -15,20 +15,24 @@ import typer
 
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import check_exports, export
-from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, UnfitInputError, most_severe
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, ImageError, UnfitInputError, most_severe
 from hookscope.text import counted, printable, safe_text, strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hookscope.render.attention_files import SavedAttention
     from hookscope.render.attribution_files import SavedAttributions
     from hookscope.render.run_files import SavedRun
     from hookscope.results.activations import Activations
+    from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
     from hookscope.results.differences import Differences
     from hookscope.results.gradients import Gradients
+    from hookscope.results.history import History
+    from hookscope.results.survey import Survey
 
-# With more grids, a hint says how to have fewer. Our choice.
+# With more grids, a hint says how to have fewer.
 _MANY_GRIDS = 20
 
 
@@ -38,7 +42,7 @@ def arguments_of(function: Callable[..., object], given: Mapping[str, Any]) -> d
 
 
 def run_model(
-    function: "Callable[..., Activations | Gradients | Attributions]",
+    function: "Callable[..., Activations | Gradients | Attributions | Attention]",
     given: Mapping[str, Any],
     *,
     otherwise: str,
@@ -49,17 +53,11 @@ def run_model(
     `function` is that of `hookscope.api` with the command's name; a run directory is named after `otherwise` where no
     input is a file; `has_progress` tells whether a progress bar is of use.
     """
-    from hookscope.inspection.backward import PassError
-    from hookscope.inspection.forward import ForwardError
-    from hookscope.render.grids import check_cmap
-    from hookscope.render.run_files import check_histograms, save_result
-    from hookscope.render.terminal import note_lines
-    from hookscope.results.gradients import Gradients
     from hookscope.results.runs.directory import check_target, command_of
 
     option = SimpleNamespace(**{"histogram": (), "tensorboard": None, **given})
-    check_cmap(given.get("cmap", "auto"))
     images, named, histogram = option.images or (), option.input or (), option.histogram or ()
+    check_early(given)
     target = run_path(function.__name__, [option.model], option.out, images, named, otherwise)
     replaced = command_of(target)
     check_target(target, "--out")
@@ -72,6 +70,14 @@ def run_model(
         arguments["grids_for"] = option.grids_for if grids else 0
     shown = has_progress and not option.quiet
     with redirect_stdout(sys.stderr if option.json else sys.stdout), progress_bar(messages, shown=shown) as advance:
+        from hookscope.inspection.backward import PassError
+        from hookscope.inspection.forward import ForwardError
+        from hookscope.render.grids import check_cmap
+        from hookscope.render.run_files import check_histograms, save_result
+        from hookscope.render.terminal import note_lines
+        from hookscope.results.gradients import Gradients
+
+        check_cmap(given.get("cmap", "auto"))
         try:
             result = function(**arguments, on_progress=advance, on_error=failures.append)
             if isinstance(result, Gradients):
@@ -99,6 +105,37 @@ def run_model(
     levels = {"fail": ("fail",), "warn": ("fail", "warn")}.get(given.get("fail_on") or "", ())
     failed = any(each.level in levels for each in getattr(result, "verdicts", ()))
     return most_severe([report_all(failures), EXIT_CHECK_FAILED if failed else EXIT_DONE])
+
+
+def check_early(given: Mapping[str, Any]) -> None:
+    """Refuse what needs no network to be refused, before torch is loaded, which takes seconds.
+
+    Raises:
+        UsageError: If MODEL or an option on preparing inputs cannot be right.
+        ImageError: If none of the inputs can be read.
+        NothingMatchedError: If a folder or a glob holds no input.
+    """
+    from hookscope.inputs.finding import check_input_file, find_inputs
+    from hookscope.inputs.preprocessing_options import preprocessing_from_options
+    from hookscope.models.names import refuse_by_form
+    from hookscope.results.inputs import Preprocessing
+    from hookscope.results.noise_shapes import parse_noise_shapes
+
+    for name in ("model", "a", "b"):
+        refuse_by_form(given.get(name) or "")
+    checked = ("resize", "crop", "max_pixels", "batch_axis")  # the others depend on how many channels there are
+    preprocessing_from_options(Preprocessing(), **{name: given.get(name) for name in checked})
+    if given.get("input_shape"):
+        parse_noise_shapes(given["input_shape"])
+    unreadable: list[HookscopeError] = []
+    paths = find_inputs(given.get("images") or ())
+    for path in paths:
+        try:
+            check_input_file(path, repr(str(path)))
+        except ImageError as error:
+            unreadable.append(error)
+    if unreadable and len(unreadable) == len(paths):  # else the others are finished
+        raise unreadable[0]
 
 
 def command_line() -> str:
@@ -132,11 +169,11 @@ def print_saved(tables: "Console", last: str, replaced: str | None) -> None:
     tables.print(last, soft_wrap=True)
     if replaced not in (None, command_line()):
         by = f" of `{printable(replaced)}`" if replaced else ""
-        tables.print(f"It replaces the run{by} that was there.", soft_wrap=True, markup=False, highlight=False)
+        tables.print(f"It replaced an earlier run{by}.", soft_wrap=True, markup=False, highlight=False)
 
 
 def show_result(
-    result: "Activations | Gradients | Attributions | Differences",
+    result: "Activations | Gradients | Attributions | Attention | Differences | History | Survey",
     tables: "Console",
     messages: "Console",
     *,
@@ -154,12 +191,9 @@ def show_result(
         tables.print(conversion.summary(result, width=tables.width, full=full))
     elif isinstance(result, Activations | Gradients):
         tables.print(terminal.findings_panel(result.verdicts))
-    failure = getattr(result, "failure", None)
-    if failure is not None:
-        messages.print(terminal.failure_panel(failure))
 
 
-def last_line(saved: "SavedRun | SavedAttributions", input_count: int, grids_for: int) -> str:
+def last_line(saved: "SavedRun | SavedAttributions | SavedAttention", input_count: int, grids_for: int) -> str:
     """Name the picture to look at first and what lies beside it, and say how to have fewer grids."""
     from hookscope.render.run_files import SavedRun
 

@@ -18,7 +18,7 @@ def _under(heading: str) -> "partial[Any]":
 # `typer.Option` for options under each heading.
 model, inputs, layers, gradients = map(_under, ("Model", "Input", "Layers", "Loss and gradients"))
 run, write, show = map(_under, ("Device and numbers", "Files", "Terminal"))
-rules, workers, looks = map(_under, ("Rules", "Processes", "Method and targets"))
+rules, workers, looks, heads = map(_under, ("Rules", "Processes", "Method and targets", "Blocks, heads and queries"))
 compares, other = map(_under, ("Comparison", "How B runs"))
 
 

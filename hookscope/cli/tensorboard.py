@@ -1,4 +1,4 @@
-"""Write a run for TensorBoard: one event file, everything at step 0.
+"""Write a run for TensorBoard: one event file, everything at step 0; of a watched training everything at its step.
 
 Tags are a metric and a label, "activation mean/layer1.0.conv1": TensorBoard makes a group of what stands before the
 slash.
@@ -11,7 +11,7 @@ Importing this imports torch and tensorboard, which is an optional package.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +26,19 @@ from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients
 from hookscope.results.runs.atomic import new_token, reason_of, whole_file
 from hookscope.results.statistics import TensorStatistics
+from hookscope.results.training import TrainingLog
 from hookscope.text import printable, safe_text
 
-# This many neighbouring bins of a distribution are merged into one. Our choice: each is then some 10 % wide, like those
+# This many neighbouring bins of a distribution are merged into one: each is then some 10 % wide, like those
 # of torch's own `SummaryWriter`.
 _TOGETHER = 4
 _STEP = 0
 _RGB = 3
 _MOST_LABEL = 200
+
+# Of each row at a watched step.
+_WATCHED_PARAMETER = ("gradient_norm", "weight_norm", "update_norm", "update_ratio")
+_WATCHED_LAYER = ("mean", "std", "zero_fraction", "dead_channel_fraction", "saturated_fraction")
 
 _LARGEST = 1e150  # beyond it a square overflows
 
@@ -49,6 +54,19 @@ def write_run(folder: Path, inspection: Activations | Gradients, pictures: Seque
     `folder` is made if need be. What is there stays; TensorBoard takes all files of one folder for one run. `pictures`
     are PNG files of the feature maps, or of the gradient maps. Raises OutputError if something cannot be written.
     """
+    values = _values(inspection, pictures)
+    _write_events(folder, ((_STEP, [value]) for value in values))
+
+
+def write_training(folder: Path, log: TrainingLog) -> None:
+    """Write the scalars of a watched training: those of every step, and at watched steps those of each row.
+
+    Steps have no time of their own in the record, so all have that of writing. Raises as `write_run`.
+    """
+    _write_events(folder, _steps(log))
+
+
+def _write_events(folder: Path, events: Iterable[tuple[int, Sequence[Summary.Value]]]) -> None:
     now = time.time()
     target = Path(os.path.realpath(folder))
     try:
@@ -56,17 +74,55 @@ def write_run(folder: Path, inspection: Activations | Gradients, pictures: Seque
         with whole_file(target / f"events.out.tfevents.{now:.0f}.{new_token()}") as file:
             records = RecordWriter(file)
             records.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
-            for value in _values(inspection, pictures):
-                records.write(Event(wall_time=now, step=_STEP, summary=Summary(value=[value])).SerializeToString())
+            for step, values in events:
+                records.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
     except OSError as error:
         raise OutputError(
             f"Cannot write '{safe_text(str(folder))}': {reason_of(error)}. Name another folder with --tensorboard."
         ) from error
 
 
+def _steps(log: TrainingLog) -> Iterator[tuple[int, list[Summary.Value]]]:
+    for step in log.steps:
+        rates = {f"learning rate/group {group}": rate for group, rate in enumerate(step.learning_rates)}
+        known = {
+            "training/loss": step.loss,
+            "training/gradient norm": step.gradient_norm,
+            "training/gradient norm before clipping": step.norm_before_clipping,
+            "training/skipped": float(step.skipped),
+            **rates,
+            **{f"loss/{place}": loss for place, loss in step.losses},
+        }
+        yield step.step, [_scalar(tag, value) for tag, value in known.items() if value is not None]
+    parameters = _tag_names(row.name for each in log.watched for row in each.parameters)
+    layers = _tag_names(row.label for each in log.watched for row in each.layers)
+    for watched in log.watched:
+        values = []
+        for group in _WATCHED_PARAMETER:
+            values += [(group, parameters[row.name], getattr(row, group)) for row in watched.parameters]
+        for group in _WATCHED_LAYER:
+            values += [(group, layers[row.label], getattr(row, group)) for row in watched.layers]
+        told = [_scalar(f"{group.replace('_', ' ')}/{tag}", value) for group, tag, value in values if value is not None]
+        yield watched.step, told
+
+
+def _scalar(tag: str, value: float) -> Summary.Value:
+    return Summary.Value(tag=tag, simple_value=value)
+
+
+def _tag_names(names: Iterable[str]) -> dict[str, str]:
+    different = list(dict.fromkeys(names))
+    tags = (tag.removeprefix("/") for tag in _tags("", different))
+    return dict(zip(different, tags, strict=True))
+
+
 def _values(inspection: Activations | Gradients, pictures: Sequence[Path]) -> Iterator[Summary.Value]:
     rows = inspection.rows
     yield from _statistics("activation", [row.label for row in rows], [row.activation for row in rows])
+    tokens = [(row.label, row.tokens) for row in rows if row.tokens is not None]
+    labels = [label for label, _ in tokens]
+    yield from _scalars("token norm median", labels, [each.median for _, each in tokens])
+    yield from _scalars("token norm max", labels, [each.max for _, each in tokens])
     if isinstance(inspection, Gradients):
         yield from _gradients(inspection)
         yield from _grids("gradient grids", inspection.gradient_maps, pictures)
@@ -76,7 +132,7 @@ def _values(inspection: Activations | Gradients, pictures: Sequence[Path]) -> It
 
 def _gradients(inspection: Gradients) -> Iterator[Summary.Value]:
     if inspection.loss is not None:
-        yield Summary.Value(tag="loss", simple_value=inspection.loss.value)
+        yield _scalar("loss", inspection.loss.value)
     for what, role in (("gradient", "output"), ("input gradient", "input")):
         rows = [row for row in inspection.gradients if row.role == role]
         yield from _statistics(what, [row.label for row in rows], [row.gradient for row in rows])
@@ -96,7 +152,7 @@ def _statistics(what: str, labels: Sequence[str], rows: Sequence[TensorStatistic
 def _scalars(group: str, labels: Sequence[str], values: Sequence[float | None]) -> Iterator[Summary.Value]:
     for tag, value in zip(_tags(group, labels), values, strict=True):
         if value is not None:
-            yield Summary.Value(tag=tag, simple_value=value)
+            yield _scalar(tag, value)
 
 
 def _histogram(tag: str, statistics: TensorStatistics) -> Iterator[Summary.Value]:

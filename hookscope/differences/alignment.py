@@ -17,7 +17,7 @@ CallKey = tuple[str, int]
 """(layer, call)."""
 
 # Scores in an alignment of two calls with equal output shapes: of the same type, and of different types. One pair of
-# the same type outweighs two of different types. Our choice.
+# the same type outweighs two of different types.
 _SAME_KIND, _OTHER_KIND = 5, 2
 
 

@@ -1,8 +1,8 @@
 """Compare gradients: each network forward and backward over a batch, one after the other, then the next batch."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,11 @@ from hookscope.differences.alignment import Pairing
 from hookscope.differences.first_differences import exceeds, rounding_limit
 from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.row_pairs import RowPair, pair_parameters, pair_sites
-from hookscope.inputs import Batch
+from hookscope.hooks.observed import shape_of
+from hookscope.inputs import Batch, length_of
 from hookscope.inspection.backward import PassError, inspect_gradients
+from hookscope.inspection.batch_shapes import BatchShapes
+from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import LossFunction
 from hookscope.inspection.network import BatchQueue
 from hookscope.models import LoadedModel
@@ -26,7 +29,7 @@ _PARAMETER = " grad"
 
 # Rounding turns the sign of a value near 0, and with it what ReLU or max pooling passes back, with about the chance of
 # its relative difference d. A layer of 1 / (1000 d) values has one turned in one case of 1,000, which is a relative L2
-# of sqrt(1000 d). Our choice.
+# of sqrt(1000 d).
 _TURNED = 1000
 
 
@@ -58,6 +61,7 @@ class _Pair:
     dtype: torch.dtype = torch.float32
     note: str = ""
     missing: float | None = None  # what stands for a gradient that one side alone has
+    shapes: tuple[BatchShapes, BatchShapes] = field(default_factory=lambda: (BatchShapes(), BatchShapes()))
 
     def add(
         self,
@@ -75,8 +79,10 @@ class _Pair:
                 self.missing = _missing(rows.a, rows.b)
             return
         self.note = self.note or comparable(a, b)
+        for shapes, each in zip(self.shapes, (a, b), strict=True):
+            shapes.add(count, shape_of(each))
         if not self.note:
-            by_input = bool(a.dim()) and a.shape[0] == count
+            by_input = bool(count) and length_of(a) == count
             self.dtype = coarser(a, b)
             self.sums.add(a, b, first_input if by_input else 0)
             if exact is not None and not comparable(a, exact):
@@ -91,6 +97,8 @@ class _Pair:
 
     def row(self) -> DifferenceRow:
         row = self.rows.measured(None if self.note else self.sums.measured(self.dtype), self.note)
+        if len(self.shapes[0]):
+            row = replace(row, shape=self.shapes[0].whole, shape_b=self.shapes[1].whole)
         return row if self.errors is None else replace(row, error=self.errors[0].error, error_b=self.errors[1].error)
 
 
@@ -338,19 +346,8 @@ def _differentiate(side: Differentiated, batch: Batch, loss: LossFunction) -> tu
             latest[:] = [(gradient, gradient._version, gradient.detach().clone())]
         gradients[label] = latest[0][2]
 
-    with _threads(side.threads), side.around():
+    with cpu_threads(side.threads), side.around():
         seen = inspect_gradients(
             side.loaded, [side.brought(batch)], loss, on_tensor=keep, include_inputs=True, **side.options
         )
     return seen, gradients
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -31,7 +31,7 @@ from hookscope.differences.hooked_network import (
     precision_notes,
     traced,
 )
-from hookscope.differences.lockstep import Lockstep, Row, cpu_threads_kept, share_cpu_threads
+from hookscope.differences.lockstep import Lockstep, Row, share_cpu_threads
 from hookscope.differences.measures import culprit
 from hookscope.differences.pausable_threads import pausable_threads
 from hookscope.differences.tolerances import exceeded, parse_condition
@@ -41,14 +41,17 @@ from hookscope.hooks.forward_hooks import eager
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
-from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.device import cpu_threads, floating_dtype
+from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
+from hookscope.inspection.parameter_edits import edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import choose
 from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
+from hookscope.models.construction import copied
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched
 from hookscope.results.inputs import InputRecord
 from hookscope.text import counted
@@ -72,7 +75,7 @@ class RunOptions:
     mode: Mode = "eval"
     autocast: str | None = None
     threads: int | None = None
-    edits: Sequence[str] = ()
+    edits: Sequence[str | Edit] = ()
     compiles: bool = False
     texts: tuple[str, ...] = ()
 
@@ -114,7 +117,7 @@ class _Comparison:
         with (
             compiled.forwards() if compiled else nullcontext(),
             eager(),
-            cpu_threads_kept(),
+            cpu_threads(),  # threads that start later inherit their count
             pausable_threads([each.run for each in everyone]) as threads,
         ):
             if compiled:
@@ -224,8 +227,11 @@ def compare_networks(
         ModelError: If a network raised, with `on_error` on every input.
     """
     conditions = [parse_condition(text) for text in fail_over]
+    values, edits = split_edits(options_b.edits)
+    options_b = replace(options_b, edits=edits)
     _refuse(options_b, shadow=shadow, ops=ops)
-    apart = separate(session.loaded, other)
+    apart = copied(other) if values else separate(session.loaded, other)
+    made = edit_parameters(apart, values)
     a, b = inspected_network(session.loaded), inspected_network(apart)
     report = reporter(session, on_error)
     others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
@@ -302,6 +308,7 @@ def compare_networks(
             *gradients.notes,
             # An edit of a gradient is applied in the backward pass alone.
             *(networks[_B].edits.warnings() if loss is None else ()),
+            *made.warnings,
             *queue.remarks,
         ),
         notes=_without_repeats(
@@ -311,6 +318,7 @@ def compare_networks(
             *compiled_notes(session.loaded, other, compiles=options_b.compiles),
             *([compiled.note()] if compiled else []),
             *networks[_B].edits.notes(),
+            *made.notes,
             *precision_notes(networks),
         ),
         seed=session.seed,
@@ -363,7 +371,7 @@ def _gradients(
     loaded = [session.loaded, other]
     if len(networks) > len(loaded):
         loaded.append(replace(session.loaded, module=networks[_REFERENCE].inspected.network))
-    edits: tuple[Sequence[str], ...] = ((), options_b.edits, ())
+    edits: tuple[Sequence[str | Edit], ...] = ((), options_b.edits, ())
     patterns: tuple[Sequence[str], ...] = (layers, (), layers)
     threads = (None, options_b.threads, None)
     differentiated = []
@@ -480,8 +488,8 @@ def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: R
         label_b=other.label,
         kind_b=other.kind,
         matched=matched,
-        shape=form.shape,
-        shape_b=other.shape,
+        shape=row.shapes[_A].whole,
+        shape_b=row.shapes[_B].whole,
         dtype=form.dtype,
         dtype_b=other.dtype,
         measures=None if measured is None else measured.measured(row.coarser),

@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from hookscope.differences.measures import Sums, coarser, comparable, plain
 from hookscope.errors import UsageError
+from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_in
+from hookscope.inputs import length_of
+from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.losses.choosing import output_at
 from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
@@ -23,8 +27,8 @@ _BEST = 5
 class _Output:
     """What is known of one output tensor; pairs of networks as in `lockstep.Row.sums`."""
 
-    shape: tuple[int, ...]
     dtype: torch.dtype
+    shapes: BatchShapes = field(default_factory=BatchShapes)
     sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
     inputs: int = 0
     same_best: int = 0
@@ -92,13 +96,15 @@ class Outputs:
 
     def _add(self, slot: str, tensors: Sequence[Tensor], first_input: int, count: int) -> None:
         a, b = tensors[:2]
-        known = self._seen.setdefault(slot, _Output(tuple(a.shape), coarser(a, b)))
-        by_input = bool(a.dim()) and a.shape[0] == count
+        known = self._seen.setdefault(slot, _Output(coarser(a, b)))
+        known.shapes.add(count, shape_of(a))
+        by_input = bool(count) and length_of(a) == count
         for pair in ((0, 1), (0, 2), (1, 2)):
             if pair[1] < len(tensors) and not comparable(tensors[pair[0]], tensors[pair[1]]):
                 sums = known.sums.setdefault(pair, Sums())
                 sums.add(tensors[pair[0]], tensors[pair[1]], first_input if by_input else 0)
-        if by_input and a.dim() == 2 and a.shape[1] > 1 and a.is_floating_point() and b.is_floating_point():
+        is_rows = by_input and not a.is_nested and a.dim() == 2 and a.shape[1] > 1
+        if is_rows and a.is_floating_point() and b.is_floating_point():
             cpu = torch.device("cpu")
             self._add_scores(known, plain(a, cpu), plain(b, cpu), first_input)
         else:
@@ -115,15 +121,12 @@ class Outputs:
         known.same_best += int(((a_best[:, 0] == b_best[:, 0]) & alike).sum())
         shared = (a_best[:, :, None] == b_best[:, None, :]).any(2).double().mean(1)
         known.shared_best += float(shared[alike].sum())
-        logs_a, logs_b = a.double().log_softmax(1), b.double().log_softmax(1)
-        # Where a class is impossible for A, it adds nothing, whatever B says; nor does a row that is NaN on both sides.
-        adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
-        # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
-        known.divergence += float(torch.where(adds_nothing, 0.0, a.double().softmax(1) * (logs_a - logs_b)).sum())
+        multi = self.networks[0].multi_label
+        known.divergence += float((_divergence_of_labels if multi else _divergence)(a.double(), b.double()).sum())
         for side, scores in enumerate((a, b)):
             categories = self.networks[side].info.categories
             names = categories if len(categories) == scores.shape[1] else ()
-            known.predictions[side].extend(top_classes(scores, names, places, best))
+            known.predictions[side].extend(top_classes(scores, names, places, best, multi_label=multi))
 
     def results(self) -> tuple[OutputDifference, ...]:
         """Return the result for each output."""
@@ -135,14 +138,33 @@ def _at(found: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
     return chosen.path, chosen.tensor
 
 
+def _divergence(a: Tensor, b: Tensor) -> Tensor:
+    """Return the Kullback-Leibler divergence of the softmax of logits B from that of A, summed over classes by row."""
+    logs_a, logs_b = a.log_softmax(1), b.log_softmax(1)
+    # Where a class is impossible for A, it adds nothing, whatever B says; nor does a row that is NaN on both sides.
+    adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
+    # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
+    return torch.where(adds_nothing, 0.0, a.softmax(1) * (logs_a - logs_b))
+
+
+def _divergence_of_labels(a: Tensor, b: Tensor) -> Tensor:
+    """Return the divergence of independent labels, each yes or no with the sigmoid of its logit, summed over both."""
+    found = torch.zeros_like(a)
+    for sign in (1, -1):
+        logs_a, logs_b = logsigmoid(sign * a), logsigmoid(sign * b)
+        adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
+        found += torch.where(adds_nothing, 0.0, (sign * a).sigmoid() * (logs_a - logs_b))
+    return found
+
+
 def _result(slot: str, known: _Output) -> OutputDifference:
     error, error_b = (known.sums[pair].error if pair in known.sums else None for pair in ((0, 2), (1, 2)))
     measures = known.sums[0, 1].measured(known.dtype) if (0, 1) in known.sums else None
     if not known.has_scores or not known.inputs:
-        return OutputDifference(slot, known.shape, measures, error, error_b)
+        return OutputDifference(slot, known.shapes.whole, measures, error, error_b)
     return OutputDifference(
         slot,
-        known.shape,
+        known.shapes.whole,
         measures,
         error,
         error_b,

@@ -151,7 +151,7 @@ def _opened(folder: Path, name: str, files: ExitStack) -> Any:
     if not path.exists():
         return None
     if path.resolve() != path or not path.is_file():
-        raise refusal(folder, f"its file '{name}' is no plain file")
+        raise refusal(folder, f"its file '{name}' is not a regular file")
     try:
         return files.enter_context(safe_open(path, framework="pt", device="cpu"))
     except (SafetensorError, OSError) as error:
@@ -169,18 +169,18 @@ def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
     for number, (one, other) in enumerate(zip(inputs_a, inputs_b, strict=False), 1):
         if one.sha256 != other.sha256:
             what = f"input {number} is {_named(one)} in A, {_named(other)} in B"
-            raise UsageError(f"The runs are of different inputs: {what}. {remedy}")
+            raise UsageError(f"The runs used different inputs: {what}. {remedy}")
     if len(inputs_a) != len(inputs_b):
-        raise UsageError(f"The runs are of different inputs: A has {len(inputs_a)}, B has {len(inputs_b)}. {remedy}")
+        raise UsageError(f"The runs used different inputs: A has {len(inputs_a)}, B has {len(inputs_b)}. {remedy}")
     if a.document.get("named_inputs") != b.document.get("named_inputs"):
-        raise UsageError(f"The runs are of different inputs by name (--input). {remedy}")
+        raise UsageError(f"The runs used different inputs by name (--input). {remedy}")
     warnings = []
     if any(one.steps != other.steps or one.shape != other.shape for one, other in zip(inputs_a, inputs_b, strict=True)):
-        warnings.append("The inputs were not prepared in the same way, which makes a difference by itself.")
+        warnings.append("The inputs were preprocessed differently, which makes a difference by itself.")
     unknown = [each.name for each in inputs_a if each.sha256 is None]
     if "noise" in unknown and a.run.result.seed != b.run.result.seed:
         seeds = f"A has seed {a.run.result.seed}, B {b.run.result.seed}"
-        raise UsageError(f"The runs are of different noise: {seeds}. {remedy}")
+        raise UsageError(f"The runs used different noise: {seeds}. {remedy}")
     if any(name != "noise" for name in unknown):
         warnings.append("Inputs that came from Python have no digest: whether both runs had the same is not known.")
     return tuple(warnings)

@@ -27,7 +27,7 @@ from hookscope.text import counted, printable
 # Buffers of batch normalisation, which are not parameters.
 _STATISTICS = ("running_mean", "running_var")
 
-# Elements whose signs are compared at a time. Our choice: a few MB.
+# Elements whose signs are compared at a time: a few MB.
 _CHUNK = 2**20
 
 

@@ -48,7 +48,9 @@ def weight_options(
     is_file = [name is not None and parse_model(name).form == "weights" for name in names]
     reads_file = [is_file[at] or (name is not None and looks_like_file(chosen[at])) for at, name in enumerate(names)]
     if weights_b is not None and is_file[1]:
-        raise UsageError(f"--weights-b cannot be given as well: B, '{printable(names[1] or '')}', is the weights.")
+        raise UsageError(
+            f"--weights-b cannot be used here: B, '{printable(names[1] or '')}', is already a weights file."
+        )
 
     def options(side: int) -> WeightOptions:
         other = 1 - side
@@ -90,7 +92,7 @@ def different_inputs(loaded: LoadedModel, other: LoadedModel) -> list[str]:
     if one.kind != two.kind:
         raise UsageError(f"{names[0]} takes inputs of kind '{one.kind}', {names[1]} of kind '{two.kind}'.")
     if one.mean != two.mean or one.std != two.std or one.crop != two.crop or one.resize != two.resize:
-        return [f"{names[1]} expects inputs prepared in another way: both get A's."]
+        return [f"{names[1]} expects different preprocessing: both get A's."]
     return []
 
 

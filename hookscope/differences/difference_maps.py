@@ -14,9 +14,9 @@ from hookscope.results.activations import FeatureMaps
 from hookscope.results.differences import DifferenceRow, FirstDifference
 
 MOST_MAPS = 12
-"""Rows whose difference is drawn. Our choice: as many as a reader looks at."""
+"""Rows whose difference is drawn: as many as a reader looks at."""
 
-# Our choices. What is held is bounded, whatever the networks: all maps together, and one, of which the first channels
+# What is held is bounded, whatever the networks: all maps together, and one, of which the first channels
 # are kept. 4 MiB are 64 channels of 128 x 128.
 _MOST_BYTES = 16 * 2**20
 _MOST_BYTES_OF_ONE = 4 * 2**20

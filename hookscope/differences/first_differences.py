@@ -7,12 +7,12 @@ from dataclasses import replace
 from hookscope.results.differences import DifferenceRow, FirstDifference, Origin
 
 # The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
-# and of the one that accumulates sums. In float32, 8.1e-6; in bfloat16, 0.031. Our choice: sums of some 10,000
+# and of the one that accumulates sums. In float32, 8.1e-6; in bfloat16, 0.031. Sums of some 10,000
 # products, in any order, stay below a third of it.
 _STORED_ULPS = 4
 _SUMMED_ULPS = 64
 
-# A layer that only passes on what rounding makes of its inputs makes it less than so many times larger. Our choice.
+# A layer that only passes on what rounding makes of its inputs makes it less than so many times larger.
 _GROWTH = 10
 
 

@@ -5,8 +5,7 @@ its own thread, and goes on at once.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -21,9 +20,12 @@ from hookscope.differences.hooked_network import Finished, HookedNetwork, Key, P
 from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.pausable_threads import PausableThread, RandomStates, next_stopped
 from hookscope.differences.tensor_versions import TensorVersion
+from hookscope.hooks.observed import shape_of
+from hookscope.inputs import length_of
+from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.text import exception_line
 
-# Bytes of copies that networks may hold, all together; the last output copied may exceed it. Our choice: with less,
+# Bytes of copies that networks may hold, all together; the last output copied may exceed it. With less,
 # they wait for each other more often.
 _MOST_HELD = 12 * 2**20
 
@@ -39,6 +41,7 @@ class Row:
         added: Sums of A's output and the output of B's layer on A's input.
         coarser: The coarser floating dtype of A and B.
         note: Why there are no sums of A and B, or no `added`.
+        shapes: Those of A's output and of B's in the batches.
     """
 
     sums: dict[tuple[int, int], Sums] = field(default_factory=dict)
@@ -47,6 +50,7 @@ class Row:
     added: Sums | None = None
     coarser: torch.dtype = torch.float32
     note: str = ""
+    shapes: tuple[BatchShapes, BatchShapes] = field(default_factory=lambda: (BatchShapes(), BatchShapes()))
 
     @property
     def input_relative_l2(self) -> float | None:
@@ -72,6 +76,8 @@ class Row:
             self.added.merge(other.added)
         self.coarser = other.coarser
         self.note = self.note or other.note
+        for own, others in zip(self.shapes, other.shapes, strict=True):
+            own.merge(others)
 
 
 @dataclass(slots=True)
@@ -289,6 +295,9 @@ class Lockstep:
         row = self._batch.setdefault(key, Row())
         row.note = row.note or comparable(a.tensor, b.tensor)
         row.coarser = coarser(a.tensor, b.tensor)
+        row.shapes = (BatchShapes(), BatchShapes())
+        for shapes, each in zip(row.shapes, (a, b), strict=True):
+            shapes.add(self._count, shape_of(each.tensor))
         axis = a.channel_axis if a.channel_axis is not None and a.tensor.shape[0] == self._count else None
         for pair in combinations(range(len(seen)), 2):
             sums = self._sums(pair, seen[pair[0]].output, seen[pair[1]].output, axis if pair == (0, 1) else None)
@@ -301,7 +310,8 @@ class Lockstep:
             row.input_shapes_differ = any(map(_shapes_differ, a.inputs, b.inputs))
         if self.shadows:
             self._shadow(row, key, a, b)
-        if not self._first_input and (0, 1) in row.sums and self.networks[0].has_rows(a.layer):
+        is_drawn = not self._first_input and self.networks[0].has_rows(a.layer) and not a.tensor.is_nested
+        if is_drawn and (0, 1) in row.sums:
             added = None if row.added is None else row.added.relative_l2
             with torch.no_grad():
                 self.maps.offer(a, b, row.sums[0, 1].relative_l2, added, self.networks[0].recorder)
@@ -320,7 +330,7 @@ class Lockstep:
             return None
         sums: Sums | None = None
         if not comparable(a.tensor, b.tensor):
-            has_inputs = a.tensor.dim() > 0 and a.tensor.shape[0] == self._count
+            has_inputs = length_of(a.tensor) == self._count
             sums = Sums()
             with torch.no_grad():
                 sums.add(a.tensor, b.tensor, self._first_input if has_inputs else 0, channel_axis)
@@ -350,16 +360,6 @@ def _shapes_differ(a: TensorVersion, b: TensorVersion) -> bool:
     if a.tensor is None or b.tensor is None or a.tensor.is_nested or b.tensor.is_nested:
         return False
     return a.tensor.shape != b.tensor.shape
-
-
-@contextmanager
-def cpu_threads_kept() -> Iterator[None]:
-    """Restore the thread count after the block: threads that start later inherit it."""
-    count = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(count)
 
 
 def share_cpu_threads(networks: Sequence[HookedNetwork]) -> int | None:

@@ -14,13 +14,13 @@ from hookscope.results.differences import ChannelShare, Measures, NonFinite
 from hookscope.statistics.difference import SquaredSums, squared_sums
 
 # Elements compared at a time. On the CPU few enough that torch does not wake other threads, and that the float64 copies
-# stay in a core's cache. Our choice, as is that for accelerators.
+# stay in a core's cache.
 _CPU_CHUNK = 2**15
 _DEVICE_CHUNK = 2**24
 
-# A channel with more than this share of the squared difference is the culprit. Our choice.
+# A channel with more than this share of the squared difference is the culprit.
 _CULPRIT_FRACTION = 0.5
-# Channels are examined if the difference exceeds this share of A's norm. Our choice: below, it is mostly rounding.
+# Channels are examined if the difference exceeds this share of A's norm: below, it is mostly rounding.
 _LOOKS_AT_CHANNELS = 1e-6
 # With fewer channels one of them easily has the larger part.
 _FEWEST_CHANNELS = 4
@@ -58,11 +58,14 @@ class Sums:
         """Add the elements of two `comparable` tensors.
 
         Args:
-            a: Any shape.
+            a: Any shape, also nested.
             b: Same shape.
             first_input: Position in the run of the first input on axis 0.
             channel_axis: The axis that counts channels; None if none does.
         """
+        if a.is_nested:
+            self._add_parts(a, b, first_input)
+            return
         sums = squared_sums(a, b, channel_axis)
         if sums is not None:
             self._add_found(sums, a, first_input)
@@ -94,6 +97,15 @@ class Sums:
             self.max_at = (place[0] + first_input, *place[1:]) if place else ()
         if channel_axis is not None and (self.unequal or self.mismatched):
             self._add_squares(squares_by_channel(a, b, channel_axis))
+
+    def _add_parts(self, a: Tensor, b: Tensor, first_input: int) -> None:
+        """Add the tensors that two nested tensors hold."""
+        for index, (part_a, part_b) in enumerate(zip(a.unbind(), b.unbind(), strict=True)):
+            part = Sums()
+            part.add(part_a, part_b)
+            if part.max_at is not None:
+                part.max_at = (first_input + index, *part.max_at)
+            self.merge(part)
 
     def _add_found(self, found: SquaredSums, a: Tensor, first_input: int) -> None:
         """Add the sums that compiled code returned."""
@@ -193,15 +205,23 @@ def _added(counts: Sequence[int], more: Sequence[int]) -> tuple[int, int, int, i
 def comparable(a: Tensor, b: Tensor) -> str:
     """Return why two tensors cannot be compared element by element, in a few words; "" if they can."""
     for side, tensor in (("A", a), ("B", b)):
-        if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+        is_dense = tensor.is_nested == (a.is_nested and b.is_nested) and (
+            tensor.is_nested or tensor.layout == torch.strided
+        )
+        if not is_dense or tensor.is_meta:
             return f"{side} is no dense tensor"
-        if missing_memory(tensor):
+        if not tensor.is_nested and missing_memory(tensor):
             return f"the memory of {side} was freed"
-    if a.shape != b.shape:
+    if _sizes(a) != _sizes(b):
         return "shapes differ"
     if a.is_complex() != b.is_complex():
         return "one is complex, the other real"
     return ""
+
+
+def _sizes(tensor: Tensor) -> list[torch.Size]:
+    """Return the shape of a tensor, of a nested one those of its parts."""
+    return [each.shape for each in tensor.unbind()] if tensor.is_nested else [tensor.shape]
 
 
 def plain(tensor: Tensor, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from numpy.random import mtrand
 Stop = TypeVar("Stop")
 T = TypeVar("T")
 
-# How often a waiting caller checks that the thread is alive. Our choice.
+# How often a waiting caller checks that the thread is alive.
 _LOOKS_AFTER_SECONDS = 1.0
 
 

@@ -130,5 +130,5 @@ def _of_output(output: OutputDifference, measure: str) -> float | None:
 
 
 def _measured(measures: Measures, measure: str) -> float | None:
-    """Return a measure; NaN, which is beyond every limit, if a value is not finite on one side alone."""
+    """Return a measure; NaN, which is beyond every limit, if a value is not finite on one side only."""
     return _MEASURES[measure](measures) if measures.nonfinite is None else math.nan

@@ -18,7 +18,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
-from hookscope.hooks.observed import ModuleCall, Observation, Operation, Place
+from hookscope.hooks.observed import ModuleCall, Observation, Operation, Place, physical
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.recognition import Identities
 
@@ -72,6 +72,7 @@ class CallHooks(Generic[T]):
         names: Names of tensors that no call returns, by `id`, for `Observation.sources`.
         observations: In the order in which modules finished.
         counts: How often each layer was called.
+        is_counted: Asked at every call; a call for which it returns False is not observed.
     """
 
     observe: Callable[[ModuleCall, str, Tensor], T]
@@ -81,6 +82,7 @@ class CallHooks(Generic[T]):
     names: dict[int, str] = field(default_factory=dict)
     observations: list[Observation[T]] = field(default_factory=list)
     counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    is_counted: Callable[[], bool] | None = None
     _identities: Identities = field(default_factory=Identities)
 
     def restart(self) -> list[Observation[T]]:
@@ -128,7 +130,7 @@ class CallHooks(Generic[T]):
         if call is None:
             return None
         given: object = None
-        if self.watch is not None and self.watch.with_inputs:
+        if self.watch is not None and self.watch.replaces_inputs(type(module)):
             with self.lock, self._without_overrides(inputs, ()):
                 args, kwargs = given = self.watch.inputs(call, args, kwargs)
                 before, inputs = inputs, tensors_given(args, kwargs)
@@ -201,6 +203,8 @@ class CallHooks(Generic[T]):
     def _count(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, recomputes: bool) -> int | None:
         """Return the number of the layer's call; None as in `_begin`."""
         watch = self.watch
+        if self.is_counted is not None and not self.is_counted():
+            return None
         if recomputes:
             index = None if watch is None else watch.replays.call_of(layer, inputs)
             if index is None:
@@ -264,14 +268,16 @@ class CallHooks(Generic[T]):
         for slot, tensor in outputs:
             place = (call.layer, call.call, slot)
             passed_through, repeats = self._identities.show(place, tensor, given, in_place=in_place)
-            value = self._observed(call, slot, tensor)
-            seen = Observation(place, value, passed_through, in_place, repeats, call.operation, sources)
+            vmapped = 0
+            if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp or another transform
+                value, vmapped = _observe_physical(self.observe, call, slot, tensor)
+            else:
+                value = self._observed(call, slot, tensor)
+            seen = Observation(place, value, passed_through, in_place, repeats, call.operation, sources, vmapped)
             self.observations.append(seen)
 
     def _observed(self, call: ModuleCall, slot: str, tensor: Tensor) -> T:
-        """Return what the observer returns for an output, under `no_grad` and without autocast and transforms."""
-        if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp or another transform
-            return _observe_physical(self.observe, call, slot, tensor)
+        """Return what the observer returns for an output, under `no_grad` and without autocast."""
         if torch._C._is_any_autocast_enabled():
             with plain_arithmetic():
                 return self.observe(call, slot, tensor)
@@ -332,9 +338,9 @@ def _ended(entries: list[Entry], frame: int) -> Entry | None:
 
 def _observe_physical(
     observe: Callable[[ModuleCall, str, Tensor], T], call: ModuleCall, slot: str, tensor: Tensor
-) -> T:
-    """Observe the physical values of a tensor inside a `torch.func` transform, batched axes included."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
+) -> tuple[T, int]:
+    """Observe the values of a tensor inside a `torch.func` transform; also return how many axes of `vmap` they have."""
+    held, axes = physical(tensor)
     with temporarily_clear_interpreter_stack(), plain_arithmetic():
-        return observe(call, slot, tensor)
+        values = held.movedim(axes, [*range(len(axes))]) if axes else held
+        return observe(call._replace(vmapped=len(axes)), slot, values), len(axes)

@@ -23,6 +23,7 @@ from hookscope.hooks.interventions import Intervention, hook_edits, separate_edi
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
 from hookscope.hooks.operations import OperationChoice, OperationMode, operations_observed
 from hookscope.hooks.selection import module_index
+from hookscope.hooks.step_gradients import StepWatch
 
 T = TypeVar("T")
 
@@ -99,13 +100,14 @@ class Capture(Generic[T]):
 
 
 @contextmanager
-def capture(
+def capture(  # noqa: PLR0913 - what is observed, and what is changed
     model: nn.Module,
     layers: Mapping[str, nn.Module],
     observe: Callable[[ModuleCall, str, Tensor], T],
     *,
     gradients: Callable[[GradientSite[T], Tensor], T] | None = None,
     with_inputs: bool = False,
+    with_steps: bool = False,
     track: bool = False,
     edits: Mapping[str, Sequence[Intervention]] | None = None,
     operations: OperationChoice | None = None,
@@ -127,6 +129,8 @@ def capture(
             None watches no gradients, which costs less.
         with_inputs: Also watch the gradients of inputs, along the path through the module alone. Gradients of
             parameters may then differ in the last bits, because terms are summed in another order.
+        with_steps: Also watch the gradient at each time step of what recurrent layers and attention are given:
+            `watch.steps`.
         track: Make floating outputs that autograd does not track require a gradient, for networks without trainable
             parameters.
         edits: Changes by name of a module or, for "parameter grad", of a parameter. Observers see the edited values.
@@ -138,6 +142,8 @@ def capture(
     """
     lock = RLock()
     watch = None if gradients is None else GradientWatch(gradients, with_inputs, track, lock)
+    if watch is not None and with_steps:
+        watch.steps = StepWatch()
     mode: OperationMode[T] | None = None
     call_hooks = CallHooks(observe, watch, lock)
     if operations is not None:
@@ -166,19 +172,44 @@ def capture(
                 captured._watch.close()
 
 
+@contextmanager
+def observed(
+    layers: Mapping[str, nn.Module],
+    observe: Callable[[ModuleCall, str, Tensor], T],
+    is_counted: Callable[[], bool],
+) -> Iterator[Capture[T]]:
+    """Observe the outputs of `layers`, as `capture` does, in a training that goes on as it would without.
+
+    Compiled parts stay compiled, where hooks do not fire: what ran as written would draw other random numbers.
+
+    Args:
+        layers: As in `capture`.
+        observe: As in `capture`.
+        is_counted: Asked where a module is called; a call for which it returns False is not observed.
+    """
+    hooks = CallHooks(observe, None, RLock(), is_counted=is_counted)
+    captured: Capture[T] = Capture(hooks, None)
+    try:
+        _hook(layers, captured)
+        yield captured
+    finally:
+        for held in captured._attached:
+            held.pop(captured._key, None)
+
+
 def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
     """Hook each module once, under its first name.
 
     Equivalent to registering hooks `with_kwargs`, but without handles, which would cost more than the hooks do.
     """
     hooks, watch, key, attached = captured._hooks, captured._watch, captured._key, captured._attached
-    gives_aliases = watch is not None and watch.with_inputs
     seen: set[int] = set()
     for name, module in layers.items():
         if id(module) in seen:
             continue
         seen.add(id(module))
         state = vars(module)
+        gives_aliases = watch is not None and watch.replaces_inputs(type(module))
         if not gives_aliases and _only_returns(type(module), state):
             hook = Hook(hooks.leaf_forward_hook, name, bool(state.get("inplace")))
             attached.append(module._forward_hooks_always_called)

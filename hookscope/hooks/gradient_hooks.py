@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
@@ -35,9 +35,10 @@ from hookscope.hooks.autograd import (
     why_untracked,
 )
 from hookscope.hooks.memory import missing_memory
-from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, shape_of
+from hookscope.hooks.observed import GradientSite, ModuleCall, Role, SiteKey, physical_shape, shape_of
 from hookscope.hooks.pytree import replaceable_inputs, with_tensors
 from hookscope.hooks.recognition import Replays
+from hookscope.hooks.step_gradients import STEPPED, StepWatch
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class GradientWatch(Generic[T]):
     Attributes:
         observe: Called with the site and its gradient, under `no_grad` and without autocast, when it arrives.
         track: Whether floating outputs that autograd does not track are made to require a gradient.
+        steps: Watches inputs over time; None if that is not wanted.
         sites: In the order in which tensors were met in the forward pass.
         replays: Calls that ran without gradients, which activation checkpointing may replay.
         arrivals: How many sites have received a gradient.
@@ -63,6 +65,7 @@ class GradientWatch(Generic[T]):
     track: bool
     lock: AbstractContextManager[object]
     with_operations: bool = False
+    steps: StepWatch | None = None
     listening: bool = True
     sites: dict[SiteKey, GradientSite[T]] = field(default_factory=dict)
     replays: Replays = field(default_factory=Replays)
@@ -70,7 +73,7 @@ class GradientWatch(Generic[T]):
     _clone_at: set[SiteKey] = field(default_factory=set)
     _hopeless: set[SiteKey] = field(default_factory=set)
     aliases_meet: bool = False
-    _aliasing: bool = True
+    _no_aliases_because: str = ""
     _view_at: set[SiteKey] = field(default_factory=set)
     _aliases: dict[int, tuple[weakref.ref[Tensor], object]] = field(default_factory=dict)  # with its token
     _made_aliases: list[Alias] = field(default_factory=list)
@@ -91,6 +94,8 @@ class GradientWatch(Generic[T]):
         """Forget the sites and their hooks, but not which outputs need copies or views."""
         self.close()
         self.sites = {}
+        if self.steps is not None:
+            self.steps.found.clear()
         self.arrivals = 0
         self.replays = Replays()
 
@@ -166,9 +171,9 @@ class GradientWatch(Generic[T]):
         """Whether a tensor of the latest forward pass was replaced by an alias, which a check by identity would see."""
         return bool(self._aliases)
 
-    def give_up_aliases(self) -> None:
+    def give_up_aliases(self, reason: str) -> None:
         """Stop replacing inputs, and outputs that are inputs, by aliases; their gradients then include all uses."""
-        self._aliasing = False
+        self._no_aliases_because = reason
 
     def note_inputs(self, inputs: Sequence[tuple[str, Tensor]]) -> None:
         """Detect inputs of one call that would be one object without our aliases: attention tests whether q is k."""
@@ -203,10 +208,23 @@ class GradientWatch(Generic[T]):
         self._aliases[id(alias)] = weakref.ref(alias), token
         return alias
 
+    def replaces_inputs(self, kind: type[nn.Module]) -> bool:
+        """Tell whether modules of a class are called with other tensors than their caller gave."""
+        return self.with_inputs or (self.steps is not None and kind in STEPPED)
+
     def inputs(
         self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hook the inputs of a call; return the arguments to call the module with instead."""
+        if self.with_inputs:
+            args, kwargs = self._inputs(call, args, kwargs)
+        if self.steps is None or type(call.module) not in STEPPED:
+            return args, kwargs
+        return self.steps.given(call.layer, call.call, call.module, (args, kwargs), lambda: self.listening)
+
+    def _inputs(
+        self, call: ModuleCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         met, replacements = self._sites_of(call, "input", replaceable_inputs(args, kwargs), (), self._input_replacement)
         given: Any = (args, kwargs)
         if replacements:
@@ -227,13 +245,13 @@ class GradientWatch(Generic[T]):
         sources: Sequence[tuple[str, Tensor]],
         replacement: Callable[[GradientSite[T], Tensor], Tensor],
     ) -> tuple[list[tuple[GradientSite[T], Tensor]], dict[str, Tensor]]:
-        layer, module, index, _, operation = call
+        layer, module, index, _, operation, _ = call
         met: list[tuple[GradientSite[T], Tensor]] = []
         replacements: dict[str, Tensor] = {}
         ours: dict[int, Tensor] = {}  # one replacement per object: attention tests whether q is k
         for path, tensor in found:
             why = why_untracked(tensor, sources, None if role == "input" else call.maker)
-            shape, dtype = shape_of(tensor), tensor.dtype
+            shape, dtype = physical_shape(tensor), tensor.dtype
             site: GradientSite[T] = GradientSite(
                 layer, module, index, path, role, shape, dtype, why, operation=operation
             )
@@ -246,8 +264,7 @@ class GradientWatch(Generic[T]):
 
     def _input_replacement(self, site: GradientSite[T], tensor: Tensor) -> Tensor:
         """Return the replacement of an input that makes its gradient along this module visible."""
-        if not site.untracked and not self._aliasing:
-            site.untracked = "the network computes a different result if its inputs are replaced by aliases"
+        site.untracked = site.untracked or self._no_aliases_because
         if site.untracked:
             return tensor
         alias = self._alias(site.key, tensor)
@@ -268,13 +285,13 @@ class GradientWatch(Generic[T]):
         """
         if len(found) == 1:  # nearly always
             slot, tensor = found[0]
-            layer, module, index, _, operation = call
+            layer, module, index, _, operation, _ = call
             key: SiteKey = (layer, index, slot, "output")
             passed = False
             for _, given in sources:
                 passed |= given is tensor
             if (not passed or tensor is output) and self._is_followed(key, tensor):
-                watched = self._alias(key, tensor) if passed and self._aliasing else tensor
+                watched = self._alias(key, tensor) if passed and not self._no_aliases_because else tensor
                 shape, dtype = shape_of(tensor), tensor.dtype
                 site: GradientSite[T] = GradientSite(
                     layer, module, index, slot, "output", shape, dtype, "", None, None, operation
@@ -292,7 +309,7 @@ class GradientWatch(Generic[T]):
     ) -> object:
         """Handle the rare cases of `outputs`: no tensor, several, or one that autograd does not track as it is."""
         if not found:
-            layer, module, index, _, _ = call
+            layer, module, index, *_ = call
             site: GradientSite[T] = GradientSite(layer, module, index, "", "output", (), None, "it is no tensor")
             self.sites.setdefault(site.key, site)
         # One output may be used inside the module to compute another: an alias shows only the uses outside.
@@ -336,7 +353,7 @@ class GradientWatch(Generic[T]):
             return tensor
         if site.key in self._clone_at:
             return strided_copy(tensor)
-        return self._alias(site.key, tensor) if passed and self._aliasing else tensor
+        return self._alias(site.key, tensor) if passed and not self._no_aliases_because else tensor
 
     def _watch(self, key: SiteKey, site: GradientSite[T], tensor: Tensor) -> None:
         """Put a hook on the tensor, if autograd tracks it and the site has none yet."""

@@ -1,7 +1,6 @@
 """Edit inputs, outputs and gradients of modules, by hooks that replace them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookscope.errors import UsageError
 from hookscope.hooks.autograd import strided_copy
+from hookscope.hooks.calls import Hook
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import replaceable_inputs, tensors_in, with_tensors
 from hookscope.hooks.selection import module_index
@@ -39,12 +39,12 @@ def hook_edits(model: nn.Module, edits: Mapping[str, Sequence[Intervention]], ha
                 hook = _editor_of_gradient(edit, owner)
                 handles.append(parameters[name].register_hook(hook))  # type: ignore[no-untyped-call]
             elif edit.place == "input":
-                handles.append(owner.register_forward_pre_hook(partial(edit_inputs, edit), with_kwargs=True))
+                handles.append(owner.register_forward_pre_hook(Hook(edit_inputs, edit), with_kwargs=True))
             elif edit.place == "output":
-                handles.append(owner.register_forward_hook(partial(_edit_outputs, edit)))
+                handles.append(owner.register_forward_hook(Hook(_edit_outputs, edit)))
         gradient_edits = [edit for edit in wanted if edit.place == "grad"]
         if gradient_edits:
-            handles.append(owner.register_forward_hook(partial(_edit_gradients, gradient_edits)))
+            handles.append(owner.register_forward_hook(Hook(_edit_gradients, gradient_edits)))
 
 
 def separate_edits(
@@ -57,7 +57,7 @@ def separate_edits(
     modules, _ = module_index(model)
     for name, wanted in edits.items():
         if any(edit.place == "grad" for edit in wanted):
-            handles.append(modules[name].register_forward_hook(partial(_edit_gradients, [])))
+            handles.append(modules[name].register_forward_hook(Hook(_edit_gradients, [])))
 
 
 def edit_operation(edits: Sequence[Intervention], name: str, output: object) -> object:

@@ -43,6 +43,7 @@ class ModuleCall(NamedTuple):
         inputs: Input tensors as (path, tensor): "[0]" is the first argument, "['mask']" a keyword. An in-place module
             has already overwritten them.
         operation: The operation; None for a call of the module itself.
+        vmapped: How many axes of its output are those of `torch.vmap`, which come first.
     """
 
     layer: str
@@ -50,6 +51,7 @@ class ModuleCall(NamedTuple):
     call: int
     inputs: Sequence[tuple[str, Tensor]]
     operation: Operation | None = None
+    vmapped: int = 0
 
     @property
     def maker(self) -> nn.Module | str:
@@ -71,6 +73,7 @@ class Observation(NamedTuple, Generic[T]):
         operation: The operation; None for a module.
         sources: The origin of each input tensor, in order, if operations are observed: the place that showed it, the
             name of a parameter or buffer, "input" for an input of the network, "" for anything else.
+        vmapped: As in `ModuleCall`.
     """
 
     place: Place
@@ -80,6 +83,7 @@ class Observation(NamedTuple, Generic[T]):
     repeats: Place | None
     operation: Operation | None = None
     sources: tuple[Place | str, ...] = ()
+    vmapped: int = 0
 
     @property
     def layer(self) -> str:
@@ -139,3 +143,21 @@ class GradientSite(Generic[T]):
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """Return a tensor's shape, (parts, -1) for a nested one."""
     return (tensor.size(0), -1) if tensor.is_nested else tensor.shape
+
+
+def physical(tensor: Tensor) -> tuple[Tensor, list[int]]:
+    """Return what `torch.func` transforms have wrapped in a tensor, and its axes of `vmap`, the outermost first."""
+    axes: list[int] = []
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            inserted = functorch.maybe_get_bdim(tensor)
+            axes = [inserted, *(axis + (axis >= inserted) for axis in axes)]
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor, axes
+
+
+def physical_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor as rows have it: inside `vmap` with its axes in front."""
+    held, axes = physical(tensor)
+    return (*(held.size(axis) for axis in axes), *shape_of(tensor)) if axes else shape_of(held)

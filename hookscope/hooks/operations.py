@@ -139,7 +139,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         """Run a torch function, and observe it if a module's own code has called it."""
         caller = caller_of(sys._getframe(1))
         if caller is None:  # nearly always
-            return _run(func, args, kwargs or {})
+            return run_networks(func, args, kwargs or {})
         return self.run(operation_name(func), func, args, kwargs or {}, caller)
 
     def run(self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], caller: FrameType) -> Any:
@@ -154,14 +154,14 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         """
         called = self._called(name, caller) if name else None
         if called is None:
-            return _run(func, args, kwargs)
+            return run_networks(func, args, kwargs)
         kind, module = called
         inputs = tensors_given(args, kwargs)
         begun = self.hooks.operation_begins(inputs)
         for edit in kind.edits:
             if edit.place == "input":
                 args, kwargs = edit_inputs(edit, name, args, kwargs)
-        output = _run(func, args, kwargs)
+        output = run_networks(func, args, kwargs)
         outputs = [("", args[0])] if name == "setitem" else _returned(output)
         if not outputs:
             return output
@@ -242,7 +242,7 @@ def _returned(output: object) -> list[tuple[str, Tensor]]:
     return tensors_in(output) if issubclass(type(output), Tensor | tuple | list) else []
 
 
-def _run(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+def run_networks(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the network's own call; this frame on a traceback marks the error as the network's, see `is_networks_own`."""
     return func(*args, **kwargs)
 
@@ -251,11 +251,16 @@ def is_networks_own(trace: TracebackType) -> bool:
     """Tell whether a frame of this file on a traceback only forwards a call of the network."""
     following = trace.tb_next
     code, below = trace.tb_frame.f_code, None if following is None else following.tb_frame.f_code
-    passes_on = (code, below) in ((_ASKED, _ACTS), (_ASKED, _run.__code__), (_ACTS, _run.__code__))
-    return code is _run.__code__ or (passes_on and following is not None and is_networks_own(following))
+    passes_on = code in _FORWARDING and below in (*_FORWARDING, run_networks.__code__)
+    return code is run_networks.__code__ or (passes_on and following is not None and is_networks_own(following))
 
 
-_ASKED, _ACTS = OperationMode.__torch_function__.__code__, OperationMode.run.__code__
+_FORWARDING = [OperationMode.__torch_function__.__code__, OperationMode.run.__code__]
+
+
+def forwards(method: Callable[..., Any]) -> None:
+    """Mark the `__torch_function__` of another mode, which runs the network's calls by `run_networks`."""
+    _FORWARDING.append(method.__code__)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hookscope.errors import UsageError
@@ -20,6 +20,12 @@ NOT_JUDGED = frozenset(
     | {"linspace", "meshgrid", "eye", "tensor", "as_tensor", "from_numpy"}
 )
 """Operations that verdicts leave out: their values are those of the input, in another order or shape, or constants."""
+
+FILLING = frozenset(
+    {"masked_fill", "fill", "where", "setitem", "index_fill", "index_put", "masked_scatter", "scatter", "full"}
+    | {"full_like", "new_full", "tensor", "as_tensor", "triu", "tril"}
+)
+"""Operations that write given values: Inf from these is meant, such as -Inf in attention's masks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +165,14 @@ def name_test(body: str) -> Callable[[str], bool]:
         whole = re.compile(fnmatch.translate(folded))
         return lambda candidate: whole.match(candidate.lower()) is not None
     return lambda candidate: folded in candidate.lower()
+
+
+def refuse_positions(texts: Iterable[str]) -> None:
+    """Refuse patterns that choose by execution order, which is not known before a network runs.
+
+    Raises:
+        UsageError: For such a pattern, or one that cannot be parsed.
+    """
+    for each in texts:
+        if parse_pattern(each).position is not None:
+            raise UsageError(f"--layer {each!r} chooses by execution order, which is not known before it trains.")

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 # Limits for values reached through attributes, which may lead to a configuration or a whole program: this many objects,
-# and this many members of all of them, take about a millisecond. Our choice.
+# and this many members of all of them, take about a millisecond.
 _OBJECTS_LIMIT = 1000
 _MEMBERS_LIMIT = 20_000
 
@@ -83,7 +84,7 @@ def tensors_in(value: object) -> list[tuple[str, Tensor]]:
     Walks mappings (Hugging Face outputs are mappings), named tuples, lists, tuples, deques, sets, views of dicts, and
     the attributes of other objects, dataclasses and slotted ones among them, as far as they lead. Modules, classes,
     iterators and the standard library's own objects are not entered. An object's attributes are read once, where it is
-    met first; beyond the first 1,000 objects, and 20,000 members of what they hold, none is read (our choices).
+    met first; beyond the first 1,000 objects, and 20,000 members of what they hold, none is read.
 
     Args:
         value: An input or output of a module.
@@ -340,7 +341,7 @@ def _rank(member: object, *, with_values: bool) -> tuple[str, tuple[tuple[str, s
 def _bytes(tensor: Tensor) -> bytes:
     try:
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return plain.view(-1).view(torch.uint8).numpy().tobytes()
+        return np.from_dlpack(plain.view(-1).view(torch.uint8)).tobytes()  # `.numpy()` would fix its size
     except (RuntimeError, TypeError, ValueError):  # no readable memory: the order is arbitrary
         return b""
 

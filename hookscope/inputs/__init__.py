@@ -13,23 +13,40 @@ Choices a reader should know, all recorded in `InputRecord.steps`:
   deeper colour is refused, because Pillow decodes it wrongly.
 - A PNG with a wrong checksum, and a picture that is cut off, are errors even where Pillow has been told to be lenient.
 - A tensor file is passed as it is; nothing but its dtype and a batch axis is touched.
+
+Nothing is imported here until it is used: which files are meant is known before torch is loaded, which takes seconds.
 """
 
-from hookscope.inputs.batches import (
-    Batch,
-    copy_of,
-    count_inputs,
-    in_batches,
-    load_batches,
-    noise_batch,
-    part_of,
-    to_device,
-)
-from hookscope.inputs.finding import TENSOR_SUFFIXES, find_inputs
-from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
-from hookscope.inputs.loading import load_input, read_tensor
-from hookscope.inputs.named import NamedInput, named_batch, read_named, with_named, without_named_frame
-from hookscope.inputs.preprocessing_options import assumed_preparation, parse_shape, preprocessing_from_options
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hookscope.inputs.batches import (
+        Batch,
+        copy_of,
+        count_inputs,
+        in_batches,
+        joined,
+        length_of,
+        load_batches,
+        part_of,
+        to_device,
+        with_changed,
+    )
+    from hookscope.inputs.finding import TENSOR_SUFFIXES, find_inputs
+    from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
+    from hookscope.inputs.loading import load_input, read_tensor
+    from hookscope.inputs.named import (
+        NamedInput,
+        named_batch,
+        named_count,
+        named_inputs,
+        read_named,
+        with_named,
+        without_named_frame,
+    )
+    from hookscope.inputs.noise import noise_and_named, noise_batch, noise_count
+    from hookscope.inputs.preprocessing_options import assumed_preparation, preprocessing_from_options
 
 __all__ = [
     "TENSOR_SUFFIXES",
@@ -42,16 +59,61 @@ __all__ = [
     "find_inputs",
     "find_labelled",
     "in_batches",
+    "joined",
+    "length_of",
     "load_batches",
     "load_input",
     "named_batch",
+    "named_count",
+    "named_inputs",
+    "noise_and_named",
     "noise_batch",
-    "parse_shape",
+    "noise_count",
     "part_of",
     "preprocessing_from_options",
     "read_named",
     "read_tensor",
     "to_device",
+    "with_changed",
     "with_named",
     "without_named_frame",
 ]
+
+_HOMES = {
+    "batches": (
+        "Batch",
+        "copy_of",
+        "count_inputs",
+        "in_batches",
+        "joined",
+        "length_of",
+        "load_batches",
+        "part_of",
+        "to_device",
+        "with_changed",
+    ),
+    "finding": ("TENSOR_SUFFIXES", "find_inputs"),
+    "labelled_files": ("LabelledFiles", "find_labelled"),
+    "loading": ("load_input", "read_tensor"),
+    "named": (
+        "NamedInput",
+        "named_batch",
+        "named_count",
+        "named_inputs",
+        "read_named",
+        "with_named",
+        "without_named_frame",
+    ),
+    "noise": ("noise_and_named", "noise_batch", "noise_count"),
+    "preprocessing_options": ("assumed_preparation", "preprocessing_from_options"),
+}
+_HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_BY_NAME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hookscope.inputs' has no attribute {name!r}")
+    value: object = getattr(import_module(f"hookscope.inputs.{home}"), name)
+    globals()[name] = value
+    return value

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from PIL.Image import Image
 
 from hookscope.errors import ImageError, UsageError
+from hookscope.hooks.pytree import tensors_in, with_tensors
+from hookscope.inputs.clips import Source
 from hookscope.inputs.loading import load_input, looks_like_tensor
 from hookscope.inputs.prefetch import Prefetcher
-from hookscope.inputs.tensors import input_rank
+from hookscope.inputs.tensors import is_one_input
 from hookscope.results.inputs import InputKind, InputRecord, Preprocessing
 from hookscope.text import one_line, shape_text
 
@@ -28,8 +29,12 @@ class Batch:
         indices: Position of each input among those given, unusable ones counted: by which targets per input are
             assigned.
         records: One per input, in the order of `indices`.
-        kwargs: What it is called with by name: tensors, with the inputs on axis 0 as in `args`, and anything else.
-        shared: Names in `kwargs` of tensors that belong to all inputs alike, whatever their shape.
+        kwargs: What it is called with by name: tensors, with the inputs on axis 0 as in `args`, containers of such
+            tensors, and anything else.
+        shared: Which tensors belong to all inputs alike, whatever their shape: "mask", "views[1]" in `kwargs`, "[1]" in
+            `args`.
+        listed: Names in `kwargs` of lists with one entry for each input, as those in `args` are.
+        exact: Arguments that keep their dtype, named as in `shared`: it was asked for.
     """
 
     args: tuple[Any, ...]
@@ -37,10 +42,12 @@ class Batch:
     records: tuple[InputRecord, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
+    listed: frozenset[str] = frozenset()
+    exact: frozenset[str] = frozenset()
 
 
 def load_batches(
-    paths: Iterable[Path | str | Image],
+    paths: Iterable[Source | str],
     preprocessing: Preprocessing,
     batch_size: int = 8,
     on_error: Callable[[ImageError], None] | None = None,
@@ -108,20 +115,21 @@ def _inputs(files: Prefetcher, preprocessing: Preprocessing, refuse: _Refuse) ->
             del tensor
             continue
         for index, part in enumerate(tensor):
-            yield _Input((part,), _part_record(record, index, len(tensor)))
+            yield _Input((part,), _part_record(record, index, len(tensor), preprocessing))
 
 
 def holds_several(shape: Sequence[int], record: InputRecord, preprocessing: Preprocessing) -> bool:
     """Tell whether axis 0 of what `load_input` returns counts inputs."""
-    if record.size is not None or preprocessing.batch_axis == "none":
+    if record.size is not None or record.sampling_rate is not None or preprocessing.batch_axis == "none":
         return False
-    return preprocessing.batch_axis != "auto" or len(shape) == 1 + input_rank(preprocessing.kind)
+    return preprocessing.batch_axis != "auto" or not is_one_input(shape, preprocessing)
 
 
-def _part_record(record: InputRecord, index: int, count: int) -> InputRecord:
+def _part_record(record: InputRecord, index: int, count: int, preprocessing: Preprocessing) -> InputRecord:
     if count == 1:
-        return replace(record, shape=record.shape[1:])
-    steps = (*record.steps, f"input {index} of {count} in the file")
+        return replace(record, shape=record.shape[1:], steps=(*record.steps, "batch axis of 1 dropped"))
+    inferred = " (--batch-axis none for one)" if preprocessing.batch_axis == "auto" else ""
+    steps = (*record.steps, f"input {index} of {count} in the file{inferred}")
     return replace(record, name=f"{record.name}[{index}]", shape=record.shape[1:], steps=steps)
 
 
@@ -176,11 +184,11 @@ def _stacked(chunk: list[_Input]) -> list[torch.Tensor] | str:
         return one_line(error)
 
 
-def _file(source: Path | str | Image) -> Path | Image:
-    return source if isinstance(source, Image) else Path(source)
+def _file(source: Source | str) -> Source:
+    return Path(source) if isinstance(source, str) else source
 
 
-def count_inputs(paths: Iterable[Path | str | Image], preprocessing: Preprocessing) -> int:
+def count_inputs(paths: Iterable[Source | str], preprocessing: Preprocessing) -> int:
     """Return how many inputs files hold: as many as `load_batches` has indices. Only tensor files are read for that."""
     count = 0
     for path in map(_file, paths):
@@ -193,50 +201,24 @@ def count_inputs(paths: Iterable[Path | str | Image], preprocessing: Preprocessi
     return max(count - 1, 1) if preprocessing.kind == "flow" and count else count
 
 
-def noise_batch(shape: tuple[int, ...], seed: int, kind: InputKind = "image") -> Batch:
-    """Draw inputs of a shape with the batch axis from the standard normal distribution, the same for equal seeds.
-
-    torch's global random state is left alone. `kind` decides how the values are handed over. Raises UsageError if
-    `shape` has no axis, or an axis below 1.
-    """
-    if not shape or min(shape) < 1:
-        raise UsageError(f"Noise of shape {shape} is not possible. Give a batch axis first and no axis below 1.")
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    step = f"standard normal noise, seed {seed}"
-    record = InputRecord("noise", None, None, tuple(shape[1:]), (step,))
-    # The second frame is a copy: a network that changes its input in place must not change both.
-    frames = (values, values.clone()) if kind == "flow" else (values,)
-    return Batch((list(values),) if kind == "detection" else frames, tuple(range(shape[0])), (record,) * shape[0])
-
-
 def to_device(batch: Batch, device: torch.device | str, dtype: torch.dtype) -> Batch:
-    """Move a batch to `device`, its floating-point tensors to `dtype`; other tensors keep theirs."""
+    """Move a batch to `device`, its floating-point tensors to `dtype`; other tensors keep theirs, and those `exact`."""
 
-    def move(value: Any) -> Any:
-        if isinstance(value, list):
-            return [move(item) for item in value]
-        if not isinstance(value, torch.Tensor):
-            return value
-        return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+    def moved(value: Any, place: str) -> Any:
+        def move(_: str, tensor: torch.Tensor) -> torch.Tensor:
+            changes = tensor.is_floating_point() and place not in batch.exact
+            return tensor.to(device=device, dtype=dtype if changes else tensor.dtype)
 
-    kwargs = {name: move(value) for name, value in batch.kwargs.items()}
-    return replace(batch, args=tuple(move(value) for value in batch.args), kwargs=kwargs)
+        return with_changed(value, move)
+
+    args = tuple(moved(each, f"[{position}]") for position, each in enumerate(batch.args))
+    return replace(batch, args=args, kwargs={name: moved(each, name) for name, each in batch.kwargs.items()})
 
 
 def in_batches(batch: Batch, batch_size: int) -> Iterator[Batch]:
     """Yield the inputs of a batch in batches of at most `batch_size`."""
     for begin in range(0, len(batch.indices), batch_size):
-        part = slice(begin, begin + batch_size)
-        yield replace(
-            batch,
-            args=tuple(each[part] for each in batch.args),
-            indices=batch.indices[part],
-            records=batch.records[part],
-            kwargs={
-                name: value[part] if isinstance(value, torch.Tensor) and name not in batch.shared else value
-                for name, value in batch.kwargs.items()
-            },
-        )
+        yield _part(batch, slice(begin, begin + batch_size))
 
 
 def copy_of(batch: Batch) -> Batch:
@@ -246,35 +228,91 @@ def copy_of(batch: Batch) -> Batch:
 
 def part_of(batch: Batch, index: int) -> Batch:
     """Return one input of a batch as a separate batch, in its own memory."""
+    return copy_of(_part(batch, slice(index, index + 1)))
+
+
+def _part(batch: Batch, chosen: slice) -> Batch:
     count = len(batch.indices)
+
+    def part(value: Any, name: str, *, is_listed: bool) -> Any:
+        def rows(path: str, tensor: torch.Tensor) -> torch.Tensor:
+            is_whole = name + path in batch.shared or length_of(tensor) != count
+            return tensor if is_whole else rows_of(tensor, range(count)[chosen])
+
+        return value[chosen] if is_listed and isinstance(value, list) else with_changed(value, rows)
+
     return replace(
         batch,
-        args=tuple(_slice(each, index, count) for each in batch.args),
-        indices=(batch.indices[index],),
-        records=(batch.records[index],),
-        kwargs={
-            name: copied(value) if name in batch.shared else _slice(value, index, count)
-            for name, value in batch.kwargs.items()
-        },
+        args=tuple(part(each, f"[{position}]", is_listed=True) for position, each in enumerate(batch.args)),
+        indices=batch.indices[chosen],
+        records=batch.records[chosen],
+        kwargs={name: part(each, name, is_listed=name in batch.listed) for name, each in batch.kwargs.items()},
     )
 
 
-def _slice(value: Any, index: int, count: int) -> Any:
+def length_of(tensor: torch.Tensor) -> int:
+    """Return how long axis 0 of a tensor is; 0 for a number."""
+    return tensor.size(0) if tensor.dim() else 0  # a nested tensor has no `shape`
+
+
+def rows_of(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Return some of the entries along axis 0, of a tensor of any layout."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    if not is_dense and [*rows] == [*range(length_of(tensor))]:
+        return tensor  # jagged tensors of the same lengths are known by an object that they share
+    if tensor.is_nested:
+        parts = tensor.unbind()
+        return torch.nested.as_nested_tensor([parts[row] for row in rows], layout=tensor.layout)
+    if not is_dense:
+        chosen = tensor.to_sparse().index_select(0, torch.tensor([*rows], device=tensor.device))
+        return chosen if tensor.layout is torch.sparse_coo else chosen.to_sparse(layout=tensor.layout)
+    return tensor[rows.start : rows.stop] if isinstance(rows, range) else tensor[[*rows]]
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of one layout as one, along axis 0."""
+    first = tensors[0]
+    if first.is_nested:
+        return torch.nested.as_nested_tensor([part for each in tensors for part in each.unbind()], layout=first.layout)
+    return torch.cat([*tensors])
+
+
+def with_changed(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+    """Return a value with each tensor in it changed: in a container of any kind, which is copied, or by itself.
+
+    `change` is called with the path of a tensor inside the value, "" for the value itself, and the tensor; once for a
+    tensor that is there several times. A container that cannot be copied stays as it is.
+    """
     if isinstance(value, torch.Tensor):
-        return value[index : index + 1].clone() if value.dim() and value.shape[0] == count else value.clone()
-    if isinstance(value, list) and len(value) == count:
-        return [copied(value[index])]
-    if isinstance(value, dict):
-        return {key: _slice(each, index, count) for key, each in value.items()}
-    return copied(value)
+        return change("", value)
+    changed: dict[int, torch.Tensor] = {}
+    found = tensors_in(value)
+    for path, tensor in found:
+        if id(tensor) not in changed:
+            changed[id(tensor)] = change(path, tensor)
+    try:
+        return with_tensors(value, {path: changed[id(tensor)] for path, tensor in found})
+    except TypeError:
+        return value
 
 
 def copied(value: Any) -> Any:
-    """Return the value with copies of its tensors: a network may overwrite what it is given."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, list | tuple):
-        return type(value)(copied(each) for each in value)
-    if isinstance(value, dict):
-        return {key: copied(each) for key, each in value.items()}
-    return value
+    """Return the value with copies of its tensors, lists and dicts: a network may overwrite what it is given.
+
+    A tensor that is there several times is copied once: attention asks whether its query is its key.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def copy_tensor(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().clone()
+        return copies[id(tensor)]
+
+    def copy(value: Any) -> Any:
+        if type(value) in {list, tuple}:
+            return type(value)(map(copy, value))
+        if type(value) is dict:
+            return {key: copy(each) for key, each in value.items()}
+        return with_changed(value, copy_tensor)
+
+    return copy(value)

@@ -1,5 +1,7 @@
 """Find the files that folders and globs stand for."""
 
+import re
+import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -8,9 +10,9 @@ from pathlib import Path
 from PIL import Image
 
 from hookscope.checkpoints.folders import files_below, files_matching
-from hookscope.errors import NothingMatchedError
+from hookscope.errors import ImageError, NothingMatchedError
 from hookscope.inputs.pictures import looks_like_picture
-from hookscope.text import counted, printable
+from hookscope.text import counted, one_line, printable
 
 IMAGE_SUFFIXES = frozenset(
     {
@@ -20,26 +22,35 @@ IMAGE_SUFFIXES = frozenset(
 )
 TENSOR_SUFFIXES = frozenset({".npy", ".pt", ".pth", ".safetensors"})
 
+AUDIO_SUFFIXES = frozenset({".wav", ".flac"})
+
 _HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 
-# Kinds that a sentence names. Our choice.
+# What somebody may give who thinks of numbers, or of a shape.
+_NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")
+_AS_NUMBERS = "Numbers go by name, --input NAME=1,2,3, and a shape of noise is --input-shape 1,3,224,224"
+
+# Kinds that a sentence names.
 _NAMED_KINDS = 5
+
+# Three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB).
+MAX_FILE_BYTES = 2 * 1024**3
 
 
 def find_inputs(sources: Sequence[str], on_skip: Callable[[str], None] | None = None) -> list[Path]:
     """Expand files, folders and globs into the files to read, in the order of `sources`.
 
-    A folder stands for the image and tensor files in it and below it, in natural order ("2.jpg" before "10.jpg"); names
-    that begin with a dot and runs of hookscope's below it are left out. Suffixes tell, and the content of a file
-    without one. HEIC counts where a plugin of Pillow's reads it. A glob (`*`, `?`, `[…]`, `**`) is expanded only if
-    nothing has that very name, and folders it matches are expanded as well. A name that does not exist is kept, so that
-    reading it fails and the others are finished.
+    A folder stands for the image, tensor and audio files in it and below it, in natural order ("2.jpg" before
+    "10.jpg"); names that begin with a dot and runs of hookscope's below it are left out. Suffixes tell, and the content
+    of a file without one. HEIC counts where a plugin of Pillow's reads it. A glob (`*`, `?`, `[…]`, `**`) is expanded
+    only if nothing has that very name, and folders it matches are expanded as well. A name that does not exist is kept,
+    so that reading it fails and the others are finished.
 
     `on_skip` gets a sentence for each source that holds other files too. Raises NothingMatchedError if a folder holds
-    no image or tensor, or a glob matches nothing.
+    no image, tensor or recording, or a glob matches nothing.
     """
     reads_heif = "HEIF" in Image.OPEN or find_spec("pillow_heif") is not None
-    suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | (_HEIF_SUFFIXES if reads_heif else frozenset())
+    suffixes = IMAGE_SUFFIXES | TENSOR_SUFFIXES | AUDIO_SUFFIXES | (_HEIF_SUFFIXES if reads_heif else frozenset())
     found: list[Path] = []
     for source in sources:
         skipped: list[Path] = []
@@ -85,3 +96,24 @@ def _skipped_text(source: str, skipped: Sequence[Path]) -> str:
         named.append(f"{rest} of other kinds")
     hint = " HEIC needs pillow-heif." if any(suffix in _HEIF_SUFFIXES for suffix, _ in kinds) else ""
     return f"{printable(source)}: {counted(len(skipped), 'file')} skipped: {', '.join(named)}.{hint}"
+
+
+def check_input_file(path: Path, name: str) -> None:
+    """Raise ImageError, with `name` for people, unless a file is there, is a regular one and is not too large."""
+    # Before opening: opening a pipe would wait for a writer, and reading a device may never end.
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        what = "it is a link to a file that does not exist" if path.is_symlink() else "no such file"
+        remedy = "Check the path" if _NUMBERS.fullmatch(str(path)) is None else _AS_NUMBERS
+        raise ImageError(f"Cannot read {name}: {what}. {remedy}.") from error
+    except OSError as error:
+        raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}. Check the path.") from error
+    except ValueError as error:  # a NUL in the name
+        raise ImageError(f"Cannot read {name}: {one_line(error)}. Check the path.") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise ImageError(f"Cannot read {name}: it is a folder whose files cannot be listed. Name the files in it.")
+    if not stat.S_ISREG(status.st_mode):
+        raise ImageError(f"Cannot read {name}: it is a pipe, socket or device. Save it to a file first.")
+    if status.st_size > MAX_FILE_BYTES:
+        raise ImageError(f"Cannot read {name}: {status.st_size} bytes, over the limit of {MAX_FILE_BYTES}. Split it.")

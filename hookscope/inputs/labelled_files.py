@@ -1,39 +1,56 @@
-"""Find pictures with their labels: in a folder of class folders, as torchvision's ImageFolder has it, or a CSV file."""
+"""Find pictures with their labels: in class folders, as torchvision's ImageFolder has them, a CSV or a JSON file."""
 
 import csv
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hookscope import regular_files
 from hookscope.checkpoints.fileformat import open_regular
 from hookscope.errors import CheckpointError, InputError
 from hookscope.inputs.finding import find_inputs
 from hookscope.text import counted, printable
 
-# Our choice: a million lines of usual length.
+# A million lines of usual length.
 _MOST_BYTES = 2**28
 
 _COLUMNS = ("path", "label")
 
+_INDICATORS = {"0": False, "0.0": False, "1": True, "1.0": True}
+
+_ONE_LABEL = "Give path,label on each line, or --multi-label for several labels of a picture."
+
+_Rows = Iterable[tuple[int, list[str]]]
+_Labels = dict[str, tuple[str, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class LabelledFiles:
-    """Pictures or tensor files with a label each.
+    """Pictures or tensor files with their labels.
 
     Attributes:
-        source: The folder or CSV file, as it was named.
-        labels: By path, in the order in which they are read.
+        source: The folder or file, as it was named.
+        labels: By path, in the order in which they are read: a label, or any number of them with `multi_label`.
         in_folders: Whether labels are names of folders.
         notes: What was left out, in sentences.
+        multi_label: Whether a picture may have several labels.
+        columns: All labels in the order of the columns of a CSV file that has a column for each.
     """
 
     source: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, tuple[str, ...]]
     in_folders: bool
     notes: tuple[str, ...] = ()
+    multi_label: bool = False
+    columns: tuple[str, ...] = ()
 
-    def label_of(self, input_name: str) -> str:
-        """Return the label of an input by the name in its record: a path, behind it "[2]" for one of several."""
+    def labels_of(self, input_name: str) -> tuple[str, ...]:
+        """Return the labels of an input by the name in its record: a path, behind it "[2]" for one of several."""
         return self.labels[input_name if input_name in self.labels else input_name.rpartition("[")[0]]
 
     def spread(self, count: int) -> list[Path]:
@@ -42,33 +59,79 @@ class LabelledFiles:
         return [paths[at * len(paths) // count] for at in range(count)] if len(paths) > count else paths
 
 
-def find_labelled(source: Path) -> LabelledFiles:
-    """Return the pictures below the class folders of a folder, or those that a CSV file lists.
+def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
+    """Return the pictures below the class folders of a folder, or those that a CSV or JSON file lists.
 
     Below a folder the first folder's name is the label. A CSV file has a path, relative to the file's own folder, and a
-    label on each line; with a first line that names the columns "path" and "label" it may have others.
+    label on each line; with a first line that names the columns "path" and "label" it may have others. A JSON file is
+    an object of labels by path.
+
+    With `multi_label` a picture may have any number of labels. Equal files in several class folders are one picture. A
+    line of a CSV file has further labels behind the first, in fields of their own or behind ";" or "|", and lines with
+    the same path are joined; or the first line is "path" and all labels, and the others have 0 or 1 for each label. In
+    JSON the labels are a list.
 
     Raises:
-        InputError: If it does not exist, has no folder with pictures in it, or has a line that cannot be read.
+        InputError: If it does not exist, has no folder with pictures in it, or has an entry that cannot be read.
         NothingMatchedError: If a folder holds no picture.
     """
-    return _in_folders(source) if source.is_dir() else _in_csv(source)
+    if source.is_dir():
+        return _in_folders(source, multi_label)
+    content = _content(source)
+    read = _in_json if source.suffix.lower() == ".json" else _in_csv
+    found = read(content, source, multi_label)
+    if not any(found.labels.values()):
+        what = "no label of a picture" if found.labels else "no picture"
+        raise InputError(f"--data {printable(str(source))} lists {what}. Give lines of path,label.")
+    return found
 
 
-def _in_folders(folder: Path) -> LabelledFiles:
+def _in_folders(folder: Path, multi_label: bool) -> LabelledFiles:
     notes: list[str] = []
     paths = find_inputs([str(folder)], notes.append)
     below = {str(path): path.relative_to(folder).parts for path in paths}
-    labels = {path: parts[0] for path, parts in below.items() if len(parts) > 1}
+    labels: _Labels = {path: (parts[0],) for path, parts in below.items() if len(parts) > 1}
     shown = printable(str(folder))
     if not labels:
         raise InputError(f"--data {shown} has no folders of pictures: give a folder with one for each class, or a CSV.")
     if beside := len(paths) - len(labels):
         notes.append(f"{shown}: {counted(beside, 'picture')} beside the class folders left out.")
-    return LabelledFiles(str(folder), labels, in_folders=True, notes=tuple(notes))
+    if multi_label:
+        labels = _with_equal_files_joined(labels)
+        several = sum(len(each) > 1 for each in labels.values())
+        notes.append(f"{shown}: {counted(several, 'picture')} in several class folders, known by equal content.")
+    return LabelledFiles(str(folder), labels, in_folders=True, notes=tuple(notes), multi_label=multi_label)
 
 
-def _in_csv(path: Path) -> LabelledFiles:
+def _with_equal_files_joined(labels: Mapping[str, tuple[str, ...]]) -> _Labels:
+    """Return one path for files of equal content, with the labels of all of them; only equal sizes are read."""
+    sizes: defaultdict[int, list[str]] = defaultdict(list)
+    for path in labels:
+        try:
+            sizes[Path(path).stat().st_size].append(path)
+        except OSError:  # what cannot be read is reported where it is read
+            sizes[-1].append(path)
+    first: dict[str, str] = {}
+    for size, paths in sizes.items():
+        by_digest: dict[object, str] = {}
+        for path in paths:
+            digest = _digest(path) if size >= 0 and len(paths) > 1 else path
+            first[path] = by_digest.setdefault(digest, path)
+    joined: defaultdict[str, list[str]] = defaultdict(list)
+    for path, (label,) in labels.items():
+        joined[first[path]].append(label)
+    return {path: tuple(dict.fromkeys(each)) for path, each in joined.items()}
+
+
+def _digest(path: str) -> object:
+    try:
+        with regular_files.open_regular(Path(path)) as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError:
+        return path
+
+
+def _content(path: Path) -> str:
     shown = printable(str(path))
     try:
         with open_regular(path) as file:
@@ -76,39 +139,122 @@ def _in_csv(path: Path) -> LabelledFiles:
     except CheckpointError as error:  # as `open_regular` raises it, which says why
         raise InputError(f"--data cannot be read: {error}") from error
     if len(content) > _MOST_BYTES:
-        raise InputError(f"--data {shown} is over the limit of {_MOST_BYTES} bytes for a CSV of labels.")
+        raise InputError(f"--data {shown} is over the limit of {_MOST_BYTES} bytes for a file of labels.")
     try:
-        lines = csv.reader(content.decode("utf-8-sig").splitlines(keepends=True), strict=True)
-        labels = _labels(((lines.line_num, row) for row in lines), path, shown)
-    except (UnicodeDecodeError, csv.Error) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(str(error))
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
         raise InputError(
-            f"--data {shown} is no CSV of labels: {reason}. Give a folder of class folders, or lines of path,label."
+            f"--data {shown} is no CSV of labels: it is not UTF-8. Give a folder of class folders, or lines of"
+            " path,label."
         ) from error
-    if not labels:
-        raise InputError(f"--data {shown} lists no picture. Give lines of path,label.")
-    return LabelledFiles(str(path), labels, in_folders=False)
 
 
-def _labels(rows: Iterable[tuple[int, list[str]]], path: Path, shown: str) -> dict[str, str]:
-    """Return the labels by path in rows, each behind the number of its line; InputError if one is wrong."""
-    labels: dict[str, str] = {}
+def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
+    shown = printable(str(path))
+    columns: tuple[str, ...] = ()
+    try:
+        lines = csv.reader(content.splitlines(keepends=True), strict=True)
+        rows = [(lines.line_num, cells) for row in lines if any(cells := [cell.strip() for cell in row])]
+    except csv.Error as error:
+        raise InputError(
+            f"--data {shown} is no CSV of labels: {printable(str(error))}. Give a folder of class folders, or lines of"
+            " path,label."
+        ) from error
+    head = [cell.casefold() for cell in rows[0][1]] if rows else []
+    if multi_label and "path" in head and "label" not in head and len(head) > 1:
+        columns = tuple(cell for cell in rows[0][1] if cell.casefold() != "path")
+        labels = _by_column(rows, path, shown)
+    elif multi_label:
+        labels = _several_a_line(rows, path, shown)
+    else:
+        labels = _one_a_line(rows, path, shown)
+    return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label, columns=columns)
+
+
+def _one_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
+    labels: _Labels = {}
     columns, width = (0, 1), 2
-    for index, (line, row) in enumerate(rows):
-        cells = [cell.strip() for cell in row]
+    for index, (line, cells) in enumerate(rows):
         lowered = [cell.casefold() for cell in cells]
         if index == 0 and all(name in lowered for name in _COLUMNS):
-            columns, width = (lowered.index("path"), lowered.index("label")), len(row)
-            continue
-        if not any(cells):
+            columns, width = (lowered.index("path"), lowered.index("label")), len(cells)
             continue
         if len(cells) != width or not all(cells[column] for column in columns):
             raise InputError(
                 f"--data {shown}, line {line}: {counted(len(cells), 'field')}, where a path and a label are"
-                " wanted. Give path,label on each line."
+                f" wanted. {_ONE_LABEL}"
             )
         file = str(path.parent / cells[columns[0]])
         if file in labels:
-            raise InputError(f"--data {shown}, line {line}: '{printable(file, 80)}' is listed twice.")
-        labels[file] = cells[columns[1]]
+            raise InputError(f"--data {shown}, line {line}: '{printable(file, 80)}' is listed twice. {_ONE_LABEL}")
+        labels[file] = (cells[columns[1]],)
     return labels
+
+
+def _several_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
+    labels: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    columns: tuple[int, int] | None = None
+    for index, (line, cells) in enumerate(rows):
+        lowered = [cell.casefold() for cell in cells]
+        if index == 0 and all(name in lowered for name in _COLUMNS):
+            columns = lowered.index("path"), lowered.index("label")
+            continue
+        if columns and len(cells) <= max(columns):
+            raise InputError(f"--data {shown}, line {line}: {counted(len(cells), 'field')}, fewer than the first line.")
+        file, *fields = cells if columns is None else [cells[column] for column in columns]
+        if not file:
+            raise InputError(f"--data {shown}, line {line}: no path. Give path,label,label… on each line.")
+        each = (label.strip() for field in fields for label in re.split(r"[;|]", field))
+        labels[str(path.parent / file)].update(dict.fromkeys(filter(None, each)))
+    return {file: tuple(each) for file, each in labels.items()}
+
+
+def _by_column(rows: Sequence[tuple[int, list[str]]], path: Path, shown: str) -> _Labels:
+    """Return labels by path where the first line names a column for the path and one for each label."""
+    labels: _Labels = {}
+    (_, head), *lines = rows
+    at = [cell.casefold() for cell in head].index("path")
+    for line, cells in lines:
+        where = f"--data {shown}, line {line}"
+        if len(cells) != len(head) or not cells[at]:
+            raise InputError(
+                f"{where}: {counted(len(cells), 'field')}, where a path and {len(head) - 1} labels are wanted."
+            )
+        file = str(path.parent / cells[at])
+        if file in labels:
+            raise InputError(f"{where}: '{printable(file, 80)}' is listed twice.")
+        pairs = [(name, cell) for column, (name, cell) in enumerate(zip(head, cells, strict=True)) if column != at]
+        if wrong := next((pair for pair in pairs if pair[1] not in _INDICATORS), None):
+            name, cell = (printable(each, 80) for each in wrong)
+            raise InputError(f"{where}: '{cell}' for the label '{name}', where 0 or 1 is wanted.")
+        labels[file] = tuple(name for name, cell in pairs if _INDICATORS[cell])
+    return labels
+
+
+def _in_json(content: str, path: Path, multi_label: bool) -> LabelledFiles:
+    shown = printable(str(path))
+    wanted = '{"a.jpg": ["cat", "dog"]}' if multi_label else '{"a.jpg": "cat"}'
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"--data {shown} is no JSON of labels: {printable(str(error), 200)}. Give {wanted}."
+        ) from error
+    if not isinstance(document, dict):
+        raise InputError(f"--data {shown} is no object of labels by path. Give {wanted}.")
+    labels: _Labels = {}
+    for file, held in document.items():
+        each = _json_labels(held)
+        if each is None or (len(each) != 1 and not multi_label):
+            what = "no label" if each is None else f"{counted(len(each), 'label')}, and --multi-label is not given"
+            raise InputError(f"--data {shown}: '{printable(file, 80)}' has {what}. Give {wanted}.")
+        labels[str(path.parent / file)] = tuple(dict.fromkeys(each))
+    return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label)
+
+
+def _json_labels(held: Any) -> list[str] | None:
+    """Return the labels of an entry: a text, an index or a list of them; None for anything else."""
+    each = held if isinstance(held, list) else [held]
+    if not all(type(label) in {str, int} and str(label).strip() for label in each):
+        return None
+    return [str(label).strip() for label in each]

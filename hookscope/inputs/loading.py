@@ -1,13 +1,13 @@
 """Read one file into one network input; its content decides what kind of file it is."""
 
 import hashlib
-import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -15,25 +15,29 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from hookscope.errors import ImageError
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inputs.clips import Clip, Source
+from hookscope.inputs.finding import MAX_FILE_BYTES, check_input_file
 from hookscope.inputs.pictures import is_quiet_picture, read_picture, take_picture
 from hookscope.inputs.preprocessing import check_suits_pictures, prepare_picture
-from hookscope.inputs.tensors import prepare_tensor, read_numpy, read_stored
+from hookscope.inputs.recordings import is_recording, read_recording
+from hookscope.inputs.tensors import prepare_tensor, read_argument, read_numpy, read_stored
 from hookscope.regular_files import open_regular
-from hookscope.results.inputs import MAX_PIXELS, InputRecord, Preprocessing
+from hookscope.results.inputs import CLIP_STEP, MAX_PIXELS, InputRecord, Preprocessing
 from hookscope.text import one_line
 
-# Our choice: three times the largest picture that MAX_PIXELS allows (16-bit RGBA, 0.7 GB).
-MAX_FILE_BYTES = 2 * 1024**3
+# 1 GiB of float32.
+_MOST_CLIP_VALUES = 2**28
 
-_Content = Literal["picture", "array", "stored tensor"]
+_Content = Literal["picture", "recording", "array", "stored tensor"]
 
 
-def load_input(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+def load_input(path: Source, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
     """Read one file, or a picture in memory, into one network input; return it with the record of what was done.
 
     What the file is follows from its content, not from its suffix: JPEG, PNG, WebP, AVIF, JPEG 2000, BMP, GIF and TIFF
-    pictures, HEIC where pillow-heif is installed, and tensors as NumPy arrays, safetensors with one tensor, or one
-    tensor stored by `torch.save`. No code in a file runs.
+    pictures, HEIC where pillow-heif is installed, WAV and FLAC recordings with soundfile, and tensors as NumPy arrays,
+    safetensors with one tensor, or one tensor stored by `torch.save`. No code in a file runs.
 
     The input is float32 without the batch axis, (C, H, W), or (C, T, H, W) for a clip. A tensor is passed as it is;
     whole numbers, booleans and complex numbers keep their dtype. An axis of 1 in front counts as the batch axis and is
@@ -45,17 +49,22 @@ def load_input(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[
     """
     if isinstance(path, Image.Image):
         return _take(path, preprocessing)
+    if isinstance(path, Clip):
+        return _load_clip(path, preprocessing)
     return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels))
 
 
-def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
-    """Do as `load_input` for an argument: a tensor stays as it is stored, a picture gets a batch axis of 1 in front."""
+def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[Any, InputRecord]:
+    """Do as `load_input` for an argument, which may also be a list, tuple or dict of tensors.
+
+    What is stored stays as it is; a picture gets a batch axis of 1 in front.
+    """
     return _load(path, preprocessing, lambda steps: _guarded(steps, preprocessing.max_pixels), as_argument=True)
 
 
-def is_quiet(path: Path | Image.Image) -> bool:
+def is_quiet(path: Source) -> bool:
     """Tell whether `load_quietly` may read a file, from its header; one that is damaged is not."""
-    if isinstance(path, Image.Image) or ImageFile.LOAD_TRUNCATED_IMAGES:  # it has to be off meanwhile, for all threads
+    if not isinstance(path, Path) or ImageFile.LOAD_TRUNCATED_IMAGES:  # it has to be off meanwhile, for all threads
         return False
     warned: list[str] = []
     try:
@@ -66,7 +75,7 @@ def is_quiet(path: Path | Image.Image) -> bool:
     return quiet and not warned
 
 
-def load_quietly(path: Path | Image.Image, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+def load_quietly(path: Source, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
     """Do as `load_input`, for a file that `is_quiet`, in any thread: what all threads share is left alone."""
     assert isinstance(path, Path)  # noqa: S101 - `is_quiet` said so
     return _load(path, preprocessing, lambda _steps: nullcontext())
@@ -83,30 +92,65 @@ def _take(picture: Image.Image, preprocessing: Preprocessing) -> tuple[torch.Ten
     return tensor, InputRecord(name, None, size, tuple(tensor.shape), tuple(steps), region)
 
 
+def _load_clip(clip: Clip, preprocessing: Preprocessing) -> tuple[torch.Tensor, InputRecord]:
+    name, several = repr(str(clip.folder)), len(clip.frames)
+    frames: list[torch.Tensor] = []
+    records: list[InputRecord] = []
+    for path in clip.frames:
+        tensor, record = load_input(path, replace(preprocessing, frames=1))
+        if record.size is None:
+            raise ImageError(f"Cannot use {name} as a clip: {path.name!r} is no picture.")
+        if frames and tensor.shape != frames[0].shape:
+            sizes = " and ".join("x".join(map(str, each.shape[-2:])) for each in (frames[0], tensor))
+            raise ImageError(
+                f"Cannot use {name} as a clip: its frames become {sizes} (height x width). Give --resize HEIGHTxWIDTH."
+            )
+        if several * tensor.numel() > _MOST_CLIP_VALUES:
+            raise ImageError(
+                f"Cannot use {name} as a clip: {several} frames are over the limit of {_MOST_CLIP_VALUES} values. "
+                "Give fewer, or a smaller --resize."
+            )
+        frames.append(tensor)
+        records.append(record)
+    first = records[0]
+    steps = (
+        f"{CLIP_STEP}{several} frames, {clip.frames[0].name} to {clip.frames[-1].name}",
+        *(step for step in first.steps if step != "repeated in 1 frames"),
+    )
+    digest = hashlib.sha256("".join(str(each.sha256) for each in records).encode()).hexdigest()
+    values = torch.cat(frames, 1)  # (C, T, H, W)
+    return values, InputRecord(str(clip.folder), digest, first.size, tuple(values.shape), steps)
+
+
 def _load(
     path: Path,
     preprocessing: Preprocessing,
     recorded: Callable[[list[str]], AbstractContextManager[None]],
     *,
     as_argument: bool = False,
-) -> tuple[torch.Tensor, InputRecord]:
+) -> tuple[Any, InputRecord]:
     name = repr(str(path))
     steps: list[str] = []
-    size, region = None, None
+    size, region, rate = None, None, None
     with _opened(path, name, recorded(steps)) as (file, content):
         if content == "picture":
             check_suits_pictures(preprocessing)
             picture, white, size = read_picture(file, name, preprocessing.channels, preprocessing.max_pixels, steps)
+        elif content == "recording":
+            tensor, rate = read_recording(file, name, preprocessing.waveform, steps)
         else:
-            tensor = read_stored(path) if content == "stored tensor" else read_numpy(file, name)
+            read = read_argument if as_argument else read_stored
+            tensor = read(path) if content == "stored tensor" else read_numpy(file, name)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if content == "picture":
         tensor, region = prepare_picture(picture, white, preprocessing, name, steps)
+    if content in ("picture", "recording"):
         tensor = tensor[None] if as_argument else tensor
     elif not as_argument:
         tensor = prepare_tensor(tensor, preprocessing, name, steps)
-    return tensor, InputRecord(str(path), digest, size, tuple(tensor.shape), tuple(steps), region)
+    shape = tuple(tensors_in(tensor)[0][1].shape)  # of a container that of its first tensor
+    return tensor, InputRecord(str(path), digest, size, shape, tuple(steps), region, rate)
 
 
 def read_upright(path: Path, sha256: str, max_pixels: int) -> NDArray[np.uint8]:
@@ -140,13 +184,13 @@ def _in_colour(picture: Image.Image, white: float) -> NDArray[np.uint8]:
     return np.asarray(picture.convert("RGB"))
 
 
-def looks_like_tensor(path: Path | Image.Image) -> bool:
+def looks_like_tensor(path: Source) -> bool:
     """Tell whether a file begins as a tensor file does; one that cannot be read does not."""
-    if isinstance(path, Image.Image):
+    if not isinstance(path, Path):
         return False
     try:
         with _opened(path, "", nullcontext()) as (_, content):
-            return content != "picture"
+            return content in ("array", "stored tensor")
     except ImageError:
         return False
 
@@ -158,7 +202,7 @@ def read_tensor(path: Path) -> torch.Tensor:
     """
     name = repr(str(path))
     with _opened(path, name, _recorded_warnings([])) as (file, content):
-        if content == "picture":
+        if content in ("picture", "recording"):
             raise ImageError(f"Cannot read {name} as a tensor. Give a .npy, .pt or .safetensors file with one.")
         return read_stored(path) if content == "stored tensor" else read_numpy(file, name)
 
@@ -166,7 +210,7 @@ def read_tensor(path: Path) -> torch.Tensor:
 @contextmanager
 def _opened(path: Path, name: str, recorded: AbstractContextManager[None]) -> Iterator[tuple[BufferedReader, _Content]]:
     """Open a regular file, and tell what it holds; what the system refuses is an ImageError."""
-    _check_regular(path, name)
+    check_input_file(path, name)
     try:
         with open_regular(path) as file, recorded:
             yield file, _sniff(file, name)
@@ -201,25 +245,6 @@ def _recorded_warnings(steps: list[str]) -> Iterator[None]:
     steps.extend(f"warning while reading: {one_line(warning.message)}" for warning in caught)
 
 
-def _check_regular(path: Path, name: str) -> None:
-    # Before opening: opening a pipe would wait for a writer, and reading a device may never end.
-    try:
-        status = path.stat()
-    except FileNotFoundError as error:
-        what = "it is a link to a file that does not exist" if path.is_symlink() else "no such file"
-        raise ImageError(f"Cannot read {name}: {what}. Check the path.") from error
-    except OSError as error:
-        raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}. Check the path.") from error
-    except ValueError as error:  # a NUL in the name
-        raise ImageError(f"Cannot read {name}: {one_line(error)}. Check the path.") from error
-    if stat.S_ISDIR(status.st_mode):
-        raise ImageError(f"Cannot read {name}: it is a folder whose files cannot be listed. Name the files in it.")
-    if not stat.S_ISREG(status.st_mode):
-        raise ImageError(f"Cannot read {name}: it is a pipe, socket or device. Save it to a file first.")
-    if status.st_size > MAX_FILE_BYTES:
-        raise ImageError(f"Cannot read {name}: {status.st_size} bytes, over the limit of {MAX_FILE_BYTES}. Split it.")
-
-
 def _sniff(file: BinaryIO, name: str) -> _Content:
     """Tell from a file's first bytes who reads it, and go back to its start; what nobody knows is left to Pillow."""
     head = file.read(1024)
@@ -235,6 +260,8 @@ def _sniff(file: BinaryIO, name: str) -> _Content:
         raise ImageError(f"Cannot read {name}: it is a web page, not a picture. Download the picture itself.")
     if head.startswith(b"\x93NUMPY"):
         return "array"
+    if is_recording(head):
+        return "recording"
     is_legacy = head.startswith(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.")  # torch's format before 1.6
     header_bytes = int.from_bytes(head[:8], "little")  # of safetensors, whose header is JSON
     is_safetensors = head[8:9] == b"{" and header_bytes < MAX_FILE_BYTES

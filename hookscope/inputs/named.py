@@ -1,7 +1,8 @@
-"""Inputs by name, which are keyword arguments of the network: numbers, pictures, tensors."""
+"""Inputs by name, which are keyword arguments of the network: numbers, pictures, tensors, containers of these."""
 
 import ast
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,43 +10,120 @@ from typing import Any
 
 import torch
 
-from hookscope.errors import ImageError, UsageError
-from hookscope.inputs.batches import Batch
+from hookscope.errors import ImageError, UsageError, nearest
+from hookscope.hooks.observed import shape_of
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inputs.batches import Batch, copied, length_of, rows_of, with_changed
 from hookscope.inputs.loading import load_argument
 from hookscope.results.inputs import InputRecord, Preprocessing
-from hookscope.text import printable, shape_text
+from hookscope.results.noise_shapes import OTHER_DTYPES, WHOLE
+from hookscope.text import counted, printable, shape_text
 
+# "1,2.5,-3": in brackets it is a tuple or a list.
+_NUMBER = r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*"
+_NUMBERS = re.compile(f"(?P<row>{_NUMBER}(?:,{_NUMBER})+,?)(?::(?P<dtype>\\w+))?")
 _WORDS: Mapping[str, Any] = {"true": True, "false": False, "none": None, "null": None}
 
 
 @dataclass(frozen=True, slots=True)
 class NamedInput:
-    """An argument that the network is given by name: a literal, or a tensor and the record of what it was read from."""
+    """An argument that the network is given by name.
+
+    Attributes:
+        value: A literal; a tensor; or a list, tuple, dict or other container with tensors in it.
+        record: Of what its tensors were read from; None for a literal.
+        is_listed: Whether it is a list with one entry for each input, as detection networks take.
+        is_exact: Whether it keeps its dtype, whatever that of the network is.
+    """
 
     name: str
     value: Any
     record: InputRecord | None = None
+    is_listed: bool = False
+    is_exact: bool = False
 
     @property
     def row_count(self) -> int:
-        """How long axis 0 of a tensor is; 0 for what has none."""
-        return self.value.shape[0] if self.record is not None and self.value.dim() else 0
+        """How many inputs it holds: as many as its tensors are long along axis 0; 0 if they differ or have no axis."""
+        if self.record is None:
+            return 0
+        lengths = {length_of(tensor) for _, tensor in tensors_in(self.value)} - {0}
+        return len(self.value) if self.is_listed else lengths.pop() if len(lengths) == 1 else 0
 
     @property
     def text(self) -> str:
-        """For people: "sr = 16000", "b = b.npy, int64 1x5"."""
+        """For people: "sr = 16000", "b = b.npy, int64 1x5", "views = views.pt, list of 2 tensors"."""
         if self.record is None:
             return printable(f"{self.name} = {self.value!r}")
-        dtype = str(self.value.dtype).removeprefix("torch.")
-        return f"{self.name} = {printable(self.record.name)}, {dtype} {shape_text(self.value.shape)}"
+        what = _kind(self.value)
+        if isinstance(self.value, torch.Tensor):
+            what = f"{str(self.value.dtype).removeprefix('torch.')} {shape_text(shape_of(self.value))}"
+        return f"{self.name} = {printable(self.record.name)}, {what}"
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} of {counted(len(tensors_in(value)), 'tensor')}"
+
+
+def named_inputs(named: Mapping[str, Any] | Sequence[str], preprocessing: Preprocessing) -> tuple[NamedInput, ...]:
+    """Return inputs by name as Python callers and the command line give them.
+
+    Args:
+        named: Values by name: a `Path` stands for the file, alone or in a list, tuple or dict. Or texts, as
+            `read_named` takes them.
+        preprocessing: Of pictures.
+
+    Raises:
+        UsageError: As `read_named`.
+        ImageError: If a file cannot be read.
+    """
+    if not isinstance(named, Mapping):
+        return read_named(named, preprocessing)
+    return tuple(_given(name, value, preprocessing) for name, value in named.items())
+
+
+def _given(name: str, value: Any, preprocessing: Preprocessing) -> NamedInput:
+    if isinstance(value, Path):
+        return _named(name, *load_argument(value, preprocessing), preprocessing)
+    records: list[InputRecord] = []
+    value = _with_files(value, preprocessing, records)
+    tensors = [tensor for _, tensor in tensors_in(value)]
+    if not tensors:
+        return NamedInput(name, value)
+    shape = tuple(shape_of(tensors[0]))
+    record = InputRecord("tensor" if value is tensors[0] else type(value).__name__, None, None, shape, ())
+    return _named(name, value, records[0] if records else record, preprocessing)
+
+
+def _with_files(value: Any, preprocessing: Preprocessing, records: list[InputRecord]) -> Any:
+    """Return a value with what files hold in place of the paths in it; `records` gets those of the files."""
+    if isinstance(value, Path):
+        content, record = load_argument(value, preprocessing)
+        records.append(record)
+        return content
+    if type(value) in {list, tuple}:
+        return type(value)(_with_files(each, preprocessing, records) for each in value)
+    if type(value) is dict:
+        return {key: _with_files(each, preprocessing, records) for key, each in value.items()}
+    return value
+
+
+def _named(name: str, value: Any, record: InputRecord, preprocessing: Preprocessing) -> NamedInput:
+    is_listed = preprocessing.kind == "detection" and isinstance(value, list)
+    return NamedInput(name, value, record, is_listed)
 
 
 def read_named(texts: Sequence[str], preprocessing: Preprocessing) -> tuple[NamedInput, ...]:
     """Read "NAME=VALUE" texts as given with `--input`.
 
-    A value is a Python literal, such as a number or a text in quotes, or else a file. A picture is prepared like any
-    other and gets a batch axis of 1; a tensor stays as it is stored. Raises UsageError if a text is not of that form,
-    or a name comes twice; ImageError if a file cannot be read.
+    A value is a Python literal, such as a number or a text in quotes, or else a file. Numbers with commas between them
+    are one row of a tensor, (1, n), in the network's dtype or one that is named, "1,2,3:int64"; in brackets they are a
+    tuple or a list. A picture is
+    prepared like any other and gets a batch axis of 1; tensors stay as they are stored, also in a list, tuple or dict.
+
+    Raises:
+        UsageError: If a text is not of that form, or a name comes twice.
+        ImageError: If a file cannot be read.
     """
     named: dict[str, NamedInput] = {}
     for text in texts:
@@ -62,12 +140,16 @@ def read_named(texts: Sequence[str], preprocessing: Preprocessing) -> tuple[Name
 def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
     if value.strip().lower() in _WORDS:
         return NamedInput(name, _WORDS[value.strip().lower()])
+    if numbers := _NUMBERS.fullmatch(value):
+        row = _row(numbers["row"], numbers["dtype"], f"--input {name}={printable(value, 80)}")
+        record = InputRecord(value.strip(), None, None, tuple(row.shape), ())
+        return NamedInput(name, row, record, is_exact=numbers["dtype"] is not None)
     try:
         return NamedInput(name, ast.literal_eval(value.strip()))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # no literal: a file
         path = Path(value)
     try:
-        return NamedInput(name, *load_argument(path, preprocessing))
+        return _named(name, *load_argument(path, preprocessing), preprocessing)
     except ImageError as error:
         if path.suffix or os.path.isfile(path):  # noqa: PTH113 never raises
             raise
@@ -77,27 +159,52 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
         ) from error
 
 
+def _row(text: str, dtype: str | None, given: str) -> torch.Tensor:
+    numbers = text.strip().rstrip(",").split(",")
+    if dtype is None:
+        return torch.tensor([[float(number) for number in numbers]])
+    if dtype not in (*WHOLE, *OTHER_DTYPES):
+        raise UsageError(f"{given}: unknown dtype '{dtype}'.{nearest(dtype, (*WHOLE, *OTHER_DTYPES))}")
+    try:
+        values = [int(number) if dtype in WHOLE else float(number) for number in numbers]
+        return torch.tensor([values], dtype=getattr(torch, dtype))
+    except (ValueError, RuntimeError, OverflowError) as error:
+        raise UsageError(f"{given}: not all of these are numbers of {dtype}.") from error
+
+
 def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> Batch:
     """Return the batch with inputs by name, copied, for the network may overwrite them.
 
     A tensor with a row for each of the `input_count` inputs of the run is cut along with the batch, one with a single
-    row is repeated for each of its inputs; any other belongs to all of them as it is.
+    row is repeated for each of its inputs; any other belongs to all of them as it is. So is each tensor in a container.
     """
-    count = len(batch.indices)
     kwargs: dict[str, Any] = {}
-    shared = set()
+    shared: set[str] = set()
     for each in named:
-        value = each.value
-        if isinstance(value, torch.Tensor):
-            if each.row_count == 1:
-                value = value.expand(count, *value.shape[1:])
-            elif each.row_count and each.row_count == input_count:
-                value = value[list(batch.indices)]
-            else:
-                shared.add(each.name)
-            value = value.clone(memory_format=torch.contiguous_format)
-        kwargs[each.name] = value
-    return replace(batch, kwargs={**batch.kwargs, **kwargs}, shared=batch.shared | shared)
+
+        def rows(path: str, tensor: torch.Tensor, name: str = each.name) -> torch.Tensor:
+            count = length_of(tensor)
+            if count == 1:
+                return _repeated(tensor, len(batch.indices))
+            if count and count == input_count:
+                return rows_of(tensor, batch.indices)
+            shared.add(name + path)
+            return tensor
+
+        if each.is_listed:
+            kwargs[each.name] = copied([each.value[index] for index in batch.indices if index < len(each.value)])
+        else:
+            kwargs[each.name] = copied(with_changed(each.value, rows))
+    listed = batch.listed | {each.name for each in named if each.is_listed}
+    exact = batch.exact | {each.name for each in named if each.is_exact}
+    kwargs = {**batch.kwargs, **kwargs}
+    return replace(batch, kwargs=kwargs, shared=batch.shared | shared, listed=listed, exact=exact)
+
+
+def _repeated(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return rows_of(tensor, [0] * count)
+    return tensor.expand(count, *tensor.shape[1:])
 
 
 def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput]) -> Preprocessing:
@@ -107,13 +214,19 @@ def without_named_frame(preprocessing: Preprocessing, named: Sequence[NamedInput
     return preprocessing
 
 
+def named_count(named: Sequence[NamedInput]) -> int:
+    """Return how many inputs there are where all have names: as many as the first with several rows has."""
+    return next((each.row_count for each in named if each.row_count > 1), 1)
+
+
 def named_batch(named: Sequence[NamedInput]) -> Batch:
-    """Return inputs by name as a batch without any others; axis 0 of the first tensor with axes counts the inputs."""
-    tensors = [each for each in named if each.row_count]
-    count = tensors[0].row_count if tensors else 1
+    """Return inputs by name as a batch without any others; as many inputs as the first that holds several tells."""
+    read = [each for each in named if each.record is not None]
+    counted_first = sorted(read, key=lambda each: {0: 2, 1: 1}.get(each.row_count, 0))  # the others in their order
+    count = named_count(named)
     steps = tuple(f"by name: {each.text}" for each in named)
-    if tensors:
-        first, *others = [each.record for each in tensors if each.record is not None]
+    if read:
+        first, *others = [each.record for each in counted_first if each.record is not None]
         name = " with ".join([first.name, *(Path(record.name).name for record in others)])
         record = replace(first, name=name, shape=first.shape[1:], steps=(*first.steps, *steps))
     else:

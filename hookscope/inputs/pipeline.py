@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,29 +9,33 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from hookscope.errors import ImageError
-from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, noise_batch, to_device
-from hookscope.inputs.named import NamedInput, named_batch, with_named
+from hookscope.inputs.batches import Batch, count_inputs, in_batches, load_batches, to_device
+from hookscope.inputs.clips import Source
+from hookscope.inputs.named import NamedInput, named_batch, named_count, with_named
+from hookscope.inputs.noise import noise_batch, noise_count
 from hookscope.inputs.photographs import Photographs
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Preprocessing
+from hookscope.results.noise_shapes import NoiseShape
+from hookscope.statistics.storage import plain_array
 
 
 @dataclass(frozen=True, slots=True)
 class InputPipeline:
     """The inputs of a run, in batches, each time they are asked for.
 
-    There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or noise of `noise_shape`,
-    batch axis first, by `seed`; inputs by name, `named`, go with every batch, or are the only ones. Batches go to
-    `device`, their floating-point tensors in `dtype`, then through `finish`, for example to add targets. While they are
-    read, `pictures` gets the first pictures as the network sees them, (H, W, 3) or (H, W) uint8.
+    There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or `noise` by `seed`; inputs
+    by name, `named`, go with every batch, or are the only ones. Batches go to `device`, their floating-point tensors in
+    `dtype`, then through `finish`, for example to add targets. While they are read, `pictures` gets the first pictures
+    as the network sees them, (H, W, 3) or (H, W) uint8.
     """
 
-    files: Sequence[Path | Image]
+    files: Sequence[Source]
     preprocessing: Preprocessing
     device: torch.device
     dtype: torch.dtype
     batch: Batch | None = None
-    noise_shape: tuple[int, ...] | None = None
+    noise: Sequence[NoiseShape] = ()
     seed: int = 0
     named: Sequence[NamedInput] = ()
     finish: Callable[[Batch], Batch] | None = None
@@ -45,11 +48,11 @@ class InputPipeline:
             batches = map(self._pictured, load_batches(self.files, self.preprocessing, size, on_error))
         elif self.batch is not None:
             batches = in_batches(self.batch, size)
-        elif self.noise_shape is not None:
-            batches = iter([noise_batch(self.noise_shape, self.seed, self.preprocessing.kind)])
+        elif self.noise:
+            batches = in_batches(noise_batch(self.noise, self.seed, self.preprocessing.kind), size)
         else:
             batches = in_batches(named_batch(self.named), size)
-        if self.named and (self.files or self.batch is not None or self.noise_shape is not None):
+        if self.named and (self.files or self.batch is not None or self.noise):
             total = self.input_count() if any(each.row_count > 1 for each in self.named) else 1
             batches = (with_named(batch, self.named, total) for batch in batches)
         placed = (to_device(batch, self.device, self.dtype) for batch in batches)
@@ -61,7 +64,9 @@ class InputPipeline:
             return count_inputs(self.files, self.preprocessing)
         if self.batch is not None:
             return len(self.batch.indices)
-        return 1 if self.noise_shape is None else self.noise_shape[0]
+        if self.noise:
+            return noise_count(self.noise)
+        return named_count(self.named)
 
     @property
     def photographs(self) -> Photographs:
@@ -73,7 +78,7 @@ class InputPipeline:
         """Keep the first inputs as pictures; a network that takes a list of them shows none."""
         values = batch.args[0]
         if len(self.pictures) < SHOWN_INPUTS and isinstance(values, torch.Tensor):
-            made = thumbnails(values.float().numpy(), self.preprocessing)
+            made = thumbnails(plain_array(values.float()), self.preprocessing)
             for record, picture in zip(batch.records[:SHOWN_INPUTS], made, strict=False):
                 self.pictures[record] = picture
         return batch

@@ -10,17 +10,16 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from itertools import islice
-from pathlib import Path
 
 import torch
-from PIL.Image import Image
 
+from hookscope.inputs.clips import Source
 from hookscope.inputs.loading import is_quiet, load_input, load_quietly
 from hookscope.results.inputs import InputRecord, Preprocessing
 
 Loaded = tuple[torch.Tensor, InputRecord]
 
-# Our choice: each may hold a decoded picture of MAX_PIXELS.
+# Each may hold a decoded picture of MAX_PIXELS.
 _MOST_READERS = 4
 
 
@@ -30,13 +29,13 @@ class Prefetcher:
     As many threads read as there are processors, and four at most; each ends when there is nothing to read.
     """
 
-    def __init__(self, paths: Iterable[Path | Image], preprocessing: Preprocessing, depth: int) -> None:
+    def __init__(self, paths: Iterable[Source], preprocessing: Preprocessing, depth: int) -> None:
         """Read nothing yet; `depth` files at most are read ahead."""
         self._waiting = iter(paths)
         self._preprocessing = preprocessing
         self._depth = depth
-        self._coming: deque[tuple[Path | Image, Future[Loaded] | None]] = deque()  # None: read when its turn comes
-        self._unread: deque[tuple[Path | Image, Future[Loaded]]] = deque()  # by any thread; those of `_coming`
+        self._coming: deque[tuple[Source, Future[Loaded] | None]] = deque()  # None: read when its turn comes
+        self._unread: deque[tuple[Source, Future[Loaded]]] = deque()  # by any thread; those of `_coming`
         self._reader_count = 0
         self._lock = threading.Lock()
 
@@ -59,7 +58,7 @@ class Prefetcher:
         """Leave unread what no thread has begun with; it is the end."""
         self._unread.clear()
 
-    def _hand_over(self, path: Path | Image) -> Future[Loaded]:
+    def _hand_over(self, path: Source) -> Future[Loaded]:
         reading: Future[Loaded] = Future()
         with self._lock:
             self._unread.append((path, reading))

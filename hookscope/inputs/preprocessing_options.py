@@ -1,20 +1,16 @@
 """Put the user's options over the preprocessing that a network's weights ask for."""
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+import numpy as np
 
 from hookscope.errors import UsageError
-from hookscope.inputs.finding import TENSOR_SUFFIXES
+from hookscope.inputs.finding import AUDIO_SUFFIXES, TENSOR_SUFFIXES
 from hookscope.results.inputs import Preprocessing
-
-# Our choice: 1 GiB of float32, more than any real input.
-_MAX_ELEMENTS = 2**28
 
 
 def preprocessing_from_options(
@@ -59,7 +55,7 @@ def preprocessing_from_options(
         changes["mean"] = _parse_values("--mean", mean, base.channels)
     if std is not None:
         changes["std"] = _parse_values("--std", std, base.channels)
-        if (torch.tensor(changes["std"], dtype=torch.float32) <= 0).any():
+        if (np.array(changes["std"], np.float32) <= 0).any():
             raise UsageError(f"--std {std!r} has a value that is not above 0. Give the standard deviation per channel.")
     if not changes:
         return base
@@ -73,14 +69,15 @@ def assumed_preparation(
 
     Args:
         base: The preprocessing where no option is given.
-        inputs: Paths and pictures; nothing is said of tensor files.
+        inputs: Paths and pictures; nothing is said of tensor files and recordings.
         options: As `preprocessing_from_options` takes them.
 
     Returns:
         A sentence, or none.
     """
-    tensors_only = all(isinstance(each, Path) and each.suffix.lower() in TENSOR_SUFFIXES for each in inputs)
-    if base.source != Preprocessing().source or tensors_only:
+    others = TENSOR_SUFFIXES | AUDIO_SUFFIXES
+    no_pictures = all(isinstance(each, Path) and each.suffix.lower() in others for each in inputs)
+    if base.source != Preprocessing().source or no_pictures:
         return ()
     size = f"resized to {base.resize} and cropped to {'x'.join(map(str, base.crop or ()))} (--resize, --crop)"
     assumed = [
@@ -89,7 +86,9 @@ def assumed_preparation(
     ]
     if not assumed:
         return ()
-    return (f"The weights do not say how pictures were prepared in training; here they are {' and '.join(assumed)}.",)
+    return (
+        f"The weights do not record how pictures were preprocessed in training; here they are {' and '.join(assumed)}.",
+    )
 
 
 def _parse_axis(text: str) -> int | Literal["auto", "none"]:
@@ -123,24 +122,12 @@ def _parse_values(option: str, text: str, channels: int) -> tuple[float, ...]:
         values = tuple(float(number) for number in text.split(","))
     except ValueError as error:
         raise UsageError(f"{option} {text!r} is not a list of numbers. Give values like 0.5 or 0.5,0.5,0.5.") from error
-    if not torch.tensor(values, dtype=torch.float32).isfinite().all():  # normalisation runs in float32
+    with np.errstate(over="ignore"):
+        is_finite = np.isfinite(np.array(values, np.float32)).all()  # normalisation runs in float32
+    if not is_finite:
         raise UsageError(f"{option} {text!r} has a value that is not a finite number. Give values like 0.5.")
     if len(values) == 1:
         return values * channels
     if len(values) != channels:
         raise UsageError(f"{option} {text!r} has {len(values)} values for {channels} channels. Give 1 or {channels}.")
     return values
-
-
-def parse_shape(given: str | Sequence[int]) -> tuple[int, ...]:
-    """Return the shape that `--input-shape` means; UsageError if it is none, or has too many values."""
-    text = given if isinstance(given, str) else ",".join(map(str, given))
-    try:
-        shape = tuple(int(size) for size in text.split(","))
-    except ValueError as error:
-        raise UsageError(f"--input-shape {text!r} is not a shape. Give sizes like 1,3,224,224.") from error
-    if min(shape) < 1:
-        raise UsageError(f"--input-shape {text!r} has a size below 1. Give sizes like 1,3,224,224.")
-    if math.prod(shape) > _MAX_ELEMENTS:
-        raise UsageError(f"--input-shape {text!r} has more than {_MAX_ELEMENTS} values. Give a smaller shape.")
-    return shape

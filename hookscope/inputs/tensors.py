@@ -1,10 +1,12 @@
-"""Read tensor files: one plain tensor each, and nothing in a file runs, however it was made.
+"""Read tensor files: plain tensors, and nothing in a file runs, however it was made.
 
 What torch and safetensors wrote goes through the same hands as weights files: `hookscope.checkpoints.isolation`.
 """
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -13,11 +15,16 @@ from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.isolation import read_verified
 from hookscope.checkpoints.reading import ReadingRules, claims_too_much
 from hookscope.checkpoints.stand_ins import kind_of
-from hookscope.errors import CheckpointError, ImageError, UntrustedFileError
-from hookscope.results.inputs import InputKind, Preprocessing
+from hookscope.errors import CheckpointError, ImageError, UntrustedFileError, UsageError
+from hookscope.results.inputs import Preprocessing
 from hookscope.text import one_line, printable
 
 _ALONE = "save the tensor alone with torch.save, numpy.save or safetensors"
+_BY_NAME = "an input of several tensors goes by name: --input NAME=FILE, or alone as a tuple or dict of tensors"
+
+# What an argument in a file may nest, and hold in all, beyond what any network takes. Our choice.
+_NESTING_LIMIT = 20
+_MEMBERS_LIMIT = 10_000
 
 
 def read_numpy(file: BinaryIO, name: str) -> torch.Tensor:
@@ -41,26 +48,81 @@ def read_stored(path: Path) -> torch.Tensor:
     Raises ImageError if the file is damaged, holds anything else, or reading it would run code or take more time or
     memory than a file of its size should.
     """
+    return torch.clone(_read(path, _only_tensor, _plain_tensor))  # the file may be mapped: nothing depends on it
+
+
+def read_argument(path: Path) -> Any:
+    """Do as `read_stored` with what a network is given by name, which may be a list, tuple or dict of tensors.
+
+    These may be nested and hold numbers, text and None too. Of a safetensors file with several tensors it is a dict.
+    """
+    return _read(path, _one_or_all, _argument)
+
+
+def _read(path: Path, of_safetensors: Callable[[object, str], Any], of_torch: Callable[[object, str], Any]) -> Any:
     name = printable(str(path))
     try:
         kind = file_kind(path)
-        check = _only_tensor if kind == "safetensors" else _plain_tensor
+        check = of_safetensors if kind == "safetensors" else of_torch
         content = read_verified({path: kind}, name, check, ReadingRules(_ALONE, allowed_globals=()))[path].content
     except (CheckpointError, UntrustedFileError) as error:
         raise ImageError(f"Not a readable tensor file: {error}") from error
-    return torch.clone(check(content, name))  # the file may be mapped: nothing depends on it any longer
+    return check(content, name)
+
+
+def _one_or_all(content: object, name: str) -> Any:
+    is_single = isinstance(content, dict) and len(content) == 1
+    return torch.clone(_only_tensor(content, name)) if is_single else _argument(content, name)
+
+
+def _argument(content: object, name: str) -> Any:
+    """Return a copy of an argument, with plain containers and tensors alone."""
+    left = _MEMBERS_LIMIT
+    tensors = 0
+
+    def copy(value: object, depth: int) -> Any:
+        nonlocal left, tensors
+        left -= 1
+        if left < 0 or depth > _NESTING_LIMIT:
+            raise ImageError(
+                f"Cannot use {name}: it nests deeper than {_NESTING_LIMIT} or holds more than {_MEMBERS_LIMIT:,} "
+                "values. Save fewer tensors together."
+            )
+        # No other subclass: a module that was not imported is one.
+        if isinstance(value, dict) and type(value) in {dict, OrderedDict}:
+            return {_scalar(key, name): copy(each, depth + 1) for key, each in dict.items(value)}
+        if isinstance(value, list):
+            return [copy(each, depth + 1) for each in list.__iter__(value)]
+        if isinstance(value, tuple):
+            return tuple([copy(each, depth + 1) for each in tuple.__iter__(value)])
+        if not isinstance(value, torch.Tensor):
+            return _scalar(value, name)
+        tensors += 1
+        return torch.clone(_plain_tensor(value, name))
+
+    copied = copy(content, 0)
+    if not tensors:
+        raise ImageError(f"Cannot read {name}: it holds no tensor. Save the tensors that the network is given.")
+    return copied
+
+
+def _scalar(value: object, name: str) -> Any:
+    if type(value) in {bool, int, float, complex, str, type(None)}:
+        return value
+    raise ImageError(f"Cannot read {name}: it holds a {kind_of(value)} beside tensors, numbers and text. Save those.")
 
 
 def _only_tensor(content: object, name: str) -> torch.Tensor:
     tensors = list(content.values()) if isinstance(content, dict) else []
     if len(tensors) != 1:
-        raise ImageError(f"Cannot read {name}: it holds {len(tensors)} tensors; an input is a file with exactly one.")
+        raise ImageError(f"Cannot read {name}: it holds {len(tensors)} tensors, not one; {_BY_NAME}.")
     return _plain_tensor(tensors[0], name)
 
 
 def _plain_tensor(content: object, name: str) -> torch.Tensor:
     if not isinstance(content, torch.Tensor) or type(content) not in {torch.Tensor, torch.nn.Parameter}:
-        raise ImageError(f"Cannot read {name}: it holds a {kind_of(content)}, not one plain tensor; {_ALONE}.")
+        remedy = _BY_NAME if isinstance(content, list | tuple | dict) else _ALONE
+        raise ImageError(f"Cannot read {name}: it holds a {kind_of(content)}, not one plain tensor; {remedy}.")
     tensor = torch.Tensor.detach(content)  # without attributes that the file may have put over its methods
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         raise ImageError(f"Cannot use {name}: a sparse, quantised, nested or data-less tensor. Save a dense one.")
@@ -69,16 +131,30 @@ def _plain_tensor(content: object, name: str) -> torch.Tensor:
     return tensor
 
 
-def input_rank(kind: InputKind) -> int:
-    """Return how many axes an input has without the batch axis: (C, H, W), or (C, T, H, W) for a clip."""
-    return 4 if kind == "video" else 3
+def is_one_input(shape: Sequence[int], preprocessing: Preprocessing) -> bool:
+    """Tell whether a tensor of this shape is one input where no option names the batch axis.
+
+    It is if it has a single axis, or as many as one input: (C, H, W), (C, T, H, W) for a clip.
+    """
+    return len(shape) in (1, 4 if preprocessing.kind == "video" else preprocessing.input_axes)
+
+
+def with_inputs_first(tensor: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
+    """Return a tensor with the inputs on axis 0: as `preprocessing` says, or with a batch axis of 1 in front."""
+    axis = preprocessing.batch_axis
+    if isinstance(axis, int) and tensor.dim() and not tensor.is_nested:
+        if not -tensor.dim() <= axis < tensor.dim():
+            shape = tuple(tensor.shape)
+            raise UsageError(f"The tensor of shape {shape} has no axis {axis}. Give another --batch-axis.")
+        return tensor.movedim(axis, 0)
+    is_one = axis == "none" or (axis == "auto" and not tensor.is_nested and is_one_input(tensor.shape, preprocessing))
+    return tensor.unsqueeze(0) if is_one else tensor
 
 
 def prepare_tensor(tensor: torch.Tensor, preprocessing: Preprocessing, name: str, steps: list[str]) -> torch.Tensor:
-    """Turn a tensor into an input: drop a batch axis of 1, and convert floating point to float32.
+    """Convert floating point to float32, and put the batch axis that `preprocessing` names first.
 
-    A batch axis that `preprocessing` names comes first, and stays. Raises ImageError if the tensor has no element, no
-    axis, or not the batch axis, or torch cannot convert it.
+    Raises ImageError if the tensor has no element, no axis, or not the batch axis, or torch cannot convert it.
     """
     axis, shape = preprocessing.batch_axis, tuple(tensor.shape)
     if tensor.ndim == 0 or tensor.numel() == 0:
@@ -88,9 +164,6 @@ def prepare_tensor(tensor: torch.Tensor, preprocessing: Preprocessing, name: str
         if not -tensor.ndim <= axis < tensor.ndim:
             raise ImageError(f"Cannot use {name}: shape {shape} has no axis {axis}. Give another --batch-axis.")
         tensor = tensor.movedim(axis, 0)
-    elif axis == "auto" and shape[0] == 1 and tensor.ndim not in {1, input_rank(preprocessing.kind)}:
-        tensor = tensor[0]
-        steps.append("batch axis of 1 dropped")
     try:
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             steps.append(f"{str(tensor.dtype).removeprefix('torch.')} converted to float32")

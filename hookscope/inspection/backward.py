@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import LayerNotFoundError, ModelError, UnfitInputError
 from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given
 from hookscope.inputs import Batch
 from hookscope.inspection.differentiation import GradientRun, LossFunction, differentiable, merge_batch, run_batch
@@ -21,6 +22,7 @@ from hookscope.inspection.gradient_rows import (
     loss_record,
     named_parameters,
     parameter_rows,
+    step_rows,
 )
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.network import inspected_network, queue_of
@@ -147,6 +149,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
                 recorder.observe,
                 gradients=gradient_recorder.observe,
                 with_inputs=include_inputs,
+                with_steps=True,
                 track=track_outputs,
                 edits=placed.by_name,
                 operations=operations,
@@ -203,6 +206,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         warnings=run.warnings((*run.loss_warnings, *_frozen_warning(trainable, track_outputs=track_outputs))),
         notes=(*run.notes(), *_sum_note(len(run.losses))),
         failure=failure,
+        over_time=step_rows(run.steps),
         mode=mode,
         seed=seed,
         device=device,
@@ -232,7 +236,7 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
         merge_batch(run)
         before = {name: [*getattr(run, name)] for name in _GATHERED}
         parameters = run.inspected.parameters() if queue.on_error is not None and run.losses else []
-        held = {each: each.grad.clone() for each in parameters if each.grad is not None}
+        held = {each: _held(each.grad) for each in parameters if each.grad is not None}
         broken = run_batch(run, batch)
         if broken is not None:
             if queue.on_error is None or broken.error is None or broken.overwritten:
@@ -242,8 +246,8 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
                 if queue.peek() is None:  # no other input ran
                     return broken
                 merge_batch(run)
-                first_broken = broken, {name: getattr(run, name) for name in ("rows", "gradients", *_GATHERED)}
-                run.rows, run.gradients = Rows(), {}
+                first_broken = broken, {name: getattr(run, name) for name in ("rows", "gradients", "steps", *_GATHERED)}
+                run.rows, run.gradients, run.steps = Rows(), {}, {}
             _undo(run, before, held)
         finished(len(run.records))
     if first_broken is None or run.records:
@@ -252,6 +256,10 @@ def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int
     for name, value in seen.items():
         setattr(run, name, value)
     return broken
+
+
+def _held(gradient: Tensor) -> Tensor:
+    return gradient if missing_memory(gradient) else gradient.clone()
 
 
 def _undo(run: GradientRun, before: Mapping[str, Any], held: Mapping[nn.Parameter, Tensor]) -> None:

@@ -38,7 +38,7 @@ def default_targets_text(model: nn.Module) -> str:
 def with_default_targets(model: nn.Module, batch: Batch) -> Batch:
     """Return the batch with a target for each picture, as torchvision's detection networks need in train mode.
 
-    The target is our choice: a single object, whose box has half the height and half the width of the picture, in its
+    The target is a single object, whose box has half the height and half the width of the picture, in its
     middle. The records say so. A network of another kind, and a batch that has targets, stay as they are. Targets are
     boxes (1, 4) in pixels x1, y1, x2, y2, labels (1,), and where the network has heads for them masks (1, H, W) and
     keypoints (1, K, 3), each x, y, 1 for visible; pictures (C, H, W) are on their device and in their dtype already.

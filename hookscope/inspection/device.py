@@ -1,5 +1,9 @@
 """Where a network runs, and in which dtype."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
@@ -61,3 +65,29 @@ def move_to(loaded: LoadedModel, device: torch.device, dtype: str | None = None)
     except (RuntimeError, TypeError) as error:  # out of memory, or a dtype that the device does not know
         where = f"{device} in {dtype}" if dtype else device
         raise ModelError(f"{loaded.info.name} cannot be moved to {where}: {one_line(error)}") from error
+
+
+# Besides its parameters, what a network computes takes memory, and so does the rest of the machine.
+_SHARE_OF_MEMORY = 0.5
+
+
+def fits_into_memory(module: nn.Module) -> bool:
+    """Tell whether a network's parameters and buffers take less than half of this machine's memory."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return True
+    held = sum(each.numel() * each.element_size() for each in (*module.parameters(), *module.buffers()))
+    return held < memory * _SHARE_OF_MEMORY
+
+
+@contextmanager
+def cpu_threads(count: int | None = None) -> Iterator[None]:
+    """Work with so many threads in the block, None for as many as before; afterwards there are as many as before."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -20,7 +20,7 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch
 from hookscope.inspection.failures import failure_message, locate, reraise_internal, reraise_of_own_loss
-from hookscope.inspection.gradient_rows import Gradient, GradientRecorder, merge_gradients
+from hookscope.inspection.gradient_rows import Gradient, GradientRecorder, Steps, merge_gradients, merge_steps
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
 from hookscope.inspection.rows import merge_observations
@@ -35,7 +35,7 @@ from hookscope.text import exception_line
 LossFunction = Callable[[object, Batch], LossValue | Tensor]
 """Given the model's output and the batch, returns the loss: a 0-d tensor, or one with its description."""
 
-# Relative deviation of the loss from which a pass with copies counts as a different computation. Our choice: kernels
+# Relative deviation of the loss from which a pass with copies counts as a different computation: kernels
 # that add in varying order stay far below.
 _SAME_LOSS = 1e-3
 
@@ -58,6 +58,7 @@ class GradientRun(Run):
     gradient_recorder: GradientRecorder
     parameter_ids: set[int]
     gradients: dict[SiteKey, Gradient] = field(default_factory=dict)
+    steps: Steps = field(default_factory=dict)
     losses: list[tuple[LossValue, float]] = field(default_factory=list)
     differentiated: Tensor | None = None
     loss_warnings: list[str] = field(default_factory=list)
@@ -82,16 +83,13 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
     run.records.extend(batch.records)
     began = copy.copy(run.state)
     done = _differentiated(run, batch)
+    if first and _aliases_may_have_failed(run, done) and not _fails_without_hooks(run, batch):
+        done = _again_without_aliases(run, batch, began, "torch cannot differentiate the network")
     if first and done.broken is None and (run.verify or _aliases_may_matter(run)):
         _verify(run, batch, done, began)
         differs = run.verification is not None and run.verification.status == "differs"
         if differs and run.captured.watch.gave_aliases:
-            run.captured.watch.give_up_aliases()
-            run.gradient_recorder.waiting = None
-            run.state = began
-            run.state.rewind()
-            _forget_batch(run)
-            done = _differentiated(run, batch)
+            done = _again_without_aliases(run, batch, began, "the network computes a different result")
             if done.broken is None:
                 _verify(run, batch, done, began)
     run.gradient_recorder.release()
@@ -107,8 +105,11 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
 
 def merge_batch(run: GradientRun) -> None:
     """Merge what the latest batch showed into what those before it did."""
-    merge_gradients(run.gradients, run.captured.gradients, len(run.losses))
-    merge_observations(run.rows, run.captured.restart())
+    count = len(run.recorder.indices)
+    merge_gradients(run.gradients, run.captured.gradients, len(run.losses), count)
+    if (watch := run.captured.watch).steps is not None:
+        merge_steps(run.steps, watch.steps.found)
+    merge_observations(run.rows, run.captured.restart(), count)
 
 
 def differentiable(tensor: Tensor) -> bool:
@@ -122,6 +123,32 @@ def _aliases_may_matter(run: GradientRun) -> bool:
     if run.edits.by_name or not watch.gave_aliases:
         return False
     return run.with_inputs or watch.aliases_meet or asks_for_identity(run.inspected.modules.values())
+
+
+def _aliases_may_have_failed(run: GradientRun, done: _Pass) -> bool:
+    raised = done.broken is not None and done.broken.error is not None and not done.broken.overwritten
+    return raised and run.captured.watch.gave_aliases
+
+
+def _fails_without_hooks(run: GradientRun, batch: Batch) -> bool:
+    """Tell whether the network by itself raises, forward or backward; its state is as at the mark then."""
+    run.state.rewind()
+    try:
+        with _quietly(), run.captured.detached():
+            return _fails_backward(_output_and_loss(run, batch)[1].value)
+    except (Exception, SystemExit):  # noqa: BLE001 - the model's code may raise anything
+        return True
+    finally:
+        run.state.rewind()
+
+
+def _again_without_aliases(run: GradientRun, batch: Batch, began: Preserved, what_aliases_do: str) -> _Pass:
+    run.captured.watch.give_up_aliases(f"{what_aliases_do} if its inputs are replaced by aliases")
+    run.gradient_recorder.waiting = None
+    run.state = began
+    run.state.rewind()
+    _forget_batch(run)
+    return _differentiated(run, batch)
 
 
 def _differentiated(run: GradientRun, batch: Batch) -> _Pass:

@@ -11,10 +11,10 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.patterns import OperationPattern, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_layers
 from hookscope.inspection.edits import Edit, bind_edits, parse_edit
-from hookscope.inspection.rows import Recorder
+from hookscope.statistics.channel_axis import AxisReader
 from hookscope.text import safe_text
 
-_NAMED = 3  # layers that a note names; our choice
+_NAMED = 3  # layers that a note names
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class PlacedEdits:
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each edit that was never applied."""
         return tuple(
-            f"Edit '{safe_text(text)}' was never applied: what it names did not run, or got no gradient."
+            f"Edit '{safe_text(text)}' was never applied: its layer did not run, or got no gradient."
             for text, count in self.applications.items()
             if not count
         )
@@ -49,12 +49,27 @@ class PlacedEdits:
         )
 
 
+def parameter_channel_axis(owner: nn.Module | str, parameter: Tensor) -> int | None:
+    """Return which axis of a parameter, or of its gradient, counts output channels; None for a scalar."""
+    transposed = isinstance(owner, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+    return int(transposed and parameter.dim() > 1) if parameter.dim() else None
+
+
 def place_edits(
-    edits: Sequence[str | Edit], network: nn.Module, execution_order: Callable[[], Sequence[str]], recorder: Recorder
+    edits: Sequence[str | Edit],
+    network: nn.Module,
+    execution_order: Callable[[], Sequence[str]] | None,
+    axes: AxisReader,
+    turn: Callable[[], int] = lambda: 0,
 ) -> PlacedEdits:
     """Return edits of a network, in the order in which they are to be applied, ready for `capture`.
 
-    The recorder tells along each forward pass which axis counts channels.
+    Args:
+        edits: Expressions, or edits that have been parsed; none of parameters' values.
+        network: The network.
+        execution_order: As for `select_layers`.
+        axes: Tells along each forward pass which axis counts channels.
+        turn: Returns a number that moves the seeds of noise: noise is the same as long as it is.
 
     Raises:
         LayerNotFoundError: If an edit names nothing.
@@ -69,19 +84,20 @@ def place_edits(
 
     def channel_axis(edit: Edit, maker: nn.Module | str, tensor: Tensor) -> int | None:
         if edit.place == "parameter grad":
-            transposed = isinstance(maker, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
-            return None if not tensor.dim() else int(transposed and tensor.dim() > 1)  # where output channels are
-        return None if tensor.is_nested else recorder.axes.channel_axis(maker, tuple(tensor.shape))
+            return parameter_channel_axis(maker, tensor)
+        return None if tensor.is_nested else axes.channel_axis(maker, tuple(tensor.shape))
 
     def intervention(edit: Edit) -> Intervention:
         def apply(maker: nn.Module | str, tensor: Tensor) -> Tensor:
             if missing := missing_memory(tensor):
                 name = maker if isinstance(maker, str) else type(maker).__name__
                 raise UsageError(f"{edit.text!r} cannot change a tensor of {name}: {missing}.")
-            edited = edit.apply(tensor, channel_axis(edit, maker, tensor))
+            edited = edit.moved(turn()).apply(tensor, channel_axis(edit, maker, tensor))
             applications[edit.text] += edited is not tensor
             return edited
 
+        assert edit.place != "value"  # noqa: S101 - `parameter_edits` applies those
+        assert edit.place != "freeze"  # noqa: S101 - only a training has these
         return Intervention(edit.place, apply)
 
     by_name: dict[str, list[Intervention]] = {}

@@ -1,11 +1,12 @@
 """Parse edit expressions such as `relu:grad:clamp(min=0)` and apply them to tensors.
 
     EXPRESSION := ["param:"] PATTERN ":" PLACE ":" OPERATION ["(" [ARGUMENT {"," ARGUMENT}] ")"]
-    PLACE      := "input" | "output" | "grad"
-    ARGUMENT   := [NAME "="] NUMBER | [NAME "="] NUMBER {"," NUMBER}
+                | "param:" PATTERN ":freeze"
+    PLACE      := "input" | "output" | "grad" | "value"
+    ARGUMENT   := [NAME "="] NUMBER | [NAME "="] NUMBER {"," NUMBER} | [NAME "="] DTYPE
 
 A pattern may hold colons itself (`type:conv`, `/re:gex/`): the last `:PLACE:` counts. Several numbers are for
-`channels` alone, which takes all up to the next name: `scale(2, channels=3,7)`.
+`channels` alone, which takes all up to the next name: `scale(2, channels=3,7)`. Only a training can freeze.
 """
 
 import math
@@ -17,12 +18,13 @@ from typing import Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.utils.prune import L1Unstructured
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import name_test
 from hookscope.text import safe_text, shape_text
 
-Place = Literal["input", "output", "grad", "parameter grad"]
+Place = Literal["input", "output", "grad", "parameter grad", "value", "freeze"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,12 @@ class Edit:
     Attributes:
         pattern: Which layers, as for `--layer`, or which parameters.
         place: What is edited: a layer's input, its output, or the gradient of the loss with respect to its output; once
-            the edit is bound to a parameter, the parameter's gradient.
+            the edit is bound to a parameter, the parameter's gradient; "value" for the parameter itself.
         parameters_only: Whether the pattern was written with `param:`.
-        operation: A name in `OPERATIONS`.
+        operation: A name in `OPERATIONS`, or "freeze".
         arguments: Numbers by name, only those given.
         channels: Which channels are edited; empty for all of them.
+        dtype: What `round` rounds to.
     """
 
     text: str
@@ -47,6 +50,7 @@ class Edit:
     arguments: Mapping[str, float]
     channels: tuple[int, ...] = ()
     seed: int = 0
+    dtype: str = ""
 
     def apply(self, tensor: Tensor, channel_axis: int | None) -> Tensor:
         """Return a new tensor with the edit made, of the same shape, dtype and device, with a graph.
@@ -61,10 +65,14 @@ class Edit:
             return tensor
         mask = self._mask(tensor.shape, channel_axis)
         values = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-        edited = OPERATIONS[self.operation].apply(values, self.arguments, self.seed)
+        edited = OPERATIONS[self.operation].apply(values, self)
         if mask is not None:
             edited = torch.where(mask.to(tensor.device), edited, values)
         return edited.to(tensor.dtype)
+
+    def moved(self, turn: int) -> "Edit":
+        """Return the edit with another seed for each `turn`; at turn 0 it is the same."""
+        return replace(self, seed=(self.seed + turn) % 2**63) if turn and self.operation == "noise" else self
 
     def _mask(self, shape: Sequence[int], axis: int | None) -> Tensor | None:
         """Return where the named channels are, to be broadcast to `shape`; None for everywhere."""
@@ -87,8 +95,8 @@ def bind_edits(
     """Return (name of layer or parameter, edit) for each that an edit selects.
 
     An edit of a gradient whose pattern selects no layer is about parameters, with the place "parameter grad"; their
-    names are matched like those of layers. Noise has another seed for each name, so that equal shapes do not get equal
-    noise.
+    names are matched like those of layers, for the places "value" and "freeze" too. Noise has another seed for each
+    name, so that equal shapes do not get equal noise.
 
     Raises:
         LayerNotFoundError: If an edit selects nothing.
@@ -121,7 +129,7 @@ def _selected(
     names = [name for name in parameter_names if test(name)]
     if not names:
         raise LayerNotFoundError(f"{missing}{safe_text(nearest(edit.pattern, parameter_names))}")
-    return names, "parameter grad"
+    return names, "parameter grad" if edit.place == "grad" else edit.place
 
 
 # --- Operations ------------------------------------------------------------------------------------------------------
@@ -130,55 +138,81 @@ def _selected(
 class Operation(NamedTuple):
     """What can be done to values in float32 or float64."""
 
-    apply: Callable[[Tensor, Mapping[str, float], int], Tensor]  # of values, numbers by name, and seed
-    numbers: Mapping[str, Literal["finite", "not negative", "positive"]]  # in order
+    apply: Callable[[Tensor, Edit], Tensor]
+    numbers: Mapping[str, Literal["finite", "not negative", "positive", "a fraction"]]  # in order
     required: int  # how many of them have to be given, whichever they are
-    seeded: bool = False  # whether it takes a seed after them
+    extra: tuple[Literal["seed", "dtype"], ...] = ()  # arguments after them
     by_channel: bool = True  # whether it takes channels, as its last argument
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of all arguments in order."""
-        return (*self.numbers, *(["seed"] if self.seeded else []), *(["channels"] if self.by_channel else []))
+        return (*self.numbers, *self.extra, *(["channels"] if self.by_channel else []))
 
 
-def _zero(values: Tensor, _numbers: Mapping[str, float], _seed: int) -> Tensor:
+def _zero(values: Tensor, _edit: Edit) -> Tensor:
     # Not a fresh tensor of zeros: the graph goes on, with a gradient of 0.
     return values.masked_fill(torch.ones((), dtype=torch.bool, device=values.device), 0)
 
 
-def _clip_norm(values: Tensor, numbers: Mapping[str, float], _seed: int) -> Tensor:
+def _clip_norm(values: Tensor, edit: Edit) -> Tensor:
     """Scale the whole tensor to an L2 norm of `max` if it has a larger one."""
     # In float64: an exploding gradient, which this is for, would overflow when squared. Apple's GPUs have no float64.
     wide = torch.float32 if values.device.type == "mps" else torch.float64
     norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
-    factor = numbers["max"] / norm.clamp_min(numbers["max"])
+    factor = edit.arguments["max"] / norm.clamp_min(edit.arguments["max"])
     return values * factor.to(values.dtype)
 
 
-def _noise(values: Tensor, numbers: Mapping[str, float], seed: int) -> Tensor:
+def _noise(values: Tensor, edit: Edit) -> Tensor:
     """Add normal noise; drawn on the CPU in float32, so that it is the same everywhere."""
-    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(seed))
-    return values + noise.to(values) * numbers["std"]
+    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(edit.seed))
+    return values + noise.to(values) * edit.arguments["std"]
 
+
+def _prune(values: Tensor, edit: Edit) -> Tensor:
+    """Set a fraction of the values to 0, those of the smallest magnitudes."""
+    mask = L1Unstructured(edit.arguments["fraction"]).compute_mask(values.detach(), torch.ones_like(values))  # type: ignore[no-untyped-call]
+    return values.masked_fill(mask == 0, 0)
+
+
+def _round(values: Tensor, edit: Edit) -> Tensor:
+    """Round to what a dtype can hold; a gradient passes as if nothing was rounded.
+
+    For int8 the largest magnitude is 127 steps away from 0, and halves are rounded to even.
+    """
+    exact = values.detach()
+    if edit.dtype == "int8":
+        step = exact.abs().amax() / 127 if exact.numel() else exact.new_ones(())
+        rounded = torch.where(step > 0, (exact / step).round() * step, exact)
+    else:
+        rounded = exact.to(getattr(torch, edit.dtype)).to(exact.dtype)
+    return rounded + (values - exact) if values.requires_grad else rounded
+
+
+ROUNDED = ("int8", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""What `round` takes."""
 
 OPERATIONS: Mapping[str, Operation] = {
     "zero": Operation(_zero, {}, 0),
-    "scale": Operation(lambda values, numbers, _: values * numbers["by"], {"by": "finite"}, 1),
-    "add": Operation(lambda values, numbers, _: values + numbers["value"], {"value": "finite"}, 1),
+    "scale": Operation(lambda values, edit: values * edit.arguments["by"], {"by": "finite"}, 1),
+    "add": Operation(lambda values, edit: values + edit.arguments["value"], {"value": "finite"}, 1),
     "clamp": Operation(
-        lambda values, numbers, _: values.clamp(numbers.get("min"), numbers.get("max")),
+        lambda values, edit: values.clamp(edit.arguments.get("min"), edit.arguments.get("max")),
         {"min": "finite", "max": "finite"},
         1,
     ),
     "clip-norm": Operation(_clip_norm, {"max": "positive"}, 1, by_channel=False),
-    "noise": Operation(_noise, {"std": "not negative"}, 1, seeded=True),
+    "noise": Operation(_noise, {"std": "not negative"}, 1, ("seed",)),
+    "prune": Operation(_prune, {"fraction": "a fraction"}, 1, by_channel=False),
+    "round": Operation(_round, {}, 0, ("dtype",)),
 }
 
 # --- The grammar -----------------------------------------------------------------------------------------------------
 
 
-_PLACE = re.compile(r"(?=:[ \t]*(input|output|grad)[ \t]*(:))")
+_PLACE = re.compile(r"(?=:[ \t]*(input|output|grad|value)[ \t]*(:))")
+_FREEZE = re.compile(r"\s*param:(?P<pattern>.*):[ \t]*(?P<operation>freeze)\s*", re.DOTALL)
 _OPERATION_START = r"[ \t]*[A-Za-z_][A-Za-z0-9_-]*[ \t]*(?:\(|$)"
 _TOKEN = re.compile(
     r"(?P<space>[ \t]+)"
@@ -190,8 +224,12 @@ _TOKEN = re.compile(
 )
 
 
-def parse_edit(text: str) -> Edit:
+def parse_edit(text: str, *, training: bool = False) -> Edit:
     """Parse an edit expression, see the top of this file.
+
+    Args:
+        text: The expression.
+        training: Whether it is for a training, where parameters can be frozen.
 
     Raises:
         UsageError: If it is malformed. The message has three lines: what is wrong, the expression, and a caret under
@@ -199,18 +237,31 @@ def parse_edit(text: str) -> Edit:
     """
     places = list(_PLACE.finditer(text))
     if not places:
+        if freeze := _FREEZE.fullmatch(text):
+            return _frozen(text, freeze, training=training)
         _refuse_place(text)
     place = places[-1]
     pattern, parameters_only = text[: place.start()].strip(), False
     if pattern.startswith("param:"):
         pattern, parameters_only = pattern.removeprefix("param:").strip(), True
-        if place[1] != "grad":
-            _fail(text, place.start(1), f"a parameter has no {place[1]}, only a gradient: give grad")
+        if place[1] not in ("grad", "value"):
+            _fail(text, place.start(1), f"a parameter has no {place[1]}: give grad or value")
+    elif place[1] == "value":
+        _fail(text, 0, "only a parameter has a value: begin with param:")
     if not pattern:
         _fail(text, place.start(), "a pattern is missing that says which layers")
     call = _Call(text, place.end(2))
     kind: Place = place[1]  # type: ignore[assignment] # the expression has one of three
-    return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed)
+    return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed, call.dtype)
+
+
+def _frozen(text: str, found: re.Match[str], *, training: bool) -> Edit:
+    pattern = found["pattern"].strip()
+    if not training:
+        _fail(text, found.start("operation"), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
+    if not pattern:
+        _fail(text, found.start("operation") - 1, "a pattern is missing that says which parameters")
+    return Edit(text, pattern, "freeze", True, "freeze", {})
 
 
 def _fail(text: str, position: int, message: str) -> NoReturn:
@@ -223,10 +274,10 @@ def _refuse_place(text: str) -> NoReturn:
     """Say what is wrong with an expression that has no `:PLACE:`."""
     if found := re.search(rf":(?P<place>[^:()]*):{_OPERATION_START}", text):
         place = found["place"].strip()
-        hint = nearest(place, ("input", "output", "grad"), count=1)
-        _fail(text, found.start("place"), f"there is no place '{place}', only input, output and grad.{hint}")
+        hint = nearest(place, ("input", "output", "grad", "value"), count=1)
+        _fail(text, found.start("place"), f"there is no place '{place}', only input, output, grad and value.{hint}")
     if found := re.search(f":{_OPERATION_START}", text):
-        _fail(text, found.start() + 1, "before the operation a place is missing: input, output or grad")
+        _fail(text, found.start() + 1, "before the operation a place is missing: input, output, grad or value")
     _fail(text, len(text), "an edit is PATTERN:PLACE:OPERATION, such as 'relu:grad:clamp(min=0)'")
 
 
@@ -241,7 +292,7 @@ class _Call:
 
     def __init__(self, text: str, start: int) -> None:
         """Read everything from a place on."""
-        self.text, self.index, self.seed, self.named = text, 0, 0, False
+        self.text, self.index, self.seed, self.dtype, self.named = text, 0, 0, "", False
         self.numbers: dict[str, float] = {}
         self.channels: tuple[int, ...] = ()
         self.given: list[str] = []
@@ -260,9 +311,12 @@ class _Call:
             end = self.read_arguments()
         if self.peek().kind != "end":
             self.fail(self.peek(), "the expression should have ended here")
-        missing = [name for name in OPERATIONS[self.name].numbers if name not in self.given]
-        if len(missing) > len(OPERATIONS[self.name].numbers) - OPERATIONS[self.name].required:
+        operation = OPERATIONS[self.name]
+        missing = [name for name in operation.numbers if name not in self.given]
+        if len(missing) > len(operation.numbers) - operation.required:
             self.fail(end, f"{self.name} needs {' or '.join(missing)}: {self.name}({missing[0]}=...)")
+        if "dtype" in operation.extra and not self.dtype:
+            self.fail(end, f"{self.name} needs a dtype, {', '.join(ROUNDED)}: {self.name}({ROUNDED[0]})")
 
     def fail(self, token: _Token, message: str) -> NoReturn:
         _fail(self.text, token.position, message)
@@ -308,6 +362,8 @@ class _Call:
             self.read_channels()
         elif parameter == "seed":
             self.seed = self.read_whole("a seed", 2**63 - 1)
+        elif parameter == "dtype":
+            self.dtype = self.read_dtype()
         else:
             self.read_number(parameter)
 
@@ -325,13 +381,20 @@ class _Call:
             self.fail(token, f"{what} is a whole number from 0 to {most}")
         return int(token.text)
 
+    def read_dtype(self) -> str:
+        token = self.take()
+        if token.text not in ROUNDED:
+            self.fail(token, f"there is no dtype '{token.text}' to round to, only {', '.join(ROUNDED)}")
+        return token.text
+
     def read_number(self, parameter: str) -> None:
         token = self.take()
         if token.kind != "number":
             self.fail(token, f"{parameter} has to be a number")
         value, rule = float(token.text), OPERATIONS[self.name].numbers[parameter]
-        if not math.isfinite(value) or (rule == "not negative" and value < 0) or (rule == "positive" and value <= 0):
-            self.fail(token, f"{parameter} has to be {rule}")
+        fits = {"finite": True, "not negative": value >= 0, "positive": value > 0, "a fraction": 0 <= value <= 1}
+        if not math.isfinite(value) or not fits[rule]:
+            self.fail(token, f"{parameter} has to be {rule}{' from 0 to 1' if rule == 'a fraction' else ''}")
         self.numbers[parameter] = value
         if self.numbers.get("min", -math.inf) > self.numbers.get("max", math.inf):
             self.fail(token, "min is above max")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from hookscope.hooks.callers import code_of, source_line, whose_code
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.observed import ModuleCall, Operation, shape_of
+from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.observed import ModuleCall, Operation, physical_shape, shape_of
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import module_index
 from hookscope.inspection.failures import locate, reraise_internal
@@ -61,14 +63,14 @@ def first_calls(
     """
 
     def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-        return tuple(tuple(shape_of(given)) for _, given in call.inputs), tuple(shape_of(tensor))
+        return tuple(tuple(physical_shape(given)) for _, given in call.inputs), tuple(shape_of(tensor))
 
     failure = None
     modules, _ = module_index(network)
     with preserved(network, seed=0), capture(network, modules, shapes, operations=operations) as captured:
         try:
             with torch.no_grad():
-                copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite its inputs
+                copies = copied_inputs(args, kwargs)
                 network(*copies[0], **copies[1])
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
             reraise_internal(error)
@@ -91,7 +93,8 @@ def calls_of_forward(
     A line is "net.py:14", "" if it is unknown. It takes a pass without hooks, which is only made where some code of the
     network names `forward`.
     """
-    if not any(map(_names_forward, {type(each) for each in network.modules()})):
+    kinds = {type(each) for each in network.modules()}
+    if not any(map(_names_forward, {base for kind in kinds for base in kind.__mro__})):
         return {}
     names = {id(module): name for name, module in modules.items()}
     codes = {code for each in modules.values() if (code := code_of(each.forward)) is not None}
@@ -106,7 +109,7 @@ def calls_of_forward(
 
     before = sys.getprofile()
     with preserved(network, seed=0):
-        copies = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))  # it may overwrite its inputs
+        copies = copied_inputs(args, kwargs)
         sys.setprofile(look)
         try:
             with torch.no_grad(), suppress(Exception):  # it ran a moment ago
@@ -116,11 +119,18 @@ def calls_of_forward(
     return lines
 
 
-def _names_forward(kind: type[nn.Module]) -> bool:
-    """Tell whether a method of a class, other than torch's own, names the attribute `forward`."""
-    methods = (code_of(each) for base in kind.__mro__ for each in vars(base).values())
+def _names_forward(base: type) -> bool:
+    """Tell whether a method that a class defines, other than torch's own, names the attribute `forward`."""
+    methods = map(code_of, vars(base).values())
     return any("forward" in code.co_names and whose_code(code) == "network" for code in methods if code is not None)
 
 
+def copied_inputs(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of what a network is called with: it may overwrite its inputs."""
+    copies: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, _copy, (tuple(args), dict(kwargs)))
+    return copies
+
+
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    copied = tensor if missing_memory(tensor) else tensor.detach().clone()
+    return copied.requires_grad_(tensor.requires_grad)

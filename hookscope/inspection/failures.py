@@ -1,5 +1,6 @@
 """Say where a model raised: whose error it is, in which layer, and what may help."""
 
+import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from hookscope.hooks.autograd import history_is_lost
 from hookscope.hooks.operations import is_networks_own
 from hookscope.hooks.pytree import tensors_in
 from hookscope.results.network import Failure
-from hookscope.text import exception_line
+from hookscope.text import exception_line, printable
 
 # The rooms whose code runs inside the model's, in hooks: what is raised there is no error of the model.
 _HOOKSCOPES_OWN = tuple(
@@ -37,7 +38,16 @@ def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
             inputs = tensors_in(frame.f_locals.get("args")) + tensors_in(frame.f_locals.get("kwargs"))
         trace = trace.tb_next
     shapes = tuple(f"{path} {_shape_text(tensor)}" for path, tensor in inputs)
-    return Failure(names[id(module)], type(module).__name__, shapes, exception_line(error))
+    words = exception_line(error) + _known_arguments(module, error)
+    return Failure(names[id(module)], type(module).__name__, shapes, words)
+
+
+def _known_arguments(module: nn.Module, error: BaseException) -> str:
+    """Return the arguments of forward behind the name of one that it does not know; "" for any other error."""
+    if not (isinstance(error, TypeError) and "forward() got an unexpected keyword argument" in str(error)):
+        return ""
+    known = [printable(each) for each in inspect.signature(module.forward).parameters]
+    return f"; its arguments are {', '.join(known)}" if known else "; it has no arguments"
 
 
 def _shape_text(tensor: Tensor) -> str:
@@ -87,4 +97,4 @@ def failure_message(model: str, failure: Failure, error: BaseException, phase: s
             f"{model} ran out of memory in its {phase} pass at {where}{given}: give fewer inputs at a time (a smaller "
             f"batch) or smaller ones. {failure.error}"
         )
-    return f"{model} raised in its {phase} pass at {where}{given}: {failure.error}"
+    return f"{model} raised in its {phase} pass at {where}{given}: {failure.error}{failure.remedy}"

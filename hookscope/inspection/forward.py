@@ -31,12 +31,13 @@ from hookscope.inspection.rows import (
 )
 from hookscope.inspection.run import Break, Run, choose, split_patterns, verified
 from hookscope.inspection.state.preservation import preserved
+from hookscope.inspection.token_norms import TokenRecorder
 from hookscope.inspection.verification import Outcome, outcome_of
 from hookscope.models import LoadedModel
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModuleRow
-from hookscope.results.repeats import without_rows
+from hookscope.results.repeats import numbered, without_rows
 from hookscope.statistics import Measured, Reducer
 
 
@@ -70,6 +71,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     verify: bool = False,
     distributions: bool = False,
     sketches: bool = False,
+    tokens: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_call: Callable[[ModuleCall], None] | None = None,
     on_output: Callable[[Batch, object], None] | None = None,
@@ -95,6 +97,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
         distributions: Count how values are distributed, for quantiles and histograms, which takes more time.
         sketches: Sketch every output, so that the run can be compared with others.
+        tokens: Measure the norms of tokens, of outputs (N, T, D).
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
         on_call: Called in the hook with the call, which has the inputs, once for each tensor that it returns.
@@ -118,6 +121,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     if summaries != "none":
         recorder.maps = MapRecorder(every_row=summaries == "every row" or len(selected) <= FEW_ROWS)
+    recorder.tokens = TokenRecorder(network) if tokens else None
     recorder.operations = None if keeps_judged else operations
     recorder.judged_reducer = Reducer() if judged and not keeps_judged else None
     observed = selected
@@ -147,13 +151,13 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
 
     called, failure = captured.called, None
     if broken is not None:
-        merge_observations(run.rows, broken.seen)
+        merge_observations(run.rows, broken.seen, len(broken.records))
         run.records.extend(broken.records)
         failure = broken.ended.failure
         called |= {failure.layer} if failure else set()
     elif missing := run.missing_operations():
         raise LayerNotFoundError(missing)
-    results = layer_rows(inspected, run.rows)
+    results = layer_rows(inspected, run.rows, None if recorder.tokens is None else recorder.tokens.results())
     left_out = unlisted(results, selected, operations)
     device, dtype = inspected.placed
     inspection = Activations(
@@ -174,7 +178,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         verification=run.verification,
         unlisted=left_out if judged else (),
     )
-    inspection = inspection if judged else without_rows(inspection, left_out)
+    inspection = inspection if judged or not left_out else numbered(without_rows(inspection, left_out))
     if broken is not None:
         raise ForwardError(broken.ended.message, inspection) from broken.ended.error
     return inspection
@@ -213,7 +217,7 @@ def _run_batches(
             run.find_forward_calls(batch)
         seen = run.captured.restart()
         if ended is None:
-            merge_observations(run.rows, seen)
+            merge_observations(run.rows, seen, len(places))
             run.records.extend(batch.records)
             run.predict(output, places)
             if on_output is not None:
@@ -253,13 +257,18 @@ def _verified(run: Run, batch: Batch, output: object) -> Verification:
 
 
 def list_modules(
-    model: nn.Module, args: Sequence[object] | None, layers: Sequence[str] = (), *, ops: bool = False
+    model: nn.Module,
+    args: Sequence[object] | None,
+    layers: Sequence[str] = (),
+    *,
+    kwargs: Mapping[str, object] | None = None,
+    ops: bool = False,
 ) -> tuple[tuple[ModuleRow, ...], Failure | None]:
     """List every module with its parameters and the shapes that one forward pass gives it, and operations if asked for.
 
-    On the meta device the pass costs next to nothing and computes shapes alone. `args` are positional; None lists
-    without shapes. Patterns mark what they select; operations that they select are listed, with `ops` all that the
-    network's own code calls.
+    On the meta device the pass costs next to nothing and computes shapes alone. The network is called with `args` and
+    `kwargs`; None for `args` lists without shapes. Patterns mark what they select; operations that they select are
+    listed, with `ops` all that the network's own code calls.
 
     Returns:
         One row per module in the order of `named_modules()`, each followed by its operations, and where the pass
@@ -274,7 +283,7 @@ def list_modules(
     counts, _ = count_parameters(modules)
     others, marked = split_patterns(layers, modules, ops=False)
     listed = OperationChoice([parse_operation_pattern(EVERYTHING)]) if ops else marked
-    calls, failure = first_calls(network, args, {}, listed) if args is not None else ({}, None)
+    calls, failure = first_calls(network, args, kwargs or {}, listed) if args is not None else ({}, None)
     selected = {} if others is None else select_from(modules, aliases, others, lambda: list(calls))
     of_modules: dict[str, list[ModuleRow]] = {}
     for label, call in calls.items():

@@ -13,16 +13,22 @@ from hookscope.hooks.autograd import consumers, plain_arithmetic
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, Place, SiteKey
 from hookscope.hooks.selection import name_of_part
+from hookscope.hooks.step_gradients import StepGradient, by_layer
+from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.network import InspectedNetwork
-from hookscope.inspection.rows import Recorder, same_values
+from hookscope.inspection.rows import Recorder, same_values, with_whole_shape
 from hookscope.results.activations import LayerRow
-from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow
+from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow, StepsRow
 from hookscope.results.network import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.native import square_sums
 from hookscope.statistics.storage import as_real_floats, gathered, stored_values
+
+_DOUBLES = frozenset({torch.float64, torch.complex128})
+# Below, sums of squares of float64 have lost digits: they are numbers without an exponent of their own.
+_LEAST_SQUARES = 2.0**-960
 
 
 @dataclass(slots=True)
@@ -32,19 +38,23 @@ class Gradient:
     site: GradientSite[Measured]
     reduction: Reduction | None
     batch: int
+    shapes: BatchShapes = field(default_factory=BatchShapes)
 
 
-def merge_gradients(gradients: dict[SiteKey, Gradient], sites: Sequence[GradientSite[Measured]], batch: int) -> None:
-    """Merge the gradients of one batch into those before."""
+def merge_gradients(
+    gradients: dict[SiteKey, Gradient], sites: Sequence[GradientSite[Measured]], batch: int, input_count: int
+) -> None:
+    """Merge the gradients of one batch of so many inputs into those before."""
     reductions = iter(collect([site.value for site in sites if site.value is not None]))
     for site in sites:
         reduction = None if site.value is None else next(reductions)
         key = site.key
         known = gradients.get(key)
         if known is None or (known.reduction is None and reduction is not None):
-            gradients[key] = Gradient(site, reduction, batch)
+            gradients[key] = Gradient(site, reduction, batch, BatchShapes() if known is None else known.shapes)
         elif known.reduction is not None and reduction is not None:
             known.reduction = merge(known.reduction, reduction)
+        gradients[key].shapes.add(input_count, site.shape if reduction is None else reduction.shape)
 
 
 def _status(statistics: TensorStatistics | None, *, tracked: bool, raised: bool) -> GradientStatus:
@@ -58,6 +68,27 @@ def _status(statistics: TensorStatistics | None, *, tracked: bool, raised: bool)
 def _without(shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorStatistics:
     """Return what stands for the statistics of a gradient where there is none."""
     return TensorStatistics(tuple(shape), "none" if dtype is None else str(dtype).removeprefix("torch."), 0)
+
+
+Steps = dict[tuple[str, int], StepGradient]
+"""Gradients over time by layer and number of steps."""
+
+
+def merge_steps(steps: Steps, found: Sequence[StepGradient]) -> None:
+    """Merge the gradients over time of one batch into those before: the greatest at each step."""
+    for layer, each in by_layer(found).items():
+        key = (layer, len(each.largest))
+        known = steps.get(key)
+        steps[key] = each if known is None else each._replace(largest=torch.maximum(known.largest, each.largest))
+
+
+def step_rows(steps: Steps) -> tuple[StepsRow, ...]:
+    """Turn gradients over time into results; a single step is no course."""
+    return tuple(
+        StepsRow(layer, each.kind, str(each.dtype).removeprefix("torch."), tuple(each.largest.double().tolist()))
+        for (layer, count), each in steps.items()
+        if count > 1
+    )
 
 
 @dataclass(slots=True)
@@ -141,7 +172,7 @@ def gradient_rows(
                 slot=site.slot,
                 role=site.role,
                 status=status,
-                gradient=statistics or _without(site.shape, site.dtype),
+                gradient=with_whole_shape(statistics or _without(site.shape, site.dtype), each.shapes),
                 remark=site.untracked or ("unused, or cut off further on" if status == "not reached" else ""),
                 aliases=inspected.aliases.get(site.layer, ()),
                 owner=None if operation is None else operation.owner,
@@ -277,7 +308,10 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
     norms = [None if each is None or not math.isfinite(each) else math.sqrt(each) for each in known]
     left, rows = [], []
     for index, parameter in enumerate(parameters):
-        if known[index] is None and not parameter.is_meta and not missing_memory(parameter):
+        total = known[index]
+        if parameter.dtype in _DOUBLES and not (total is not None and _LEAST_SQUARES < total < math.inf):
+            norms[index] = _scaled_norm(parameter)
+        elif total is None and not parameter.is_meta and not missing_memory(parameter):
             values = as_real_floats(stored_values(parameter.detach(), ())[0])
             if values.numel():
                 left.append(index)
@@ -288,6 +322,23 @@ def _l2_norms(parameters: Sequence[nn.Parameter]) -> list[float | None]:
         for index, total in zip(left, sums.tolist(), strict=True):
             norms[index] = math.sqrt(total) if math.isfinite(total) else None
     return norms
+
+
+def _scaled_norm(parameter: nn.Parameter) -> float | None:
+    """Return the L2 norm of float64 values whose squares float64 cannot hold."""
+    if parameter.is_meta or missing_memory(parameter):
+        return None
+    values = as_real_floats(stored_values(parameter.detach(), ())[0])
+    greatest = float(values.abs().max()) if values.numel() else 0.0
+    if not (greatest and math.isfinite(greatest)):
+        return None if values.numel() and greatest else 0.0
+    exponent = math.frexp(greatest)[1]
+    half = -exponent // 2  # 2^1073 is no float64 either
+    norm = float(torch.linalg.vector_norm(values * 2.0**half * 2.0 ** (-exponent - half)))
+    try:
+        return math.ldexp(norm, exponent)
+    except OverflowError:
+        return None
 
 
 def loss_record(losses: Sequence[tuple[LossValue, float]]) -> LossRecord | None:

@@ -12,16 +12,16 @@ from torch.nn import functional
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import Place
 from hookscope.results.activations import LayerRow, MapSummary, OverChannels
-from hookscope.statistics.channel_axis import token_grid
+from hookscope.statistics.token_layout import token_grid
 
 SUMMARISED_INPUTS = 3
-"""How many inputs, from the first, have their maps summarised: as many as an overview shows. Our choice."""
+"""How many inputs, from the first, have their maps summarised: as many as an overview shows."""
 
-_LONGEST_SIDE = 160  # of a summary; larger maps are averaged over blocks. Our choice: an overview draws none larger.
+_LONGEST_SIDE = 160  # of a summary; larger maps are averaged over blocks, as an overview draws none larger.
 
-# Every row is summarised where no more are hooked. Our choice.
+# Every row is summarised where no more are hooked.
 FEW_ROWS = 32
-# Before the last row of one size, the 16th, 32nd, 64th and so on are summarised. Our choice: a transformer has one
+# Before the last row of one size, the 16th, 32nd, 64th and so on are summarised: a transformer has one
 # size, and an overview shows five of its rows.
 _FIRST_BETWEEN = 16
 

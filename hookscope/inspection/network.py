@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookscope.errors import UnfitInputError, UsageError
+from hookscope.hooks.observed import shape_of
 from hookscope.hooks.selection import module_index, owned_parameters, unwrap
-from hookscope.inputs import Batch, part_of
+from hookscope.inputs import Batch, length_of, part_of
+from hookscope.inputs.tensors import with_inputs_first
 from hookscope.models import LoadedModel
-from hookscope.results.inputs import InputRecord
+from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.text import safe_text
 
@@ -25,6 +27,7 @@ class InspectedNetwork:
         modules: Every module once, by its first dotted name.
         aliases: Further names of those that have several.
         parameter_counts: Elements in the `owned_parameters` of each module, by its name.
+        multi_label: As `LoadedModel.multi_label`.
     """
 
     network: nn.Module
@@ -34,6 +37,7 @@ class InspectedNetwork:
     modules: Mapping[str, nn.Module]
     aliases: Mapping[str, tuple[str, ...]]
     parameter_counts: Mapping[str, int]
+    multi_label: bool = False
 
     def parameters(self) -> list[nn.Parameter]:
         """List every parameter once, as `network.parameters()` does, but without building names."""
@@ -65,7 +69,8 @@ def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
         if has_lists or "parametrizations" in module._modules:  # else a module owns what it holds directly
             counts[name] = sum(each.numel() for each in owned_parameters(module))
     if isinstance(model, LoadedModel):
-        return InspectedNetwork(network, model.info, model.warnings, model.notes, modules, aliases, counts)
+        given = (model.info, model.warnings, model.notes, modules, aliases, counts)
+        return InspectedNetwork(network, *given, multi_label=model.multi_label)
     kind = type(network).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
     return InspectedNetwork(network, info, (), (), modules, aliases, counts)
@@ -74,10 +79,15 @@ def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:
     """Return inputs as batches; a tensor is one, with the inputs on axis 0."""
     if isinstance(inputs, Tensor):
-        count = inputs.shape[0] if inputs.dim() else 1
-        record = InputRecord("tensor", None, None, tuple(inputs.shape[1:]), ())
+        count = length_of(inputs) if inputs.dim() else 1
+        record = InputRecord("tensor", None, None, tuple(shape_of(inputs)[1:]), ())
         return [Batch((inputs,), tuple(range(count)), (record,) * count)]
     return [inputs] if isinstance(inputs, Batch) else inputs
+
+
+def batch_of(tensor: Tensor, preprocessing: Preprocessing) -> Batch:
+    """Return a tensor as one batch; `preprocessing` tells which axis counts inputs, as of a tensor file."""
+    return next(iter(as_batches(with_inputs_first(tensor, preprocessing))))
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """From hooks to rows: reduce in the hook, merge over batches, set flags, keep maps to draw."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,20 +14,23 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation, Place
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inspection.losses import Output, is_softmax, output_at
+from hookscope.inspection.batch_shapes import BatchShapes
+from hookscope.inspection.losses import Output, class_probabilities, output_at
 from hookscope.inspection.map_summaries import MapRecorder
 from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.token_norms import TokenRecorder
 from hookscope.results.activations import FeatureMaps, Flag, LayerRow, UncalledLayer
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import GradientRow
 from hookscope.results.network import row_label
 from hookscope.results.statistics import TensorStatistics
+from hookscope.results.token_norms import TokenNorms
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
 from hookscope.statistics.storage import gathered
 from hookscope.text import counted
 
-# A layer is flagged from this share of dead channels on. Our choice: after a ReLU a few are dead for any one picture.
+# A layer is flagged from this share of dead channels on: after a ReLU a few are dead for any one picture.
 _DEAD_FRACTION = 0.5
 
 # Fields that are counts or comparisons, and those that are sums, which may be rounded differently. Channels depend on
@@ -42,11 +46,11 @@ class Rows:
     Attributes:
         seen: In execution order. An output is passed through, and repeats another, where it does in every batch;
             `sources` are those of the first.
-        varying: The places whose shape, beyond the batch axis, differs between batches.
+        shapes: Those of each tensor in the batches.
     """
 
     seen: dict[Place, Observation[Reduction]] = field(default_factory=dict)
-    varying: set[Place] = field(default_factory=set)
+    shapes: dict[Place, BatchShapes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Recorder:
     judged_reducer: Reducer | None = None  # of what is not shown: without distributions and sketches
     on_call: Callable[[ModuleCall], None] | None = None
     maps: MapRecorder | None = None
+    tokens: TokenRecorder | None = None
     kept: list[SavedActivation] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
@@ -86,6 +91,8 @@ class Recorder:
         self.indices = indices
         if self.maps is not None:
             self.maps.start(indices)
+        if self.tokens is not None:
+            self.tokens.start(indices)
 
     def settle(self) -> None:
         """Finish what waits for the outputs that come next. The caller's autocast must not reach it."""
@@ -102,6 +109,8 @@ class Recorder:
         self.kept = [each for each in self.kept if each.input_index < first]
         if self.maps is not None:
             self.maps.forget()
+        if self.tokens is not None:
+            self.tokens.forget()
 
     def lists(self, call: ModuleCall | GradientSite[Measured]) -> bool:
         """Tell whether a call has rows that are shown: those that are only judged are not."""
@@ -116,13 +125,16 @@ class Recorder:
         """Reduce one output in the hook."""
         if type(tensor) is not Tensor:
             tensor = gathered(tensor)
-        axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
+        if call.vmapped:
+            axis = self.axes.channel_axis_in_vmap(call.maker, tensor.shape, call.vmapped)
+        else:
+            axis = None if tensor.is_nested else self.axes.channel_axis(call.maker, tensor.shape)
         if self.on_call is not None:
             self.on_call(call)
         is_shown = self.lists(call)
         reducer = self.reducer if is_shown or self.judged_reducer is None else self.judged_reducer
         measured = reducer.reduce(tensor, axis, self.indices)
-        is_kept = self.on_tensor or self.grids_for or self.maps
+        is_kept = self.on_tensor or self.grids_for or self.maps or self.tokens
         if is_kept and is_shown and not _lacks_memory(measured, tensor):
             key = (call.layer, call.call, slot)
             if self.on_tensor is not None:
@@ -131,6 +143,8 @@ class Recorder:
                 self.keep(key, tensor, axis)
             if self.maps is not None and axis is not None:
                 self.maps.see(key, tensor, axis, self.axes.grids)
+            if self.tokens is not None and axis == 2:
+                self.tokens.see(key, tensor, self.axes.grids, _peak(measured))
         return measured
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
@@ -164,26 +178,33 @@ class Recorder:
                 break
 
 
+def _peak(measured: Measured) -> float:
+    """Return the largest magnitude; infinity where it is not known yet."""
+    if isinstance(measured, Reduction) and measured.finite_count:
+        return max(abs(measured.min), abs(measured.max))
+    return math.inf
+
+
 def _lacks_memory(measured: Measured, tensor: Tensor) -> bool:
     return isinstance(measured, Reduction) and measured.unmeasured is not None and bool(missing_memory(tensor))
 
 
-def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]]) -> None:
-    """Merge one forward pass into the rows; new ones are appended in execution order."""
+def merge_observations(rows: Rows, observations: Sequence[Observation[Measured]], input_count: int) -> None:
+    """Merge one forward pass over so many inputs into the rows; new ones are appended in execution order."""
     reductions = iter(collect([seen.value for seen in observations if seen.value is not None]))
     for seen in observations:
         reduction = None if seen.value is None else next(reductions)
         row: Any = seen if reduction is seen.value else seen._replace(value=reduction)
         known = rows.seen.setdefault(row.place, row)
+        if reduction is not None:
+            rows.shapes.setdefault(row.place, BatchShapes()).add(input_count, reduction.shape)
         if known is not row:
-            rows.seen[row.place] = _merged(rows, known, row)
+            rows.seen[row.place] = _merged(known, row)
 
 
-def _merged(rows: Rows, known: Observation[Reduction], new: Observation[Reduction]) -> Observation[Reduction]:
+def _merged(known: Observation[Reduction], new: Observation[Reduction]) -> Observation[Reduction]:
     first, second = known.value, new.value
     if first is not None and second is not None:
-        if first.shape[1:] != second.shape[1:]:
-            rows.varying.add(known.place)
         first = merge(first, second)
     return known._replace(
         value=first or second,
@@ -192,13 +213,19 @@ def _merged(rows: Rows, known: Observation[Reduction], new: Observation[Reductio
     )
 
 
-def layer_rows(inspected: InspectedNetwork, rows: Rows) -> tuple[LayerRow, ...]:
-    """Turn rows into results, in execution order."""
+def layer_rows(
+    inspected: InspectedNetwork, rows: Rows, tokens: Mapping[Place, TokenNorms] | None = None
+) -> tuple[LayerRow, ...]:
+    """Turn rows into results, in execution order; `tokens` are the norms of those that are tokens."""
     # A container shares the reduction of its last child.
     reductions = {id(row.value): row.value for row in rows.seen.values() if row.value is not None}
     measured = dict(zip(reductions, summarise([*reductions.values()]), strict=True))
     measured[id(None)] = TensorStatistics((), "none", 0)  # where no tensor was returned
-    return tuple(_layer_row(inspected, rows, index, seen, measured) for index, seen in enumerate(rows.seen.values()))
+    norms = tokens or {}
+    return tuple(
+        _layer_row(inspected, rows, index, seen, measured, norms.get(seen.place))
+        for index, seen in enumerate(rows.seen.values())
+    )
 
 
 def _layer_row(
@@ -207,12 +234,15 @@ def _layer_row(
     index: int,
     seen: Observation[Reduction],
     measured: Mapping[int, TensorStatistics],
+    tokens: TokenNorms | None,
 ) -> LayerRow:
     """Return the row of what a place has shown; `measured` holds the statistics by `id` of the reductions."""
     (layer, call, slot), operation, statistics = seen.place, seen.operation, measured[id(seen.value)]
+    shapes = rows.shapes.get(seen.place)
     repeats = ""
     if seen.repeats and _counted_alike(statistics, measured[id(rows.seen[seen.repeats].value)]):
         repeats = row_label(*seen.repeats)
+    massive: tuple[Flag, ...] = ("massive activations",) if tokens is not None and tokens.massive_count else ()
     return LayerRow(
         index=index,
         layer=layer,
@@ -220,14 +250,20 @@ def _layer_row(
         call=call,
         slot=slot,
         parameter_count=inspected.parameter_counts[layer] if operation is None else 0,
-        activation=statistics,
-        flags=_flags(statistics, seen, varies=seen.place in rows.varying),
+        activation=statistics if shapes is None else with_whole_shape(statistics, shapes),
+        flags=_flags(statistics, seen, varies=shapes is not None and shapes.varies) + massive,
         aliases=inspected.aliases.get(layer, ()),
         repeats=repeats,
         owner=None if operation is None else operation.owner,
         source="" if operation is None else operation.source,
         inputs=tuple([each if isinstance(each, str) else row_label(*each) for each in seen.sources]),
+        tokens=tokens,
     )
+
+
+def with_whole_shape(statistics: TensorStatistics, shapes: BatchShapes) -> TensorStatistics:
+    """Return statistics of several batches with the shape of all of them."""
+    return statistics if len(shapes) == 1 else replace(statistics, shape=shapes.whole)
 
 
 def unlisted(
@@ -255,10 +291,23 @@ def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
 
 def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies: bool) -> tuple[Flag, ...]:
     """Return the flags of a row in the order of display."""
+    flags: list[Flag] = ["not a tensor"] if seen.value is None else []
+    flags += value_flags(statistics)
+    if seen.in_place:
+        flags.append("in-place")
+    if seen.passed_through:
+        flags.append("pass-through")
+    if varies:
+        flags.append("shape varies")
+    if seen.vmapped:
+        flags.append("vmap")
+    return tuple(flags)
+
+
+def value_flags(statistics: TensorStatistics) -> list[Flag]:
+    """Return the flags that depend on values alone, in the order of display."""
     low, high = statistics.min, statistics.max
     flags: list[Flag] = []
-    if seen.value is None:
-        flags.append("not a tensor")
     if statistics.unmeasured is not None:
         flags.append("unmeasured")
     if statistics.nan_count or statistics.inf_count:
@@ -267,13 +316,7 @@ def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies
         flags.append("all zero" if low == 0 else "constant")
     elif statistics.dead_channel_count and (statistics.dead_channel_fraction or 0) >= _DEAD_FRACTION:
         flags.append("dead channels")
-    if seen.in_place:
-        flags.append("in-place")
-    if seen.passed_through:
-        flags.append("pass-through")
-    if varies:
-        flags.append("shape varies")
-    return tuple(flags)
+    return flags
 
 
 def uncalled(
@@ -320,7 +363,7 @@ def fast_path_warning(
         (with_operations and id(each) not in unseen) or any(id(part) in hooked for part in each.modules())
         for each in fused
     ):
-        return ("nn.TransformerEncoderLayer runs unfused while hooked: its values differ in the last digits.",)
+        return ("nn.TransformerEncoderLayer runs unfused while hooked; the last digits may differ.",)
     return ()
 
 
@@ -354,7 +397,12 @@ def arranged(item: SavedActivation, index: int, label: str, kind: str) -> Featur
 
 
 def predictions(
-    output: object, categories: Sequence[str], indices: Sequence[int], output_key: str | None = None
+    output: object,
+    categories: Sequence[str],
+    indices: Sequence[int],
+    output_key: str | None = None,
+    *,
+    multi_label: bool = False,
 ) -> list[Prediction]:
     """Return the five best classes per input, if the output is one row of logits per input over the categories.
 
@@ -363,14 +411,16 @@ def predictions(
         categories: Class names by index, if known.
         indices: Of the inputs.
         output_key: Which of several outputs holds the logits; its classes need not be known by name.
+        multi_label: Read scores as sigmoids; then, too, classes need not be known by name.
 
     Raises:
         UsageError: If there is no such output.
     """
     scores = _scores(output, len(indices), output_key)
-    if scores is None or (output_key is None and scores.shape[1] != len(categories)):
+    if scores is None or (output_key is None and not multi_label and scores.shape[1] != len(categories)):
         return []
-    return top_classes(scores, categories if scores.shape[1] == len(categories) else (), indices, 5)
+    names = categories if scores.shape[1] == len(categories) else ()
+    return top_classes(scores, names, indices, 5, multi_label=multi_label)
 
 
 def unnamed_warning(
@@ -389,24 +439,32 @@ def _scores(output: object, count: int, output_key: str | None) -> Tensor | None
     if output_key is not None:
         floating = [Output(path, each) for path, each in tensors_in(output) if each.is_floating_point()]
         output = output_at(floating, output_key).tensor
+    elif isinstance(output, Mapping):  # what networks of transformers return
+        output = output.get("logits")
     output = gathered(output) if isinstance(output, Tensor) else output
-    is_one_row_each = isinstance(output, Tensor) and output.dim() == 2 and len(output) == count
-    return output if isinstance(output, Tensor) and is_one_row_each and not missing_memory(output) else None
+    if not isinstance(output, Tensor) or output.is_nested or output.dim() != 2 or len(output) != count:
+        return None
+    return None if missing_memory(output) else output
 
 
-def top_classes(scores: Tensor, categories: Sequence[str], indices: Sequence[int], count: int) -> list[Prediction]:
+def top_classes(
+    scores: Tensor, categories: Sequence[str], indices: Sequence[int], count: int, *, multi_label: bool = False
+) -> list[Prediction]:
     """Return the best classes per input, with their probabilities.
 
     Args:
-        scores: Logits, or a softmax already, (N, K).
+        scores: Logits, or probabilities already, (N, K).
         categories: K class names; empty if they are not known.
         indices: Of the inputs, (N,).
         count: How many classes to return at most.
+        multi_label: Whether each class is a label by itself.
     """
-    scores = scores.float()
-    shares = scores if is_softmax(scores, Output("", scores)) else scores.softmax(1)
+    shares, reading = class_probabilities(scores, Output("", scores), multi_label=multi_label)
+    shares = shares.float()
     probabilities, classes = shares.topk(min(count, scores.shape[1]))  # (N, count)
     return [
-        Prediction(index, tuple(best), tuple(categories[number] for number in best if categories), tuple(likely))
+        Prediction(
+            index, tuple(best), tuple(categories[number] for number in best if categories), tuple(likely), reading
+        )
         for index, best, likely in zip(indices, classes.tolist(), probabilities.tolist(), strict=True)
     ]

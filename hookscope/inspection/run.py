@@ -33,8 +33,8 @@ from hookscope.text import printable, some_of
 # Measured on two idle cores, statistics of every layer, a picture of 224 pixels: resnet34 183 ms by torch and 58 ms by
 # the kernel, efficientnet_b0 292 ms and 41 ms.
 _WITHOUT_KERNEL = (
-    "Statistics are computed by torch, which takes 3 to 7 times as long as the compiled kernel that this installation "
-    "lacks ({}): wheels for Linux and macOS hold it."
+    "Statistics are computed by torch, which takes 3 to 7 times as long as the compiled kernel. This installation "
+    "lacks it ({}); wheels for Linux and macOS have it."
 )
 
 
@@ -92,7 +92,8 @@ class Run:
 
     def find_forward_calls(self, batch: Batch) -> None:
         """Find out which of the modules that did not run in this batch, the first, are called by `forward`."""
-        silent = {name: each for name, each in self.selected.items() if name not in self.captured.called}
+        called = self.captured.called
+        silent = {name: each for name, each in self.selected.items() if name not in called}
         if silent:
             with self.captured.detached():
                 self.forward_calls = calls_of_forward(self.inspected.network, silent, batch.args, batch.kwargs)
@@ -100,7 +101,7 @@ class Run:
     def predict(self, output: object, places: Sequence[int]) -> None:
         """Note the best classes of a batch whose inputs have these positions in the run."""
         categories = self.inspected.info.categories
-        self.best += predictions(output, categories, places, self.output_key)
+        self.best += predictions(output, categories, places, self.output_key, multi_label=self.inspected.multi_label)
         self.unnamed = self.unnamed or unnamed_warning(output, categories, places, self.output_key)
 
     def notes(self) -> tuple[str, ...]:
@@ -179,7 +180,7 @@ def choose(
 
     others, operations = split_patterns(layers, inspected.modules, ops=ops)
     selected = {} if others is None else select_from(inspected.modules, inspected.aliases, others, order)
-    placed = place_edits(edits, inspected.network, order, recorder)
+    placed = place_edits(edits, inspected.network, order, recorder.axes)
     judged = judged and any(has_own_operations(each) or _is_script(each) for each in inspected.modules.values())
     if placed.of_operations or judged:
         operations = operations or OperationChoice(())

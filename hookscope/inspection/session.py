@@ -15,40 +15,55 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from hookscope.errors import HookscopeError, OutputError, UnfitInputError, UsageError
+from hookscope.errors import HookscopeError, ModelError, OutputError, UnfitInputError, UsageError
 from hookscope.inputs import (
     Batch,
-    NamedInput,
     assumed_preparation,
     find_inputs,
-    parse_shape,
+    named_inputs,
+    noise_and_named,
     preprocessing_from_options,
-    read_named,
     read_tensor,
     without_named_frame,
 )
+from hookscope.inputs.clips import Source, with_clips
+from hookscope.inputs.loading import load_argument
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
+from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.device import floating_dtype
+from hookscope.inspection.edits import Edit
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.losses import Loss, choose_loss
-from hookscope.inspection.network import as_batches
+from hookscope.inspection.network import as_batches, batch_of
+from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
 from hookscope.models import LoadedModel, example_shape, load_function
+from hookscope.models.input_spec import time_first_warning
+from hookscope.models.noise_arguments import noise_arguments
 from hookscope.results.activations import Activations
 from hookscope.results.comparison import Change, Comparison
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
-from hookscope.results.repeats import Key, fold_repeats, repeated, without_rows
+from hookscope.results.noise_shapes import (
+    NOISE_BESIDE_PICTURES,
+    NoiseShape,
+    NoiseShapes,
+    noise_note,
+    parse_noise_shapes,
+)
+from hookscope.results.repeats import Key, fold_repeats, numbered, repeated, without_rows
 from hookscope.results.runs.atomic import reason_of
 from hookscope.results.runs.tensors import DTYPES, SpooledTensor, TensorSpool
 from hookscope.results.statistics import TensorStatistics
+from hookscope.statistics.storage import plain_array
 from hookscope.text import safe_text
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
+_STORED_SUFFIXES = (".pt", ".pth", ".safetensors")  # of files that may hold several tensors
 
-Images = str | Path | Image | Tensor | Batch | Sequence[str | Path | Image]
+Images = str | Path | Image | Tensor | Batch | Sequence[str | Path | Image] | tuple[Tensor, ...] | Mapping[str, Tensor]
 OnError = Callable[[HookscopeError], None]
 OnProgress = Callable[[int, int], None]
 Run = TypeVar("Run", Activations, Gradients)
@@ -74,13 +89,13 @@ def open_session(
     seed: int,
     mode: Literal["eval", "train"] = "eval",
     noise: bool = False,
-    input_shape: str | Sequence[int] | None = None,
+    input_shape: NoiseShapes | None = None,
     **options: Any,
 ) -> Session:
     """Find the inputs for a network that is on its device already.
 
-    Loading `began` at that `time.perf_counter`; "train" gives a detector the targets it needs; `noise` of `input_shape`
-    stands for inputs where there are none; `options` are for `preprocessing_from_options`.
+    Loading `began` at that `time.perf_counter`; "train" gives a detector the targets it needs; `input_shape` is that of
+    noise, and with `noise` there is some where there are no inputs; `options` are for `preprocessing_from_options`.
 
     Raises:
         UsageError: If an option cannot be right, there is no input, or it is not known what the network takes.
@@ -88,16 +103,27 @@ def open_session(
         ImageError: If an input by name cannot be read.
     """
     notes: list[str] = []
-    files, batch = _sources(images, notes)
+    images, named = by_position_and_name(images, named)
+    images, in_file = arguments_in_file(images)
     preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
+    files, batch = _sources(images, preprocessing, notes)
     if loaded.info.sha256:  # weights of a file, which were trained on something
         notes += assumed_preparation(loaded.preprocessing, files, options)
-    by_name = _named(named, preprocessing)
+    warnings = (*loaded.warnings, *time_first_warning(loaded.module))
+    by_name = (*named_inputs(in_file, preprocessing), *named_inputs(named, preprocessing))
     preprocessing = without_named_frame(preprocessing, by_name)
     given = bool(files) or batch is not None
-    noise = noise and not given and (input_shape is not None or all(each.record is None for each in by_name))
-    if not given and not by_name and not noise:
-        raise UsageError("There is no input: give a picture, a tensor, a file or a folder.")
+    shapes = () if input_shape is None else parse_noise_shapes(input_shape)
+    if given and any(not each.name for each in shapes):
+        raise UsageError(NOISE_BESIDE_PICTURES.format(pictures="the pictures"))
+    if noise and not given and not shapes and all(each.record is None for each in by_name):
+        shapes = (_example(loaded, preprocessing),)
+    if not given and not by_name and not shapes:
+        raise UsageError("There is no input: give a picture, a tensor, a file or a folder, or --input-shape for noise.")
+    others = len(batch.args) if batch is not None else bool(files)
+    shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in by_name], others=others)
+    notes += noise_note(shapes) if input_shape is not None else ()
+    shapes, by_name = noise_and_named(shapes, by_name, seed, with_others=given)
     parameter = next(loaded.module.parameters(), None)
     pipeline = InputPipeline(
         files,
@@ -105,11 +131,10 @@ def open_session(
         torch.device("cpu") if parameter is None else parameter.device,
         floating_dtype(loaded.module),
         batch,
-        _noise_shape(input_shape, loaded, preprocessing) if noise else None,
+        shapes,
         seed,
         by_name,
     )
-    warnings = loaded.warnings
     if mode == "train" and (targets := default_targets_text(loaded.module)):
         pipeline = replace(pipeline, finish=partial(with_default_targets, loaded.module))
         warnings = (*warnings, f"{loaded.info.name} needs targets in train mode: each input is given {targets}.")
@@ -117,56 +142,86 @@ def open_session(
     return Session(loaded, pipeline, seed, time.perf_counter() - began)
 
 
-def _sources(images: Images, notes: list[str]) -> tuple[list[Path | Image], Batch | None]:
+def _sources(images: Images, preprocessing: Preprocessing, notes: list[str]) -> tuple[list[Source], Batch | None]:
     """Return the files and pictures, or the batch; `notes` gets a sentence about skipped files."""
     given = as_sources(images)
-    if isinstance(given, Batch):
-        return [], given
-    files: list[Path | Image] = []
+    if not isinstance(given, list):
+        return [], given if isinstance(given, Batch) else batch_of(given, preprocessing)
+    files: list[Source] = []
     for each in given:
-        files += [each] if isinstance(each, Image) else find_inputs([str(each)], notes.append)
+        if isinstance(each, Image):
+            files.append(each)
+        else:
+            files += with_clips(str(each), find_inputs([str(each)], notes.append), preprocessing)
     return files, None
 
 
-def as_sources(images: Images) -> list[str | Path | Image] | Batch:
-    """Return what stands for inputs as a list of paths and pictures, or as one batch.
+def by_position_and_name(
+    images: Images, named: Mapping[str, Any] | Sequence[str]
+) -> tuple[Images, Mapping[str, Any] | Sequence[str]]:
+    """Return inputs by position and by name, where a mapping in place of `images` gives inputs by name."""
+    if not isinstance(images, Mapping):
+        return images, named
+    if named and not isinstance(named, Mapping):
+        raise UsageError("Inputs by name are given twice: as a mapping, and as texts with --input.")
+    return (), {**images, **(named if isinstance(named, Mapping) else {})}
+
+
+def arguments_in_file(images: Images) -> tuple[Images, Mapping[str, Tensor]]:
+    """Return the arguments that a single file holds in place of the file, those by position and those by name.
+
+    A tuple of tensors is arguments by position, as in Python, a dict of them arguments by name. Whatever else it holds,
+    or is wrong with it, is found where inputs are read.
+    """
+    paths = list(images) if isinstance(images, list | tuple) else [images]
+    path = Path(paths[0]) if len(paths) == 1 and isinstance(paths[0], str | Path) else None
+    if path is None or path.suffix.lower() not in _STORED_SUFFIXES or not path.is_file():
+        return images, {}
+    try:
+        content, record = load_argument(path, Preprocessing())
+    except HookscopeError:
+        return images, {}
+    if isinstance(content, tuple) and len(content) > 1 and all(isinstance(each, Tensor) for each in content):
+        (first,) = as_batches(content[0])
+        records = tuple(replace(each, name=record.name, sha256=record.sha256) for each in first.records)
+        return replace(first, args=content, records=records), {}
+    if isinstance(content, dict) and len(content) > 1 and all(_is_argument(*each) for each in content.items()):
+        return (), content
+    return images, {}
+
+
+def _is_argument(name: object, value: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and isinstance(value, Tensor)
+
+
+def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
+    """Return what stands for inputs as a list of paths and pictures, or as one tensor or batch.
+
+    A tuple of tensors is the arguments of one call, with the inputs on axis 0.
 
     Raises:
         UsageError: If it is something else.
     """
-    if isinstance(images, Tensor):
-        return next(iter(as_batches(images)))
-    if isinstance(images, Batch):
+    if isinstance(images, Tensor | Batch):
         return images
+    if isinstance(images, tuple) and images and all(isinstance(each, Tensor) for each in images):
+        (first,) = as_batches(images[0])
+        return replace(first, args=images)
     sources: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
     for each in sources:
         if not isinstance(each, str | Path | Image):
-            raise UsageError(f"{type(each).__name__} is not an input: give paths and pictures, or one tensor for all.")
+            raise UsageError(
+                f"{type(each).__name__} is not an input: give paths and pictures, one tensor, or a tuple of tensors "
+                f"for several arguments; --input gives them by name."
+            )
     return sources
 
 
-def _named(named: Mapping[str, Any] | Sequence[str], preprocessing: Preprocessing) -> tuple[NamedInput, ...]:
-    if not isinstance(named, Mapping):
-        return read_named(named, preprocessing)
-    result: list[NamedInput] = []
-    for name, value in named.items():
-        if isinstance(value, Path):
-            result += read_named([f"{name}={value}"], preprocessing)
-        elif isinstance(value, Tensor):
-            record = InputRecord("tensor", None, None, tuple(value.shape), ())
-            result.append(NamedInput(name, value, record))
-        else:
-            result.append(NamedInput(name, value))
-    return tuple(result)
-
-
-def _noise_shape(
-    input_shape: str | Sequence[int] | None, loaded: LoadedModel, preprocessing: Preprocessing
-) -> tuple[int, ...]:
-    shape = parse_shape(input_shape) if input_shape else example_shape(loaded.module, preprocessing)
+def _example(loaded: LoadedModel, preprocessing: Preprocessing) -> NoiseShape:
+    shape = example_shape(loaded.module, preprocessing)
     if shape is None:
         raise UsageError(f"{loaded.info.name} has an unknown input shape: give IMAGE or --input-shape.")
-    return shape
+    return NoiseShape(shape)
 
 
 def run_forward(
@@ -177,6 +232,7 @@ def run_forward(
     repeats: bool,
     edits: Sequence[str],
     batch_size: int,
+    cost: bool,
     verify: bool,
     save_tensors: bool,
     on_progress: OnProgress | None,
@@ -197,19 +253,38 @@ def run_forward(
     collector = TensorCollector(_input_count(session), on_progress)
     if save_tensors:
         options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
-    options |= {"on_batch": collector.end_batch, "sketches": True, "judged": True}
+    options |= {"on_batch": collector.end_batch, "sketches": True, "judged": True, "tokens": True}
     report = reporter(session, on_error)
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     verdicts = judge(inspection)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
     labels = {row.label for row in inspection.rows}
-    return replace(
+    inspection = replace(
         inspection,
         verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(labels),
+        notes=(*inspection.notes, *_way_to_operations(session, ops=ops)),
         provenance=provenance_of(session, layers, {"edits": list(edits)} if inspection.comparison else {}),
     )
+    return _with_cost(inspection, session) if cost else inspection
+
+
+def _way_to_operations(session: Session, *, ops: bool) -> tuple[str, ...]:
+    """Return a note for a network of functions alone, of which no more than the output has a row."""
+    kind = type(session.loaded.module)
+    is_alone = next(session.loaded.module.children(), None) is None and not kind.__module__.startswith("torch.")
+    return (f"{kind.__name__} has no modules inside: --ops shows its operations.",) if is_alone and not ops else ()
+
+
+def _with_cost(inspection: Activations, session: Session) -> Activations:
+    """Measure what the network costs for the first input that can be used; a warning says why if it raises."""
+    batch = next(iter(session.inputs.batches(1, _ignore_error)))
+    try:
+        cost = network_cost(Call(session.loaded.module, batch.args, batch.kwargs))
+    except ModelError as error:
+        return replace(inspection, warnings=(*inspection.warnings, f"No cost: {error}"))
+    return replace(inspection, cost=cost)
 
 
 def run_backward(
@@ -259,7 +334,9 @@ def run_backward(
     verdicts = judge(inspection)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
     if per_image and inspection.inputs:
-        inspection = _with_inputs_alone(session, inspection, partial(alone, edits=edits), report)
+        values, others = split_edits(edits)
+        with edited_parameters(session.loaded, values):
+            inspection = _with_inputs_alone(session, inspection, partial(alone, edits=others), report)
     labels = {f"{row.label} grad_{row.role}" for row in inspection.gradients}
     labels |= {f"{row.name} grad" for row in inspection.parameters}
     return replace(
@@ -267,6 +344,7 @@ def run_backward(
         verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(labels),
+        notes=(*inspection.notes, *_way_to_operations(session, ops=ops)),
         provenance=provenance_of(session, layers, {"edits": list(edits), **settings, "autocast": autocast}),
     )
 
@@ -274,7 +352,7 @@ def run_backward(
 def _without_and_with_edits(
     session: Session,
     run: Callable[..., Run],
-    edits: Sequence[str],
+    edits: Sequence[str | Edit],
     batch_size: int,
     report: OnError | None,
     options: Mapping[str, Any],
@@ -283,13 +361,17 @@ def _without_and_with_edits(
 ) -> tuple[Run | None, Run]:
     """Run over all inputs without edits, if there are any, and then with them; `options` are for the latter."""
     batches = session.inputs.batches
+    values, others = split_edits(edits)
+    made: ParameterEdits
     try:
         plain = run(inputs=batches(batch_size, _ignore_error), on_error=_ignore_error) if edits else None
-        return plain, run(inputs=batches(batch_size, report), edits=edits, on_error=report, **options)
+        with edited_parameters(session.loaded, values) as made:
+            edited: Run = run(inputs=batches(batch_size, report), edits=others, on_error=report, **options)
+            warnings, notes = (*edited.warnings, *made.warnings), (*edited.notes, *made.notes)
+            return plain, replace(edited, warnings=warnings, notes=notes)
     except (ForwardError, PassError) as error:
         seen: Any = error.inspection
-        seen = _listed(seen)
-        shown = seen if repeats else fold_repeats(seen)
+        shown = _shown(_listed(seen), repeats=repeats)
         error.inspection = replace(shown, timings={"load": session.load_seconds, **shown.timings})
         raise
 
@@ -350,7 +432,7 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
     The verification shown is that of the run without edits.
     """
     edited = _listed(edited)
-    shown: Run = edited if repeats else fold_repeats(edited)
+    shown: Run = _shown(edited, repeats=repeats)
     if plain is None:
         return shown
     shown = replace(shown, verification=plain.verification)
@@ -402,6 +484,10 @@ def _statistics_by_label(
 def _listed(run: Run) -> Run:
     """Leave out the rows that were measured for verdicts alone."""
     return replace(without_rows(run, run.unlisted), unlisted=())
+
+
+def _shown(run: Run, *, repeats: bool) -> Run:
+    return numbered(run if repeats else fold_repeats(run))
 
 
 def _ignore_error(_error: HookscopeError) -> None:
@@ -484,7 +570,7 @@ class TensorCollector:
             values = values.clone(memory_format=torch.contiguous_format)
         flat = _little_endian(values.view(torch.uint8), tensor.dtype)
         try:
-            piece = self._spool.append(memoryview(flat.numpy().data))
+            piece = self._spool.append(memoryview(plain_array(flat).data))
         except OSError as error:
             where = f"in {gettempdir()}: {reason_of(error)}"
             raise OutputError(f"Tensors cannot be kept {where}. Free some space, or set TMPDIR to another.") from error

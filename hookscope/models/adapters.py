@@ -4,31 +4,55 @@ Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: B
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from hookscope.results.contents import StoredTensor
-from hookscope.text import printable, some_of
+from hookscope.text import counted, printable, some_of
 
-# As the library peft names them, alone or, in a network that holds its adapters, with the adapter's name behind.
-_DOWN = re.compile(r"(?:.*\.)?(?P<target>[^.]+)\.lora_A(\.[^.]+)?\.weight")
-_UP = re.compile(r".+\.lora_B(\.[^.]+)?\.weight")
+# As peft, loralib, diffusers and kohya's scripts name them; in a network that holds its adapters, peft adds the
+# adapter's name.
+_DOWN = ("lora_A", "lora_embedding_A", "lora_down", "lora.down")
+_UP = ("lora_B", "lora_embedding_B", "lora_up", "lora.up")
+_NAME = re.compile(
+    rf"(?:(?P<path>.*)\.)?(?P<side>{'|'.join(map(re.escape, (*_DOWN, *_UP)))})(?P<adapter>\.[^.]+)?(?:\.weight)?"
+)
 
-# Our choice: layers that a sentence lists.
+# Layers that a sentence lists.
 _LISTED_TARGETS = 6
 
 
-def adapter_remark(name: str, tensors: Sequence[StoredTensor]) -> str:
-    """Return a sentence about the low-rank adapters among tensors: rank, layers, whether untrained; "" for none."""
-    down = [(found["target"], each) for each in tensors if (found := _DOWN.fullmatch(each.key)) and each.shape]
-    up = [each for each in tensors if _UP.fullmatch(each.key)]
-    if not (down and up):
+class NamedShape(NamedTuple):
+    """A stored tensor, as far as adapters are known by it."""
+
+    key: str
+    shape: tuple[int, ...]
+    is_zero: bool
+
+
+def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:
+    """Return a sentence about the low-rank adapters among tensors: rank, layers, what is untrained; "" for none."""
+    down: dict[tuple[str, str], NamedShape] = {}
+    up: dict[tuple[str, str], NamedShape] = {}
+    others = 0
+    for each in tensors:
+        found = _NAME.fullmatch(each.key) if each.shape else None
+        if found is None:
+            others += not each.key.endswith(".alpha")  # the scale of an adapter
+        else:
+            (down if found["side"] in _DOWN else up)[found["path"] or "", found["adapter"] or ""] = each
+    whole, halves = down.keys() & up.keys(), down.keys() ^ up.keys()
+    if not (whole or halves):
         return ""
-    ranks = sorted({each.shape[0] for _, each in down})
-    targets = sorted({printable(target, 40) for target, _ in down})
-    alone = len(down) + len(up) == len(tensors)
-    base = "; it needs the network that it was trained on" if alone else ""
-    untrained = all(each.min == 0 == each.max and not (each.nan_count or each.inf_count) for each in up)
+    owner = "its" if len(halves) == 1 else "their"
+    lack = f"{counted(len(halves), 'LoRA tensor')} without {owner} other half" if halves else ""
+    if not whole:
+        return f"{printable(name)}: {lack}."
+    ranks = sorted({down[each].shape[0] for each in whole})
+    targets = sorted({printable(path.rpartition(".")[2], 40) for path, _ in whole if path})
+    layers = f" for {some_of(targets, _LISTED_TARGETS)}" if targets else ""
+    base = "" if others else "; it needs the network that it was trained on"
+    untrained = "; every lora_B is 0: untrained" if all(each.is_zero for each in up.values()) else ""
     return (
-        f"{printable(name)}: {len(down)} LoRA adapters of rank {', '.join(map(str, ranks))} for "
-        f"{some_of(targets, _LISTED_TARGETS)}{base}{'; every lora_B is 0: untrained' if untrained else ''}."
+        f"{printable(name)}: {counted(len(whole), 'LoRA adapter')} of rank {', '.join(map(str, ranks))}{layers}"
+        f"{base}{untrained}{lack and f'; {lack}'}."
     )

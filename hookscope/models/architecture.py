@@ -21,10 +21,10 @@ from hookscope.models.network_table import COLOURS, COUNTER, Free, NetworkPatter
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import counted, printable, some_of
 
-# Our choice: with less than half of the names in common, a network is not worth suggesting.
+# With less than half of the names in common, a network is not worth suggesting.
 _LEAST_ALIKE = Fraction(1, 2)
 
-# Our choice: timm has more than a thousand networks, and importing it has taken seconds already.
+# timm has more than a thousand networks, and importing it has taken seconds already.
 TIMM_SECONDS = 20.0
 
 _PACKED = "_packed_params._packed_params"
@@ -34,14 +34,15 @@ _PACKED = "_packed_params._packed_params"
 class Candidate:
     """A network, as MODEL would name it, that with these arguments has the names and shapes of a file.
 
-    `input_channels` is C of the pictures, if it is not the network's own; `remarks` say how sure this is, and what
-    differs from the network as published, for people.
+    `missing_count` counts the buffers that the file lacks. `input_channels` is C of the pictures, if it is not the
+    network's own; `remarks` say how sure this is, and what differs from the network as published, for people.
     """
 
     model: str
     arguments: Mapping[str, Any]
     input_channels: int | None
     remarks: tuple[str, ...]
+    missing_count: int = 0
 
 
 def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
@@ -144,7 +145,9 @@ def _fitting(patterns: Iterable[NetworkPattern], forms: Sequence[Shapes]) -> lis
                 found.setdefault(index, []).append(replace(candidate, remarks=candidate.remarks + more))
                 break
     best = found[min(found)] if found else []
-    changes = [len(candidate.arguments) + bool(candidate.input_channels) for candidate in best]
+    changes = [
+        (len(candidate.arguments) + bool(candidate.input_channels), candidate.missing_count) for candidate in best
+    ]
     return [candidate for candidate, count in zip(best, changes, strict=True) if count == min(changes)]
 
 
@@ -181,7 +184,8 @@ def _fitted(pattern: NetworkPattern, given: Shapes) -> Candidate | None:
     arguments |= {called[what]: count for what, count in counts.items() if count != published[what]}
     other = channels if channels != COLOURS else None
     counters = sum(name not in without for name in own) - len(given)
-    return Candidate(pattern.model, arguments, other, _remarks(pattern, arguments, other, counters, len(given)))
+    remarks = _remarks(pattern, arguments, other, counters, len(given))
+    return Candidate(pattern.model, arguments, other, remarks, counters)
 
 
 def _fitting_counts(pattern: NetworkPattern, own: Sizes, given: Shapes) -> dict[str, int] | None:

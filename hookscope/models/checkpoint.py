@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,23 +12,35 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import (
+    CONFIG,
+    CONFIG_BYTES_LIMIT,
     WEIGHTS_SUFFIXES,
     FileKind,
     open_regular,
     safetensors_header,
+    stored_files,
+    version_of,
+    weights_file,
 )
 from hookscope.checkpoints.isolation import ReadFile, read_verified
-from hookscope.checkpoints.reading import ReadingRules
+from hookscope.checkpoints.reading import ReadingRules, read_content
 from hookscope.checkpoints.stand_ins import skipped_objects
+from hookscope.errors import CheckpointError
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
+from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import TRUST_REMEDY, check_names, files_of, read_index, shard_remark
+from hookscope.models.told_architecture import told_architectures
 from hookscope.models.training_entries import TrainingEntries, training_entries
+from hookscope.regular_files import read_bounded
 from hookscope.text import counted, printable, some_of
 
-# Our choice: names that a sentence lists.
+# Names that a sentence lists.
 _LISTED_NAMES = 3
+
+FileVersion = tuple[int, int, int]
+"""What changes when a file does, as `version_of` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +51,16 @@ class Checkpoint:
         name: The file's, without its folder, safe to show.
         state: Tensors by name, perhaps of the mapped file itself; of a quantised network also tuples of tensors and
             dtypes. Carries torch's `_metadata` when the file does.
-        sha256: Hex digest of the file; for an index, of the text "DIGEST NAME" of the index and each shard, a line
+        sha256: Hex digest of the file; for an index or a folder, of the text "DIGEST NAME" of each of its files, a line
             each.
         warnings: Sentences a reader must see, such as which tensors are not used.
         module: The pickled Module whose weights these are, which only a trusted file can hold; else None.
         notes: Sentences about where in the file the weights are, and what else it holds.
         categories: Names of classes by index that the file holds, of as many as one of its tensors has rows.
         training: The entries of a single file other than its weights; None for a sharded one.
+        architectures: Names of networks that the file has beside its weights.
         pickled_class: The class of a pickled Module whose weights these are, where its code was not run; else "".
+        is_refused_by_torch: Whether it is a single file that names more than torch's safe reader knows.
     """
 
     name: str
@@ -58,6 +72,8 @@ class Checkpoint:
     categories: tuple[str, ...] = ()
     training: TrainingEntries | None = None
     pickled_class: str = ""
+    architectures: tuple[str, ...] = ()
+    is_refused_by_torch: bool = False
 
 
 def looks_like_file(text: str) -> bool:
@@ -81,16 +97,22 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     state dict; UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and
     `options` names none; NothingMatchedError if there is none where `options` says.
     """
+    path = weights_file(path)
     name = printable(str(path))
     _, kinds = files_of(path)
     if path in kinds:
         read = _read_verified(kinds, name, options)[path]
         content = read.content
-        weights, digest = weights_in(content, name, options.key), digest_of(path)
-        says = _metadata(path) if kinds[path] == "safetensors" else content
+        weights = weights_in(content, name, options.key)
+        digest = digest_of(path) if path.is_file() else _digest_of_all(stored_files(path))
+        is_safetensors = kinds[path] == "safetensors"
+        says = _metadata(path) if is_safetensors else content
+        told = told_architectures(
+            None if is_safetensors else content, {**_beside(path), **(_texts(path) if is_safetensors else {})}
+        )
         categories, notes = _named_classes(says, weights.state, name)
         notes = (*weights.notes, *notes)
-        warnings = (*_read_past(read, name), *filter(None, [shard_remark(path)]))
+        warnings = (*_read_past(read, name), *filter(None, [shard_remark(path)]), *file_remarks(path, content))
         training = training_entries(content, weights.state, options.key)
         return Checkpoint(
             printable(path.name),
@@ -102,15 +124,42 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             categories,
             training,
             weights.pickled_class,
+            told,
+            read.is_refused_by_torch,
         )
     files = _read_verified(kinds, name, replace(options, key=None))
     states = {shard: weights_in(file.content, printable(str(shard))).state for shard, file in files.items()}
     joined, warnings = _joined(name, read_index(path), states)
     warnings += tuple(each for shard, file in files.items() for each in _read_past(file, printable(str(shard))))
     weights = weights_in(joined, name, options.key)
-    lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in (path, *kinds))
-    digest = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
-    return Checkpoint(printable(path.name), weights.state, digest, warnings, notes=weights.notes)
+    return Checkpoint(
+        printable(path.name), weights.state, _digest_of_all((path, *kinds)), warnings, notes=weights.notes
+    )
+
+
+def read_again(path: Path, read: Checkpoint, versions: Sequence[FileVersion], options: FileOptions) -> Checkpoint:
+    """Return the weights of a file that `read_checkpoint` has read, and that has not changed since.
+
+    It is mapped without another process going through it first. A sharded file is read as a new one.
+
+    Raises:
+        CheckpointError: If the file has changed: its `versions`, as `versions_of` gave them, are others now.
+    """
+    name = printable(str(path))
+    if versions_of(path) != versions:
+        raise CheckpointError(f"{name} was changed while the others were read; run the command again.")
+    file = weights_file(path)
+    _, kinds = files_of(file)
+    if file not in kinds:
+        return read_checkpoint(path, options)
+    content = read_content(file, kinds[file], "past unknown" if read.is_refused_by_torch else "torch")
+    return replace(read, state=weights_in(content, name, options.key).state, training=None)
+
+
+def versions_of(path: Path) -> list[FileVersion]:
+    """Return what changes when a file does, of each file that a checkpoint is made of."""
+    _, kinds = files_of(weights_file(path))
+    return [version_of(file) for each in kinds for file in stored_files(each)]
 
 
 def _named_classes(content: object, state: Mapping[str, Any], name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -141,11 +190,26 @@ def _metadata(path: Path) -> dict[str, Any]:
         except (ValueError, RecursionError):
             return None
 
+    return {key: said(text) for key, text in _texts(path).items()}
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    """Return what a `config.json` beside a file holds, as timm's have the name of the network; {} without one."""
+    config = path.with_name(CONFIG)
+    try:
+        content = read_bounded(config, CONFIG_BYTES_LIMIT) if config.is_file() else b""
+        held = json.loads(content) if 0 < len(content) <= CONFIG_BYTES_LIMIT else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _texts(path: Path) -> dict[str, Any]:
     try:
         held = safetensors_header(path)[0].get("__metadata__")
     except (ValueError, RecursionError):  # it has become another file
         return {}
-    return {key: said(text) for key, text in held.items()} if isinstance(held, dict) else {}
+    return held if isinstance(held, dict) else {}
 
 
 def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptions) -> dict[Path, ReadFile]:
@@ -174,6 +238,11 @@ def _joined(
     shown = ", ".join(printable(tensor, 80) for tensor in surplus[:3]) + (", …" if surplus[3:] else "")
     note = f"{name}: {len(surplus)} tensors of its files are not in the index and not used ({shown})."
     return state, (note,) * bool(surplus)
+
+
+def _digest_of_all(files: Iterable[Path]) -> str:
+    lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in files)
+    return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
 
 
 def digest_of(path: Path) -> str:

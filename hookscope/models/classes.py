@@ -23,17 +23,20 @@ _KEYS = (
 _FILES = frozenset(key.lower() for key in _KEYS) | {"labels", "index_to_name", "imagenet_classes", "imagenet_labels"}
 _AROUND = ("meta", "config", "hyper_parameters", "hparams", "model_config", "extra")
 
-# Our choices: more than any classifier has, longer than any name; a file of so many names is smaller still.
+# More than any classifier has, longer than any name; a file of so many names is smaller still.
 _MOST_CLASSES = 100_000
 _LONGEST_NAME = 200
 _MOST_BYTES = 2**24
 
 
-def with_classes(loaded: LoadedModel, classes: Classes | None) -> LoadedModel:
-    """Return a network with the names of its classes, in place of those it came with; unchanged for None.
+def with_classes(loaded: LoadedModel, classes: Classes | None, *, multi_label: bool = False) -> LoadedModel:
+    """Return a network with the names of its classes, in place of those it came with; for None with the same names.
+
+    With `multi_label` each class is a label by itself.
 
     Raises InputError if a file cannot be read or does not name classes, UsageError if the names given do not.
     """
+    loaded = replace(loaded, multi_label=multi_label)
     if classes is None:
         return loaded
     if isinstance(classes, str | Path):
@@ -122,6 +125,9 @@ def stored_classes(content: object) -> tuple[str, tuple[str, ...]]:
     if not isinstance(content, dict):
         return "", ()
     around = [(f"{key}.", dict.get(content, key)) for key in _AROUND]
+    meta = dict.get(content, "meta")
+    if isinstance(meta, dict):  # MMEngine's
+        around.append(("meta.dataset_meta.", dict.get(meta, "dataset_meta")))
     places = [("", content), *((prefix, held) for prefix, held in around if isinstance(held, dict))]
     for prefix, held in places:
         for key in _KEYS:

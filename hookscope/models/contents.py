@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular, version_of
+from hookscope.checkpoints.fileformat import FileKind, open_regular, stored_files, version_of, weights_file
 from hookscope.checkpoints.limits import reading_limits
 from hookscope.checkpoints.nested import TensorLike
 from hookscope.checkpoints.plain import PlainTensor, plain_content
 from hookscope.checkpoints.sandbox import WorkerFailure, run_forked
 from hookscope.errors import CheckpointError, ModelNotFoundError, UsageError
-from hookscope.models.adapters import adapter_remark
+from hookscope.models.adapters import NamedShape, adapter_remark
 from hookscope.models.architecture import Candidate, nearest_network, recognise
 from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, values_of
 from hookscope.models.listing import file_listing, shared_prefix, tensor_row
@@ -34,6 +34,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
     Raises CheckpointError if the file cannot be read, is damaged, or holds no tensors; UntrustedFileError if reading it
     would run code; UsageError if an index is given a `key`; NothingMatchedError if there is nothing at `key`.
     """
+    path = weights_file(path)
     kind, kinds = files_of(path)
     if key is not None and kinds.keys() != {path}:
         raise UsageError(
@@ -54,7 +55,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         rows = (StoredTensor(**{**row, "shape": tuple(row["shape"])}) for row in each["tensors"])
         tensors.setdefault(part, []).extend(rows)
         shapes.setdefault(part, {}).update({name: tuple(shape) for name, shape in each["shapes"].items()})
-    warnings += filter(None, [adapter_remark(path.name, rows) for rows in tensors.values()])
+    warnings += filter(None, [adapter_remark(path.name, map(_named_shape, rows)) for rows in tensors.values()])
     fitting, doubts = _architectures(shapes)
     near = {part: "" if fitting[part] else nearest_network(each) for part, each in shapes.items() if each}
     alone = found.get(path, {})
@@ -62,7 +63,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         name=path.name,
         kind=kind,
         producer=alone.get("producer", ""),
-        byte_count=sum(file.stat().st_size for file in kinds),
+        byte_count=sum(file.stat().st_size for each in kinds for file in stored_files(each)),
         parts=tuple(
             StoredPart(*part, tuple(rows), shared_prefix(part[1], rows), fitting[part], near.get(part, ""))
             for part, rows in sorted(tensors.items(), key=lambda item: not item[0][1])  # weights first
@@ -71,6 +72,11 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
         metadata={name: text for file in looked for name, text in file["metadata"].items()},
         warnings=(*warnings, *doubts),
     )
+
+
+def _named_shape(tensor: StoredTensor) -> NamedShape:
+    is_zero = tensor.min == 0 == tensor.max and not (tensor.nan_count or tensor.inf_count)
+    return NamedShape(tensor.key, tensor.shape, is_zero)
 
 
 def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:

@@ -21,7 +21,7 @@ class DownloadError(CheckpointError):
     """Weights cannot be had from the internet."""
 
 
-# Our choice: together with importing torch, a dead network must be noticed within 15 s. A server that accepts
+# Together with importing torch, a dead network must be noticed within 15 s. A server that accepts
 # the connection gets more time: it may only be slow.
 PROBE_SECONDS = 3.0
 STALL_SECONDS = 7.0

@@ -7,13 +7,15 @@ from torch import nn
 
 from hookscope.errors import UsageError
 from hookscope.models.network_table import COLOURS
-from hookscope.results.inputs import Preprocessing
+from hookscope.results.inputs import Preprocessing, Waveform
+from hookscope.text import printable
 
-# Our choices where the first layer leaves them open: torchvision's usual image, its 3-D ResNets' clip, any signal.
+# Where the first layer leaves them open: torchvision's usual image, its 3-D ResNets' clip, any signal.
 _IMAGE_PIXELS = 224
 _CLIP_FRAMES = 16
 _CLIP_PIXELS = 112
 _SIGNAL_LENGTH = 224
+_SAMPLES = 16_000  # of speech, a second
 
 _Layer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
@@ -45,13 +47,82 @@ def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
     return None
 
 
+# How many axes one input of a first layer has, batch axis apart.
+_INPUT_AXES: tuple[tuple[tuple[type[nn.Module], ...], int], ...] = (
+    ((nn.Conv1d, nn.ConvTranspose1d), 2),
+    ((nn.Conv2d, nn.ConvTranspose2d), 3),
+    ((nn.Conv3d, nn.ConvTranspose3d), 4),
+    ((nn.RNNBase, nn.MultiheadAttention), 2),
+    ((nn.Linear, nn.Embedding, nn.EmbeddingBag), 1),
+)
+
+
+def input_axes(module: nn.Module) -> int | None:
+    """Return how many axes one input of a network has, batch axis apart; None if its first layer does not tell.
+
+    First is meant in the order of definition: Conv1d 2, Conv2d 3, Conv3d 4, Linear and Embedding 1, recurrent layers
+    and attention 2.
+    """
+    first = first_layer_with_input(module)
+    return next((count for kinds, count in _INPUT_AXES if isinstance(first, kinds)), None)
+
+
+def starts_with_embedding(module: nn.Module) -> bool:
+    """Tell whether a network's first layer is an embedding, so that its input is of whole numbers."""
+    return isinstance(first_layer_with_input(module), nn.Embedding | nn.EmbeddingBag)
+
+
+def embedding_size(module: nn.Module) -> int | None:
+    """Return how many entries the smallest embedding of a network has; None without embeddings.
+
+    An embedding with a single entry tells nothing apart, and counts where there is no other.
+    """
+    sizes = [each.num_embeddings for each in module.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+    return min((size for size in sizes if size > 1), default=min(sizes, default=None))
+
+
+def first_layer_with_input(module: nn.Module) -> nn.Module | None:
+    """Return the first layer in the order of definition whose input's axes are known; None without one."""
+    return next((each for each in module.modules() if any(isinstance(each, kinds) for kinds, _ in _INPUT_AXES)), None)
+
+
+# What networks call their sampling rate, themselves or in their configuration.
+_RATES = ("sampling_rate", "sample_rate", "samplerate")
+
+
+def waveform_of(module: nn.Module) -> Waveform | None:
+    """Return what a network takes of a recording, by its first layer; None if that does not tell.
+
+    (C, L) for Conv1d and (L,) for Linear. transformers' networks with `input_values` take (L,) and add the axis.
+    """
+    first = first_layer_with_input(module)
+    rates = [getattr(holder, name, None) for holder in (module, getattr(module, "config", None)) for name in _RATES]
+    rate = next((each for each in rates if type(each) is int and each > 0), None)
+    adds_axis = getattr(module, "main_input_name", None) == "input_values"
+    if isinstance(first, nn.Conv1d):
+        return Waveform(None if adds_axis else first.in_channels, rate)
+    return Waveform(None, rate) if isinstance(first, nn.Linear) else None
+
+
+def time_first_warning(module: nn.Module) -> tuple[str, ...]:
+    """Say so if a network's first layer takes (T, N, D), which is `batch_first=False`; inputs are on axis 0."""
+    first = first_layer_with_input(module)
+    if not isinstance(first, nn.RNNBase | nn.MultiheadAttention) or first.batch_first:
+        return ()
+    name = next(name for name, each in module.named_modules() if each is first)
+    layer = printable(f"{name} ({type(first).__name__})" if name else type(first).__name__)
+    return (f"{layer} takes time on axis 0, where hookscope puts inputs: build it with batch_first=True.",)
+
+
 def default_preprocessing(module: nn.Module) -> Preprocessing:
     """Return the preprocessing for a network that comes without any: ImageNet's, in as many channels as it takes.
 
     A network that starts with Conv3d gets clips. One for neither 1 nor 3 channels gets 3, as pictures have;
     `infer_channels` tells.
     """
-    defaults = Preprocessing()
+    waveform = waveform_of(module)
+    axes = 1 if waveform is not None and waveform.channels is None else input_axes(module)
+    defaults = Preprocessing(input_axes=axes, waveform=waveform)
     if infer_channels(module) == 1:
         defaults = with_channels(defaults, 1)
     if isinstance(_first_layer(module), nn.Conv3d):
@@ -63,7 +134,7 @@ def default_preprocessing(module: nn.Module) -> Preprocessing:
 def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
     """Return the preprocessing for another number of channels.
 
-    Each is normalised by the average mean and std of the former ones: 0.449 and 0.226 for ImageNet's (our choice).
+    Each is normalised by the average mean and std of the former ones: 0.449 and 0.226 for ImageNet's.
     """
     if channels == preprocessing.channels:
         return preprocessing
@@ -114,9 +185,12 @@ def _first_layer(module: nn.Module) -> _Layer | None:
 def example_shape(module: nn.Module, preprocessing: Preprocessing) -> tuple[int, ...] | None:
     """Return the shape of one input, N = 1, as the preprocessing would make it of a square picture.
 
-    (1, C, H, W), (1, C, T, H, W) for clips, or, where nothing but defaults is known, what the first layer takes; None
-    if it does not tell.
+    (1, C, H, W), (1, C, T, H, W) for clips, (1, L) for waveforms, or, where nothing but defaults is known, what the
+    first layer takes; None if it does not tell.
     """
+    waveform = preprocessing.waveform
+    if waveform is not None and waveform.channels is None and isinstance(_first_layer(module), nn.Conv1d):
+        return (1, waveform.sampling_rate or _SAMPLES)
     if preprocessing.source == Preprocessing().source:
         return infer_input_shape(module)
     size = preprocessing.crop or preprocessing.resize or _IMAGE_PIXELS

@@ -5,19 +5,27 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header
+from hookscope.checkpoints.fileformat import FileKind, open_archive, open_regular, safetensors_header, stored_files
 from hookscope.checkpoints.nested import TensorLike, tensors_in
 from hookscope.checkpoints.plain import PlainTensor
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
 from hookscope.models.array_values import Values
+from hookscope.models.deepspeed import model_parallel_remark, part_of_zero
+from hookscope.models.lit_ema import dotless_copy
 from hookscope.models.weight_sets import Part, state_shapes
 from hookscope.results.contents import StoredTensor
 from hookscope.text import counted, printable, shape_text
 
 # Keys that training libraries leave at the top of their checkpoints, and the names of the libraries.
-_SIGNATURES = {"pytorch-lightning_version": "Lightning", "transformers_version": "transformers"}
+_SIGNATURES = {
+    "pytorch-lightning_version": "Lightning",
+    "transformers_version": "transformers",
+    "ds_version": "DeepSpeed",
+    "mmengine_version": "MMEngine",
+    "mmcv_version": "MMCV",
+}
 
-# Our choice: a text that fits a line.
+# A text that fits a line.
 _LONGEST_VALUE = 80
 
 
@@ -38,7 +46,7 @@ def file_listing(
                 "key": part.key,
                 "is_weights": part.is_weights,
                 "names": list(part.state) or [name for name, _ in part.tensors],
-                "shapes": state_shapes(part.state),
+                "shapes": _own_shapes(part),
                 "tensors": [next(waiting) for _ in part.tensors],
             }
             for part in parts
@@ -46,8 +54,35 @@ def file_listing(
         "producer": _producer(path, kind, content),
         "entries": [] if any(part.is_weights and not part.key for part in parts) else _entries(content),
         "metadata": {str(name): str(value) for name, value in metadata.items()},
-        "warnings": list(warnings),
+        "warnings": [*warnings, *file_remarks(path, content), *copy_remarks(path, parts)],
     }
+
+
+def _own_shapes(part: Part) -> dict[str, tuple[int, ...]]:
+    shapes = state_shapes(part.state)
+    copy = dotless_copy(shapes)
+    return copy.left_out_of(shapes) if copy else shapes
+
+
+def copy_remarks(path: Path, parts: Sequence[Part]) -> list[str]:
+    """Return a sentence about each averaged copy that LitEma keeps among the weights."""
+    remarks = []
+    for part in parts:
+        if copy := dotless_copy(part.state):
+            place = printable(f"{part.key}.{copy.prefix}".strip("."), 80)
+            whose = f"those of '{printable(copy.around, 80)}'" if copy.around else "the others"
+            remarks.append(
+                f"{printable(path.name)}: {counted(len(copy.names), 'tensor')} of '{place}' are averages of {whose}, "
+                f"under their names without dots (LitEma); --key {place} takes them."
+            )
+    return remarks
+
+
+def file_remarks(path: Path, content: object) -> list[str]:
+    """Return sentences about what a file is a part of."""
+    part, parallel = part_of_zero(content), model_parallel_remark(content)
+    name = printable(path.name)
+    return [f"{name} {part}."] * bool(part) + [f"{name}: {parallel}."] * bool(parallel)
 
 
 def tensor_row(
@@ -101,7 +136,11 @@ def _summary(value: object) -> str:
 
 def _producer(path: Path, kind: FileKind, content: object) -> str:
     top: dict[Any, Any] = content if isinstance(content, dict) else {}
-    names = [f"{name} {printable(str(dict.get(top, key)), 40)}" for key, name in _SIGNATURES.items() if key in top]
+    meta = dict.get(top, "meta")
+    told = {**(meta if isinstance(meta, dict) else {}), **top}
+    names = [
+        f"{name} {printable(told[key], 40)}" for key, name in _SIGNATURES.items() if isinstance(told.get(key), str)
+    ]
     if kind == "torch":
         with open_regular(path) as file, open_archive(file, printable(str(path))) as archive:
             versions = [each for each in archive.namelist() if each.endswith(("/version", "/.data/version"))]
@@ -109,6 +148,8 @@ def _producer(path: Path, kind: FileKind, content: object) -> str:
         names.insert(0, f"torch.save, zip format {printable(version)}")
     elif kind == "legacy torch":
         names.insert(0, "torch.save before torch 1.6, or its old format")
+    elif kind == "distributed":
+        names.insert(0, f"torch.distributed.checkpoint, {counted(len(stored_files(path)), 'file')}")
     if isinstance(content, ModuleState):
         names.append(f"a pickled {printable(content.class_name, _LONGEST_VALUE)}, whose code was not run")
     return ", ".join(names)

@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from hookscope.checkpoints.reading import claims_too_much
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
 from hookscope.errors import CheckpointError, ModelError, UsageError
+from hookscope.models.deepspeed import part_of_zero
+from hookscope.models.lit_ema import dotless_copy
 from hookscope.models.weight_sets import (
     WEIGHTS_KEYS,
     Keys,
     dotted,
     entries_at,
+    is_averaged,
     is_optimiser,
     listed,
     resolved_key,
@@ -50,15 +53,24 @@ def weights_in(content: object, name: str, key: str | None = None) -> Weights:
     more than their storage has; UsageError if there are several and no `key`; NothingMatchedError if there is nothing
     at `key`; ModelError if a trusted Module raises.
     """
-    keys, prefix = (_find(content, name), "") if key is None else resolved_key(content, key, name)
+    if part := part_of_zero(content):
+        raise CheckpointError(f"{name} {part}.")
+    if key is None:
+        keys, copies = _find(content, name)
+        prefix = ""
+    else:
+        (keys, prefix), copies = resolved_key(content, key, name), []
     found, ignored = entries_at(content, keys, prefix)
     where = ".".join(filter(None, [dotted(keys), printable(prefix.rstrip("."), 80)]))
     module = found if isinstance(found, nn.Module) else None
     holds = f"{name} has at '{where}'" if where else f"{name} holds"
     state = _checked(_state_dict(module, name) if module else found, holds)
+    state, copy = _without_dotless_copy(content, keys, prefix, state)
     rest = f"; ignored: {listed(ignored)}" if ignored else ""
     taken = f"{name}: weights taken from its key '{where}'{rest}."
     notes: tuple[str, ...] = (taken,) if where else ()
+    for each in (*copies, *filter(None, [copy])):
+        notes += (f"{name}: the averaged copy at '{each}' is not used; --key {each} takes it.",)
     pickled_class = kind_of(found) if isinstance(found, ModuleState) else ""
     if pickled_class:
         notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run; --trust runs it.",)
@@ -73,22 +85,47 @@ def _state_dict(module: nn.Module, name: str) -> object:
         raise ModelError(f"{name} holds a {kind} without a state dict: {exception_line(error)}") from error
 
 
-def _find(content: object, name: str) -> Keys:
-    """Return the keys that lead to the only weights there are; () for the content itself."""
+def _find(content: object, name: str) -> tuple[Keys, list[str]]:
+    """Return the keys that lead to the weights, and those of averaged copies; () for the content itself.
+
+    There has to be only one set of weights that is no averaged copy by its key.
+    """
     if not isinstance(content, dict):
-        return ()
+        return (), []
     if is_optimiser(content):
         raise CheckpointError(f"{name} is an optimiser's state, not a network's; give the file of its state dict.")
     candidates = list(weight_candidates(content))
     usual = [keys for keys, _ in candidates if keys[-1] in WEIGHTS_KEYS]
     if not usual and (tensors_of(content) or not candidates):
-        return ()
+        return (), []
     chosen = [(keys, found) for keys, found in candidates if not usual or keys in usual]
-    if len({_identity(found) for _, found in chosen}) > 1:
+    raw = [(keys, found) for keys, found in chosen if not is_averaged(dotted(keys))] or chosen
+    if len({_identity(found) for _, found in raw}) > 1:
         shown = [f"{dotted(keys)} ({_size(found)})" for keys, found in chosen]
         first = dotted(chosen[0][0])
         raise UsageError(f"{name} holds several weights: {listed(shown)}; choose with --key, such as --key {first}.")
-    return chosen[0][0]
+    same = {_identity(found) for _, found in raw}
+    copies = [dotted(keys) for keys, found in chosen if _identity(found) not in same]
+    return raw[0][0], copies
+
+
+def _without_dotless_copy(
+    content: object, keys: Keys, prefix: str, state: "OrderedDict[str, Any]"
+) -> tuple["OrderedDict[str, Any]", str]:
+    """Return weights without the averaged copy that LitEma keeps among them, and where that is; "" for none.
+
+    Where the copy itself is asked for, it gets the names of the weights.
+    """
+    around, _ = entries_at(content, keys, "")
+    names = [each for each in dict.keys(around) if isinstance(each, str)] if isinstance(around, dict) else []
+    copy = dotless_copy(names)
+    if copy is None or not isinstance(around, dict) or prefix not in ("", copy.prefix):
+        return state, ""
+    if prefix:
+        return _checked(copy.taken_from(around), "an averaged copy"), ""
+    for name in state.keys() - copy.left_out_of(state).keys():
+        del state[name]
+    return state, ".".join(filter(None, [dotted(keys), printable(copy.prefix.rstrip("."), 80)]))
 
 
 def _checked(state: object, where: str) -> "OrderedDict[str, Any]":

@@ -12,6 +12,9 @@ from hookscope.text import printable
 
 DEMO = "demo"
 
+# Suffixes of pictures: MODEL and IMAGE were swapped.
+_PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
 # How torchvision's source registers a network: by the name of its builder, or another one.
 _REGISTERED = re.compile(r'^@register_model\((?:name="(\w+)")?\)$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
 
@@ -36,6 +39,16 @@ def model_names(pattern: str | None = None) -> list[str]:
             f"No model name matches '{printable(pattern)}'.{nearest(pattern, names)} List all with `hookscope models`."
         )
     return matching
+
+
+def refuse_by_form(text: str) -> None:
+    """Raise UsageError for a MODEL that is a picture, or a Python file without the name of what builds the network."""
+    if text.lower().endswith(_PICTURE_SUFFIXES):
+        raise UsageError(
+            f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: --images)."
+        )
+    if text.endswith(".py"):
+        raise UsageError(f"MODEL '{printable(text)}' needs the name of a factory: {printable(text)}:NAME.")
 
 
 def torchvision_names() -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import UsageError
+from hookscope.models.builder_weights import kept_remark, samples, watched_loading
 from hookscope.models.checkpoint import looks_like_file
 from hookscope.models.construction import LoadedModel, model_info, seeded
 from hookscope.models.input_spec import default_preprocessing
@@ -58,11 +59,17 @@ def load_python(source: str, factory: str, options: BuildOptions) -> LoadedModel
         with seeded(options.seed):
             home = import_file(Path(source)) if is_file else import_module(source)
         made = find_attribute(home, factory, source)
-        with seeded(options.seed):
+        with seeded(options.seed), watched_loading() as loads:
             module = _make(made, options.arguments, name, on_meta=options.on_meta)
     chosen = options.file_weights() or ChosenWeights(f"as built by {name}")
     checkpoint, notes = chosen.checkpoint, [*chosen.notes]
-    misfits = load_into(module, checkpoint.state, chosen.origin, options.file, notes=notes) if checkpoint else ()
+    misfits: tuple[str, ...] = ()
+    if checkpoint is not None:
+        built = samples(module) if loads and not options.on_meta else {}
+        misfits = load_into(module, checkpoint.state, chosen.origin, options.file, notes=notes)
+        notes += kept_remark(built, module, name)
+    if options.on_meta:  # not before: on the way, tied weights become separate ones
+        module = module.to("meta")
     info = model_info(
         name,
         module,
@@ -79,7 +86,7 @@ def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: boo
     if isinstance(made, nn.Module):
         if arguments:
             raise UsageError(f"{name} is a {type(made).__name__} already, so it takes no --model-arg.")
-        return copy.deepcopy(made).to("meta") if on_meta else made  # others may hold the same object
+        return copy.deepcopy(made) if on_meta else made  # others may hold the same object
     if not callable(made):
         raise UsageError(f"{name} is a {type(made).__name__}, neither a callable nor a Module.")
     _check_call(made, arguments, name)
@@ -93,7 +100,7 @@ def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: boo
             result = made(**arguments)
     if not isinstance(result, nn.Module):
         raise UsageError(f"{name} returned a {type(result).__name__}; it has to return a torch.nn.Module.")
-    return result.to("meta") if on_meta else result
+    return result
 
 
 def _check_call(factory: Callable[..., object], arguments: Mapping[str, Any], name: str) -> None:
@@ -104,6 +111,7 @@ def _check_call(factory: Callable[..., object], arguments: Mapping[str, Any], na
     try:
         signature.bind(**arguments)
     except TypeError as error:
+        remedy = "" if arguments else " It is to return the network; a forward pass goes into a Module's forward."
         raise UsageError(
-            f"{name}{printable(str(signature))} cannot be called with what --model-arg gives: {error}."
+            f"{name}{printable(str(signature))} cannot be called with what --model-arg gives: {error}.{remedy}"
         ) from error

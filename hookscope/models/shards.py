@@ -4,12 +4,15 @@ import re
 from collections.abc import Container, Iterable
 from pathlib import Path
 
-from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular, read_weight_map
+from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular, path_beside, read_weight_map
 from hookscope.errors import CheckpointError
 from hookscope.text import printable
 
 # How Hugging Face's libraries name shards.
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<suffix>safetensors|bin)")
+
+# To look for so many takes two seconds. The largest networks have a few hundred.
+_MOST_SHARDS = 10_000
 
 RESAVE_REMEDY = "save `model.state_dict()` where it was made"
 """Advice about a file that runs code where nothing is to be run, for messages."""
@@ -49,7 +52,7 @@ def read_index(path: Path) -> dict[Path, list[str]]:
     """Return the tensors' names by the file that holds them, shards in the order of their names.
 
     Shards lie beside the index; where both are links (Hugging Face's cache), beside what the index links to. Raises
-    CheckpointError if the index names anything else, a shard is missing, or a tensor is in two of them.
+    CheckpointError if the index names anything else or too many, a shard is missing, or a tensor is in two of them.
     """
     name = printable(str(path))
     with open_regular(path) as file:
@@ -59,7 +62,9 @@ def read_index(path: Path) -> dict[Path, list[str]]:
         if not isinstance(shard, str):
             raise CheckpointError(f"{name} names no file for '{printable(tensor, 80)}'; download it again.")
         by_shard.setdefault(shard, []).append(tensor)
-    shards = {_shard_path(path, shard, name): tensors for shard, tensors in sorted(by_shard.items())}
+    if len(by_shard) > _MOST_SHARDS:
+        raise CheckpointError(f"{name} names {len(by_shard)} files, over the limit of {_MOST_SHARDS}; refused.")
+    shards = {path_beside(path, shard, name): tensors for shard, tensors in sorted(by_shard.items())}
     missing = [shard for shard in shards if not shard.exists()]
     if missing:
         raise CheckpointError(
@@ -67,22 +72,6 @@ def read_index(path: Path) -> dict[Path, list[str]]:
             "download them beside it."
         )
     return shards
-
-
-def _shard_path(index: Path, shard: str, name: str) -> Path:
-    """Return where a shard lies; refuse one that is outside of its index's folder."""
-    plain = shard not in ("", ".", "..") and shard.isprintable() and not {"/", "\\"} & set(shard)
-    if not plain:
-        raise CheckpointError(f"{name} names '{printable(shard, 80)}', which is not a file beside it; refused.")
-    path = index.with_name(shard)
-    try:
-        folder = path.resolve().parent
-        folders = {index.parent.resolve(), index.resolve().parent}
-    except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{name} names '{printable(shard, 80)}', a link that leads nowhere; refused.") from error
-    if folder not in folders:
-        raise CheckpointError(f"{name} names '{printable(shard, 80)}', a link out of its folder; refused.")
-    return path
 
 
 def check_names(index: str, shard: Path, listed: list[str], held: Iterable[str], others: Container[str]) -> list[str]:

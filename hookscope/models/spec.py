@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind, read_config, weights_file
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import ReadingRules
 from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
@@ -14,16 +15,16 @@ from hookscope.models import architecture
 from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.models.names import model_names
+from hookscope.models.merged_adapters import adapter_config, is_adapter, merge_adapter, read_settings
+from hookscope.models.names import model_names, refuse_by_form, torchvision_names
+from hookscope.models.network_table import network_table
 from hookscope.models.python_source import load_python, parse_arguments
 from hookscope.models.shards import TRUST_REMEDY
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.weight_sets import state_shapes
+from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
-
-# Suffixes of pictures: MODEL and IMAGE were swapped.
-_PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class ModelSpec:
     a "file" or "module". A "weights" file may hold the network too: its content says.
     """
 
-    form: Literal["demo", "torchvision", "timm", "file", "module", "weights"]
+    form: Literal["demo", "torchvision", "timm", "file", "module", "weights", "hugging face"]
     source: str
     factory: str = ""
 
@@ -44,13 +45,10 @@ def parse_model(text: str) -> ModelSpec:
 
     A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name. Other forms:
     "demo", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build", "model.safetensors",
-    "model.safetensors.index.json". Raises ModelNotFoundError for anything else, UsageError for a Python file without a
-    factory, and for a picture.
+    "model.safetensors.index.json", and "./vit-base" for a folder of transformers'. Raises ModelNotFoundError for
+    anything else, UsageError for a Python file without a factory, and for a picture.
     """
-    if text.lower().endswith(_PICTURE_SUFFIXES):
-        raise UsageError(
-            f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: --images)."
-        )
+    refuse_by_form(text)
     spec = _by_form(text)
     if spec is not None:
         return spec
@@ -59,10 +57,10 @@ def parse_model(text: str) -> ModelSpec:
     if name.lower() in known[1:]:  # [0] is demo
         return ModelSpec("torchvision", name.lower())
     if looks_like_file(text):
-        return ModelSpec("weights", text)
-    raise ModelNotFoundError(
-        f"No model is called '{printable(name)}'.{nearest(name, known)} List them with `hookscope models`."
-    )
+        return ModelSpec("hugging face" if read_config(Path(text)) is not None else "weights", text)
+    is_timms = f"timm:{name}" in network_table("timm").networks
+    others = f" timm has it: give timm:{name}." if is_timms else nearest(name, known)
+    raise ModelNotFoundError(f"No model is called '{printable(name)}'.{others} List them with `hookscope models`.")
 
 
 def _by_form(text: str) -> ModelSpec | None:
@@ -76,10 +74,6 @@ def _by_form(text: str) -> ModelSpec | None:
         return ModelSpec("weights", text)
     if colon and source.endswith(".py"):
         return ModelSpec("file", source, factory)
-    if text.endswith(".py"):
-        raise UsageError(
-            f"MODEL '{printable(text)}' lacks the name of what builds the network: {printable(text)}:NAME."
-        )
     is_module = source != "torchvision" and all(part.isidentifier() for part in source.split("."))
     return ModelSpec("module", source, factory) if is_module else None
 
@@ -117,16 +111,21 @@ def load_model(
         ModelError: If building the network raises.
     """
     spec = parse_model(model)
+    if spec.form == "hugging face" and arch is not None:
+        spec = replace(spec, form="weights")
     build = BuildOptions(weights, parse_arguments(model_arguments), seed, on_meta, file=options)
     if spec.form == "weights":
-        if weights != "auto":
-            raise UsageError(f"--weights cannot be given as well: MODEL '{printable(spec.source)}' is the weights.")
+        if weights != "auto" and adapter_config(weights_file(Path(spec.source))) is None:
+            raise UsageError(
+                f"--weights cannot be used here: MODEL '{printable(spec.source)}' is already a weights file."
+            )
         return _load_file(spec.source, arch, build)
     if arch is not None:
-        raise UsageError(f"--arch goes with a weights file; MODEL '{printable(model)}' is a network already.")
-    if replace(options, trust=False, allowed_globals=None) != FileOptions() and not looks_like_file(weights):
+        raise UsageError(f"--arch needs a weights file as MODEL; '{printable(model)}' is already a network.")
+    no_file = spec.form != "hugging face" and not looks_like_file(weights)
+    if replace(options, trust=False, allowed_globals=None) != FileOptions() and no_file:
         raise UsageError(
-            "--key, --allow-missing and --allow-unexpected go with a weights file; "
+            "--key, --allow-missing and --allow-unexpected need a weights file; "
             f"MODEL '{printable(model)}' is loaded without one."
         )
     return _load_network(spec, build)
@@ -148,7 +147,7 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     network = None if arch is None else parse_model(arch)
     if network is not None and network.form == "weights":
         raise UsageError(f"--arch '{printable(arch or '')}' is a weights file; name a network, for example resnet34.")
-    path = Path(source)
+    path = weights_file(Path(source))
     kind = file_kind(path)
     if network is None and options.file.trust and kind in ("torchscript", "exported program"):
         from hookscope.models import exported  # noqa: PLC0415 (nothing that runs a file is imported without trust)
@@ -158,6 +157,8 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
         return load(path, options.seed)
     checkpoint = read_checkpoint(path, options.file)
+    if is_adapter(checkpoint.state):
+        return _load_adapted(path, checkpoint, network, options)
     if network is None and (module := checkpoint.module) is not None:
         _check_complete(path, options)
         origin, categories = checkpoint.name, checkpoint.categories
@@ -170,6 +171,30 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
     name = f"{checkpoint.name} ({loaded.info.name})"
     notes = (*notes, *loaded.notes)
     return replace(loaded, info=replace(loaded.info, name=name), notes=notes, training=checkpoint.training)
+
+
+def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions) -> LoadedModel:
+    """Load the network that adapters were trained on, with its own weights, and merge them into it."""
+    settings = read_settings(path)
+    if base is None:
+        named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings.base else ""
+        raise UsageError(
+            f"{checkpoint.name} holds LoRA adapters, which need the network that they were trained on{named}: name it "
+            "with --arch, such as --arch net.py:build."
+        )
+    loaded = _load_network(
+        base, replace(options, file=FileOptions(options.file.trust, allowed_globals=options.file.allowed_globals))
+    )
+    remarks = merge_adapter(loaded.module, checkpoint.state, settings, checkpoint.name)
+    weights = f"{loaded.info.weights}, with {checkpoint.name} merged"
+    info = replace(
+        loaded.info,
+        name=f"{checkpoint.name} ({loaded.info.name})",
+        weights=weights,
+        sha256=checkpoint.sha256,
+    )
+    notes = (*checkpoint.notes, *loaded.notes, remarks[0])
+    return replace(loaded, info=info, warnings=(*checkpoint.warnings, *loaded.warnings, *remarks[1:]), notes=notes)
 
 
 def _network_of(
@@ -203,16 +228,64 @@ def _network_of(
             f"{checkpoint.name} fits no network that hookscope knows; name it with --arch, such as "
             f"--arch net.py:build{own}.{near and f' Nearest: {near}.'}"
         )
-    if len(candidates) > 1:
-        models = ", ".join(each.model for each in candidates)
+    found, named_by_file = candidates[0], False
+    if (told := _told(checkpoint.architectures, candidates, shapes)) is not None:
+        found, named_by_file = told, len(candidates) > 1 or told.model != found.model
+    elif len(candidates) > 1:
+        models = ", ".join(_distinguished([each.model for each in candidates]))
         raise UsageError(
             f"{checkpoint.name} fits several networks with equal names and shapes: {models}; "
             f"name the right one with --arch, such as --arch {candidates[0].model}."
         )
-    found = candidates[0]
     remarks = "".join(f"; {remark}" for remark in found.remarks)
+    remarks += "; the file names it" if named_by_file else ""
     note = f"{checkpoint.name}: recognised as {found.model} by its names and shapes{remarks}."
     return parse_model(found.model), found.arguments, found.input_channels, (note,)
+
+
+def _told(
+    names: Sequence[str], candidates: Sequence[architecture.Candidate], shapes: Mapping[str, tuple[int, ...]]
+) -> architecture.Candidate | None:
+    """Return the network that the file names, if names and shapes fit it; None otherwise."""
+    for name in names:
+        for each in candidates:
+            if each.model.removeprefix("timm:") == name:
+                return each
+        if (found := _adapted(name, shapes)) is not None:
+            return found
+    return None
+
+
+def _adapted(name: str, shapes: Mapping[str, tuple[int, ...]]) -> architecture.Candidate | None:
+    known = [name] if name in torchvision_names() else []
+    known += [f"timm:{name}"] if find_spec("timm") and f"timm:{name}" in network_table("timm").networks else []
+    return next((found for each in known if (found := architecture.adapt(each, shapes)) is not None), None)
+
+
+# Networks that are built to say what tells them apart, and classes of layers that are named.
+_BUILT_TO_COMPARE = 4
+_NAMED_CLASSES = 3
+
+
+def _distinguished(models: Sequence[str]) -> list[str]:
+    """Return networks by name, each with what not all of them have: classes of layers, or else their preprocessing."""
+    if len(models) > _BUILT_TO_COMPARE:
+        return [*models]
+    built = {each: build_on_meta(each) for each in models}
+    classes = {each: {type(module).__name__ for module in loaded.module.modules()} for each, loaded in built.items()}
+    shared = set.intersection(*classes.values())
+    if differing := sorted(set().union(*classes.values()) - shared):
+        none = f"no {' or '.join(differing[:_NAMED_CLASSES])}"
+        own = {each: ", ".join(sorted(names - shared)[:_NAMED_CLASSES]) or none for each, names in classes.items()}
+    else:
+        own = {each: _prepared(loaded.preprocessing) for each, loaded in built.items()}
+    return [f"{each} ({text})" for each, text in own.items()] if len({*own.values()}) > 1 else [*models]
+
+
+def _prepared(preprocessing: Preprocessing) -> str:
+    size = preprocessing.crop or preprocessing.resize
+    pixels = f"{size[0]}x{size[1]} pixels" if isinstance(size, tuple) else f"{size} pixels"
+    return f"{pixels}, mean {' '.join(f'{each:g}' for each in preprocessing.mean)}"
 
 
 def _check_complete(path: Path, options: BuildOptions) -> None:
@@ -223,6 +296,10 @@ def _check_complete(path: Path, options: BuildOptions) -> None:
 def _load_network(spec: ModelSpec, options: BuildOptions) -> LoadedModel:
     if spec.form in ("file", "module"):
         return load_python(spec.source, spec.factory, options)
+    if spec.form == "hugging face":
+        from hookscope.models import hugging_face  # noqa: PLC0415 (an optional package, slow to import)
+
+        return hugging_face.load_hugging_face(spec.source, options)
     if spec.form == "timm":
         from hookscope.models import timm_zoo  # noqa: PLC0415 (an optional package, slow to import)
 

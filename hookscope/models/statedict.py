@@ -2,8 +2,10 @@
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from hookscope.errors import MisfitError
 from hookscope.models.construction import FileOptions
 from hookscope.models.network_table import COUNTER
+from hookscope.models.shared_memory import SharedMemory
+from hookscope.models.weight_sets import is_averaged
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
 
@@ -43,12 +47,14 @@ def load_into(
     """Copy `state` into `module`, strictly: every name and shape must fit.
 
     A wrapping prefix is removed, or one of the network's put in front, when that makes the names fit. Only a
-    BatchNorm's `num_batches_tracked` may be missing, and what `options` allows: a name of the network that matches
-    `allow_missing`; a name of the file that matches `allow_unexpected`; a name of another shape that matches both.
+    BatchNorm's `num_batches_tracked` may be missing, a tensor that lies in the memory of tensors that are loaded, as
+    tied weights and views do, and what `options` allows: a name of the network that matches `allow_missing`; a name of
+    the file that matches `allow_unexpected`; a name of another shape that matches both.
 
     In messages the weights are called `origin`, a file name, and the network `name`, or else by its class. `notes` gets
     a sentence about the prefix that was removed; None has it among those returned, which a reader must see: what of the
-    file is unused, what of the network is not in the file, which patterns were not needed.
+    file is unused, what of the network is not in the file, which patterns were not needed, and which of the values that
+    the file has for one tensor the network has now.
 
     Raises MisfitError if names or shapes do not fit, or in more ways than one; the module is overwritten in part then.
     """
@@ -56,9 +62,11 @@ def load_into(
     network = name or type(module).__name__
     misfit = f"{origin} does not fit {network}"
     state = _without_transient(module, own, state)
-    removed, mapping = _best_form(own, state, options, misfit)
+    memory = SharedMemory(own)
+    is_complete = partial(_is_complete, own, memory, options)
+    removed, mapping = _best_form(own, state, options, misfit, is_complete)
     added = ""
-    if not set(mapping.values()) <= own.keys() and (prefixed := _with_prefix(own, state, options)):
+    if not set(mapping.values()) <= own.keys() and (prefixed := _with_prefix(own, state, is_complete)):
         removed, added, mapping = prefixed
     original = {new: old for old, new in mapping.items()}
     named = {new: state[old] for new, old in original.items()}
@@ -69,13 +77,10 @@ def load_into(
     fitting = OrderedDict((key, value) for key, value in named.items() if key not in reshaped)
     # Without it (safetensors) modules would take the file for one of torch's first versions.
     vars(fitting)["_metadata"] = _versions(state, removed, added) or getattr(own, "_metadata", None)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
-            result = module.load_state_dict(fitting, strict=False)
-    except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
-        raise MisfitError(f"{misfit}: {type(error).__name__}.") from error
-    missing = [key for key in result.missing_keys if key not in reshaped and not key.endswith(COUNTER)]
+    result = _copied(fitting, module, misfit)
+    not_given = [key for key in result.missing_keys if key not in reshaped and not key.endswith(COUNTER)]
+    filled = memory.filled(not_given, fitting.keys() - set(result.unexpected_keys))
+    missing = [key for key in not_given if key not in filled]
     unexpected = [original.get(key, key) for key in result.unexpected_keys]
     absent = [key for key in missing if _matches(key, options.allow_missing)]
     unused = [key for key in unexpected if _matches(key, options.allow_unexpected)]
@@ -109,9 +114,47 @@ def load_into(
     remarks.append(_sentence(origin, "of its tensors are not used", unused))
     what = "of the network's tensors are not in it and keep their initial values"
     remarks.append(_sentence(origin, what, absent + replaced))
-    remarks += _unneeded(options.allow_missing, [*missing, *reshaped], "--allow-missing", "no name that is missing")
+    remarks += _twice_given(memory, fitting, original, origin)
+    remarks += _unneeded(options.allow_missing, [*not_given, *reshaped], "--allow-missing", "no name that is missing")
     nothing = "no name that the network does not know"
     remarks += _unneeded(options.allow_unexpected, unexpected + reshaped_there, "--allow-unexpected", nothing)
+    return tuple(filter(None, remarks))
+
+
+def _copied(fitting: Mapping[str, Any], module: nn.Module, misfit: str) -> Any:
+    """Copy what fits into the module; return which keys are missing and unexpected."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")  # fitting is all there is
+            return module.load_state_dict(fitting, strict=False)
+    except Exception as error:  # torch raises RuntimeError, ValueError and more for what it cannot copy
+        raise MisfitError(f"{misfit}: {type(error).__name__}.") from error
+
+
+def unfit_names(
+    origin: str,
+    network: str,
+    missing: Sequence[str],
+    unexpected: Sequence[str],
+    reshaped: Sequence[str],
+    options: FileOptions,
+) -> tuple[str, ...]:
+    """Return sentences about names that another library found not to fit, as `load_into` does.
+
+    Raises MisfitError unless the options allow for all of them.
+    """
+    missing = [key for key in missing if not key.endswith(COUNTER)]
+    absent = [key for key in missing if _matches(key, options.allow_missing)]
+    unused = [key for key in unexpected if _matches(key, options.allow_unexpected)]
+    both = [key for key in reshaped if _matches(key, options.allow_missing) and _matches(key, options.allow_unexpected)]
+    named = {"missing": {*missing} - {*absent}, "of another shape": {*reshaped} - {*both}}
+    named["unknown to the network"] = {*unexpected} - {*unused}
+    groups = [_group(what, [printable(key, 80) for key in sorted(names)]) for what, names in named.items()]
+    if any(groups):
+        hint = foreign_names(unexpected) or "Is it another network's?"
+        raise MisfitError(f"{origin} does not fit {network}: {', '.join(filter(None, groups))}. {hint}")
+    kept = "of the network's tensors are not in it and keep their initial values"
+    remarks = [_sentence(origin, "of its tensors are not used", unused + both), _sentence(origin, kept, absent + both)]
     return tuple(filter(None, remarks))
 
 
@@ -125,26 +168,53 @@ def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping
     return kept
 
 
+def _is_complete(own: Mapping[str, Any], memory: SharedMemory, options: FileOptions, names: AbstractSet[str]) -> bool:
+    """Tell whether a file with these names has all that the network needs."""
+    lacking = [key for key in own if key not in names and not key.endswith(COUNTER)]
+    lacking = [key for key in lacking if not _matches(key, options.allow_missing)]
+    return not lacking or len(memory.filled(lacking, names)) == len(lacking)
+
+
+def _twice_given(
+    memory: SharedMemory, fitting: Mapping[str, Any], original: Mapping[str, str], origin: str
+) -> Iterator[str]:
+    """Yield a sentence for each name whose values another one has overwritten, as both are of the same memory."""
+    for lost, winners in memory.overwritten(fitting):
+        if winners:
+            names = [f"'{printable(original[each], 80)}'" for each in (lost, winners[-1])]
+            yield (
+                f"{origin}: {names[0]} and {names[1]} share memory in the network, but differ in the file; the network "
+                f"has the values of {names[1]}."
+            )
+
+
 def _best_form(
-    own: Mapping[str, Any], state: Mapping[str, Any], options: FileOptions, misfit: str
+    own: Mapping[str, Any],
+    state: Mapping[str, Any],
+    options: FileOptions,
+    misfit: str,
+    is_complete: Callable[[AbstractSet[str]], bool],
 ) -> tuple[str, dict[str, str]]:
     """Return the first reading of the file's names that fits, else the one that fits most of them."""
-    needed = {key for key in own if not key.endswith(COUNTER) and not _matches(key, options.allow_missing)}
     forms = stripped_forms(state)
     used = [{new: old for old, new in mapping.items() if new in own} for _, mapping in forms]
 
     def is_fitting(number: int) -> bool:
         surplus = (old for old, new in forms[number][1].items() if new not in own)
-        return needed <= used[number].keys() and all(_matches(old, options.allow_unexpected) for old in surplus)
+        return is_complete(used[number].keys()) and all(_matches(old, options.allow_unexpected) for old in surplus)
 
     best = next(filter(is_fitting, range(len(forms))), None)
     if best is None:
         return max(forms, key=lambda form: sum(new in own for new in form[1].values()))
-    rivals = [
-        prefix
-        for (prefix, _), names in zip(forms, used, strict=True)
-        if best and needed <= names.keys() and len(names) >= len(used[best]) and names != used[best]
-    ]
+    rivals = {
+        prefix: form
+        for form, (prefix, _) in enumerate(forms)
+        if best and is_complete(used[form].keys()) and len(used[form]) >= len(used[best]) and used[form] != used[best]
+    }
+    if raw := [form for form in (best, *rivals.values()) if not is_averaged(forms[form][0])] if rivals else []:
+        # Averaged copies, of torch's AveragedModel for one, are no rivals.
+        best = raw[0]
+        rivals = {prefix: form for prefix, form in rivals.items() if form in raw[1:] and used[form] != used[best]}
     if rivals:
         places = [f"under '{printable(prefix, 40)}'" if prefix else "as they are" for prefix in rivals]
         chosen = printable(forms[best][0], 40)
@@ -156,14 +226,13 @@ def _best_form(
 
 
 def _with_prefix(
-    own: Mapping[str, Any], state: Mapping[str, Any], options: FileOptions
+    own: Mapping[str, Any], state: Mapping[str, Any], is_complete: Callable[[AbstractSet[str]], bool]
 ) -> tuple[str, str, dict[str, str]] | None:
     """Return the prefix removed, the prefix put in front, and the names by those in the file; None if not all fit so.
 
     A network that holds another, such as a classifier its backbone, has the names of the inner one behind its
     attribute's. There has to be one such prefix.
     """
-    needed = {key for key in own if not key.endswith(COUNTER) and not _matches(key, options.allow_missing)}
     for removed, forms in stripped_forms(state):
         longest = max(forms.values(), key=len)  # which fewest names of the network end with
         prefixes = [key.removesuffix(longest) for key in own if key.endswith(f".{longest}")]
@@ -171,7 +240,7 @@ def _with_prefix(
         for prefix in prefixes:
             mapping = {old: prefix + new for old, new in forms.items()}
             names = set(mapping.values())
-            alike = len(forms) == len(state) and needed <= names <= own.keys()
+            alike = len(forms) == len(state) and names <= own.keys() and is_complete(names)
             if alike and all(_form(state[old]) == _form(own[new]) for old, new in mapping.items()):
                 found.append((removed, prefix, mapping))
         if len(found) == 1:

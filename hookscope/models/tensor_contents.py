@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular, safetensors_header
+from hookscope.checkpoints.fileformat import FileKind, open_regular, safetensors_header, stored_files
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.nested import TensorLike
 from hookscope.checkpoints.reading import ReadingRules, claims_too_much, read_layout, tensors_within
@@ -27,7 +27,7 @@ from hookscope.models.tied import Layout, tied_to
 from hookscope.models.weight_sets import parts_of
 from hookscope.text import counted, printable
 
-_THREADS = 2  # our choice: two read as fast as memory gives
+_THREADS = 2  # two read as fast as memory gives
 
 
 def list_with_torch(kinds: Mapping[Path, FileKind], name: str, key: str | None) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def _values(path: Path, kind: FileKind, content: object, tensors: Sequence[Tenso
 
     def read(some: Iterable[Tensor]) -> list[Values | None]:
         reader, found = ValueReader(), list[Values | None]()
-        with open_regular(path) as file:
+        with open_regular(stored_files(path)[0]) as file:  # of several files, nothing is read from here
             for tensor in some:
                 as_stored = _address(tensor) and not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized)
                 if base is not None and as_stored:
@@ -127,7 +127,7 @@ def _mapping_address(path: Path, kind: FileKind, content: object) -> int | None:
     Reading mapped values would fill memory with the whole file: they are read from the file instead, piece by piece.
     """
     tensors = [tensor for tensor in tensors_within(content) if tensor.layout is torch.strided and tensor.numel()]
-    if kind in ("legacy torch", "pickle") or not tensors:
+    if kind in ("legacy torch", "pickle", "distributed") or not tensors:
         return None
     if kind == "safetensors" and isinstance(content, dict):
         header, begin = safetensors_header(path)

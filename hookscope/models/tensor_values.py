@@ -11,7 +11,7 @@ from hookscope.errors import is_out_of_memory
 from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, Values, values_of
 from hookscope.statistics import Reducer, Reduction, collect, merge
 
-# Our choice: tensors that are neither dense nor small are views of something else, which nobody stores on purpose.
+# Tensors that are neither dense nor small are views of something else, which nobody stores on purpose.
 _GATHER_BYTES_LIMIT = 2**28
 
 

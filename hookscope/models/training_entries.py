@@ -1,26 +1,32 @@
 """The entries of a training checkpoint other than its weights: optimisers, scalers, schedules, averaged copies."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from hookscope.models.lit_ema import dotless_copy
 from hookscope.models.network_table import COUNTER
-from hookscope.models.weight_sets import is_optimiser, other_sets
+from hookscope.models.weight_sets import is_averaged, is_optimiser, other_sets, sets_of
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
-
-# Names of keys of averaged weights: exponential and stochastic averages, and the shadows of older scripts.
-_AVERAGED = ("ema", "averag", "swa", "shadow")
 
 # The keys of what the `state_dict` of torch's GradScaler returns, and of its learning-rate schedulers.
 _SCALER = frozenset({"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"})
 _SCHEDULE = frozenset({"last_epoch", "_last_lr"})
 
-# Our choices: no training script nests an optimiser deeper, and a file can refer to one dict any number of times.
+# No training script nests an optimiser deeper, and a file can refer to one dict any number of times.
 _DEPTH_LIMIT = 3
 _MEMBERS_LIMIT = 10_000
+
+# What training scripts call the number of an epoch or a step; Lightning's, mmengine's and timm's names among them.
+_COUNTERS = ("epoch", "current_epoch", "global_step", "step", "iteration", "iter", "it", "num_updates")
+
+# Where mmengine and others keep them, instead of beside the weights.
+_COUNTED_IN = ("meta", "progress", "trainer_state")
+
+_GREATEST_COUNT = 2**53  # exact as a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,8 @@ class TrainingEntries:
     """The entries of a training checkpoint other than its weights.
 
     `optimisers`, `scalers` and `schedules` are states as `torch.optim.Optimizer`, `torch.amp.GradScaler` and torch's
-    learning-rate schedulers return them, unchecked, each with its place in the file; `state` is what is loaded.
+    learning-rate schedulers return them, unchecked, each with its place in the file; `state` is what is loaded;
+    `counters` are the numbers of epochs and steps, by the names that the file has for them.
     """
 
     optimisers: tuple[tuple[str, dict[Any, Any]], ...] = ()
@@ -48,6 +55,7 @@ class TrainingEntries:
     schedules: tuple[tuple[str, dict[Any, Any]], ...] = ()
     copies: tuple[AveragedCopy, ...] = ()
     state: Mapping[str, Any] | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 def training_entries(content: object, state: Mapping[str, Any], key: str | None) -> TrainingEntries:
@@ -59,7 +67,28 @@ def training_entries(content: object, state: Mapping[str, Any], key: str | None)
         tuple(each for each in parts if dict.keys(each[1]) >= _SCHEDULE),
         tuple(_copies(content, state, key)),
         state,
+        dict(_counters(content)),
     )
+
+
+def _counters(content: object) -> Iterator[tuple[str, int]]:
+    if not isinstance(content, dict):
+        return
+    inside: list[tuple[str, object]] = [(each, dict.get(content, each)) for each in _COUNTED_IN]
+    for where, entries in [("", content), *inside]:
+        for name in _COUNTERS:
+            if isinstance(entries, dict) and (count := _count(dict.get(entries, name))) is not None:
+                yield f"{where}.{name}" if where else name, count
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, Tensor) and value.numel() == 1 and not (value.is_meta or value.is_complex()):
+        value = Tensor.detach(value).item()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < _GREATEST_COUNT else None
 
 
 def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
@@ -89,11 +118,12 @@ def _parts(content: object) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 
 def _copies(content: object, state: Mapping[str, Any], key: str | None) -> Iterator[AveragedCopy]:
-    if _is_averaged(key or ""):  # the copy itself is loaded
+    if is_averaged(key or ""):  # the copy itself is loaded
         return
     own = {name for name, value in state.items() if isinstance(value, Tensor)}
+    yield from _dotless_copies(content, own)
     for where, found in other_sets(content, key):
-        if not _is_averaged(where):
+        if not is_averaged(where):
             continue
         tensors = {
             name: Tensor.detach(value)
@@ -105,8 +135,16 @@ def _copies(content: object, state: Mapping[str, Any], key: str | None) -> Itera
             yield AveragedCopy(where, tensors, names)
 
 
-def _is_averaged(key: str) -> bool:
-    return any(word in key.lower() for word in _AVERAGED)
+def _dotless_copies(content: object, own: set[str]) -> Iterator[AveragedCopy]:
+    """Yield the averaged copy that LitEma keeps among the weights, if it is of those that are loaded."""
+    for where, around in sets_of(content):
+        copy = dotless_copy(name for name in dict.keys(around) if isinstance(name, str))
+        if copy is None or not own.issuperset(copy.names.values()):
+            continue
+        tensors = {name: dict.__getitem__(around, name) for name in copy.names}
+        detached = {name: Tensor.detach(value) for name, value in tensors.items() if isinstance(value, Tensor)}
+        place = ".".join(filter(None, [where, printable(copy.prefix.rstrip("."), 80)]))
+        yield AveragedCopy(place, detached, {name: copy.names[name] for name in detached})
 
 
 def _paired(tensors: Mapping[str, Tensor], own: set[str]) -> dict[str, str]:

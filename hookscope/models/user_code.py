@@ -76,7 +76,7 @@ def check_readable(path: Path) -> None:
         raise InputError(f"{printable(str(path))} is not a file.") from error
     except FileNotFoundError as error:
         raise InputError(
-            f"{printable(str(path))} does not exist. FILE.py:NAME is a Python file, and what in it builds the network."
+            f"{printable(str(path))} does not exist. Give FILE.py:NAME, where NAME builds the network."
         ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"

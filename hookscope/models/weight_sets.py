@@ -19,13 +19,16 @@ WEIGHTS_KEYS = {
     *("ema", "ema_state_dict", "ema_model", "module", "net", "network", "params", "params_ema", "weights"),
 }
 
+# Names of keys of averaged weights: exponential and stochastic averages, and the shadows of older scripts.
+_AVERAGED = ("ema", "averag", "swa", "shadow")
+
 _OPTIMISER = {"state", "param_groups"}  # the keys of every torch optimiser's state dict
 
-# Our choices: no training script nests deeper, and a file can refer to one dict any number of times.
+# No training script nests deeper, and a file can refer to one dict any number of times.
 _DEPTH_LIMIT = 4
 _DICTS_LIMIT = 10_000
 
-# Our choice: more dicts of tensors than this are a tree of parameters, one set of weights.
+# More dicts of tensors than this are a tree of parameters, one set of weights.
 _SETS_LIMIT = 8
 
 Keys = tuple[object, ...]  # that lead from the whole content to a part of it
@@ -90,11 +93,16 @@ def _sets(content: object) -> list[tuple[Keys, object]]:
 def _may_be_weights(keys: Keys, found: object) -> bool:
     """Say whether a dict beside the weights may be another set of them: floating values along an axis, no optimiser's.
 
-    Our choice: what else training scripts keep are single numbers, and random states in bytes.
+    What else training scripts keep are single numbers, and random states in bytes.
     """
     tensors = tensors_of(found) if isinstance(found, dict) else []
     named_so = any("optim" in key.lower() for key in keys if isinstance(key, str))
     return not named_so and any(type(each).dim(each) > 0 and type(each).is_floating_point(each) for each in tensors)
+
+
+def sets_of(content: object) -> list[tuple[str, dict[Any, Any]]]:
+    """Return the sets of weights that a file holds, and where they are: "" for the file itself."""
+    return [(dotted(keys), found) for keys, found in _sets(content) if isinstance(found, dict)]
 
 
 def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, Any]]]:
@@ -102,7 +110,7 @@ def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, An
     own = resolved_key(content, key, "")[0] if key is not None else None
     sets = [(keys, found) for keys, found in _sets(content) if keys and isinstance(found, dict)]
     if own is None:
-        own = sets[0][0] if sets else ()
+        own = next((keys for keys, _ in sets if not is_averaged(dotted(keys))), sets[0][0] if sets else ())
     return [(dotted(keys), found) for keys, found in sets if keys != own]
 
 
@@ -185,8 +193,14 @@ def weight_candidates(content: dict[Any, Any]) -> Iterator[tuple[Keys, object]]:
 
 
 def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
-    """Return the keys that `key` leads through, and what names start with there; NothingMatchedError if it does not."""
+    """Return the keys that `key` leads through, and what names start with there; NothingMatchedError if it does not.
+
+    It may leave out what leads to the only set of weights in which it names anything.
+    """
     way = next(_ways_to(content, key), None)
+    if way is None:
+        inside = [((*keys, *way[0]), way[1]) for keys, found in _sets(content) for way in [*_ways_to(found, key)][:1]]
+        way = inside[0] if len(inside) == 1 else None
     if way is None:
         raise NothingMatchedError(
             f"--key '{printable(key)}' names nothing in {name}, which holds {summary_of(content)}."
@@ -221,6 +235,11 @@ def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         if isinstance(tensor, TensorLike):
             shapes[name] = tuple(tensor.shape)
     return shapes
+
+
+def is_averaged(key: str) -> bool:
+    """Say whether a key is one for averaged weights."""
+    return any(word in key.lower() for word in _AVERAGED)
 
 
 def is_optimiser(content: object) -> bool:

@@ -1,7 +1,8 @@
 """Names in a state dict without the prefixes of wrappers that the network was saved inside."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 # Prefixes of DistributedDataParallel and AveragedModel, compile, Lightning, Fabric and FSDP, and usual names in
 # training code of the attribute that holds the network.
@@ -11,10 +12,13 @@ _WRAPPERS = (
     "classifier.",
 )
 
+# Fewer names may be the same by chance, where no wrapper tells copies from parts of one network.
+_FEWEST_TWINS = 3
+
 # Wrappers that are also used inside a network.
 _INNER_WRAPPERS = ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
-# Our choice: bounds against files made to have many readings.
+# Bounds against files made to have many readings.
 _WRAPPERS_DEEP = 4
 _FORMS_LIMIT = 24
 
@@ -52,3 +56,54 @@ def _add(forms: list[tuple[str, dict[str, str]]], removed: str, mapping: dict[st
     distinct = len(set(mapping.values())) == len(mapping)
     if mapping and distinct and all(mapping != other for _, other in forms):
         forms.append((removed, mapping))
+
+
+class Twins(NamedTuple):
+    """Names that are in a file twice: `pairs` of them, with `prefixes` in front ("" for none)."""
+
+    prefixes: tuple[str, str]
+    pairs: Sequence[tuple[str, str]]
+
+
+def twin_names(shapes: Mapping[str, object]) -> Twins | None:
+    """Return the largest set of names that is in a file twice, with different prefixes; None without one.
+
+    That is a network beside a copy of it in a wrapper: "fc.weight" and "module.fc.weight". Copies have equal shapes, by
+    name in `shapes`, and at least half of the names behind the prefix must be there twice: parts of one network may
+    have names in common. Copies in two wrappers, "student." and "teacher.", have the same names.
+    """
+    forms = stripped_forms(shapes)
+    behind = {removed: mapping for removed, mapping in forms if all(name.startswith(removed) for name in mapping)}
+    found = [*_beside_wrapped(behind), *_in_two_wrappers(behind), *_wrapped_inside(shapes)]
+    alike = [twins for twins in found if all(shapes[one] == shapes[other] for one, other in twins.pairs)]
+    return max(alike, key=lambda twins: len(twins.pairs), default=None)
+
+
+def _beside_wrapped(behind: Mapping[str, Mapping[str, str]]) -> Iterator[Twins]:
+    plain = behind[""]
+    for removed, mapping in behind.items():
+        pairs = [(inner, name) for name, inner in mapping.items() if inner in plain] if removed else []
+        if len(pairs) >= max(1 if _is_wrapper(removed) else _FEWEST_TWINS, len(mapping) / 2):
+            yield Twins(("", removed), pairs)
+
+
+def _in_two_wrappers(behind: Mapping[str, Mapping[str, str]]) -> Iterator[Twins]:
+    by_inner: dict[frozenset[str], list[str]] = {}
+    for removed, mapping in behind.items():
+        if _is_wrapper(removed) and len(mapping) >= _FEWEST_TWINS:
+            by_inner.setdefault(frozenset(mapping.values()), []).append(removed)
+    for inner, (first, *others) in by_inner.items():
+        for other in others:
+            yield Twins((first, other), [(first + each, other + each) for each in sorted(inner)])
+
+
+def _wrapped_inside(names: Collection[str]) -> Iterator[Twins]:
+    for wrapper in _INNER_WRAPPERS:
+        plain = {name: f".{name}".replace(f".{wrapper}", ".")[1:] for name in names}
+        pairs = [(inner, name) for name, inner in plain.items() if inner != name and inner in names]
+        if pairs:
+            yield Twins(("", wrapper), pairs)
+
+
+def _is_wrapper(prefix: str) -> bool:
+    return f"{prefix.rstrip('.').rpartition('.')[2]}." in _WRAPPERS

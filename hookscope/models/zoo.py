@@ -33,10 +33,10 @@ from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import exception_line, printable
 
 # torchvision trained its ResNet-3D and MViT weights on 16 frames; S3D and Swin3D take any number from 14 up, so these
-# get the same (our choice).
+# get the same.
 _CLIP_FRAMES = 16
 
-# Our choice: RAFT compares every eighth pixel with every other, so its memory grows with the fourth power of the side.
+# RAFT compares every eighth pixel with every other, so its memory grows with the fourth power of the side.
 _FLOW_RESIZE = 384
 
 # hookscope gives these itself, or they would be a way around --weights.
@@ -83,7 +83,7 @@ def load_demo(options: BuildOptions) -> LoadedModel:
     categories = tuple(known) if has_names and is_imagenet else ()
     # 224 pixels, mean and std as in the published network: MEAN_RGB and STDDEV_RGB of efficientnet_lite_builder.py in
     # tensorflow/tpu are 127 and 128 of 0-255. The first BatchNorm agrees: over the sample images its input varies 0.68
-    # times as much as it was trained on, 3.4 times with ImageNet's. To resize to 224, bilinear, is our choice.
+    # times as much as it was trained on, 3.4 times with ImageNet's. Resizing to 224, bilinear, is ours.
     mean, std = (127 / 255,) * 3, (128 / 255,) * 3
     preprocessing = Preprocessing(
         resize=224, crop=(224, 224), interpolation="bilinear", mean=mean, std=std, source="EfficientNet-Lite0"

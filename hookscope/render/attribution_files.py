@@ -3,7 +3,7 @@
 One photograph is in memory at a time, and two overlays on it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.errors import UsageError
+from hookscope.render.given_maps import draw_given, draw_given_map, given_remark
 from hookscope.render.overlays import overlay, shrunk
 from hookscope.render.overviews.attributions import draw_overview
-from hookscope.results.attributions import AttributionMap, Attributions
+from hookscope.results.attention import Attention
+from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions
 from hookscope.results.inputs import InputRecord, Photograph, Region
 from hookscope.results.runs.attributions import SCHEMA_VERSION, StoredPicture, attributions_to_dict
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.serialize import provenance_to_dict
 from hookscope.text import counted, safe_text, slug, strict_json
 
-_PAGE_SIDE = 1600  # of the photograph that the page shows; our choice, sharp on any screen
+_PAGE_SIDE = 1600  # of the photograph that the page shows; sharp on any screen
 _AT_ONCE = 2  # overlays in memory: each is as large as the photograph
+_WIDE = 1144  # pixels, of drawings of signals and volumes: those of the overview
 _NO_PICTURE = 205  # of 255: the ground of maps without a picture
 
 
@@ -83,7 +87,7 @@ def save_attributions(
             photograph = photograph_of(result, index)
             pictures.append(_write_input(run.path, result, index, photograph))
             places = by_input.get(index, [])
-            write = partial(_write_map, run.path, photograph)
+            write = partial(_write_map, run.path, photograph, result.given.get(index))
             # NumPy and zlib let go of the interpreter for most of the work.
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 written = pool.map(write, (result.maps[place] for place in places), (names[place] for place in places))
@@ -105,8 +109,12 @@ def save_attributions(
     return SavedAttributions(folder, tuple(pictures), all_files)
 
 
-def photograph_of(result: Attributions, index: int) -> Photograph:
-    """Return the photograph under an input's maps; an even grey where it is not known."""
+def photograph_of(result: Attributions | Attention, index: int) -> Photograph:
+    """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
+    given = result.given.get(index) if isinstance(result, Attributions) else None
+    if given is not None:
+        drawn = np.asarray(draw_given(given, _WIDE))
+        return Photograph(drawn, Region(0, 0, *drawn.shape[:2], *drawn.shape[:2]), given_remark(given))
     provenance = result.provenance
     if provenance is not None and provenance.photographs is not None:
         return provenance.photographs(result.inputs, index)
@@ -121,16 +129,25 @@ def _nothing(record: InputRecord) -> Photograph:
 
 def _file_names(result: Attributions) -> list[str]:
     """Return a name for each map's files: "000-Egyptian-cat-layer4", every one different."""
+    digits = max(3, len(str(len(result.inputs) - 1)))
+    return distinct_names(
+        "-".join(
+            (
+                f"{each.input_index:0{digits}d}",
+                slug(each.target.label, 60),
+                *([slug(each.layer, 60)] * bool(each.layer)),
+            )
+        )
+        for each in result.maps
+    )
+
+
+def distinct_names(wanted: Iterable[str]) -> list[str]:
+    """Return names for files, a number appended where one is taken, in whatever case."""
     names: list[str] = []
     taken: set[str] = set()
-    digits = max(3, len(str(len(result.inputs) - 1)))
-    for each in result.maps:
-        parts = (
-            f"{each.input_index:0{digits}d}",
-            slug(each.target.label, 60),
-            *([slug(each.layer, 60)] * bool(each.layer)),
-        )
-        names.append(next(name for name in _candidates("-".join(parts)) if name.casefold() not in taken))
+    for each in wanted:
+        names.append(next(name for name in _candidates(each) if name.casefold() not in taken))
         taken.add(names[-1].casefold())
     return names
 
@@ -147,21 +164,32 @@ def _write_input(folder: Path, result: Attributions, index: int, photograph: Pho
     digits = max(3, len(str(len(result.inputs) - 1)))
     overview = f"overview-{index:0{digits}d}.png" if index else OVERVIEW
     draw_overview(result, index, photograph).save(folder / overview, compress_level=6)
-    height, width = photograph.pixels.shape[:2]
-    ratio = min(1.0, _PAGE_SIDE / max(height, width))
-    small = shrunk(photograph, max(1, round(height * ratio)), max(1, round(width * ratio)))
-    name = f"inputs/{index:0{digits}d}.jpg"
-    Image.fromarray(small.pixels).save(folder / name, quality=90)
+    name = write_photograph(folder, f"{index:0{digits}d}", photograph)
     return StoredPicture(name, overview, photograph.region, photograph.remark)
 
 
-def _write_map(folder: Path, photograph: Photograph, each: AttributionMap, name: str) -> dict[str, str | None]:
+def write_photograph(folder: Path, number: str, photograph: Photograph) -> str:
+    """Write a photograph as large as a page shows it; return its path inside the run."""
+    height, width = photograph.pixels.shape[:2]
+    ratio = min(1.0, _PAGE_SIDE / max(height, width))
+    small = shrunk(photograph, max(1, round(height * ratio)), max(1, round(width * ratio)))
+    name = f"inputs/{number}.jpg"
+    Image.fromarray(small.pixels).save(folder / name, quality=90)
+    return name
+
+
+def _write_map(
+    folder: Path, photograph: Photograph, given: NDArray[np.float32] | None, each: AttributionMap, name: str
+) -> dict[str, str | None]:
     values, drawn = f"maps/{name}.npy", f"overlays/{name}.png"
     np.save(folder / values, np.ascontiguousarray(each.values, np.float32), allow_pickle=False)
     pixels = None
     if each.pixels is not None:
         pixels = f"maps/{name}-pixels.npy"
         np.save(folder / pixels, np.ascontiguousarray(each.pixels, np.float32), allow_pickle=False)
+    if each.values.ndim != PICTURE_AXES:
+        draw_given_map(given, each, _WIDE).save(folder / drawn)
+        return {"values": values, "pixels": pixels, "overlay": drawn}
     # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
     Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
     return {"values": values, "pixels": pixels, "overlay": drawn}

@@ -8,13 +8,13 @@ from rich.text import Text
 
 from hookscope.render.columns import Column, draw_table, fold_name, number_text, probability_text, safe_line
 from hookscope.render.terminal import note_lines, title_lines
-from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck
+from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
 from hookscope.results.concentration import concentration
 from hookscope.text import some_of, told_apart
 
 _RHO = "\N{GREEK SMALL LETTER RHO}"  # Spearman's rank correlation
 _MOST_LABELS = 6
-_MOST_ROWS = 40  # our choice: a screen
+_MOST_ROWS = 40  # a screen
 
 
 def attribution_summary(result: Attributions, *, width: int, full: bool = False) -> Iterator[RenderableType]:
@@ -38,13 +38,22 @@ def finding_of(each: AttributionMap, result: Attributions) -> str:
     """Return a map's finding in one sentence: the target, and where half of the map lies."""
     record = result.inputs[each.input_index]
     name = PurePath(record.name).name or record.name
-    certain = "" if each.target.probability is None else f" {probability_text(each.target.probability)}"
+    certain = f" ({probability})" if (probability := target_probability(each.target)) else ""
     box = concentration(each, record)
     subject = f"{name}, {each.target.label}{certain}: "
     if box is None:
-        return f"{subject}nothing in the picture speaks for it, the {result.method} map is nowhere above 0."
+        what = input_word(each.values.ndim)
+        return f"{subject}nothing in the {what} speaks for it, the {result.method} map is nowhere above 0."
     share = f"half of the {result.method} map lies in {_share(box.share)} of what the network sees"
     return f"{subject}{share}, " + ("so it is spread out." if box.words == "spread out" else f"{_at(box.words)}.")
+
+
+def target_probability(target: Target) -> str:
+    """Return the probability of a target with what it is, "softmax 0.40"; "" without one."""
+    if target.probability is None:
+        return ""
+    words = probability_text(target.probability)
+    return f"probability {words} as returned" if target.reading == "as returned" else f"{target.reading} {words}"
 
 
 def sanity_lines(result: Attributions) -> Iterator[Text]:
@@ -59,7 +68,7 @@ def sanity_lines(result: Attributions) -> Iterator[Text]:
         yield line
     for check in result.sanity:
         if check.name == "deletion":
-            line = safe_line(f"deletion: {_deletion_text(check)}", overflow="fold")
+            line = safe_line(f"deletion: {_deletion_text(check, result)}", overflow="fold")
             line.append(*_styled_verdict(check))
             yield line
 
@@ -73,7 +82,7 @@ def _styled_verdict(check: SanityCheck) -> tuple[str, str]:
     return f" {verdict(check)}", "yellow" if check.passed is None else "green" if check.passed else "bold red"
 
 
-def _deletion_text(check: SanityCheck) -> str:
+def _deletion_text(check: SanityCheck, result: Attributions) -> str:
     after, before, *others = told_apart((check.value, *check.compared_with))
     random = f", blurring a random 10 % to {others[0]}" if others else ""
     more = {
@@ -81,8 +90,9 @@ def _deletion_text(check: SanityCheck) -> str:
         False: "what the map marks does not clearly matter more",
         None: "blurring takes too little away to judge the map",
     }[check.passed]
+    what = input_word(result.maps[0].values.ndim)
     return (
-        f"blurring the 10 % of the picture that the map ranks highest takes the probability from {before} to "
+        f"blurring the 10 % of the {what} that the map ranks highest takes the probability from {before} to "
         f"{after}{random}; {more}:"
     )
 
@@ -103,19 +113,22 @@ def _table(result: Attributions, width: int, *, full: bool) -> RenderableType:
     records = [result.inputs[each.input_index] for each in shown]
     boxes = [concentration(each, record) for each, record in zip(shown, records, strict=True)]
     places = ["" if box is None else f"{_share(box.share)} {box.words}" for box in boxes]
+    readings = {each.target.reading for each in shown if each.target.probability is not None}
+    header = next(iter(readings)) if len(readings) == 1 and "as returned" not in readings else "prob."
+    whole = f"({input_word(shown[0].values.ndim)})"
     columns = [
         Column("input", [safe_line(PurePath(record.name).name or record.name) for record in records], 11, words=True),
         Column("target", [safe_line(fold_name(each.target.label, 40)) for each in shown], 0, words=True),
         Column("score", [safe_line(number_text(each.target.score)) for each in shown], 2),
-        Column("prob.", [safe_line(_probability(each)) for each in shown], 1),
-        Column("layer", [safe_line(each.layer or "(picture)") for each in shown], 3, words=True),
+        Column(header, [safe_line(_probability(each)) for each in shown], 1),
+        Column("layer", [safe_line(each.layer or whole) for each in shown], 3, words=True),
         Column("grid", [safe_line("x".join(map(str, each.values.shape))) for each in shown], 12),
         Column("half of it in", [safe_line(place) for place in places], 4, words=True),
     ]
     if len(result.inputs) == 1:
         columns = columns[1:]
     if all(each.target.probability is None for each in shown):
-        columns = [column for column in columns if column.header != "prob."]
+        columns = [column for column in columns if column.header != header]
     table = draw_table(columns, width)
     if len(shown) == len(result.maps):
         return table
@@ -132,4 +145,6 @@ def _share(share: float) -> str:
 
 
 def _at(words: str) -> str:
+    if words.startswith(("steps", "planes")):
+        return f"in {words}"
     return {"left": "at the left", "right": "at the right", "centre": "in the centre"}.get(words, f"at the {words}")

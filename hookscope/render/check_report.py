@@ -19,15 +19,15 @@ from hookscope.results.findings import Finding
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.text import counted, printable, safe_text
 
-# Where a name or a message of unknown origin is cut. Our choice: no ordinary name or sentence is as long.
+# Where a name or a message of unknown origin is cut: no ordinary name or sentence is as long.
 _NAME_LENGTH = 300
 _MESSAGE_LENGTH = 1000
 _SENTENCES = ("error", "message", "reason", "steps", "warnings")
 
-# Up to this many rules that were skipped for the same reason are named, more are counted. Our choice.
+# Up to this many rules that were skipped for the same reason are named, more are counted.
 _FEW_RULES = 4
 
-# Of one rule and checkpoint, this many findings are shown. Our choice: what a screen has room for.
+# Of one rule and checkpoint, this many findings are shown: what a screen has room for.
 _FEW_FINDINGS = 10
 
 _STYLES = {"failed": "bold red", "could not be checked": "bold red", "passed": "green"}

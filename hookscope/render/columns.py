@@ -11,29 +11,31 @@ from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, Distribution, histogram
 from hookscope.results.statistics import TensorStatistics
+from hookscope.results.token_norms import TokenNorms
 from hookscope.text import safe_text
 
-# A table with more rows than this is folded: the first and last rows stay, and all notable rows. Our choice: about what
+# A table with more rows than this is folded: the first and last rows stay, and all notable rows; about what
 # two screens hold.
 _FOLD_ABOVE_ROWS = 60
 _FOLD_KEEP_ROWS = 20
 
-# Terminals at least this wide get two blanks between columns instead of one. Our choice.
+# Terminals at least this wide get two blanks between columns instead of one.
 _ROOMY_WIDTH = 100
 
 # Least width of the name column, if its names need it, beside important columns and beside the others; and the greatest
-# that it takes from either to tell names apart. Our choice.
+# that it takes from either to tell names apart.
 _NAME_WIDTH_AT_LEAST = 16
 _NAME_WIDTH_WANTED = 28
 _NAME_WIDTH_AT_MOST = 32
 REMARK_WIDTH = 20
 
-# Shares of a shortened name that its head may have, the usual one first. Our choice.
+# Shares of a shortened name that its head may have, the usual one first.
 _HEAD_SHARES = (1 / 3, 2 / 3)
 
-# Bars in a sparkline. Our choice: three bins of `histogram` each, and as wide as a number.
+# Bars in a sparkline: three bins of `histogram` each, and as wide as a number.
 _SPARK_WIDTH = 8
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -198,6 +200,11 @@ def classes_text(classes: Iterable[tuple[str, float]]) -> str:
     return " · ".join(f"{name} {probability_text(probability)}" for name, probability in classes)
 
 
+def prediction_text(prediction: Prediction, most: int | None = None) -> str:
+    """Return the best classes of an input and what their numbers are: "Egyptian cat 0.40 · tabby 0.23 (softmax)"."""
+    return f"{classes_text(prediction.classes[:most])} ({prediction.reading})"
+
+
 def integer_text(value: int | None) -> str:
     """Return a count, "-" for one that is not known."""
     return "-" if value is None else str(value)
@@ -283,3 +290,11 @@ def _section(columns: Sequence[Column], width: int, *, show_header: bool) -> Tab
 
 def _gap(width: int) -> int:
     return 2 if width >= _ROOMY_WIDTH else 1
+
+
+def token_norms_text(tokens: TokenNorms | None) -> str:
+    """Return "27.71 to 30.62", the median and the greatest norm, with how many tokens are beyond the limit."""
+    if tokens is None:
+        return "-"
+    high = f", {tokens.high_count:,} high" if tokens.high_count else ""
+    return f"{number_text(tokens.median)} to {number_text(tokens.max)}{high}"

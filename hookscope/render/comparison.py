@@ -7,11 +7,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
+from hookscope.render.columns import Column, draw_table, number_text, prediction_text, safe_line
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.text import counted
 
-# Our choices: what a screen has room for beside the tables of the run itself.
+# What a screen has room for beside the tables of the run itself.
 _FEW_ROWS = 20
 _FEW_INPUTS = 10
 _FEW_CLASSES = 5
@@ -82,7 +82,7 @@ def _predictions(before: Prediction, after: Prediction) -> RenderableType:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for prediction, which in ((before, "without"), (after, "with")):
-        classes = classes_text(prediction.classes[:_FEW_CLASSES])
+        classes = prediction_text(prediction, _FEW_CLASSES)
         grid.add_row(f"input {prediction.input_index} {which} edits:", safe_line(classes))
     return grid
 

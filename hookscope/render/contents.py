@@ -22,7 +22,7 @@ from hookscope.text import counted, shape_text
 
 SCHEMA_VERSION = 2
 
-# Our choices: what a screen has room for beside the tensors.
+# What a screen has room for beside the tensors.
 _MOST_ENTRIES = 20
 _LONGEST_TEXT = 200
 

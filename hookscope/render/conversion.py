@@ -1,6 +1,6 @@
 """Results as the text that the commands print, as dicts and as data frames."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from io import StringIO
 from shutil import get_terminal_size
@@ -10,26 +10,46 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, terminal
+from hookscope.render.attention_text import attention_summary
 from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
 from hookscope.render.differences_text import differences_summary
+from hookscope.render.history_text import history_summary
+from hookscope.render.survey_text import survey_summary
+from hookscope.render.tables import cost_cells
 from hookscope.results.activations import Activations
+from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
 from hookscope.results.check import CheckReport
 from hookscope.results.comparison import Comparison
 from hookscope.results.contents import CheckpointContents
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
+from hookscope.results.history import History
 from hookscope.results.network import ModuleTable
 from hookscope.results.runs import serialize
+from hookscope.results.runs.attention import attention_to_dict
 from hookscope.results.runs.attributions import attributions_to_dict
 from hookscope.results.runs.differences import differences_to_dict
+from hookscope.results.runs.history import history_to_dict
 from hookscope.results.runs.serialize import checks_to_dict
+from hookscope.results.runs.survey import survey_to_dict
+from hookscope.results.survey import Survey
 
 Result = (
-    Activations | Gradients | Attributions | Differences | CheckReport | CheckpointContents | ModuleTable | Comparison
+    Activations
+    | Gradients
+    | Attributions
+    | Attention
+    | Differences
+    | History
+    | Survey
+    | CheckReport
+    | CheckpointContents
+    | ModuleTable
+    | Comparison
 )
 
 
@@ -54,31 +74,20 @@ def warnings_of(result: Result) -> tuple[str, ...]:
 
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:
     """Return what a command prints of its result on stdout: all but warnings, and where a model raised."""
-    if isinstance(result, Activations | Gradients | Attributions | Differences):
-        return Group(*_run(result, width, full=full))
+    if isinstance(result, Activations | Gradients | Attributions | Attention | Differences | History | Survey):
+        return Group(*_SUMMARIES[type(result)](result, width=width, full=full))
     if isinstance(result, CheckpointContents):
         return contents_report(result, width=width, full=full)
     if isinstance(result, ModuleTable):
         title = f"{result.model.name} ({result.model.kind})"
-        return Group(terminal.note_lines(result.notes), terminal.module_table(result.rows, width=width, title=title))
+        table = terminal.module_table(result.rows, width=width, title=title, cost=result.cost)
+        return Group(terminal.note_lines(result.notes), table)
     if isinstance(result, Comparison):
         return comparison_report(result, width=width, full=full)
     return check_report([result], width)
 
 
-def _run(
-    result: Activations | Gradients | Attributions | Differences, width: int, *, full: bool
-) -> Iterator[RenderableType]:
-    if isinstance(result, Differences):
-        return differences_summary(result, width=width, full=full)
-    if isinstance(result, Attributions):
-        return attribution_summary(result, width=width, full=full)
-    if isinstance(result, Gradients):
-        return _gradients(result, width, full=full)
-    return _activations(result, width, full=full)
-
-
-def _activations(result: Activations, width: int, *, full: bool) -> Iterator[RenderableType]:
+def _activations(result: Activations, *, width: int, full: bool) -> Iterator[RenderableType]:
     yield terminal.findings_panel(result.verdicts)
     yield terminal.note_lines(result.notes)
     yield terminal.layer_table(result, width=width, full=full)
@@ -90,7 +99,7 @@ def _activations(result: Activations, width: int, *, full: bool) -> Iterator[Ren
         yield terminal.verification_line(result.verification, with_loss=False)
 
 
-def _gradients(result: Gradients, width: int, *, full: bool) -> Iterator[RenderableType]:
+def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[RenderableType]:
     yield terminal.note_lines(result.notes)
     yield gradient_tables.gradient_table(result, width=width, full=full)
     yield gradient_tables.parameter_table(result, width=width, full=full)
@@ -104,19 +113,35 @@ def _gradients(result: Gradients, width: int, *, full: bool) -> Iterator[Rendera
     yield gradient_tables.verdicts_panel(result)
 
 
+_SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
+    Activations: _activations,
+    Gradients: _gradients,
+    Attributions: attribution_summary,
+    Attention: attention_summary,
+    Differences: differences_summary,
+    History: history_summary,
+    Survey: survey_summary,
+}
+
+
+_TO_DICT: Mapping[type, Callable[[Any], dict[str, Any]]] = {
+    Activations: serialize.inspection_to_dict,
+    Gradients: serialize.inspection_to_dict,
+    Attributions: attributions_to_dict,
+    Attention: attention_to_dict,
+    Differences: differences_to_dict,
+    History: history_to_dict,
+    Survey: survey_to_dict,
+    CheckpointContents: contents_to_dict,
+    ModuleTable: lambda table: serialize.modules_to_dict(table.rows, table.cost),
+    Comparison: serialize.comparison_to_dict,
+    CheckReport: lambda report: checks_to_dict([report]),
+}
+
+
 def result_dict(result: Result) -> dict[str, Any]:
     """Return a result as dicts, lists, text and numbers, as `--json` prints it."""
-    if isinstance(result, Activations | Gradients):
-        return serialize.inspection_to_dict(result)
-    if isinstance(result, Attributions | Differences):
-        return attributions_to_dict(result) if isinstance(result, Attributions) else differences_to_dict(result)
-    if isinstance(result, CheckpointContents):
-        return contents_to_dict(result)
-    if isinstance(result, ModuleTable):
-        return serialize.modules_to_dict(result.rows)
-    if isinstance(result, Comparison):
-        return serialize.comparison_to_dict(result)
-    return checks_to_dict([result])
+    return _TO_DICT[type(result)](result)
 
 
 def result_frame(result: Result) -> Any:
@@ -142,16 +167,35 @@ def _records(result: Result) -> Iterator[Mapping[str, Any]]:
         for each, record in zip(result.rows, document["rows"], strict=True):
             yield {"label": each.label, **record}
     elif isinstance(result, Attributions):
-        for record in document["maps"]:
-            target, half = record.pop("target"), record.pop("half") or {}
-            name = result.inputs[record["input_index"]].name
-            box = {"half_share": half.get("share"), "half_where": half.get("where")}
-            yield {"input": name, "target": target.pop("label"), **target, **record, **box}
-    elif isinstance(result, CheckReport):
-        yield from map(asdict, result.findings)
+        yield from (_map_record(record, result) for record in document["maps"])
+    elif isinstance(result, Attention):
+        yield from ({**asdict(each), "is_one_token": each.is_one_token} for each in result.rows)
+    elif isinstance(result, ModuleTable):
+        yield from _modules(result, document["modules"])
+    elif isinstance(result, CheckReport | Survey):
+        yield from map(asdict, result.findings) if isinstance(result, CheckReport) else _channels(result)
     else:
-        names = {CheckpointContents: "tensors", ModuleTable: "modules", Comparison: "changes", Differences: "rows"}
+        names = {CheckpointContents: "tensors", Comparison: "changes", Differences: "rows", History: "rows"}
         yield from document[names[type(result)]]
+
+
+def _channels(result: Survey) -> Iterator[Mapping[str, Any]]:
+    for row in result.rows:
+        for each in row.channels:
+            yield {"layer": row.label, "kind": row.kind, **asdict(each), "is_dead": each.is_dead}
+
+
+def _map_record(record: dict[str, Any], result: Attributions) -> Mapping[str, Any]:
+    target, half = record.pop("target"), record.pop("half") or {}
+    name = result.inputs[record["input_index"]].name
+    box = {"half_share": half.get("share"), "half_where": half.get("where")}
+    return {"input": name, "target": target.pop("label"), **target, **record, **box}
+
+
+def _modules(table: ModuleTable, records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    costs = {} if table.cost is None else {each.layer: each for each in table.cost.modules}
+    for record in records:
+        yield {**record, **cost_cells(costs.get(record["layer"]) if record["owner"] is None else None)}
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from rich.console import RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import Column, classes_text, draw_table, number_text, safe_line
+from hookscope.render.columns import Column, draw_table, number_text, prediction_text, safe_line
 from hookscope.render.terminal import note_lines
 from hookscope.render.weights_text import (
     MATCHES,
@@ -26,7 +26,7 @@ from hookscope.results.differences import DifferenceRow, Differences, Exceeded, 
 from hookscope.results.findings import Finding
 from hookscope.text import counted, printable, shape_text
 
-# Our choices: what a screen has room for.
+# What a screen has room for.
 _MOST_FIRST = 5
 _MOST_UNMATCHED = 10
 _MOST_EXCEEDED = 10
@@ -185,7 +185,7 @@ def _of_inputs(result: Differences) -> str:
     )
     if not result.inputs_b or agree:
         return ""
-    text = "A and B are given other inputs, so the difference begins in them"
+    text = "A and B get different inputs, so the difference begins there"
     if not known:
         return f"{text}; no row has the same shape in both."
     ends = [f"{number_text(amount, 3)} at {label}" for amount, label in (known[0], max(known))]
@@ -226,7 +226,7 @@ def _growth(result: Differences) -> str:
     broken = [row for row in rows[start:] if row.measures and row.measures.nonfinite]
     if len(known) < len(later) and (not broken or broken[0].label != result.first_differences[0].row):
         first = f": at {broken[0].label} {_nonfinite(broken[0])}" if broken else ""
-        sentences.append(f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side alone{first}.")
+        sentences.append(f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side only{first}.")
     return " ".join(sentences)
 
 
@@ -268,7 +268,7 @@ def _worse(result: Differences) -> Iterator[str]:
         if output.error is not None and output.error_b is not None:
             worse = "B is worse" if output.error_b > output.error else "B is different, not worse"
             errors = f"relative L2 {number_text(output.error_b, 3)}, and A's {number_text(output.error, 3)}"
-            yield f"{worse}: beside {result.reference}, the error of B's output is {errors}."
+            yield f"{worse}: compared with {result.reference}, the error of B's output is {errors}."
 
 
 def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]:
@@ -285,7 +285,7 @@ def scores_text(prediction: Prediction) -> str:
     """Return the best classes of an input with their probabilities."""
     if any(map(math.isnan, prediction.probabilities)):
         return "scores that are NaN"
-    return classes_text(prediction.classes[:_FEW_CLASSES])
+    return prediction_text(prediction, _FEW_CLASSES)
 
 
 def _table(result: Differences, width: int, *, full: bool) -> RenderableType:

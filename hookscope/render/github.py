@@ -21,13 +21,13 @@ from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
 from hookscope.text import counted, printable
 
-# Of one rule and checkpoint, this many findings are listed. Our choice: an annotation is read beside a file's lines.
+# Of one rule and checkpoint, this many findings are listed: an annotation is read beside a file's lines.
 _FEW_FINDINGS = 10
 
 # The runner cuts what is longer (`_maxIssueMessageLength` in actions/runner, src/Runner.Worker/ExecutionContext.cs).
 _MESSAGE_LENGTH = 4096
 
-# GitHub refuses a step summary above 1 MiB. Our choice below it leaves room for other output of the step.
+# GitHub refuses a step summary above 1 MiB. This leaves room for other output of the step.
 _MOST_BYTES = 1_000_000
 
 # A word is plain if nothing in it can be markup, a link, a mention or a reference; the characters around it may be.

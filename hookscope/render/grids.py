@@ -25,7 +25,7 @@ from hookscope.results.activations import FeatureMaps
 from hookscope.results.grids import Grid, Tiles
 from hookscope.text import slug
 
-# Sizes in pixels, our choice.
+# Sizes in pixels.
 _CONTENT_MIN = 480
 _BAR_HEIGHT = 10
 _TITLE_SIZE = 20
@@ -34,7 +34,7 @@ _NUMBER_SIZE = 11
 _DIM = 0.75  # contrast of lesser text
 
 # A grid fills a page 960 pixels wide where it can, the shorter side of a tile is never under 32 (so a 7x7 map is
-# readable), and no tile is enlarged beyond 160. Our choice.
+# readable), and no tile is enlarged beyond 160.
 _PAGE_WIDTH = 960
 _TILE_MIN = 32
 _TILE_MAX = 160

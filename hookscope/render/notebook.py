@@ -17,11 +17,13 @@ from hookscope.render import conversion, terminal
 from hookscope.render.attribution_files import photograph_of
 from hookscope.render.grids import draw_grid, encode_png
 from hookscope.render.overviews.activations import draw_activations
+from hookscope.render.overviews.attention import draw_attention
 from hookscope.render.overviews.attributions import draw_overview
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
 from hookscope.results.check import CheckReport
 from hookscope.results.differences import Differences
@@ -31,7 +33,7 @@ from hookscope.text import counted, safe_text, shape_text
 # Wide enough for all columns and full names.
 _EVERYTHING = 1_000_000
 
-# A notebook keeps what it shows, and a grid takes up to a megabyte. Our choice.
+# A notebook keeps what it shows, and a grid takes up to a megabyte.
 _MOST_PICTURES = 6
 
 # Long tables scroll inside their frame; histograms of block characters need a font of one width, and their blanks.
@@ -58,7 +60,7 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
 
 
 def _overviews(result: conversion.Result) -> Iterator[str]:
-    if isinstance(result, Attributions):
+    if isinstance(result, Attributions | Attention):
         yield from _overviews_by_input(result)
     elif isinstance(result, Differences):
         text = f"Overview of the difference between {result.a.model.name} and {result.b.model.name}"
@@ -76,11 +78,17 @@ def _overviews(result: conversion.Result) -> Iterator[str]:
         yield _picture(encode_png(drawn), text)
 
 
-def _overviews_by_input(result: Attributions) -> Iterator[str]:
+def _overviews_by_input(result: Attributions | Attention) -> Iterator[str]:
     for index, record in enumerate(result.inputs[:_MOST_PICTURES]):
-        targets = ", ".join(each.target.label for each in result.maps if each.input_index == index)
-        drawn = draw_overview(result, index, photograph_of(result, index))
-        yield _picture(encode_png(drawn), f"Where {result.model.name} looks in {record.name} for {targets}")
+        photograph = photograph_of(result, index)
+        if isinstance(result, Attention):
+            drawn = draw_attention(result, index, photograph)
+            text = f"What the attention of {result.model.name} looks at in {record.name}: {result.census}"
+        else:
+            drawn = draw_overview(result, index, photograph)
+            targets = ", ".join(each.target.label for each in result.maps if each.input_index == index)
+            text = f"Where {result.model.name} looks in {record.name} for {targets}"
+        yield _picture(encode_png(drawn), text)
     if len(result.inputs) > _MOST_PICTURES:
         more = counted(len(result.inputs) - _MOST_PICTURES, "more input")
         yield f"<p>{more}: <code>save</code> writes a picture of each.</p>\n"

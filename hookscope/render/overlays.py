@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.render.palettes import colour_levels
-from hookscope.results.attributions import AttributionMap
+from hookscope.results.attributions import PlacedMap
 from hookscope.results.inputs import Photograph, Region
 
-# Our choice, by eye: at the top of the scale a little of the photograph still shows; a tenth of it is hardly tinted.
+# By eye: at the top of the scale a little of the photograph still shows; a tenth of it is hardly tinted.
 _STRONGEST = 0.82
 _RISE = 0.75  # power of the share of the scale
 _LEVELS = 255  # on each side of zero
@@ -30,7 +30,7 @@ _BAR_GREY = 150
 _BOX, _BOX_EDGE = (255, 255, 255), (20, 20, 20)
 _LINES_ACROSS = 400  # a box's line is this part of the photograph's larger side
 
-# Of maps as fine as this, which tell pixels apart, a few values are far larger than all others. Our choice.
+# Of maps as fine as this, which tell pixels apart, a few values are far larger than all others.
 _FINE = 64 * 64  # cells
 _FINE_QUANTILE = 0.995
 
@@ -62,7 +62,7 @@ class ColourScale:
         return ("0", f"{'>= ' if self.clipped else ''}{top}")
 
 
-def colour_scale(each: AttributionMap) -> ColourScale:
+def colour_scale(each: PlacedMap) -> ColourScale:
     """Return the scale of one map; of a fine one the top is the 99.5th percentile of magnitudes."""
     values = each.values[np.isfinite(each.values)].astype(np.float64)
     if not values.size:
@@ -86,12 +86,13 @@ def shrunk(photograph: Photograph, height: int, width: int) -> Photograph:
     return replace(photograph, pixels=np.asarray(picture), region=Region(*edges, height, width))
 
 
-def overlay(photograph: Photograph, each: AttributionMap) -> NDArray[np.uint8]:
+def overlay(photograph: Photograph, each: PlacedMap, scale: ColourScale | None = None) -> NDArray[np.uint8]:
     """Draw a map over a photograph in its own size, (H, W, 3); what the network did not see is pale and grey.
 
-    The photograph loses most of its colour, so that the map's colours stand out.
+    The photograph loses most of its colour, so that the map's colours stand out. A map that is part of another is drawn
+    in the `scale` of that.
     """
-    scale = colour_scale(each)
+    scale = scale or colour_scale(each)
     colours, opacities = _tables(scale.signed)
     result = outside_dimmed(photograph)
     columns = seen_part(photograph.region)[1]
@@ -122,7 +123,7 @@ def outside_dimmed(photograph: Photograph) -> NDArray[np.uint8]:
     return result
 
 
-def tint(each: AttributionMap, region: Region) -> NDArray[np.uint8]:
+def tint(each: PlacedMap, region: Region) -> NDArray[np.uint8]:
     """Return the colours of a map alone, (H, W, 4) uint8, transparent where it is low and outside the region."""
     scale = colour_scale(each)
     result = np.zeros((region.height, region.width, 4), np.uint8)
@@ -137,11 +138,16 @@ def tint(each: AttributionMap, region: Region) -> NDArray[np.uint8]:
     return result
 
 
-def _frame(each: AttributionMap, region: Region) -> Iterator[tuple[tuple[int, int, int], tuple[slice, slice]]]:
+def tint_colours() -> NDArray[np.uint8]:
+    """Return colour and opacity of 256 levels from 0 to the top of a scale without a sign, (256, 4)."""
+    return np.ascontiguousarray(_rgba(False)[_LEVELS:])
+
+
+def _frame(each: PlacedMap, region: Region) -> Iterator[tuple[tuple[int, int, int], tuple[slice, slice]]]:
     """Yield the sides of the box that a map explains, along its inner edge: dark, with a white line in their middle."""
-    if each.target.box is None:
+    if each.box is None:
         return
-    left, top, right, bottom = each.target.box
+    left, top, right, bottom = each.box
     high, wide = region.bottom - region.top, region.right - region.left
     top, bottom = (round(region.top + share * high) for share in (top, bottom))
     left, right = (round(region.left + share * wide) for share in (left, right))
@@ -178,7 +184,7 @@ def bar(scale: ColourScale, length: int, thickness: int) -> NDArray[np.uint8]:
     return np.repeat(row.astype(np.uint8)[None], thickness, axis=0)
 
 
-def resampled(each: AttributionMap, region: Region) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+def resampled(each: PlacedMap, region: Region) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """Yield some rows of the photograph that the network saw at a time, and the values there; NaN near one that is."""
     values = each.values
     top, left, bottom, right = each.extent

@@ -127,7 +127,7 @@ def colour_levels(name: str, count: int) -> NDArray[np.uint8]:
 
 def distinct_colour(taken: NDArray[np.uint8], candidates: dict[str, Colour]) -> tuple[str, Colour]:
     """Return name and value of the first candidate that none of `taken`, (count, 3), comes near; else the farthest."""
-    near = 48  # Euclidean in 8-bit RGB, our choice: below this, two colours are easily mistaken in a small tile
+    near = 48  # Euclidean in 8-bit RGB: below this, two colours are easily mistaken in a small tile
     distances = {
         name: float(np.sqrt(((taken.astype(int) - colour) ** 2).sum(axis=1)).min())
         for name, colour in candidates.items()

@@ -43,8 +43,7 @@ _STYLE: Mapping[str, object] = {
 }
 _DPI = 120  # at 10 inches, 1200 pixels: sharp on a page, small as a file
 
-# Names that fit well under an axis of ten inches, those that fit without touching, and their greatest length. Our
-# choice.
+# Names that fit well under an axis of ten inches, those that fit without touching, and their greatest length.
 _MOST_NAMES = 32
 _NARROWEST = 75
 _LONGEST_NAME = 26

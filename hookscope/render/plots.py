@@ -34,7 +34,7 @@ from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 
 _MOST_HISTOGRAMS = 12
 _MOST_BINS = 41
-# A linear axis hides the middle of a histogram when its tail is this many times wider. Our choice.
+# A linear axis hides the middle of a histogram when its tail is this many times wider.
 _WIDE_TAIL = 30.0
 _LARGEST = 1e299  # beyond it the width of the range overflows
 

@@ -11,26 +11,32 @@ from PIL import Image
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
+from hookscope.render.attention_files import save_attention
 from hookscope.render.attribution_files import save_attributions
 from hookscope.render.difference_files import save_differences
+from hookscope.render.history_files import save_history
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.gradients import draw_gradients
+from hookscope.render.survey_files import save_survey
 from hookscope.results.activations import Activations, FeatureMaps
+from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
+from hookscope.results.history import History
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
 from hookscope.results.runs import serialize
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.sketches import write_sketches
 from hookscope.results.runs.tensors import write_tensors
+from hookscope.results.survey import Survey
 from hookscope.text import safe_text
 
 MOST_HISTOGRAMS = 12
 
 # Written to files: `run.json` has everything else.
-_IN_FILES = ("rows", "gradients", "parameters", "uncalled")
+_IN_FILES = ("rows", "gradients", "parameters", "over_time", "uncalled")
 
 
 class SavedRun(NamedTuple):
@@ -46,8 +52,18 @@ class SavedRun(NamedTuple):
         return self.folder / OVERVIEW
 
 
-def save_result(result: Activations | Gradients | Attributions | Differences, path: str | Path, **options: Any) -> Any:
-    """Write the run directory of any result: see `save_run`, `save_attributions` and `save_differences`."""
+def save_result(
+    result: Activations | Gradients | Attributions | Attention | Differences | History | Survey,
+    path: str | Path,
+    **options: Any,
+) -> Any:
+    """Write the run directory of any result: see `save_run` and those of the other commands."""
+    if isinstance(result, Survey):
+        return save_survey(result, path, **options)
+    if isinstance(result, History):
+        return save_history(result, path, **options)
+    if isinstance(result, Attention):
+        return save_attention(result, path, **options)
     if isinstance(result, Differences):
         return save_differences(result, path, **options)
     if isinstance(result, Attributions):
@@ -162,6 +178,10 @@ def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
         texts["gradients.csv"] = tables.gradients_to_csv(result)
         texts["parameters.csv"] = tables.parameters_to_csv(result)
         texts["gradients.json"] = serialize.gradients_to_json(result)
+    elif result.cost is not None:
+        texts["cost.csv"] = tables.cost_to_csv(result.cost)
+    if isinstance(result, Activations) and any(row.tokens and row.tokens.stands_out for row in result.rows):
+        texts["tokens.csv"] = tables.tokens_to_csv(result)
     if result.comparison is not None:
         texts["changes.csv"] = tables.changes_to_csv(result.comparison)
     if isinstance(result, Gradients) and result.inputs_alone:

@@ -14,7 +14,6 @@ from hookscope.render.columns import (
     REMARK_WIDTH,
     SPARKLINE_MEANING,
     Column,
-    classes_text,
     counts_that_vary,
     draw_table,
     fitted,
@@ -22,16 +21,24 @@ from hookscope.render.columns import (
     integer_text,
     kind_cell,
     number_column,
+    number_text,
     percent_text,
+    prediction_text,
     quantile_text,
     safe_line,
     sparkline,
+    token_norms_text,
 )
+from hookscope.render.cost_text import cost_columns, cost_lines, dearest_sentence
 from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer, Verification
+from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
+from hookscope.results.cost import ModuleCost, NetworkCost
+from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients
-from hookscope.results.network import Failure, ModuleRow
+from hookscope.results.inputs import CLIP_STEP, InputRecord
+from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import counted, shape_text
 
@@ -58,11 +65,44 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
     flags = [_flag_words(row, full=full) for row in rows]
     names = [safe_line(row.label) for row in rows]
     flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
-    columns = [*_layer_columns(rows, names), flag_column]
+    costs = [] if inspection.cost is None else cost_columns(costs_of_rows(rows, inspection.cost))
+    columns = [*_layer_columns(rows, names), *costs, flag_column]
     table = draw_table(columns, width, [_row_style(row) for row in rows], full=full)
     has_histograms = any(column.header == _HIST for column in fitted(columns, width))
     legend = [safe_line(SPARKLINE_MEANING, style="dim")] if has_histograms else []
-    return Group(*title_lines(inspection), table, *legend, *folded_lines(rows))
+    below = [*legend, *folded_lines(rows), *token_lines(inspection), *_cost_lines(inspection)]
+    return Group(*title_lines(inspection), table, *below)
+
+
+def token_lines(inspection: Activations) -> list[Text]:
+    """Return a line on tokens of high norm and one on massive activations, with the row that has the greatest."""
+    lines: list[Text] = []
+    rows = [(row, row.tokens) for row in inspection.rows if row.tokens is not None]
+    high = [(row, tokens) for row, tokens in rows if tokens.high]
+    if high:
+        row, tokens = max(high, key=lambda each: each[1].high[0].norm / each[1].median if each[1].median else 0)
+        first = tokens.high[0]
+        of = f" of {inspection.inputs[first.input_index].name}" if len(inspection.inputs) > 1 else ""
+        words = f"high-norm tokens in {counted(len(high), 'row')}, most in {row.label or '(model)'}: "
+        words += f"{tokens.high_count:,} beyond the limit, {tokens.place(first.token)}{of} has"
+        norms = f"{number_text(first.norm)}, median {number_text(tokens.median)}"
+        lines.append(safe_line(f"{words} {norms}", overflow="fold"))
+    massive = [(row, tokens) for row, tokens in rows if tokens.massive]
+    if massive:
+        row, tokens = massive[0]
+        found = tokens.massive[0]
+        words = f"massive activations in {counted(len(massive), 'row')}, first in {row.label or '(model)'}: "
+        words += f"{number_text(found.value)} in channel {found.channel} of {tokens.place(found.token)}, "
+        words += f"median magnitude {number_text(found.median)}"
+        lines.append(safe_line(words, overflow="fold"))
+    return lines
+
+
+def _cost_lines(inspection: Activations) -> list[Text]:
+    if inspection.cost is None:
+        return []
+    sentence = dearest_sentence(inspection)
+    return [*cost_lines(inspection.cost), *([safe_line(sentence, style="bold")] if sentence else [])]
 
 
 def folded_lines(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[Text]:
@@ -148,7 +188,7 @@ def failure_panel(failure: Failure) -> RenderableType:
 
 
 def predictions_lines(inspection: Activations | Gradients, *, full: bool = False) -> RenderableType:
-    """Return the top classes of every input, a line each: "cat.jpg: Egyptian cat 0.40 · tiger cat 0.23"."""
+    """Return the top classes of every input, a line each: "cat.jpg: Egyptian cat 0.40 · tiger cat 0.23 (softmax)"."""
     predictions = inspection.predictions
     shown = predictions if full else predictions[:10]
     if not shown:
@@ -158,43 +198,55 @@ def predictions_lines(inspection: Activations | Gradients, *, full: bool = False
     grid.add_column()
     for prediction in shown:
         name = fold_name(inspection.inputs[prediction.input_index].name, 30)
-        grid.add_row(safe_line(f"{name}:"), safe_line(classes_text(prediction.classes)))
+        grid.add_row(safe_line(f"{name}:"), safe_line(prediction_text(prediction)))
     hidden = len(predictions) - len(shown)
     more = safe_line(f"… {counted(hidden, 'more input')}, --full shows all", style="dim")
     return Group(grid, more) if hidden else grid
 
 
-def module_table(rows: Sequence[ModuleRow], *, width: int, title: str) -> RenderableType:
-    """Return the modules of a network as a tree by their dotted names, with a line of totals."""
+def module_table(
+    rows: Sequence[ModuleRow], *, width: int, title: str, cost: NetworkCost | None = None
+) -> RenderableType:
+    """Return the modules of a network as a tree by their dotted names, with what they cost, and lines of totals."""
     notes = [safe_line(row.note, style="cyan") if row.note else Text() for row in rows]
     columns = [
         Column("module", [*map(safe_line, _tree_names(rows))], 0, words=True),
         Column("type", [kind_cell(row.kind) for row in rows], 4, words=True),
         Column("parameters", [safe_line(f"{row.total_parameter_count:,}") for row in rows], 3),
+        *([] if cost is None else cost_columns(_costs_of_modules(rows, cost))),
         Column("calls", [safe_line(str(row.call_count)) for row in rows], 11),
         Column("input", [_shapes(row.input_shapes) for row in rows], 10, words=True),
-        Column("output", [_shapes(row.output_shapes) for row in rows], 2, words=True),
+        Column("output", [_shapes(row.output_shapes) for row in rows], 2 if cost is None else 9, words=True),
         Column("selected", [safe_line("● selected" if row.selected else "") for row in rows], 1, words=True),
         Column("note", notes, 12, words=True, max_width=REMARK_WIDTH),
     ]
+    if cost is not None:  # which layers a pattern selects is another question
+        columns = [column for column in columns if column.header != "selected"]
     if all(row.call_count == 1 for row in rows):
         columns = [column for column in columns if column.header != "calls"]
-    table = draw_table(columns, width, ["green" if row.selected else "" for row in rows])
+    table = draw_table(columns, width, ["green" if row.selected and cost is None else "" for row in rows])
     whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
     operation_count = sum(row.owner is not None for row in rows)
     parts = [counted(len(rows) - operation_count, "module")]
     parts += [counted(operation_count, "operation")] if operation_count else []
     totals = " · ".join([*parts, f"{sum(row.selected for row in rows)} selected", counted(whole[0], "parameter")])
-    return Group(safe_line(title, style="bold"), table, safe_line(totals))
+    return Group(safe_line(title, style="bold"), table, safe_line(totals), *([] if cost is None else cost_lines(cost)))
 
 
-def title_lines(inspection: Activations | Gradients | Attributions) -> list[Text]:
+def _costs_of_modules(rows: Sequence[ModuleRow], cost: NetworkCost) -> list[ModuleCost | None]:
+    known = {each.layer: each for each in cost.modules}
+    return [known.get(row.layer) if row.owner is None else None for row in rows]
+
+
+def title_lines(inspection: Activations | Gradients | Attributions | Attention) -> list[Text]:
     """Return the lines above every table: model, weights, inputs, and a warning about random weights."""
-    model = inspection.model
+    return model_lines(inspection.model, _inputs_words(inspection.inputs), inspection.dtype, inspection.device)
+
+
+def model_lines(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[Text]:
+    """Return the model, its weights and its inputs in one line, and a warning about random weights."""
     kind = f" ({model.kind})" if model.kind.lower() != model.name.lower() else ""
-    names = [PurePath(record.name).name for record in inspection.inputs]
-    inputs = names[0] if len(names) == 1 else f"{len(names)} inputs"
-    unusual = [name for name, usual in ((inspection.dtype, "float32"), (inspection.device, "cpu")) if name != usual]
+    unusual = [name for name, usual in ((dtype, "float32"), (device, "cpu")) if name != usual]
     parts = (f"{model.name}{kind}", f"weights: {model.weights}", inputs, *unusual)
     lines = [safe_line(" · ".join(parts), style="bold", overflow="fold")]
     if model.random:
@@ -202,9 +254,37 @@ def title_lines(inspection: Activations | Gradients | Attributions) -> list[Text
     return lines
 
 
+def _inputs_words(inputs: Sequence[InputRecord]) -> str:
+    """Return the name of the only input, or how many there are.
+
+    For those of one tensor file also their shape, and the sampling rate of recordings.
+    """
+    first, count = inputs[0], len(inputs)
+    name = PurePath(first.name).name
+    rates = {each.sampling_rate for each in inputs if each.sampling_rate is not None}
+    if rates:
+        whole = name if count == 1 else f"{count} inputs"
+        is_resampled = any(step.startswith("resampled") for each in inputs for step in each.steps)
+        how = "resampled" if is_resampled else "as recorded"
+        return f"{whole} at {', '.join(f'{rate:,}' for rate in sorted(rates))} Hz ({how})"
+    clips = [step for step in first.steps if step.startswith(CLIP_STEP)]
+    if count == 1:
+        frames = clips[0].partition(",")[0] if clips else ""
+        return f"{name}: {frames} ({name}/* for a clip of each picture)" if clips else name
+    if clips:
+        return f"{count} inputs, folders as clips ('FOLDER/*' for a clip of each picture)"
+    of_file = [step for step in first.steps if step.startswith(f"input 0 of {count} in the file")]
+    if not of_file:
+        return f"{count} inputs"
+    hint = of_file[0].partition(" in the file")[2]
+    whole = f"{hint[:-1]} of {shape_text((count, *first.shape))})" if hint else ""
+    return f"{name.removesuffix('[0]')}: {count} inputs of {shape_text(first.shape)}{whole}"
+
+
 def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Column]:
     all_statistics = [row.activation for row in rows]
     shapes = ["-" if "not a tensor" in row.flags else shape_text(row.activation.shape) for row in rows]
+    has_outliers = any(row.tokens is not None and row.tokens.stands_out for row in rows)
     medians = [(each.quantiles[_MEDIAN] if each.quantiles else None, each.element_count) for each in all_statistics]
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
@@ -223,6 +303,7 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
         Column(_HIST, [safe_line(sparkline(each.distribution)) for each in all_statistics], 16),
         Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 5),
         Column("dead", [safe_line(_dead_channels(each)) for each in all_statistics], 13),
+        Column("token L2", [safe_line(token_norms_text(row.tokens)) for row in rows], 7 if has_outliers else 15),
         Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
         Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
@@ -230,6 +311,7 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     idle = {
         _HIST: all(each.distribution is None for each in all_statistics),
         "dead": not any(each.channel_count for each in all_statistics),
+        "token L2": all(row.tokens is None for row in rows),
     }
     return [column for column in counts_that_vary(columns, all_statistics) if not idle.get(column.header)]
 

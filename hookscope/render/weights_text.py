@@ -28,7 +28,7 @@ def weights_answer(result: Differences) -> Iterator[str]:
         most = f": ‖Δ‖/‖w‖ at most {number_text(max(finite)[0], 3)}, at {max(finite)[1]}" if finite else ""
         yield f"{len(changed):,} of {counted(len(rows), 'tensor')} differ{most}."
         if len(finite) < len(known):
-            yield f"{counted(len(known) - len(finite), 'tensor')} hold NaN or Inf on one side alone."
+            yield f"{counted(len(known) - len(finite), 'tensor')} hold NaN or Inf on one side only."
     flips = [(row.sign_flips, row.name) for row in changed if row.sign_flips]
     if flips:
         yield f"Signs are opposite in {counted(len(flips), 'tensor')}, most in {max(flips)[1]}: {max(flips)[0]:.2%}."
@@ -128,7 +128,7 @@ def gradients_answer(result: Differences) -> str:
         many = f"{len(changed):,} of {counted(len(measured), 'gradient')} differ"
         sentences.append(f"{many}: relative L2 at most {number_text(max(changed)[0], 3)}, at {max(changed)[1]}.")
     if broken:
-        hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side alone"
+        hold = f"{len(broken):,} of {counted(len(measured), 'gradient')} hold NaN or Inf on one side only"
         sentences.append(f"{hold}, {broken[0]} among them.")
     known = [(row.error_b, row.error, row.label) for row in result.gradients if row.error is not None and row.error_b]
     if result.reference and known:

@@ -15,9 +15,11 @@ class ClassAccuracy:
         label: As the data has it: a folder's name, or the second column.
         indices: Of the network's classes that it stands for; two for a name that two classes have.
         count: Pictures with this label.
-        right: Those of them whose greatest score is that of one of the `indices`.
+        right: Those of them whose greatest score is that of one of the `indices`; with several labels for each picture,
+            those where one of these is above 0.5.
         mistaken_for: The class that most of the others are taken for; "" for none.
         mistaken_count: How many are taken for that.
+        false_positives: Pictures without this label for which the network gives it.
     """
 
     label: str
@@ -26,11 +28,17 @@ class ClassAccuracy:
     right: int
     mistaken_for: str = ""
     mistaken_count: int = 0
+    false_positives: int = 0
 
     @property
     def share(self) -> float:
-        """Share of the pictures that are classified right, 0-1."""
+        """Share of the pictures that are classified right, 0-1: the recall."""
         return self.right / self.count
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall, 0-1: 2 TP / (2 TP + FP + FN)."""
+        return 2 * self.right / (self.count + self.right + self.false_positives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,10 @@ class WrongPicture:
 
     Probabilities are the softmax of the scores, or the scores themselves where they are probabilities already; None if
     a score is NaN.
+
+    With several labels for each picture, `label` and `taken_for` list all that it has and all that it is given.
+    `probability` is the highest of a class wrongly given, `label_probability` the lowest of a label that is missed;
+    None if there is no such class.
     """
 
     name: str
@@ -57,29 +69,26 @@ class Accuracy:
         source: The folder or CSV file.
         mapping: How labels became classes of the network, in a sentence.
         class_count: Classes of the network.
-        classes: One for each label, in natural order.
+        count: Labelled pictures.
+        right: Those whose greatest score is that of their label; with several labels for each picture, those that are
+            given exactly their labels.
+        classes: One for each label that a picture has, in the order of the data.
         worst: The wrong pictures with the highest confidence, in descending order.
+        multi_label: Whether a picture may have several labels, and each class above 0.5 is given.
     """
 
     source: str
     mapping: str
     class_count: int
+    count: int
+    right: int
     classes: tuple[ClassAccuracy, ...]
     worst: tuple[WrongPicture, ...] = ()
-
-    @property
-    def count(self) -> int:
-        """All labelled pictures."""
-        return sum(each.count for each in self.classes)
-
-    @property
-    def right(self) -> int:
-        """Those whose greatest score is that of their label."""
-        return sum(each.right for each in self.classes)
+    multi_label: bool = False
 
     @property
     def share(self) -> float:
-        """The accuracy, 0-1."""
+        """The accuracy, 0-1; with several labels for each picture the exact match ratio."""
         return self.right / self.count
 
     @property
@@ -89,8 +98,16 @@ class Accuracy:
 
     @property
     def by_share(self) -> tuple[ClassAccuracy, ...]:
-        """The classes with the lowest share first, and of equal ones those with the most pictures."""
-        return tuple(sorted(self.classes, key=lambda each: (each.share, -each.count)))
+        """The classes with the lowest share first, and of equal ones those with the most pictures.
+
+        With several labels for each picture, those with the lowest F1: a label that is always given has a share of 1.
+        """
+        return tuple(sorted(self.classes, key=lambda each: (each.f1 if self.multi_label else each.share, -each.count)))
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean F1 of the labels that pictures have, 0-1."""
+        return sum(each.f1 for each in self.classes) / len(self.classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +119,35 @@ class LabelledResult:
 
 
 def accuracy_words(accuracy: Accuracy) -> str:
-    """Return "43 of 50 labelled pictures are classified right, 86.0% (95% interval 73.3% to 94.2%)"."""
+    """Return "43 of 50 labelled pictures are classified right, 86.0% (95% interval 73.3% to 94.2%)".
+
+    With several labels for each picture it is "43 of 50 labelled pictures are given exactly their labels, 86.0% (…),
+    macro F1 0.912".
+    """
     low, high = accuracy.interval
+    how = "given exactly their labels" if accuracy.multi_label else "classified right"
+    macro = f", macro F1 {accuracy.macro_f1:.3f}" if accuracy.multi_label else ""
     return (
-        f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} are classified right, "
-        f"{accuracy.share:.1%} (95% interval {low:.1%} to {high:.1%})"
+        f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} are {how}, "
+        f"{accuracy.share:.1%} (95% interval {low:.1%} to {high:.1%}){macro}"
     )
 
 
-def class_words(each: ClassAccuracy) -> str:
-    """Return "'lynx' 3 of 10 (5 taken for 'tabby')"."""
-    mistaken = (
-        f" ({each.mistaken_count:,} taken for '{printable(each.mistaken_for, 80)}')" if each.mistaken_count else ""
-    )
-    return f"'{printable(each.label, 80)}' {each.right:,} of {each.count:,}{mistaken}"
+def class_words(each: ClassAccuracy, *, multi_label: bool = False) -> str:
+    """Return "'lynx' 3 of 10 (5 taken for 'tabby')", or "'lynx' 3 of 10, F1 0.400 (5 given 'tabby' instead)"."""
+    mistaken = printable(each.mistaken_for, 80)
+    how = f"given '{mistaken}' instead" if multi_label else f"taken for '{mistaken}'"
+    f1 = f", F1 {each.f1:.3f}" if multi_label else ""
+    often = f" ({each.mistaken_count:,} {how})" if each.mistaken_count else ""
+    return f"'{printable(each.label, 80)}' {each.right:,} of {each.count:,}{f1}{often}"
 
 
 def lowest_words(accuracy: Accuracy) -> str:
-    """Return the class with the lowest share in a sentence, "" if all are right or there is but one."""
+    """Return the class with the lowest share or F1 in a sentence, "" if all are right or there is but one."""
     lowest = accuracy.by_share[0]
-    return f" Lowest: {class_words(lowest)}." if len(accuracy.classes) > 1 and lowest.right < lowest.count else ""
+    if len(accuracy.classes) < 2 or (lowest.f1 if accuracy.multi_label else lowest.share) == 1:
+        return ""
+    return f" Lowest: {class_words(lowest, multi_label=accuracy.multi_label)}."
 
 
 def mapping_words(accuracy: Accuracy) -> str:

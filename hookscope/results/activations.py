@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.results.comparison import Comparison, Prediction
+from hookscope.results.cost import NetworkCost
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.network import Failure, ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
+from hookscope.results.token_norms import TokenNorms
 from hookscope.text import counted
 
 Flag = Literal[
@@ -23,7 +25,9 @@ Flag = Literal[
     "constant",
     "all zero",
     "dead channels",
+    "massive activations",
     "shape varies",
+    "vmap",
     "not a tensor",
     "unmeasured",
 ]
@@ -51,6 +55,7 @@ class LayerRow(MeasuredTensor):
         source: The line that calls the operation, "net.py:14"; "" for a module, and where no Python code calls it.
         inputs: Where the input tensors came from, if operations were observed: labels of rows, names of parameters and
             buffers, "input" for the network's own, "" for anything else.
+        tokens: Of tokens (N, T, D), their norms; None of other outputs, and where they were not measured.
     """
 
     index: int
@@ -67,6 +72,7 @@ class LayerRow(MeasuredTensor):
     owner: str | None = None
     source: str = ""
     inputs: tuple[str, ...] = ()
+    tokens: TokenNorms | None = None
 
     @property
     def label(self) -> str:
@@ -176,11 +182,11 @@ class Run(RowContainer):
         failure: Set when the model raised; rows then hold what was reached.
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.
-        verification: Whether hooks changed the output or the loss; None where that was not asked for, or edits did.
+        verification: Whether hooks changed the output or the loss; None with `verify=False` or with edits.
         comparison: What edits changed; None without edits.
-        tensors: The activations on the CPU by label, if they were asked for, read from a temporary file one by one; of
-            a run with a backward pass the gradients instead: "LABEL grad_output", "LABEL grad_input", "NAME grad" of a
-            parameter.
+        tensors: With `save_tensors=True`, the activations on the CPU by label, read from a temporary file one by one.
+            A run with a backward pass has the gradients instead: "LABEL grad_output", "LABEL grad_input", and
+            "NAME grad" of a parameter.
         provenance: None for a run that did not finish.
     """
 
@@ -214,14 +220,16 @@ class Run(RowContainer):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Activations(Run):
-    """What layers put out in one run; without `feature_maps` unless asked for.
+    """The outputs of layers in one run; `feature_maps` only if requested.
 
     Attributes:
         map_summaries: Of the first three inputs, for the overview.
+        cost: Cost of one forward pass over the first input, module by module; None without `cost=True`.
     """
 
     feature_maps: tuple[FeatureMaps, ...] = ()
     map_summaries: tuple[MapSummary, ...] = ()
+    cost: NetworkCost | None = None
 
     def __getitem__(self, label: str) -> LayerRow:
         """Return the row of an output: "layer1.0.conv1", "relu#1".

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, nearest
+from hookscope.results.comparison import Reading
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.network import ModelInfo
 from hookscope.results.renderers import RowContainer, rendered
@@ -30,21 +31,50 @@ Method = Literal[
 ]
 
 
-Extent = tuple[float, float, float, float]
-"""An area (top, left, bottom, right) in shares of the network's input, whose edges are 0 and 1; it may reach beyond."""
+Extent = tuple[float, ...]
+"""Where an area begins along each axis of place, then where it ends, in shares of the network's input, whose edges are
+0 and 1; it may reach beyond. (top, left, bottom, right) in a picture, (begin, end) in a signal, (front, top, left,
+back, bottom, right) in a volume."""
+
+PICTURE_AXES = 2
+"""Axes of a map of a picture; that of a signal has 1, that of a volume or a clip 3."""
+
+
+def input_word(axes: int) -> str:
+    """Return what an input with so many axes of place is called: "signal", "picture" or "volume"."""
+    return {1: "signal", 3: "volume"}.get(axes, "picture")
+
+
+class PlacedMap(Protocol):
+    """A map that can be drawn over a photograph: see `AttributionMap` for its parts."""
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """(h, w)."""
+        ...
+
+    @property
+    def extent(self) -> Extent:
+        """The area that the cells fill."""
+        ...
+
+    @property
+    def box(self) -> tuple[float, float, float, float] | None:
+        """A box to frame, (left, top, right, bottom) as shares of the network's input."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The number that a map explains, of one input.
+    """The number that a map explains, for one input.
 
     Attributes:
         label: For people: "Egyptian cat", "tabby - tiger cat", "dog in box 3", "file.py:function".
         score: Its value: the logit, a difference of logits, a box's score, a sum over pixels.
-        index: Of the class; None where the target is no single class.
-        probability: Softmax over the class scores, or the score itself where the network returns values of 0-1; None
-            where the output is not one row of class scores.
+        index: Index of the class; None if the target is not a single class.
+        probability: Probability of the class; None if the output is not one row of class scores.
         box: The box that a detector scores, (left, top, right, bottom) as shares of the network's input; else None.
+        reading: How the probability was computed from the scores.
     """
 
     label: str
@@ -52,6 +82,7 @@ class Target:
     index: int | None = None
     probability: float | None = None
     box: tuple[float, float, float, float] | None = None
+    reading: Reading = "softmax"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +92,11 @@ class AttributionMap:
     Attributes:
         input_index: Of `Attributions.inputs`.
         layer: Label of the output that was looked at; "" for methods that look at the picture itself.
-        values: (h, w) float32, at the layer's resolution, or the network input's for layer "". Signed where the method
-            is. Row 0 is the top.
+        values: (h, w) float32 of a picture, (l,) of a signal, (d, h, w) of a volume or a clip, at the layer's
+            resolution, or the network input's for layer "". Signed where the method is. Row 0 is the top.
         extent: The area that the cells fill, in equal steps, each around the middle of what it sees.
-        pixels: (C, H, W) float32, what methods that look at the picture give for each of its values; else None.
+        pixels: (C, *size) float32, what methods that look at the input give for each of its values; else None.
+        size: Positions of the network's input along each axis, (H, W), (L,) or (D, H, W); () where inputs are a list.
     """
 
     input_index: int
@@ -73,6 +105,12 @@ class AttributionMap:
     values: NDArray[np.float32] = field(repr=False, compare=False)
     extent: Extent = (0.0, 0.0, 1.0, 1.0)
     pixels: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)
+    size: tuple[int, ...] = ()
+
+    @property
+    def box(self) -> tuple[float, float, float, float] | None:
+        """The box that the target is."""
+        return self.target.box
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +121,14 @@ class LayerChoice:
         label: As rows have it: "layer4", "blocks.10", "features#1".
         kind: Class name of the module.
         shape: Of its output, batch axis included.
-        grid: (h, w) of the map.
+        grid: Cells of the map along each axis: (h, w), (l,) or (d, h, w).
         reason: Why it was chosen, in a few words: "last spatial output that reaches the target"; "given".
     """
 
     label: str
     kind: str
     shape: tuple[int, ...]
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     reason: str
 
 
@@ -100,7 +138,7 @@ class SanityCheck:
 
     Attributes:
         name: "weights": rank correlation of magnitudes with the map of randomised weights; "class": with the map of the
-            runner-up class; "deletion": the target's probability after the most important tenth of the picture was
+            runner-up class; "deletion": the target's probability after the most important tenth of the input was
             blurred; "completeness": how far integrated gradients fall short of the score's difference, as a share.
         value: The number.
         passed: Whether it is within the limit; None if the check says nothing: blurring takes hardly anything away.
@@ -124,7 +162,9 @@ class Attributions(RowContainer):
         method: The method's name: "grad-cam".
         layers: Whose outputs were looked at; () for methods that look at the picture itself.
         maps: By input, then target, then layer, in the order given.
-        sanity: Checks over all maps of the run; () if none was asked for.
+        sanity: Checks over all maps of the run; () with `sanity="none"`.
+        given: What the network was given, (C, *size) float32, by input, where it is a signal or a volume; of the first
+            inputs, for drawing.
         unchanged: Activations that a guided rule was asked for and did not change, by label, each with the reason.
         warnings: Sentences a reader must see; `notes` need no action.
         timings: Seconds by phase.
@@ -144,6 +184,7 @@ class Attributions(RowContainer):
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
     provenance: Provenance | None = None
+    given: Mapping[int, NDArray[np.float32]] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         parts = (self.method, counted(len(self.maps), "map"), counted(len(self.inputs), "input"))

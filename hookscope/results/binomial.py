@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
-"""Confidence of every interval; a test rules out chance at p of 1 minus this. Our choice, the usual one."""
+"""Confidence of every interval; a test rules out chance at p of 1 minus this; the usual one."""
 
 # More pictures than any data set has.
 _MOST_PICTURES = 10**9

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
 from hookscope.results.accuracy import Accuracy, LabelledResult
 from hookscope.results.activations import Activations, LayerRow, MapSummary
+from hookscope.results.comparison import Prediction
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
@@ -22,7 +23,7 @@ from hookscope.results.training_state import CopyValues, OptimiserValues, Scaler
 from hookscope.text import safe_text
 
 Status = Literal["pass", "warn", "fail", "off", "skipped"]
-"""The result of a rule. "skipped": it was wanted but could not be judged; the `reason` says why."""
+"""The result of a rule. "skipped": it was wanted but could not be judged, for the `reason` given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,13 @@ class NonFiniteOrigin:
         parameters: Its own parameters and buffers that are not finite, and those of modules inside it that it uses
             without calling them, as MultiheadAttention does with `out_proj`.
         between: The module is a container whose own code makes them, between or after the modules inside it.
+        operation: Of the module's own code, the first operation to make them, by its label: "(model):softmax"; "" if it
+            is not known. -Inf that a softmax takes up, or that is filled in, as masks are, is not counted.
+        source: The line that calls the operation, "net.py:14".
+        inputs: Position of each input of the batch that makes the module do so, run alone, and its name; "" for none.
+        input_count: Inputs in that batch.
+        position: Where in the module's output they are for the first of those inputs, without its batch axis: None for
+            an axis along which all values are; () if it is not known, or if all are.
     """
 
     layer: str
@@ -137,6 +145,11 @@ class NonFiniteOrigin:
     element_count: int
     parameters: tuple[str, ...] = ()
     between: bool = False
+    operation: str = ""
+    source: str = ""
+    inputs: tuple[tuple[int, str], ...] = ()
+    input_count: int = 0
+    position: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +230,10 @@ class CheckMeasurements:
     Attributes:
         stored: Parameters and buffers of the state dict, in its order; a tied one once.
         forward: The forward passes over all inputs, every module hooked; `failure` is set where one raised.
-        optimisers, scalers: States of optimisers and of GradScalers that the file holds beside the weights.
+        optimisers, scalers: States of optimisers and GradScalers in the file.
         copies: Averaged copies of the weights in the same file.
         origin: Where NaN or Inf begins in the forward pass; None if all is finite but for -Inf that the network takes
-            up again, as attention masks are, or if an input is not finite itself (see `unmeasured`).
+            up again, as attention masks are, or if it follows from an input that is not finite (see `unmeasured`).
         channel_peaks: For each output of a smooth activation function (GELU, SiLU, Mish…) by label, the greatest
             magnitude of each channel over all inputs, (C,) float32.
         batch_norms: The input of each BatchNorm with stored statistics, in execution order; empty if no rule wanted it,
@@ -276,7 +289,7 @@ class RuleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class OverviewParts:
-    """What the overview of a check shows besides its report.
+    """The parts of a check's overview that are not in its report.
 
     Attributes:
         rows: Of the forward pass, as far as it came.
@@ -284,12 +297,14 @@ class OverviewParts:
         summaries: Of those rows for one input, as far as they have maps; empty if no evidence was kept.
         pictures: Of `Accuracy.worst`, as the network got them, (H, W, 3) or (H, W) uint8; None for one that cannot be
             shown. Empty if no evidence was kept.
+        predictions: Best classes for each picture, of a classifier.
     """
 
     rows: tuple[LayerRow, ...] = ()
     failing: tuple[LayerRow, ...] = ()
     summaries: tuple[MapSummary, ...] = ()
     pictures: tuple[NDArray[np.uint8] | None, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,19 +1,28 @@
 """What edits changed: rows, loss and top classes, without and with them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from hookscope.results.renderers import RenderedResult
 from hookscope.results.statistics import TensorStatistics
 
+Reading = Literal["softmax", "sigmoid", "as returned"]
+"""How scores become probabilities; "as returned" where the network returns values of 0-1 itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The highest-scoring classes of a classifier for one input, best first."""
+    """The highest-scoring classes of a classifier for one input, best first.
+
+    Attributes:
+        reading: How the probabilities were computed from the scores.
+    """
 
     input_index: int
     class_indices: tuple[int, ...]
     class_names: tuple[str, ...]
     probabilities: tuple[float, ...]
+    reading: Reading = "softmax"
 
     @property
     def classes(self) -> list[tuple[str, float]]:
@@ -39,7 +48,7 @@ class Change:
 
     @property
     def l2_ratio(self) -> float | None:
-        """L2 after over L2 before; None where either is missing or the first is 0."""
+        """Ratio of the L2 norms, after to before; None if either is missing or the first is 0."""
         before, after = (None if each is None else each.l2 for each in (self.before, self.after))
         return None if not before or after is None else after / before
 

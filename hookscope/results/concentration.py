@@ -1,18 +1,29 @@
 """Where the mass of an attribution map lies: the smallest box that holds half of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.results.attributions import AttributionMap
+from hookscope.results.attributions import PICTURE_AXES, AttributionMap, PlacedMap
 from hookscope.results.inputs import InputRecord, Region
 
-# Larger maps are summed in blocks, so many a side: the box is found to a thirtieth of the picture. Our choice.
-_MOST_CELLS = 32
+# Larger maps are summed in blocks, so many a side: the box is found to a thirtieth of a picture, a twelfth of a volume,
+# whose boxes are many more, and a thousandth of a signal.
+_MOST_CELLS = {1: 1000, 2: 32, 3: 12}
 
 # Above this share of the input, the smallest box does not locate anything: half of an even map lies in half of it.
 _SPREAD = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a signal or a volume, in positions of the network's input along each axis."""
+
+    begin: tuple[float, ...]
+    end: tuple[float, ...]
+    size: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,48 +36,74 @@ class Concentration:
     """
 
     share: float
-    region: Region
+    region: Region | Box
 
     @property
     def words(self) -> str:
-        """Where it lies in the picture, by thirds: "upper left"; "spread out" for a large box."""
+        """Where it lies: "upper left" of a picture, by thirds, "steps 120 to 180 of 1,000"; "spread out" if large."""
         if self.share > _SPREAD:
             return "spread out"
         box = self.region
-        down = int(min(max((box.top + box.bottom) / 2 / box.height, 0), 0.999) * 3)
-        across = int(min(max((box.left + box.right) / 2 / box.width, 0), 0.999) * 3)
-        rows = (
-            ("upper left", "top", "upper right"),
-            ("left", "centre", "right"),
-            ("lower left", "bottom", "lower right"),
-        )
-        return rows[down][across]
+        if isinstance(box, Region):
+            return _third((box.top, box.left), (box.bottom, box.right), (box.height, box.width))
+        steps = f"{round(box.begin[0]):,} to {round(box.end[0]):,} of {box.size[0]:,}"
+        if len(box.size) == 1:
+            return f"steps {steps}"
+        return f"planes {steps}, {_third(box.begin[1:], box.end[1:], box.size[1:])}"
 
 
-def concentration(each: AttributionMap, record: InputRecord) -> Concentration | None:
+def _third(begin: Sequence[float], end: Sequence[float], size: Sequence[int]) -> str:
+    """Return in which third of height and of width the middle of a box lies."""
+    middles = ((low + high) / 2 / length for low, high, length in zip(begin, end, size, strict=True))
+    down, across = (int(min(max(middle, 0), 0.999) * 3) for middle in middles)
+    rows = (
+        ("upper left", "top", "upper right"),
+        ("left", "centre", "right"),
+        ("lower left", "bottom", "lower right"),
+    )
+    return rows[down][across]
+
+
+def concentration(each: PlacedMap, record: InputRecord) -> Concentration | None:
     """Return where half of a map's positive mass lies; None for a map that is nowhere above zero."""
     positive = np.maximum(np.nan_to_num(each.values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0), 0)
-    top, left, bottom, right = each.extent
-    edges = _edges(top, bottom, positive.shape[0]), _edges(left, right, positive.shape[1])
+    axes = positive.ndim
+    sides = [*zip(each.extent[:axes], each.extent[axes:], positive.shape, strict=True)]
+    edges = [_edges(*side) for side in sides]
     # Of cells that lie partly or wholly outside of the network's input, only the part inside counts.
-    steps = [
-        (end - begin) / cells
-        for (begin, end), cells in zip(((top, bottom), (left, right)), positive.shape, strict=True)
-    ]
-    positive *= np.outer(*(np.minimum(np.diff(one) / step, 1) for one, step in zip(edges, steps, strict=True)))
+    for axis, (begin, end, cells) in enumerate(sides):
+        inside = np.minimum(np.diff(edges[axis]) / ((end - begin) / cells), 1)
+        positive *= inside.reshape([-1 if place == axis else 1 for place in range(axes)])
     total = positive.sum()
     if not total:
         return None
-    rows, columns = (np.linspace(0, size, min(size, _MOST_CELLS) + 1).round().astype(int) for size in positive.shape)
-    sums = np.add.reduceat(np.add.reduceat(positive, rows[:-1], axis=0), columns[:-1], axis=1)
-    first, start, last, end = _smallest_box(sums / total, rows, columns)
+    cuts = [np.linspace(0, size, min(size, _MOST_CELLS[axes]) + 1).round().astype(int) for size in positive.shape]
+    sums = positive / total
+    for axis, cut in enumerate(cuts):
+        sums = np.add.reduceat(sums, cut[:-1], axis=axis)
+    first, last = _smallest_box(sums, cuts)
+    starts = [float(edges[axis][place]) for axis, place in enumerate(first)]
+    ends = [float(edges[axis][place]) for axis, place in enumerate(last)]
+    if axes == PICTURE_AXES:
+        return _in_picture(starts, ends, record)
+    size = (each.size if isinstance(each, AttributionMap) else ()) or record.shape[-axes:]
+    share = float(np.prod(np.subtract(ends, starts)))
+    box = Box(_positions(starts, size), _positions(ends, size), tuple(size))
+    return Concentration(min(1.0, share), box)
+
+
+def _positions(shares: Sequence[float], size: Sequence[int]) -> tuple[float, ...]:
+    return tuple(share * length for share, length in zip(shares, size, strict=True))
+
+
+def _in_picture(begin: Sequence[float], end: Sequence[float], record: InputRecord) -> Concentration:
     shown = record.region or Region(0, 0, *record.shape[-2:], *record.shape[-2:])
     tall, wide = shown.bottom - shown.top, shown.right - shown.left
     box = Region(
-        max(shown.top + edges[0][first] * tall, 0.0),
-        max(shown.left + edges[1][start] * wide, 0.0),
-        min(shown.top + edges[0][last] * tall, float(shown.height)),
-        min(shown.left + edges[1][end] * wide, float(shown.width)),
+        max(shown.top + begin[0] * tall, 0.0),
+        max(shown.left + begin[1] * wide, 0.0),
+        min(shown.top + end[0] * tall, float(shown.height)),
+        min(shown.left + end[1] * wide, float(shown.width)),
         shown.height,
         shown.width,
     )
@@ -82,11 +119,36 @@ def _edges(begin: float, end: float, cells: int) -> NDArray[np.float64]:
 
 
 def _smallest_box(
-    shares: NDArray[np.float64], rows: NDArray[np.int_], columns: NDArray[np.int_]
-) -> tuple[int, int, int, int]:
-    """Return top, left, bottom and right of the smallest box with half of the sum, which is 1; of equals the fullest.
+    shares: NDArray[np.float64], cuts: Sequence[NDArray[np.int_]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where the smallest box with half of the sum, which is 1, begins and ends; of equals the fullest.
 
-    `rows` and `columns` are the edges of the cells.
+    `cuts` are the edges of the cells along each axis.
+    """
+    if shares.ndim == 1:
+        top, left, bottom, right = _smallest_rectangle(shares[None], np.array([0, 1]), cuts[0])[2]
+        return (left,), (right,)
+    if shares.ndim == PICTURE_AXES:
+        top, left, bottom, right = _smallest_rectangle(shares, *cuts)[2]
+        return (top, left), (bottom, right)
+    best = (float("inf"), 0.0)
+    found = (0, 0, 0), tuple(int(cut[-1]) for cut in cuts)
+    for front in range(len(shares)):
+        for back in range(front + 1, len(shares) + 1):
+            area, negative, (top, left, bottom, right) = _smallest_rectangle(shares[front:back].sum(0), *cuts[1:])
+            volume = area * (cuts[0][back] - cuts[0][front])
+            if (volume, negative) < best:
+                best = (float(volume), negative)
+                found = (int(cuts[0][front]), top, left), (int(cuts[0][back]), bottom, right)
+    return found
+
+
+def _smallest_rectangle(
+    shares: NDArray[np.float64], rows: NDArray[np.int_], columns: NDArray[np.int_]
+) -> tuple[float, float, tuple[int, int, int, int]]:
+    """Return the area of the smallest rectangle with a sum of half, that sum with a minus, and the rectangle.
+
+    The area is infinite if there is none. `rows` and `columns` are the edges of the cells.
     """
     best = (float("inf"), 0.0, (0, 0, int(rows[-1]), int(columns[-1])))
     for first in range(len(shares)):
@@ -105,4 +167,4 @@ def _smallest_box(
             last, start, end = lasts[place], starts[place], ends[place]
             box = (int(rows[first]), int(columns[start]), int(rows[first + last + 1]), int(columns[end]))
             best = (float(areas[place]), float(-held[place]), box)
-    return best[2]
+    return best

@@ -45,7 +45,7 @@ class StoredPart:
     """A part of a weights file that holds tensors: a set of weights, or something else such as an optimiser's state.
 
     Attributes:
-        key: Where in the file it is: "model"; "" when it is the whole file, or beside all others.
+        key: Path in the file: "model"; "" if it is the whole file, or next to all others.
         tensors: In the file's order.
         prefix: What every name begins with: "module"; "" for nothing.
         architectures: The known networks whose names and shapes fit, with remarks; empty for none.
@@ -67,7 +67,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """One top-level entry of a checkpoint: what a training script saved beside the weights.
+    """One top-level entry of a checkpoint, such as a training script saves next to the weights.
 
     Attributes:
         kind: Its type: "dict", "int".
@@ -89,7 +89,7 @@ class CheckpointContents(RowContainer):
         byte_count: Size of the file, in bytes; of all shards for an index.
         parts: Every set of weights, then what else has tensors.
         entries: The top-level entries of a larger checkpoint; empty for a bare state dict.
-        metadata: Text stored beside the tensors.
+        metadata: Text stored with the tensors.
     """
 
     name: str

@@ -46,7 +46,7 @@ class Measures:
     Attributes:
         relative_l2: L2 norm of A-B over that of A; infinite where A is 0 and B is not, NaN where a value of A or B that
             is not finite has no equal on the other side.
-        cosine: Of the angle between A and B, where both are finite; None where one is 0 or it is not known.
+        cosine: Cosine of the angle between A and B, where both are finite; None if one is 0 or it is unknown.
         max_abs: Largest magnitude of A-B, where it is finite; None if it is not known.
         max_at: Its place: the input's position in the run, then the place in its tensor; of a tensor without a batch
             axis the place alone; None if it is not known.
@@ -85,7 +85,7 @@ class ChannelShare:
 
 @dataclass(frozen=True, slots=True)
 class DifferenceRow:
-    """One output of a layer of A beside its partner in B.
+    """One output of a layer of A and its partner in B.
 
     Attributes:
         index: Position in A's order of execution.
@@ -93,8 +93,8 @@ class DifferenceRow:
         kind: Class name of A's module, or name of the operation.
         label_b: Label of the partner in B; `kind_b`, `shape_b` and `dtype_b` are the partner's too.
         matched: How the pair was found.
-        shape: Of A's output in the first batch.
-        measures: None where the two cannot be compared; `note` says why.
+        shape: Of A's output, over all batches as in `TensorStatistics`.
+        measures: None if the two cannot be compared; `note` has the reason.
         input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; infinite where the shapes of
             one differ, None if it is not known.
         added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
@@ -181,11 +181,11 @@ class OutputDifference:
 
 @dataclass(frozen=True, slots=True)
 class WeightDifference:
-    """One tensor of A's state beside its partner in B's.
+    """One tensor of A's state and its partner in B's.
 
     Attributes:
         measures: None where the shapes differ.
-        sign_flips: Share of elements whose sign is the opposite; None where the shapes differ.
+        sign_flips: Share of elements with the opposite sign; None if the shapes differ.
     """
 
     name: str

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT_LIMIT = 1024
-"""Up to this many values are kept instead of being counted. Our choice: 8 KiB at most, about what the bins take."""
+"""Up to this many values are kept instead of being counted: 8 KiB at most, about what the bins take."""
 
 QUANTILE_ERROR = 0.03
 """How far a quantile of more values may be off, in units of its magnitude, if it is not within 0.5 % of its rank."""
@@ -29,7 +29,7 @@ _CHUNK = 2**18  # so many values are taken apart at a time, in a few MB
 _NEAR_EDGES = 0.028
 
 BIN_COUNT = 24
-"""Our choice: a bar in a table row is three pixels wide."""
+"""A bar in a table row is three pixels wide."""
 
 # The bars span the values between these shares, so that a single far value does not press all others into one bar.
 _TAIL = 0.01

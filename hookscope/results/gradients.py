@@ -154,16 +154,34 @@ class InputGradients:
     rows_l2: Mapping[str, float | None]
 
 
+@dataclass(frozen=True, slots=True)
+class StepsRow:
+    """The gradient over time at what a recurrent layer or attention is given, along the way through that layer alone.
+
+    Attributes:
+        kind: Class name of the module.
+        dtype: Of the gradient.
+        largest: Greatest magnitude at each step, over all inputs and features. The calls of a layer follow each other,
+            as those of a cell do; of attention it is the gradient at keys and values.
+    """
+
+    layer: str
+    kind: str
+    dtype: str
+    largest: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Gradients(Run):
     """What one forward and backward pass showed.
 
     Attributes:
         loss: What was differentiated; None when the forward pass raised.
-        gradients: One per output of `rows`, in execution order; those of inputs among them when asked for.
+        gradients: One per output of `rows`, in execution order; with `inputs=True` also those of inputs.
         parameters: One per parameter of the whole network, in the order of `named_parameters()`.
         gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
-        inputs_alone: Norms of each input differentiated by itself, if asked for.
+        inputs_alone: Gradient norms of each input differentiated alone, with `per_image=True`.
+        over_time: One per recurrent layer and attention with two steps or more, and per length of its inputs.
     """
 
     loss: LossRecord | None
@@ -172,6 +190,7 @@ class Gradients(Run):
     gradient_maps: tuple[FeatureMaps, ...] = ()
     mode: Literal["eval", "train"] = "eval"
     inputs_alone: tuple[InputGradients, ...] = ()
+    over_time: tuple[StepsRow, ...] = ()
 
     def _items(self) -> tuple[GradientRow | ParameterRow, ...]:
         return (*(row for row in self.gradients if row.role == "output"), *self.parameters)

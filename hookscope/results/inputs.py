@@ -9,11 +9,30 @@ from numpy.typing import NDArray
 
 InputKind = Literal["image", "detection", "video", "flow"]
 
+CLIP_STEP = "one clip of "
+"""How the step begins that says of how many frames in a folder a clip is made."""
+
 SHOWN_INPUTS = 32
-"""Inputs whose pictures a run keeps: as many as its report shows. Our choice."""
+"""Inputs whose pictures a run keeps: as many as its report shows."""
 
 # Where Pillow starts to warn of decompression bombs (Image.MAX_IMAGE_PIXELS): 256 MiB of 24-bit pixels.
 MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
+
+
+@dataclass(frozen=True, slots=True)
+class Waveform:
+    """How a recording becomes a network input.
+
+    Attributes:
+        channels: C of (C, L); None for one channel without an axis of its own, (L,).
+        sampling_rate: In Hz; None where the network does not tell.
+        is_normalised: Whether each recording is brought to mean 0 and variance 1, as transformers' feature extractors
+            do.
+    """
+
+    channels: int | None
+    sampling_rate: int | None = None
+    is_normalised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +49,11 @@ class Preprocessing:
         frames: T, for a clip: the image is repeated.
         multiple: Height and width are cropped down to a multiple of this.
         max_pixels: A picture with more pixels is refused before it is decoded, and so is a resize to more.
-        batch_axis: Which axis of a tensor file counts inputs; "auto": the first of a tensor with an axis more than an
-            input of this kind; "none": a tensor is one input as it is.
+        batch_axis: Which axis of a tensor file counts inputs; "auto": the first, unless the tensor has a single axis or
+            as many as one input; "none": a tensor is one input as it is.
+        input_axes: How many axes one input has, batch axis apart, by the network's first layer; None if that does not
+            tell.
+        waveform: What the network takes of a recording; None for its channels as they are, (C, L).
         source: Where these values come from, for people: "ResNet34_Weights.IMAGENET1K_V1", "defaults", "options".
     """
 
@@ -46,6 +68,8 @@ class Preprocessing:
     multiple: int = 1
     max_pixels: int = MAX_PIXELS
     batch_axis: int | Literal["auto", "none"] = "auto"
+    input_axes: int | None = 3
+    waveform: Waveform | None = None
     source: str = "defaults"
 
 
@@ -95,6 +119,7 @@ class InputRecord:
         shape: Shape handed to the network without the batch axis, e.g. (C, H, W).
         steps: What was done, in order, for people.
         region: Which part of the picture the input covers; None for tensors.
+        sampling_rate: Of a recording as the network gets it, in Hz; None for other inputs.
     """
 
     name: str
@@ -103,6 +128,7 @@ class InputRecord:
     shape: tuple[int, ...]
     steps: tuple[str, ...]
     region: Region | None = None
+    sampling_rate: int | None = None
 
     @property
     def is_noise(self) -> bool:

@@ -1,10 +1,12 @@
 """Which network ran, the modules in it, how rows about them are called, and where its forward pass raised."""
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from hookscope.errors import LayerNotFoundError, nearest
+from hookscope.results.cost import NetworkCost, depth_of
 from hookscope.results.renderers import RowContainer
 
 
@@ -67,6 +69,15 @@ class ModuleRow:
         return ()
 
 
+_MISSING = re.compile(
+    r"^\S*forward\(\) (?:missing \d+ required (?:positional|keyword-only) arguments?:|is missing value for argument)"
+    " (.+)"
+)
+_SHAPES_DIFFER = re.compile(
+    "shapes cannot be multiplied|size mismatch|must match|expected input|Expected .*size|got input"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Where a forward pass raised.
@@ -82,6 +93,37 @@ class Failure:
     input_shapes: tuple[str, ...]
     error: str
 
+    @property
+    def remedy(self) -> str:
+        """Which option helps, as a sentence to append, where torch's words show that the input is at fault; else ""."""
+        kind, _, text = self.error.partition(": ")
+        missing = [] if self.layer else _missing_arguments(text)
+        if missing:
+            by_name = " ".join(f"--input {name}=FILE" for name in missing)
+            noise = " ".join(f"--input-shape {name}=SHAPE" for name in missing)
+            return f". Give what is missing by name: {by_name}, or {noise} for noise"
+        if kind == "RuntimeError" and "'indices'" in text and "Float" in text:
+            return (
+                ". It takes whole numbers: a tensor file of an integer dtype, --input NAME=1,2,3:int64, or "
+                "--input-shape SHAPE:int64 for noise"
+            )
+        if kind == "IndexError" and text == "index out of range in self":
+            return ". If the input is noise: --input-shape SHAPE:int64<BOUND"
+        if kind == "RuntimeError" and "number of dimensions" in text and any("[" in each for each in self.input_shapes):
+            return ". A tensor by name needs its batch axis: (1, 5), not (5,), or --input NAME=1,2,3"
+        if kind in ("RuntimeError", "ValueError") and _SHAPES_DIFFER.search(text):
+            return (
+                ". If the input has the wrong shape: --resize and --crop for pictures, --batch-axis for a tensor file, "
+                "--input-shape for noise"
+            )
+        return ""
+
+
+def _missing_arguments(text: str) -> list[str]:
+    """Return the arguments that forward lacks, from Python's words or TorchScript's."""
+    found = _MISSING.search(text)
+    return re.findall(r"'(\w+)'", found[1]) if found else []
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ModuleTable(RowContainer):
@@ -90,6 +132,7 @@ class ModuleTable(RowContainer):
     Attributes:
         rows: One per module, in the order of `named_modules()`.
         failure: Set when the forward pass raised; later modules then have no shapes.
+        cost: Cost of one forward pass; None without `cost=True`.
     """
 
     model: ModelInfo
@@ -97,6 +140,12 @@ class ModuleTable(RowContainer):
     failure: Failure | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    cost: NetworkCost | None = None
+
+    def down_to(self, depth: int) -> "ModuleTable":
+        """Return the modules down to a depth, with their operations; 0 is the whole model alone."""
+        rows = tuple(row for row in self.rows if depth_of(row.layer if row.owner is None else row.owner) <= depth)
+        return replace(self, rows=rows, cost=self.cost and self.cost.down_to(depth))
 
     def __getitem__(self, layer: str) -> ModuleRow:
         """Return the row of a module by its dotted name.

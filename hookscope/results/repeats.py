@@ -19,25 +19,25 @@ Maps = TypeVar("Maps", FeatureMaps, MapSummary)
 def fold_repeats(run: Run) -> Run:
     """Leave out the rows that repeat another, and name them in the row that stays.
 
-    Rows are numbered anew, and feature maps follow them. To fold twice is to fold once.
+    Rows keep their numbers: see `numbered`. To fold twice is to fold once.
     """
     into = repeated(run)
     if not into:
         return run
     rows = _folded(run.rows, into)
     if isinstance(run, Activations):
-        return _with_activations(run, rows)
+        return replace(run, rows=tuple(rows))
     calls = {(row.layer, row.call) for row in rows}
     stay = [each for each in run.gradients if each.role == "output" or (each.layer, each.call) in calls]
     taken_by = {row.label: row.taken_by or () for row in run.gradients if row.role == "output" and _key(row) in into}
-    return _with_gradients(run, rows, _folded(stay, into), taken_by)
+    return replace(run, rows=tuple(rows), gradients=_taken_by_others(_folded(stay, into), taken_by))
 
 
 def without_rows(run: Run, left_out: Collection[str]) -> Run:
     """Leave out some rows, by label, that were measured for verdicts alone.
 
     Tensors that came from one of them are listed as coming from its inputs; a row that repeats one repeats the next
-    such row, if any. Rows are numbered anew, and feature maps follow them.
+    such row, if any. Rows keep their numbers: see `numbered`.
     """
     if not left_out:
         return run
@@ -47,9 +47,27 @@ def without_rows(run: Run, left_out: Collection[str]) -> Run:
         resolved = _resolved(row.inputs, inputs) or ()
         rows.append(row if resolved == row.inputs else replace(row, inputs=resolved))
     if isinstance(run, Activations):
-        return _with_activations(run, rows)
+        return replace(run, rows=tuple(rows))
     taken_by = {row.label: row.taken_by or () for row in run.gradients if row.label in left_out}
-    return _with_gradients(run, rows, _repeating_others(run.gradients, left_out), taken_by)
+    stay = _taken_by_others(_repeating_others(run.gradients, left_out), taken_by)
+    return replace(run, rows=tuple(rows), gradients=stay)
+
+
+def numbered(run: Run) -> Run:
+    """Number the rows by their places, after some were left out; maps follow their rows, or are left out with them."""
+    if isinstance(run, Activations):
+        maps, summaries = _of_rows(run.feature_maps, run.rows), _of_rows(run.map_summaries, run.rows)
+        return replace(run, rows=_by_place(run.rows), feature_maps=maps, map_summaries=summaries)
+    arrived = sorted(each.backward_index for each in run.gradients if each.backward_index is not None)
+    order: dict[int | None, int | None] = {index: position for position, index in enumerate(arrived)}
+    gradients = tuple(
+        replace(each, index=index, backward_index=order.get(each.backward_index))
+        if (each.index, each.backward_index) != (index, order.get(each.backward_index))
+        else each
+        for index, each in enumerate(run.gradients)
+    )
+    maps = _of_rows(run.gradient_maps, run.gradients)
+    return replace(run, rows=_by_place(run.rows), gradients=gradients, gradient_maps=maps)
 
 
 def _repeating_others(rows: Sequence[Row], left_out: Collection[str]) -> list[Row]:
@@ -65,30 +83,6 @@ def _repeating_others(rows: Sequence[Row], left_out: Collection[str]) -> list[Ro
         else:
             stay.append(row)
     return stay
-
-
-def _with_activations(run: Activations, rows: Sequence[LayerRow]) -> Activations:
-    maps, summaries = _of_rows(run.feature_maps, rows), _of_rows(run.map_summaries, rows)
-    return replace(run, rows=_numbered(rows), feature_maps=maps, map_summaries=summaries)
-
-
-def _with_gradients(
-    run: Gradients, rows: Sequence[LayerRow], stay: Sequence[GradientRow], taken_by: Mapping[str, Sequence[str]]
-) -> Gradients:
-    """Return the run with other rows, numbered anew; `taken_by` of the rows that are left out, by label."""
-    arrived = sorted(each.backward_index for each in stay if each.backward_index is not None)
-    order: dict[int | None, int | None] = {index: position for position, index in enumerate(arrived)}
-    gradients = [
-        replace(
-            each,
-            index=index,
-            backward_index=order.get(each.backward_index),
-            taken_by=_resolved(each.taken_by, taken_by),
-        )
-        for index, each in enumerate(stay)
-    ]
-    maps = _of_rows(run.gradient_maps, stay)
-    return replace(run, rows=_numbered(rows), gradients=tuple(gradients), gradient_maps=maps)
 
 
 def repeated(run: Activations | Gradients) -> dict[Key, str]:
@@ -131,12 +125,18 @@ def _resolved(labels: Sequence[str] | None, left_out: Mapping[str, Sequence[str]
     return None if labels is None else tuple(labels)
 
 
-def _numbered(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
+def _taken_by_others(rows: Sequence[GradientRow], left_out: Mapping[str, Sequence[str]]) -> tuple[GradientRow, ...]:
+    """Return the rows with those that take the outputs of rows left out in place of these; `left_out` by label."""
+    resolved = ((row, _resolved(row.taken_by, left_out)) for row in rows)
+    return tuple(row if takers == row.taken_by else replace(row, taken_by=takers) for row, takers in resolved)
+
+
+def _by_place(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
     return tuple(row if row.index == index else replace(row, index=index) for index, row in enumerate(rows))
 
 
 def _of_rows(maps: Sequence[Maps], rows: Sequence[Row]) -> tuple[Maps, ...]:
-    """Return the maps of the rows that stay; `rows` still have the numbers that the maps know them by."""
+    """Return the maps of these rows, which still have the numbers that the maps know them by."""
     numbers = {row.index: number for number, row in enumerate(rows)}
     stay = ((each, numbers[each.row]) for each in maps if each.row in numbers)
     return tuple(each if each.row == number else replace(each, row=number) for each, number in stay)

@@ -4,8 +4,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hookscope.results.distribution import Distribution, Histogram
 from hookscope.results.sketches import Sketch
+from hookscope.text import printable
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
@@ -18,7 +22,8 @@ class TensorStatistics:
     modulus. A value is None where it does not exist (an empty tensor has no mean) or could not be measured.
 
     Attributes:
-        shape: As it came out in the first batch, batch axis included.
+        shape: Of all batches together along the axis that counts inputs; of the first batch where there is none, or
+            batches differ otherwise.
         dtype: torch's name without the prefix: "float32".
         std: Population standard deviation (divisor n); 0 for a single element.
         zero_fraction: Share of exact zeros among all elements, 0-1.
@@ -27,8 +32,8 @@ class TensorStatistics:
         quantiles: Values at `QUANTILE_LEVELS`, by `numpy.quantile`'s linear definition; None without a distribution.
             Exact for up to 1,024 finite values; of more within 3 % of the value or within 0.5 % of its rank.
         unmeasured: Why statistics are missing; None when they are not.
-        distribution: For quantiles and histograms; None if it was not asked for.
-        histogram: The same as few counts, of statistics that were read from a run directory, which keeps no more.
+        distribution: For quantiles and histograms; None if it was not measured.
+        histogram: The same in few bins, for statistics read from a run directory, which stores no more.
         sketch: For estimating the distance to another tensor, see `hookscope.results.sketches`; None without one, and
             where a value is NaN or Inf.
     """
@@ -53,6 +58,7 @@ class TensorStatistics:
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
     histogram: Histogram | None = field(default=None, repr=False, compare=False)
     sketch: Sketch | None = field(default=None, repr=False, compare=False)
+    channel_nonzero: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     @property
     def max_abs(self) -> float | None:
@@ -76,10 +82,29 @@ class MeasuredTensor:
 
     __slots__ = ()
 
+    kind: str
+
+    @property
+    def label(self) -> str:
+        """Name for people."""
+        raise NotImplementedError
+
     @property
     def statistics(self) -> TensorStatistics:
         """All statistics of the row's tensor."""
         raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the row in two lines; `repr` has every field."""
+        found = self.statistics
+        numbers = {"mean": found.mean, "std": found.std, "min": found.min, "max": found.max, "L2": found.l2}
+        words = [f"{name} {value:.4g}" for name, value in numbers.items() if value is not None]
+        words += [] if found.zero_fraction is None else [f"zeros {found.zero_fraction:.3g}"]
+        counts = {"NaN": found.nan_count, "Inf": found.inf_count, "dead channels": found.dead_channel_count}
+        words += [f"{count} {name}" for name, count in counts.items() if count]
+        shape = "x".join(map(str, found.shape)) or "scalar"
+        title = f"{self.label or '(model)'} ({self.kind}) {shape} {found.dtype}"
+        return printable(f"{title}{f': {found.unmeasured}' if found.unmeasured else ''}") + f"\n  {', '.join(words)}"
 
     shape: tuple[int, ...] = _statistic("shape")
     dtype: str = _statistic("dtype")

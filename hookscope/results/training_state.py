@@ -1,4 +1,4 @@
-"""What a training checkpoint holds beside the weights, as numbers: states of optimisers and scalers, averages."""
+"""The entries of a training checkpoint other than its weights, as numbers: optimisers, scalers, averages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class OptimiserValues:
-    """What an optimiser's state beside the weights holds.
+    """The state of an optimiser in the file.
 
     Attributes:
         key: Where it is in the file.
@@ -18,6 +18,7 @@ class OptimiserValues:
         excess_moments: First moments of Adam (`exp_avg`) that are greater than their second moments allow, by name,
             and how many times as great.
         other_rates: Learning rates that are not those which the only schedule in the file has set, in words.
+        rates: Learning rate of each parameter group that has a single one.
     """
 
     key: str
@@ -28,6 +29,7 @@ class OptimiserValues:
     wrong_settings: tuple[str, ...] = ()
     excess_moments: Mapping[str, float] = field(default_factory=dict)
     other_rates: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-Arrangement = Literal["maps", "frames", "tokens", "vector"]
+from hookscope.statistics.token_layout import MAX_HALVINGS, token_grid
 
-# Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4); half as many as the grid
-# has. Our choice of limits.
-MAX_EXTRA_TOKENS = 8
-# A pyramid halves its grid at most this often below the first one seen. Our choice.
-MAX_HALVINGS = 5
+Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
 # Where modules that count their own channels keep the number, and the axis they put it on: the second or the last.
 _CHANNEL_COUNTS: tuple[tuple[tuple[type[nn.Module], ...], str, Literal["second", "last"]], ...] = (
@@ -86,12 +82,31 @@ class AxisReader:
             self.add_grid(grid, makes_maps=side == "second", may_be_first=_is_of_a_user(kind))
         return axis
 
+    def channel_axis_in_vmap(self, maker: nn.Module | str, shape: tuple[int, ...], vmapped: int) -> int | None:
+        """Do as `channel_axis` where the first `vmapped` axes are those of `torch.vmap`.
+
+        The last of them stands for the batch, unless what the module itself has returned has an axis for that.
+        """
+        has_batch = isinstance(maker, nn.Module) and _has_batch(maker, shape[vmapped:])
+        before = vmapped if has_batch else vmapped - 1
+        axis = self.channel_axis(maker, shape[before:])
+        return None if axis is None else before + axis
+
     def add_grid(self, grid: tuple[int, ...], *, makes_maps: bool, may_be_first: bool = False) -> None:
         """Remember a spatial size, if it is that of a convolution or its like, or follows from one seen before."""
         if grid in self.grids:
             return
         if makes_maps or (may_be_first and not self.grids) or any(_follows(grid, each) for each in self.grids):
             self.grids.append(grid)
+
+
+def _has_batch(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Tell whether a shape that a module returned begins with the batch, for those that also take one input alone."""
+    if isinstance(module, _ConvNd):
+        return len(shape) == len(module.kernel_size) + 2
+    if isinstance(module, _NormBase):  # InstanceNorm
+        return len(shape) > 1 and shape[1] == module.num_features
+    return isinstance(module, nn.GroupNorm)
 
 
 def _permuted(module: nn.Module, shape: tuple[int, ...]) -> int | None:
@@ -191,23 +206,3 @@ def arrange(
         return ("tokens" if len(grid) == 2 else "frames"), tokens, leading, ""
     # More axes than a picture has: the leading spatial ones are laid out as frames.
     return "frames", by_channel.flatten(1, -3), None, f"axes {tuple(values.shape)} flattened to frames"
-
-
-def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits.
-
-    Without any known grid, a square is.
-    """
-    for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
-        for *frames, height, width in reversed(grids):
-            candidate = (*frames, height >> halvings, width >> halvings)
-            area = math.prod(candidate)
-            if min(candidate) > 1 and 0 <= token_count - area <= min(MAX_EXTRA_TOKENS, area // 2):
-                return candidate
-    if grids:
-        return None
-    for extra in range(MAX_EXTRA_TOKENS + 1):
-        side = math.isqrt(max(0, token_count - extra))
-        if side > 1 and side * side == token_count - extra:
-            return (side, side)
-    return None

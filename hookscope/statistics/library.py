@@ -18,8 +18,8 @@ LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python woul
 SOURCES = Path(__file__).parent  # of the .c and .h files, which wheels leave out
 
 # What `reduce_tensor` of native.c returns, and how many numbers it writes.
-RARE, WITH_ZEROS = 1, 2
-BIN_COUNT_SHIFT = 2
+RARE, WITH_ZEROS, SKETCHED = 1, 2, 4
+BIN_COUNT_SHIFT = 3
 FOUND = 7
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
 BINS, COUNTERS, MAX_THREADS = 17856, 4, 16
@@ -28,7 +28,7 @@ BINS, COUNTERS, MAX_THREADS = 17856, 4, 16
 # of them (float32: 1e-38..3e38).
 SMALLEST_SQUARABLE = 1e-15
 LARGEST_SQUARABLE = 1e15
-# var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on the centred form. Our choice.
+# var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on the centred form.
 CANCELLATION_LIMIT = 10.0
 
 _SKETCH_WIDTH = 256  # as in sketch.c
@@ -37,7 +37,9 @@ _SKETCH_WIDTH = 256  # as in sketch.c
 class Layout(ctypes.Structure):
     """As in native.h."""
 
-    _fields_ = tuple((name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads"))
+    _fields_ = tuple(
+        (name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads", "is_in_order")
+    )
 
 
 class Results(ctypes.Structure):
@@ -48,6 +50,7 @@ class Results(ctypes.Structure):
         ("exact_limit", ctypes.c_longlong),
         *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime")),
         *((name, ctypes.c_double) for name in ("smallest", "largest", "cancellation")),
+        ("sketch", ctypes.c_void_p),
     )
 
 
@@ -58,7 +61,7 @@ class _Runtime(ctypes.Structure):
 
 
 class _Sketch(ctypes.Structure):
-    """As in sketch.c."""
+    """As in native.h."""
 
     _fields_ = (
         ("values", ctypes.c_void_p),
@@ -135,7 +138,11 @@ class Kernel:
 
 
 class Sketcher:
-    """`sketch_tensor` of sketch.c with the memory it works with, which takes longer to make than a small sketch."""
+    """`sketch_tensor` of sketch.c with the memory it works with, which takes longer to make than a small sketch.
+
+    Attributes:
+        address: Of the structure that tells `reduce_tensor` where sketches go, and the keys of `with_keys`.
+    """
 
     def __init__(self, function: Any, runtime: _Runtime | None) -> None:
         """Make room for the sums of each thread."""
@@ -148,16 +155,24 @@ class Sketcher:
         self._sketch = sums[:_SKETCH_WIDTH]
         runtime_address = None if runtime is None else ctypes.addressof(runtime)
         self._given = _Sketch(None, 0, 0, None, 1, sums.ctypes.data, runtime_address)
-        self._address = ctypes.addressof(self._given)
+        self.address = ctypes.addressof(self._given)
 
-    def sketch(self, address: int, size: int, keys: tuple[int, ...], threads: int) -> NDArray[np.float64] | None:
-        """Sketch the values at an address as (items, size), one item for each key; None if a sum is not finite."""
-        given = self._given
+    def with_keys(self, keys: tuple[int, ...]) -> None:
+        """Sketch tensors as (items, size) from now on, one item for each key."""
         if keys != self._keys:
             self._keys, self._key_array = keys, (ctypes.c_uint64 * len(keys))(*keys)
-            given.keys, given.items = ctypes.addressof(self._key_array), len(keys)
-        given.values, given.size, given.threads = address, size, min(threads, self._most_threads)
-        return self._sketch.copy() if self._function(self._address) else None
+            self._given.keys, self._given.items = ctypes.addressof(self._key_array), len(keys)
+
+    def sketch(self, address: int, count: int, threads: int) -> NDArray[np.float64] | None:
+        """Sketch so many values at an address; None if a sum is not finite."""
+        given = self._given
+        given.values, given.size = address, count // given.items
+        given.threads = min(threads, self._most_threads)
+        return self.latest() if self._function(self.address) else None
+
+    def latest(self) -> NDArray[np.float64]:
+        """Return the sketch that was written last, (256,)."""
+        return self._sketch.copy()
 
 
 def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:

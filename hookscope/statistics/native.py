@@ -24,10 +24,10 @@ from hookscope.statistics.storage import in_memory_order
 _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 # From here on threads share a tensor: the grain size of torch's own reductions (at::internal::GRAIN_SIZE).
 _PARALLEL_ELEMENTS = 32768
-# Room for counts of so many channels is made at once. Our choice: few networks have more.
+# Room for counts of so many channels is made at once: few networks have more.
 _FEWEST_CHANNELS = 4096
 
-# So many layouts are remembered. Our choice: a network has some dozens.
+# So many layouts are remembered: a network has some dozens.
 _MOST_LAYOUTS = 1024
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
@@ -36,7 +36,9 @@ _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for 
 class Layout(library.Layout):
     """A layout, and other facts shared by tensors of one shape, strides and channel axis."""
 
-    known: Reduction  # without reading the values
+    shape: tuple[int, ...]
+    channel_axis: int | None
+    count: int  # of elements
     all_nonzero: NDArray[np.float64] | None  # values per channel that are not zero if none is, (C,)
     address: int  # of this structure
 
@@ -51,13 +53,15 @@ def load_kernel() -> Kernel | None:
 class FusedReducer:
     """Reduces the tensors that compiled code can read; holds the arrays that it writes to."""
 
-    def __init__(self, *, distributions: bool) -> None:
+    def __init__(self, *, distributions: bool, sketches: bool = False) -> None:
         """Make room for the results of one tensor.
 
         Args:
             distributions: Whether to count how values are distributed.
+            sketches: Whether to sketch tensors whose memory order is their logical one.
         """
         self._kernel = load_kernel()
+        self._sketcher = self._kernel.sketcher() if sketches and self._kernel is not None else None
         self._threads = torch.get_num_threads()
         self._found = np.empty(library.FOUND)
         self._nonzero = np.empty(0)
@@ -70,12 +74,13 @@ class FusedReducer:
         self._results = library.Results()
         self._results_address = ctypes.addressof(self._results)
 
-    def reduce(self, tensor: Tensor, channel_axis: int | None) -> Reduction | None:
+    def reduce(self, tensor: Tensor, channel_axis: int | None, keys: tuple[int, ...] = ()) -> Reduction | None:
         """Reduce a tensor in one pass.
 
         Args:
             tensor: Anything that lacks no memory, see `missing_memory`; only read.
             channel_axis: The axis whose slices count as channels; None for no channel count.
+            keys: Of its sketch, see `hookscope.statistics.sketch.keys_of`.
 
         Returns:
             Its reduction; None for tensors that are not dense float32 on the CPU, and for values that are not finite:
@@ -89,28 +94,38 @@ class FusedReducer:
         nonzero = layout.all_nonzero
         if not self._nonzero.size or (nonzero is not None and nonzero.size > self._nonzero.size):
             self._make_room(0 if nonzero is None else nonzero.size)
+        sketcher = self._sketcher
+        if sketcher is not None:
+            sketcher.with_keys(keys)
         outcome = self._kernel.reduce(address, layout.address, self._results_address)
         if outcome == library.RARE:
             return None
         mean, squared_deviations, low, high, abs_sum, square_sum, nonzero_count = self._found.tolist()
         if nonzero is not None and outcome & library.WITH_ZEROS:
             nonzero = self._nonzero[: nonzero.size].copy()
-        count, distribution = layout.known.element_count, None
+        count, distribution = layout.count, None
         if self._tables is not None and (bins := outcome >> library.BIN_COUNT_SHIFT):
             distribution = Distribution(low, high, count, None, self._keys[:bins].copy(), self._counts[:bins].copy())
         elif self._tables is not None:
             distribution = distribution_of(self._values[:count])
-        return layout.known._replace(
-            finite_count=count,
-            mean=mean,
-            squared_deviations=squared_deviations,
-            min=low,
-            max=high,
-            abs_sum=abs_sum,
-            square_sum=square_sum,
-            nonzero_count=int(nonzero_count),
-            channel_nonzero=nonzero,
-            distribution=distribution,
+        return Reduction(  # by position, and all at once: this runs at every call of every module
+            layout.shape,
+            "float32",
+            count,
+            layout.channel_axis,
+            count,
+            mean,
+            squared_deviations,
+            low,
+            high,
+            abs_sum,
+            square_sum,
+            0,
+            int(nonzero_count),
+            nonzero,
+            distribution,
+            None,
+            sketcher.latest() if sketcher is not None and outcome & library.SKETCHED else None,
         )
 
     def _make_room(self, channel_count: int) -> None:
@@ -128,6 +143,7 @@ class FusedReducer:
             library.SMALLEST_SQUARABLE,
             library.LARGEST_SQUARABLE,
             library.CANCELLATION_LIMIT,
+            None if self._sketcher is None else self._sketcher.address,
         )
 
 
@@ -189,8 +205,8 @@ def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | N
     if not count or not ordered.is_contiguous():
         return None
     by_channel = channel_axis is not None
-    layout = Layout(before, channels, after, by_channel, useful_threads(count, threads))
-    layout.known = Reduction(tuple(shape), "float32", count, channel_axis)
+    layout = Layout(before, channels, after, by_channel, useful_threads(count, threads), like.is_contiguous())
+    layout.shape, layout.channel_axis, layout.count = tuple(shape), channel_axis, count
     layout.all_nonzero = np.full(channels, float(before * after)) if by_channel else None
     layout.address = ctypes.addressof(layout)
     return layout

@@ -22,7 +22,7 @@ from hookscope.results.distribution import quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
-from hookscope.statistics.sketch import finished, new_sketcher, sketch_slices
+from hookscope.statistics.sketch import finished, keys_of, new_sketcher, sketch_slices
 from hookscope.statistics.storage import as_real_floats, gathered, in_memory_order, stored_values
 from hookscope.statistics.torch_reductions import (
     completed,
@@ -35,9 +35,9 @@ from hookscope.text import exception_line
 
 # Up to this size a tensor is copied and reduced with others; measured.
 _SMALL = 2**17
-# At most this many elements are staged: about what stays in a processor's own cache. Our choice.
+# At most this many elements are staged: about what stays in a processor's own cache.
 _STAGE_ELEMENTS = 2**18
-# The same on an accelerator, where starting an operation costs as much as reading megabytes. Our choice, not measured.
+# The same on an accelerator, where starting an operation costs as much as reading megabytes; not measured.
 _SMALL_THERE, _STAGE_ELEMENTS_THERE = 2**20, 2**23
 # What can be staged as float32 without loss.
 _STAGED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -83,7 +83,7 @@ class Reducer:
         """
         self.distributions = distributions
         self.sketches = sketches
-        self._fused = FusedReducer(distributions=distributions)
+        self._fused = FusedReducer(distributions=distributions, sketches=sketches)
         self._sketcher = new_sketcher() if sketches else None
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
@@ -116,8 +116,9 @@ class Reducer:
                 return reduction
         if type(tensor) is not Tensor:
             tensor = gathered(tensor)
-        reduction = self._fused.reduce(tensor, channel_axis) or self._by_torch(tensor, channel_axis)
-        if self.sketches:
+        keys = keys_of(tensor, inputs) if self.sketches else ()
+        reduction = self._fused.reduce(tensor, channel_axis, keys) or self._by_torch(tensor, channel_axis)
+        if self.sketches and (isinstance(reduction, Pending) or reduction.sketch is None):
             reduction = self._with_sketch(reduction, tensor, inputs)
         self._latest = (weakref.ref(given), version, channel_axis, reduction)
         return reduction
@@ -322,4 +323,5 @@ def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> Te
         quantiles=at_levels,
         distribution=reduction.distribution,
         sketch=reduction.sketch,
+        channel_nonzero=reduction.channel_nonzero,
     )

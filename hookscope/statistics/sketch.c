@@ -13,15 +13,6 @@
 #define BLOCKS 32
 #define GROUP (BLOCKS * WIDTH)
 
-typedef struct {
-    const float *values; /* (items, size) */
-    i64 size, items;
-    const u64 *keys; /* (items,) */
-    i64 threads;     /* at most, 1 or more */
-    double *sums;    /* (WIDTH,) for each thread; written */
-    const Runtime *runtime; /* null for one thread */
-} Sketch;
-
 /* The output function of SplitMix64 (Steele, Lea, Flood 2014) at a place of its sequence. */
 INLINE u64 word(u64 key, u64 at) {
     u64 mixed = key + (at + 1) * 0x9e3779b97f4a7c15ull;

@@ -38,7 +38,7 @@ _MASK = 2**64 - 1
 _INCREMENT, _FACTORS, _SHIFTS = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB), (30, 27, 31)
 _WORDS, _SIGNS_IN_WORD = 8, 64
 # This many elements are taken at a time where torch sketches them, in about 16 MB; the same on an accelerator, where
-# starting an operation costs as much as reading megabytes. Our choice.
+# starting an operation costs as much as reading megabytes.
 _CHUNK, _CHUNK_THERE = 2**19, 2**21
 
 
@@ -64,9 +64,7 @@ def sketch_slices(
         The sketch for `finished`, float64, (256,): on an accelerator a tensor there. Sketches of several batches can be
         added. None if the tensor is sparse, ragged or without data.
     """
-    if len(inputs) != 1 and (not tensor.dim() or tensor.size(0) != len(inputs)):
-        inputs = inputs[:1] or (0,)
-    keys = _keys(tuple(inputs))
+    keys = keys_of(tensor, inputs)
     sketcher = sketcher or new_sketcher()
     sums = _by_compiled_code(sketcher, tensor, keys)
     if sums is not None:
@@ -101,6 +99,13 @@ def _as_real(values: Tensor) -> Tensor:
     return values.float() if values.itemsize < 4 else values
 
 
+def keys_of(tensor: Tensor, inputs: Sequence[int]) -> tuple[int, ...]:
+    """Return the keys of a tensor's slices, or one for all of it: see `sketch_slices`."""
+    if len(inputs) != 1 and (not tensor.dim() or tensor.size(0) != len(inputs)):
+        inputs = inputs[:1] or (0,)
+    return _keys(tuple(inputs))
+
+
 @lru_cache(maxsize=1024)
 def _keys(inputs: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(_word(_SEED, number) for number in inputs)
@@ -118,7 +123,8 @@ def _by_compiled_code(sketcher: Sketcher | None, values: Tensor, keys: tuple[int
     if sketcher is None or not values.is_contiguous() or not (address := address_of_float32(values)):
         return None
     count = values.numel()
-    return sketcher.sketch(address, count // len(keys), keys, useful_threads(count, torch.get_num_threads()))
+    sketcher.with_keys(keys)
+    return sketcher.sketch(address, count, useful_threads(count, torch.get_num_threads()))
 
 
 def _by_torch(slices: Tensor, keys: tuple[int, ...]) -> Tensor:

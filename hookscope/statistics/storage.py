@@ -3,8 +3,11 @@
 import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.hooks.memory import missing_memory
@@ -25,6 +28,14 @@ def gathered(tensor: Tensor) -> Tensor:
         waited: Tensor = tensor.trigger_wait()
         return waited
     return tensor
+
+
+def plain_array(tensor: Tensor) -> NDArray[Any]:
+    """Return a dense tensor on the CPU as an array of the same memory, which is only read.
+
+    `.numpy()` would keep the network from ever resizing the storage of its tensor.
+    """
+    return np.from_dlpack(tensor)
 
 
 def stored_values(tensor: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], int]:

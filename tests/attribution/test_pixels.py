@@ -101,6 +101,7 @@ def test_integrated_gradients_take_more_steps_until_they_are_complete() -> None:
     torch.testing.assert_close(((found.values.sum((1, 2, 3)) - span) / span).abs(), found.gap)
 
 
+@pytest.mark.exhaustive
 def test_integrated_gradients_say_how_far_they_fall_short_where_no_number_of_steps_helps() -> None:
     class Steps(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -218,15 +219,22 @@ def test_a_network_that_cuts_the_gradient_off_says_what_to_do(cut: Callable[[Ten
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(cut(x))
 
-    with pytest.raises(UsageError, match=r"No gradient reaches the picture: .*Use --method occlusion"):
+    with pytest.raises(UsageError, match=r"No gradient reaches the input: .*Use --method occlusion"):
         PIXEL_METHODS["gradient"](scored_batch(Cuts(), torch.rand(1, 3, 8, 8)))
     assert float(PIXEL_METHODS["occlusion"](scored_batch(Cuts(), torch.rand(1, 3, 8, 8))).values.abs().max()) > 0
 
 
-def test_clips_and_numbers_are_no_pictures() -> None:
-    for given, what in ((torch.rand(1, 3, 4, 8, 8), "a tensor 1x3x4x8x8"), (torch.rand(2, 5), "a tensor 2x5")):
-        with pytest.raises(UsageError, match=f"is given {what}"):
-            PIXEL_METHODS["gradient"](scored_batch(Smooth(), given))
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (torch.rand(2), r"need one tensor as the first argument: .* The network is given a tensor 2\.$"),
+        (torch.rand(2, 3, 2, 2, 2, 2), "is given a tensor 2x3x2x2x2x2"),
+        (torch.zeros(2, 7, dtype=torch.long), "whole numbers, 2x7, .* --method grad-cam --layer NAME"),
+    ],
+)
+def test_inputs_without_places_or_gradients_are_refused_with_a_way_out(given: Tensor, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        PIXEL_METHODS["gradient"](scored_batch(Smooth(), given))
 
 
 @pytest.mark.parametrize("method", CAPTUMS)

@@ -64,7 +64,7 @@ def test_what_is_no_target_is_refused_with_what_is_near(text: str, message: str)
 
 def test_without_names_only_indices_are_known() -> None:
     assert said("7,3-2", names=()) == [(7, None, None), (3, 2, None)]
-    with pytest.raises(UsageError, match="not an index from 0, and the model comes without class names"):
+    with pytest.raises(UsageError, match="not an index from 0, and the model has no class names"):
         read_targets(["cat"], ())
 
 
@@ -238,9 +238,9 @@ def test_of_pixels_the_scores_count_where_the_class_is_best() -> None:
         {"out": scores}, 1, [Wanted(str(n), n) for n in range(3)], None, ("a", "b", "c"), None
     )
     assert [(each.label, each.score) for target in (zero, one, two) for each in target.targets if each] == [
-        ("a", 5.0),
-        ("b", 2.0),
-        ("c over all pixels", -18.0),
+        ("a, sum over 1 pixel", 5.0),
+        ("b, sum over 1 pixel", 2.0),
+        ("c, sum over all 2 pixels", -18.0),
     ]
     # Which pixels count stays the same for changed pictures.
     assert zero.score({"out": scores.flip(3)}).tolist() == [1.0]
@@ -249,7 +249,10 @@ def test_of_pixels_the_scores_count_where_the_class_is_best() -> None:
 def test_the_best_classes_of_pixels_are_those_that_win_the_most() -> None:
     scores = torch.tensor([[[[9.0, 0.0, 0.0]], [[0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]]])
     found = batch_targets(scores, 1, (), 2, ("a", "b", "c"), None)
-    assert [each.label for target in found for each in target.targets if each] == ["b", "a"]
+    assert [each.label for target in found for each in target.targets if each] == [
+        "b, sum over 2 pixels",
+        "a, sum over 1 pixel",
+    ]
 
 
 # --- Boxes ---

@@ -215,7 +215,17 @@ def labelled_result(*classes: tuple[str, int, int, int], class_count: int = 6) -
     pictures = {
         (index,): {f"{index}-{number}": number < right for number in range(count)} for _, index, right, count in classes
     }
-    return LabelledResult(Accuracy("val", "labels are names of classes", class_count, each), pictures)
+    return LabelledResult(
+        Accuracy(
+            "val",
+            "labels are names of classes",
+            class_count,
+            sum(c.count for c in each),
+            sum(c.right for c in each),
+            each,
+        ),
+        pictures,
+    )
 
 
 FORWARD = Activations(model=MODEL, inputs=INPUTS, rows=numbered(ROWS), predictions=(PREDICTION,))

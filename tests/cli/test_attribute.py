@@ -170,7 +170,7 @@ def test_the_terminal_has_a_finding_a_table_and_the_pictures_path(demo: tuple[En
     ended, _ = demo
     assert (ended.code, ended.stderr) == (0, "")
     text = " ".join(ended.stdout.split())
-    assert "cat.jpg, Egyptian cat 0.39: half of the grad-cam map lies in" in text
+    assert "cat.jpg, Egyptian cat (softmax 0.39): half of the grad-cam map lies in" in text
     assert "Egyptian cat 9.060 0.39 _swish#1 7x7" in text
     assert "_swish#1 (ReLU6, 7x7): last spatial output" in text
     last = ended.stdout.splitlines()[-1]

@@ -21,9 +21,9 @@ import typer.main
 from PIL import Image
 from safetensors.torch import save_file
 
+from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.checks.rules import RULES
 from hookscope.cli.app import app
-from hookscope.cli.find_checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
 from tests.cli.conftest import Ended, Run, names_below
 from tests.fork_server import ForkServer
@@ -229,10 +229,10 @@ def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(che
     assert "2 checkpoints: 1 failed, 1 passed" in text
     assert 'id="checkpoint=net.py-Sound&amp;rule=integrity"' in text
     shown = [base64.b64decode(each) for each in re.findall(r'src="data:image/png;base64,([^"]+)"', text)]
-    pictures = ("overview.png", "grids/*.png", "plots/*.png")
+    pictures = ("grids/*.png", "plots/*.png")
     kept = [path.read_bytes() for pattern in pictures for path in sorted(evidence.glob(f"*/{pattern}"))]
     assert shown == kept
-    assert len(shown) >= 3
+    assert len(shown) >= 2
     assert f'alt="Feature maps of {PLANTED}: Conv2d, ' in text
     assert names_below(tmp_path) >= {"report.html"}
     assert not [name for name in names_below(tmp_path) if name.startswith(".report")]
@@ -245,7 +245,7 @@ def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(che
 def test_a_checkpoint_that_passes_leaves_no_evidence(check: Run, tmp_path: Path) -> None:
     ended = check("net.py:Sound", "--evidence", tmp_path / "evidence")
     assert (ended.code, names_below(tmp_path)) == (0, set())
-    note = f"nothing is written to {tmp_path / 'evidence'}: evidence is kept of what fails."
+    note = f"nothing is written to {tmp_path / 'evidence'}: every checkpoint passed."
     assert f"hookscope: note: {note}\n" in ended.stderr
 
 
@@ -277,20 +277,20 @@ def test_what_cannot_be_checked_has_its_own_exit_code(check: Run, checkpoint: st
 @pytest.mark.exhaustive
 def test_one_set_of_weights_is_chosen_and_run_over_the_pictures_that_are_named(check: Run, folder: Path) -> None:
     state = torch.load(folder / "good.pt")
-    torch.save({"model": torch.load(folder / "broken.pt"), "ema": state}, folder / "training.ckpt")
+    torch.save({"student": torch.load(folder / "broken.pt"), "teacher": state}, folder / "training.ckpt")
     Image.new("RGB", (70, 60), "teal").save(folder / "teal.png")
     Image.linear_gradient("L").convert("RGB").save(folder / "grey.png")
     refused = check("training.ckpt", columns=200)
     assert refused.code == 2
     assert "choose with --key" in refused.stdout
     pictures = ("--images", "teal.png", "--images", "gr*.png", "--resize", 48, "--crop", "32x40")
-    ended = check("training.ckpt", "--key", "ema", *pictures, "--format", "json")
+    ended = check("training.ckpt", "--key", "teacher", *pictures, "--format", "json")
     assert ended.code == 0
     assert [(each["name"], each["shape"]) for each in report_of(ended)["inputs"]] == [
         ("teal.png", [3, 32, 40]),
         ("grey.png", [3, 32, 40]),
     ]
-    assert check("training.ckpt", "--key", "model", *pictures).code == 1
+    assert check("training.ckpt", "--key", "student", *pictures).code == 1
 
 
 def test_check_takes_the_options_of_activations_that_load_a_model_or_prepare_its_input() -> None:
@@ -692,7 +692,7 @@ def test_a_baseline_of_an_earlier_hookscope_is_refused_in_one_line(check: Run, t
     (tmp_path / "old.json").write_text('{"schema_version": 2}', encoding="utf-8")
     ended = check("good.pt", "--baseline", tmp_path / "old.json")
     assert ended.code == 2
-    assert "an earlier hookscope wrote it (schema version 2, this one reads 4)" in ended.errors[0]
+    assert "an earlier hookscope wrote it (schema version 2, this one reads 5)" in ended.errors[0]
     assert "Write a new one with `hookscope check --update-baseline`." in ended.errors[0]
 
 
@@ -728,6 +728,17 @@ def test_a_baseline_is_not_written_from_what_does_not_run(check: Run, tmp_path: 
         (("good.pt", "--select", "dead-chanels"), 2, "dead-channels"),
         (("good.pt", "--ignore", "dead-chanels"), 2, "dead-channels"),
         (("good.pt", "--jobs", "0"), 2, "--jobs"),
+        (("good.pt", "--limit", "dead-chanels.max-fraction=0.5"), 2, "Nearest: 'dead-channels.max-fraction'"),
+        (("good.pt", "--limit", "dead-channels.most=0.5"), 2, "Give one of dead-channels.max-fraction."),
+        (("good.pt", "--limit", "integrity.most=0.5"), 2, "The rule integrity has no limits."),
+        (("good.pt", "--limit", "vanishing=1e-6"), 2, "In `check` it is vanishing-gradient.min-ratio."),
+        (("good.pt", "--limit", "dead-channels.max-fraction"), 2, "has no number"),
+        (("good.pt", "--limit", "dead-channels.max-fraction=1.1"), 2, "is not between 0 and 1"),
+        (("good.pt", "--limit", "outlier-weight.max-ratio=-1"), 2, "is not a positive number"),
+        (("good.pt", "--limit", "outlier-weight.max-ratio=nan"), 2, "is not a positive number"),
+        (("good.pt", "--limit", "accuracy.min-fraction=0.9"), 2, "accuracy needs labelled pictures (--data FOLDER)"),
+        (("good.pt", "--limit", "drift.max-difference=0.1", "--ignore", "drift"), 2, "--limit"),
+        (("good.pt", "--limit", "dead-filter.max-fraction=0.1", "--ignore", "dead-*"), 2, "--select dead-filter"),
         (("--explain", "dead-chanels"), 2, "dead-channels"),
         (("good.pt", "nothing/*.pt"), 5, "nothing/*.pt"),
         (("good.pt", "--junit", "good.pt/junit.xml"), 3, "good.pt"),
@@ -776,6 +787,22 @@ def test_a_report_that_cannot_be_written_in_the_end_is_an_error_and_the_rest_is_
     assert "net.py:Sound: passed" in ended.stdout
     assert "/dev/full" in ended.errors[0]
     assert names_below(tmp_path) == {"report.html"}
+
+
+@pytest.mark.exhaustive
+def test_a_limit_decides_where_a_rule_objects(run: Run, tmp_path: Path) -> None:
+    weight = torch.ones(8, 4) + torch.rand(8, 4)
+    weight[[1, 5]] = 0  # 2 of 8 filters: 25 %, which is the limit itself
+    torch.save({"fc.weight": weight, "fc.bias": torch.rand(8)}, tmp_path / "model.pt")
+
+    def findings(*options: str) -> set[str]:
+        ended = run("check", str(tmp_path / "model.pt"), "--arch", "none", "--format", "json", *options)
+        return {name for name, status in statuses(report_of(ended)).items() if status in ("warn", "fail")}
+
+    assert findings() == set()
+    assert findings("--limit", "dead-filter.max-fraction=0.24", "--limit", "outlier-weight.max-ratio=9") == {
+        "dead-filter"
+    }
 
 
 def test_an_unknown_device_is_an_error(check: Run) -> None:

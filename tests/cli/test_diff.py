@@ -98,12 +98,12 @@ def test_rows_beyond_the_grids_are_counted(run: Run) -> None:
     assert "12 grids of A-B of the 15 rows that differ" in " ".join(ended.stdout.split())
 
 
-def test_the_page_opens_with_the_overview_and_shows_the_grids(run: Run, tmp_path: Path) -> None:
+def test_the_page_opens_with_the_answer_and_shows_the_grids(run: Run, tmp_path: Path) -> None:
     edit = ("--edit-b", "relu:output:scale(2)")
     assert run("diff", "pair.py:net", "same", "picture.npy", *edit, "--out", "o", "--report", "p.html").code == 0
     page = (tmp_path / "p.html").read_text("utf-8")
     main = page[page.index("<main>") :]
-    places = [main.index(text) for text in ('<section id="overview"', '<section id="answer"', '<section id="maps"')]
+    places = [main.index(text) for text in ('<section id="answer"', '<section id="depth"', '<section id="maps"')]
     assert places == sorted(places)
     assert main.count("<summary><span") == 3
     assert '<span class="name">relu</span> begins here' in main
@@ -198,11 +198,11 @@ def test_a_network_and_a_weights_file_each_get_the_options_that_fit(
 @pytest.mark.parametrize(
     ("sides", "line"),
     [
-        (("pair.py:net", "kept.pt", "--weights-b", "none"), "--weights-b cannot be given as well: B, 'kept.pt'"),
-        (("kept.pt", "same", "--weights-b", "none"), "--weights-b cannot be given as well: B, 'kept.pt'"),
-        (("kept.pt", "kept.pt", "--weights", "none"), "--weights cannot be given as well: MODEL 'kept.pt'"),
+        (("pair.py:net", "kept.pt", "--weights-b", "none"), "--weights-b cannot be used here: B, 'kept.pt'"),
+        (("kept.pt", "same", "--weights-b", "none"), "--weights-b cannot be used here: B, 'kept.pt'"),
+        (("kept.pt", "kept.pt", "--weights", "none"), "--weights cannot be used here: MODEL 'kept.pt'"),
         (("pair.py:net", "pair.py:deep", "--key", "ema"), "MODEL 'pair.py:net' is loaded without one"),
-        (("pair.py:net", "pair.py:deep", "--arch", "pair.py:net"), "MODEL 'pair.py:net' is a network already"),
+        (("pair.py:net", "pair.py:deep", "--arch", "pair.py:net"), "'pair.py:net' is already a network"),
     ],
 )
 def test_options_of_weights_that_fit_neither_side_are_refused(
@@ -276,8 +276,6 @@ def test_a_run_that_out_replaces_is_said(command: Run, tmp_path: Path) -> None:
     assert "It replaces" not in command(*given, cwd=tmp_path, columns=300).stdout
     assert "It replaces" not in command(*given, cwd=tmp_path, columns=300).stdout, "the same again"
     ended = command(*given, "--full", cwd=tmp_path)
-    assert (
-        "It replaces the run of `hookscope diff pair.py:net same picture.npy --out o` that was there." in ended.stdout
-    )
+    assert "It replaced an earlier run of `hookscope diff pair.py:net same picture.npy --out o`." in ended.stdout
     assert command(*given, "--quiet", cwd=tmp_path).stdout == ""
     assert record_of(tmp_path / "o")["command"].endswith("--quiet")

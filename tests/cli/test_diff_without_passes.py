@@ -118,14 +118,14 @@ def test_from_python_there_are_the_same_results(runs: tuple[Path, Path], files: 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("before", "after", CAT), 2, "IMAGE goes with models that run over pictures: two run directories"),
-        (("before", "after", "--output-key", "out"), 2, "--output-key goes with models that run over pictures"),
-        (("before", "after", "--shadow"), 2, "--shadow goes with models that run over pictures: two run directories"),
-        (("before", "a.pt"), 2, "'a.pt' is no run directory. Give two runs"),
-        (("before", "same"), 2, "'same' is no run directory. Give two runs"),
-        (("before", "empty"), 3, "without run.json it is no hookscope run"),
-        (("a.pt", "b.pt", "--layer", "conv"), 2, "--layer goes with models that run over pictures: without IMAGE"),
-        (("a.pt", "b.pt", "--edit-b", "conv:output:zero"), 2, "--edit-b goes with models that run over pictures"),
+        (("before", "after", CAT), 2, "IMAGE applies to models that run over pictures: two run directories"),
+        (("before", "after", "--output-key", "out"), 2, "--output-key applies to models that run over pictures"),
+        (("before", "after", "--shadow"), 2, "--shadow applies to models that run over pictures: two run directories"),
+        (("before", "a.pt"), 2, "'a.pt' is not a run directory. Give two runs"),
+        (("before", "same"), 2, "'same' is not a run directory. Give two runs"),
+        (("before", "empty"), 3, "without run.json it is not a hookscope run"),
+        (("a.pt", "b.pt", "--layer", "conv"), 2, "--layer applies to models that run over pictures: without IMAGE"),
+        (("a.pt", "b.pt", "--edit-b", "conv:output:zero"), 2, "--edit-b applies to models that run over pictures"),
         (("a.pt", "b.pt", "--fail-over", "kl>1"), 2, "kl is not known here"),
         (("a.pt", "b.pt", "--fail-over", "none*:rel>1"), 5, "matches no row"),
         (("a.pt", "b.pt", "--map", "x.*=y.*"), 5, "matches no layer of A"),
@@ -135,8 +135,8 @@ def test_from_python_there_are_the_same_results(runs: tuple[Path, Path], files: 
     ],
 )
 @pytest.mark.sample(
-    "arguments0-2-IMAGE goes with models that run over pictures: two run directories",
-    "arguments5-3-without run.json it is no hookscope run",
+    "arguments0-2-IMAGE applies to models that run over pictures: two run directories",
+    "arguments5-3-without run.json it is not a hookscope run",
     "arguments9-5-matches no row",
     "arguments12-3-torn.pt",
 )

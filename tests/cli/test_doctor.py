@@ -41,7 +41,7 @@ def test_the_doctor_says_what_is_missing_and_what_that_costs(run: Run, monkeypat
     monkeypatch.setattr("hookscope.cli.doctor.find_spec", lambda _name: None)
     facts = facts_of(run)
     assert "×1.6 instead of ×1.2" in str(facts["kernel"]["state"])
-    for extra in ("timm", "attribute", "show", "tensorboard"):
+    for extra in ("timm", "transformers", "attribute", "show", "tensorboard"):
         assert facts[extra]["state"] == "not installed"
         assert f"pip install 'hookscope[{extra}]'" in str(facts[extra]["remedy"])
 
@@ -83,7 +83,10 @@ def test_the_greeting_has_three_commands_for_what_is_at_hand(tmp_path: Path, mon
         ["grads", "demo", "b c.jpg", "--loss", "ce"],
     ]
     (tmp_path / "model.pt").write_bytes(b"")
+    torch.save(torch.ones(2, 3), tmp_path / "input.pt")  # which comes first
     assert commands_in(greeting(tmp_path))[2] == ["check", "model.pt"]
+    torch.save({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "best.pt")
+    assert commands_in(greeting(tmp_path))[2] == ["check", "best.pt"]
     monkeypatch.setattr(greeting_module, "find_spec", lambda _name: None)
     without = greeting(tmp_path)
     assert commands_in(without)[1] == ["attribute", "resnet18", "b c.jpg"]

@@ -231,9 +231,9 @@ def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
         ("file/below", "'{here}/file' is not a folder"),
         ("link", "'{here}/file' is not a folder"),
         ("x" * 300, "no folder can have such a name"),
-        ("out", "it lies in the run directory, which holds its own files only"),
-        ("out/logs", "it lies in the run directory, which holds its own files only"),
-        ("elsewhere/../out", "it lies in the run directory, which holds its own files only"),
+        ("out", "it is inside the run directory, which may hold only its own files"),
+        ("out/logs", "it is inside the run directory, which may hold only its own files"),
+        ("elsewhere/../out", "it is inside the run directory, which may hold only its own files"),
     ],
 )
 def test_a_folder_for_tensorboard_that_cannot_be_is_one_line_before_anything_runs(
@@ -296,8 +296,8 @@ def test_with_json_the_page_is_told_of_on_stderr_and_quiet_says_nothing(run: Run
         ("thesis.html", "it exists and is not a hookscope report"),
         ("no/such.html", "there is no such folder"),
         ("elsewhere", "it is a folder"),
-        ("out", "it lies in the run directory, which holds its own files only"),
-        ("elsewhere/../out", "it lies in the run directory, which holds its own files only"),
+        ("out", "it is inside the run directory, which may hold only its own files"),
+        ("elsewhere/../out", "it is inside the run directory, which may hold only its own files"),
     ],
 )
 def test_a_page_that_cannot_be_is_one_line_before_anything_runs(run: Run, page: str, reason: str) -> None:

@@ -491,7 +491,7 @@ def test_a_verdict_fails_the_command_where_that_is_asked_for(
     assert (folder / "kept" / "run.json").exists() == (code < 2)
 
 
-@pytest.mark.parametrize("option", ["--input-shape", "--loss", "--seed", "--fail-on"])
+@pytest.mark.parametrize("option", ["--loss", "--seed", "--fail-on"])
 def test_of_two_values_none_is_dropped_without_a_word(run: Run, folder: Path, option: str) -> None:
     ended = run("grads", "case.py:batchnorm", option, "2,4", option, "3,4")
     assert (ended.code, ended.stdout) == (2, "")

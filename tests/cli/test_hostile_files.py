@@ -1053,7 +1053,7 @@ def plain_bytes(watch: Callable[..., tuple[Ended, int]], tmp_path_factory: pytes
     return peak_bytes
 
 
-# Our choice: the least of these bombs takes eight times as much.
+# The least of these bombs takes eight times as much.
 SPARE_BYTES = 2**28
 
 BY_NAME = {case.name: case for case in CASES}

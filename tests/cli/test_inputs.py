@@ -325,3 +325,49 @@ def test_two_pictures_are_a_pair_of_frames_for_optical_flow(run: Run, cases: Pat
     assert (named.code, pair.code) == (0, 0)
     first, second = (rows_of(cases / name) for name in ("named", "pair"))
     assert [row["activation"]["l2"] for row in first] == [row["activation"]["l2"] for row in second]
+
+
+HELPLESS = """
+import torch
+from torch import nn
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 2, 1), nn.Linear(3, 2)
+
+    def forward(self, x, meta, scale):
+        return self.conv(x).mean((2, 3)) + self.fc(meta) * scale
+
+
+def words():
+    return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2))
+
+
+def flat():
+    return nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+"""
+
+
+@pytest.mark.parametrize(
+    ("network", "remedy"),
+    [
+        ("Two", "or --input-shape meta=SHAPE --input-shape scale=SHAPE for noise"),
+        (
+            "words",
+            "a tensor file of an integer dtype, --input NAME=1,2,3:int64, or --input-shape SHAPE:int64 for noise",
+        ),
+        ("flat", "--resize and --crop for pictures, --batch-axis for a tensor file, --input-shape for noise"),
+    ],
+)
+def test_an_error_of_the_network_is_printed_once_with_the_option_that_helps(
+    network: str, remedy: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "helpless.py").write_text(HELPLESS)
+    ended = run("activations", f"helpless.py:{network}", str(CAT), "--out", "out")
+    assert ended.code == 6
+    assert ended.stderr.strip().endswith(remedy)
+    error = ended.stderr.partition("Error: ")[2][:40]
+    assert error
+    assert (ended.stdout + ended.stderr).count(error) == 1

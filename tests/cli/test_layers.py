@@ -1,13 +1,18 @@
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 import torchvision
 from torch import nn
 
 from tests.cli.conftest import Run, names_below
+from tests.docs.pages import DOCS
+
+SCHEMAS = DOCS / "schemas"
 
 
 def modules_of(stdout: str) -> list[dict[str, Any]]:
@@ -172,3 +177,65 @@ def test_what_cannot_be_is_one_line(run: Run, arguments: tuple[str, ...], code: 
     assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
     for word in words:
         assert word in ended.stderr
+
+
+def test_costs_are_listed_down_to_a_depth_as_table_json_and_csv(run: Run, tmp_path: Path) -> None:
+    """3x3 convolutions from 3 to 4 and from 4 to 4 channels; padding none."""
+    (tmp_path / "pair.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    inner = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU())\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), inner).requires_grad_(True)\n",
+        "utf-8",
+    )
+    arguments = ("layers", "pair.py:build", "--input-shape", "1,3,12,10", "--cost")
+    ended = run(*arguments, "--json", "--csv", "rows.csv")
+    assert (ended.code, ended.stderr) == (0, "")
+    document = json.loads(ended.stdout)
+    jsonschema.validate(document, json.loads((SCHEMAS / "layers.json").read_text("utf-8")))
+    first, second = 4 * 10 * 8 * 27, 4 * 8 * 6 * 36
+    costs = {each["layer"]: each for each in document["cost"]["modules"]}
+    assert {layer: each["total"]["multiply_adds"] for layer, each in costs.items()} == {
+        "": first + second,
+        "0": first,
+        "1": second,
+        "1.0": second,
+        "1.1": 0,
+    }
+    assert costs[""]["total"]["parameter_bytes"] == 4 * (108 + 148)
+    assert costs["1"]["receptive_field"] == {"size": [5, 5], "stride": [1, 1], "centre": [2, 2], "at_least": False}
+    assert costs["1"]["output_bytes"] == 4 * 4 * 8 * 6
+    assert all(each["seconds"] > 0 for each in costs.values())
+    assert document["cost"]["pass_count"] >= 3
+
+    with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
+        rows = {each["layer"]: each for each in csv.DictReader(file)}
+    assert {layer: int(row["multiply_adds"]) for layer, row in rows.items()} == {
+        layer: each["total"]["multiply_adds"] for layer, each in costs.items()
+    }
+    assert (rows["1.0"]["receptive_field"], rows["1.0"]["output_shapes"]) == ("5x5", "1x4x8x6")
+
+    shown = run(*arguments, "--depth", "1").stdout.splitlines()
+    assert [line.split()[0] for line in shown[3:6]] == ["(model)", "0", "1"]
+    assert any("do not add up" in line for line in shown)
+    assert "(1.02 kB)" in " ".join(shown), "the totals are those of the whole network"
+
+
+def test_the_cost_of_what_cannot_be_run_is_missing_and_the_reason_is_given(run: Run) -> None:
+    ended = run("layers", "net.py:nothing", "--cost", "--json")
+    assert (ended.code, json.loads(ended.stdout)["cost"]) == (0, None)
+    assert "No shapes" in ended.stderr
+    ended = run("layers", "net.py:raises_in_20th_layer", "--cost", "--json")
+    assert (ended.code, json.loads(ended.stdout)["cost"]) == (6, None)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "model", ["ssdlite320_mobilenet_v3_large", "quantized_resnet18", "vit_b_32", "r3d_18", "raft_small"]
+)
+def test_every_kind_of_torchvision_network_has_a_cost(run: Run, model: str) -> None:
+    ended = run("layers", model, "--cost", "--depth", "1", "--json")
+    assert ended.code == 0, ended.stderr
+    cost = json.loads(ended.stdout)["cost"]
+    assert cost["modules"][0]["seconds"] > 0
+    assert bool(cost["uncounted"]) == (model == "quantized_resnet18")

@@ -42,24 +42,9 @@ def test_several_pictures_share_one_overview(run: Run, tmp_path: Path, pictures:
 
 @pytest.mark.parametrize("command", ["activations", "grads"])
 @pytest.mark.sample("activations")
-def test_the_page_opens_with_the_overview(run: Run, tmp_path: Path, command: str) -> None:
+def test_the_page_opens_with_the_answer(run: Run, tmp_path: Path, command: str) -> None:
     assert run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html").code == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     main = page[page.index("<main>") :]
-    assert main.index('<img class="overview"') < main.index('<dl class="facts">') < main.index('id="findings"')
-
-
-@pytest.mark.exhaustive
-def test_a_page_of_a_run_whose_overview_is_gone_is_refused_and_one_that_never_had_it_is_not(
-    run: Run, tmp_path: Path
-) -> None:
-    assert run("grads", "net.py:tiny", CAT, "--out", "out").code == 0
-    (tmp_path / "out" / "overview.png").write_bytes(b"no picture")
-    ended = run("report", "out")
-    assert ended.code == 3
-    assert "overview.png" in ended.stderr
-    record = tmp_path / "out" / "run.json"
-    text = record.read_text(encoding="utf-8")
-    record.write_text(text.replace('"overview": "overview.png",', ""), encoding="utf-8")
-    assert run("report", "out").code == 0
-    assert '<img class="overview"' not in (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert main.index('id="findings"') < main.index('<dl class="facts">') < main.index('id="inputs"')
+    assert 'class="overview"' not in main

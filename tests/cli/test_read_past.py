@@ -197,6 +197,7 @@ def test_a_pickled_module_whose_class_is_absent_gives_its_state_dict(
     assert check(tmp_path / "model.pt", "vendornet.*")[0] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_pickle_of_numpy_arrays_is_a_weights_file(run: Run, tmp_path: Path) -> None:
     for protocol in range(2, 6):
         state = {name: tensor.numpy() for name, tensor in GOOD.items()}

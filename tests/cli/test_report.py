@@ -75,7 +75,7 @@ def test_what_is_no_run_ends_in_one_line(run: Run, stored: Path) -> None:
     (stored / "run.json").unlink()
     ended = run("report", stored)
     assert (ended.code, ended.stdout, len(ended.errors)) == (3, "", 1)
-    assert "one that was cut short" in ended.stderr
+    assert "or an unfinished one" in ended.stderr
     assert names_in(stored.parent) == ["first"]
     assert run("report").code == 2
 

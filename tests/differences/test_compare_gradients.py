@@ -83,7 +83,7 @@ def test_gradients_that_are_nan_on_one_side_are_said() -> None:
     with torch.no_grad():
         other.fc.bias[0] = math.inf
     result = hookscope.diff(one, other, small_pictures(), grads=True, loss="ce", target=TARGET)
-    assert "hold NaN or Inf on one side alone, conv grad_output among them" in gradients_answer(result)
+    assert "hold NaN or Inf on one side only, conv grad_output among them" in gradients_answer(result)
 
 
 def test_equal_networks_have_equal_gradients_and_are_left_as_they_were() -> None:
@@ -176,7 +176,7 @@ def test_a_network_without_gradients_is_an_error() -> None:
 def test_a_loss_needs_gradients_and_gradients_need_inputs() -> None:
     with pytest.raises(UsageError, match="need `grads`"):
         hookscope.diff(small(), "same", small_pictures(), loss="ce")
-    with pytest.raises(UsageError, match="`grads` goes with models that run over pictures"):
+    with pytest.raises(UsageError, match="`grads` applies to models that run over pictures"):
         hookscope.diff(small(), small(), grads=True)
     with pytest.raises(UsageError, match="no loss"):
         hookscope.diff(small(), "same", small_pictures(), grads=True, loss="absent")

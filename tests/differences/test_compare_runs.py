@@ -249,7 +249,7 @@ def test_runs_of_different_inputs_are_refused_in_a_line(tmp_path: Path, pictures
     assert "A has 1, B has 2" in refused(UsageError, one, both)
     assert "input 1 is '0.png'" in refused(UsageError, one, ran(tmp_path / "tensor", network()))
     resized = ran(tmp_path / "resized", network(), str(pictures / "0.png"), resize=24, crop="none")
-    assert any("not prepared in the same way" in text for text in compare_runs(one, resized).warnings)
+    assert any("preprocessed differently" in text for text in compare_runs(one, resized).warnings)
     assert any("came from Python" in text for text in compare_runs(*[ran(tmp_path / "t", network())] * 2).warnings)
 
 
@@ -266,7 +266,7 @@ def test_what_is_no_run_or_has_no_sketches_is_refused_in_a_line(tmp_path: Path) 
     assert "its activations.safetensors is cut short or damaged" in refused(InputError, a, a)
     (a / "activations.safetensors").unlink()
     (a / "activations.safetensors").symlink_to("/etc/passwd")
-    assert "is no plain file" in refused(InputError, a, a)
+    assert "is not a regular file" in refused(InputError, a, a)
     (a / "activations.safetensors").unlink()
     (a / FILE).unlink()
     assert f"its file '{FILE}' is missing" in refused(InputError, a, a)

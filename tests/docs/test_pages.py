@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torchvision.models import mobilenet_v3_small, resnet18
 
+import hookscope
 from hookscope.checks.configuration import read_settings
 from tests.docs.pages import DOCS, ROOT, Block, blocks, commands, is_shown, is_translated, name_of, pages
 from tests.fork_server import ForkServer
@@ -122,6 +123,8 @@ MAKE_AN_ENVIRONMENT = ("python3 -m venv ", ".venv/bin/pip ", "source ", "uvx ", 
 NOT_RUN = {
     "hookscope diff resnet50 timm:resnet50 photos/ --weights IMAGENET1K_V1": "its weights would have to be downloaded",
     "hookscope diff model.pt same photos/ --device-b cuda": "it needs a GPU",
+    "hookscope attribute r3d_18 clip.pt --method integrated-gradients": "it takes minutes on two cores",
+    "hookscope survey --merge runs/photos": "its shards would have to be measured first",
     "hookscope activations resnet18 cat.jpg --layer layer4.<TAB>": "a shell completes it, in tests/cli/test_app.py",
 }
 
@@ -173,6 +176,16 @@ original = port = build
 """
 
 
+SIGNALS = """
+from torch import nn
+
+
+def build():
+    layers = nn.Conv1d(1, 8, 9, padding=4), nn.ReLU(), nn.MaxPool1d(4), nn.Conv1d(8, 8, 9, padding=4), nn.ReLU()
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 3))
+"""
+
+
 @pytest.fixture(scope="module")
 def yours(
     tmp_path_factory: pytest.TempPathFactory, docs_environment: dict[str, str], fork_server: ForkServer
@@ -191,9 +204,20 @@ def yours(
     torch.manual_seed(0)
     torch.save(mobilenet_v3_small(num_classes=10).state_dict(), folder / "good.pt")
     weights = resnet18(num_classes=10).state_dict()
+    (folder / "ckpt").mkdir()
+    for epoch in (1, 2, 3):
+        torch.save({"epoch": epoch, "model": weights}, folder / "ckpt" / f"epoch_{epoch}.pt")
+    scripts = blocks((DOCS / "commands" / "watch.md").read_text("utf-8"))
+    (folder / "train.py").write_text(next(each.text for each in scripts if each.title == "train.py"), encoding="utf-8")
+    (folder / "ecg.py").write_text(SIGNALS, encoding="utf-8")
+    np.save(folder / "beats.npy", np.random.default_rng(0).random((2, 1, 200), np.float32))
+    signals: dict[str, Callable[[], nn.Module]] = {}
+    exec(compile(SIGNALS, "ecg.py", "exec"), signals)
+    torch.save(signals["build"]().state_dict(), folder / "ecg.pt")
     (folder / "models").mkdir()
     for name in ("model", "old", "a", "models/model"):
         torch.save(weights, folder / f"{name}.pt")
+    (folder / "labels.csv").write_text("".join(_labels_as_it_sees_them(folder / "model.pt")), encoding="utf-8")
     weights["layer4.1.bn2.bias"] += 1e-6
     for name in ("new", "b"):
         torch.save(weights, folder / f"{name}.pt")
@@ -204,7 +228,22 @@ def yours(
     for run in ("before", "after"):
         terminal.run(f"hookscope activations net.py:build cat.jpg --out hookscope-runs/{run}")
     terminal.run("hookscope check good.pt --baseline baseline.json --update-baseline")
+    network = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for run in ("a", "nan"):
+        with hookscope.watch(network, optimizer, out=folder / "runs" / run) as watch:
+            network(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            watch.step()
     return terminal
+
+
+def _labels_as_it_sees_them(model: Path) -> Iterator[str]:
+    """Yield a line for each photograph with the labels whose sigmoid is above 0.5."""
+    pictures = sorted(model.parent.glob("*.jpg"))
+    run = hookscope.activations(model, pictures, layer="fc", save_tensors=True)
+    for picture, scores in zip(pictures, run.tensors["fc"], strict=True):
+        yield f"{picture.name},{';'.join(map(str, scores.gt(0).nonzero().flatten().tolist()))}\n"
 
 
 @pytest.mark.parametrize("line", sorted(line for line in NAMED - NOT_RUN.keys() if line.startswith("hookscope ")))

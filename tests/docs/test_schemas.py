@@ -1,6 +1,7 @@
 """The published JSON schemas are those of the results, and what commands print and write fits them, key by key."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 from jsonschema import Draft202012Validator
 
 from docs.schemas import documents
+from hookscope.results.runs.training_log import FILE, TrainingLogFile
 from hookscope.text import strict_json
 from tests.cli.conftest import CAT, Run
 from tests.docs.pages import DOCS
+from tests.render.trained import train
 
 SCHEMAS = documents()
 
@@ -82,6 +85,16 @@ def test_attribute(run: Run, tmp_path: Path) -> None:
     check_run(tmp_path / document["run"], ("targets", "tokens", "top"))
 
 
+@pytest.mark.exhaustive
+def test_attention(run: Run, tmp_path: Path) -> None:
+    source = "from tests.attention_maps.small_networks import SmallTransformer as S\n\n\ndef small():\n    return S()\n"
+    (tmp_path / "seen.py").write_text(source, encoding="utf-8")
+    document = check("attention", run("attention", "seen.py:small", CAT, "--resize=32", "--crop=32", "--json").stdout)
+    assert document["maps"]
+    assert document["rows"]
+    check_run(tmp_path / document["run"], ("block", "head", "query", "rollout", "tokens"))
+
+
 def test_a_difference_of_passes_and_one_of_weights(run: Run, tmp_path: Path) -> None:
     options = ("--edit-b", "0:output:scale(2)", "--shadow", "--reference", "float64", "--fail-over", "0:rel>0.5")
     ended = run("diff", "net.py:tiny", "same", CAT, "--resize", "32", "--crop", "32", *options, "--json")
@@ -117,6 +130,26 @@ def test_a_check_on_labelled_pictures(run: Run, tmp_path: Path) -> None:
 def test_layers_and_doctor(run: Run) -> None:
     assert check("layers", run("layers", "net.py:tiny", "--ops", "--json").stdout)["modules"]
     assert check("doctor", run("doctor", "--json").stdout)["facts"]
+
+
+def test_every_line_of_a_watched_training(tmp_path: Path) -> None:
+    log = train(24, broken_at=17)
+    file = TrainingLogFile(tmp_path, resume=False, warn=pytest.fail)
+    edited = replace(log.steps[0], edits=(("param:0.*:freeze", 2),))
+    records = [*log.starts, edited, *log.steps, *log.watched, *log.verdicts, *log.ends]
+    for record in records:
+        file.append(record)
+    file.close()
+    lines = (tmp_path / FILE).read_text(encoding="utf-8").splitlines()
+    kinds = {check("watch", line)["type"] for line in lines}
+    assert kinds == {"start", "names", "step", "watched", "verdict", "end"}
+    step = json.loads(next(line for line in lines if '"nan"' in line))
+    validator = Draft202012Validator(SCHEMAS["watch"])
+    assert validator.is_valid(step)
+    assert not validator.is_valid(step | {"type": "verdict"})
+    assert not validator.is_valid(step | {"loss": "NaN"})
+    assert validator.is_valid(step | {"edits": [[0, 1]]})
+    assert not validator.is_valid(step | {"edits": [["fc:grad:zero", 1]]})
 
 
 def test_a_key_that_is_gone_or_is_something_else_does_not_fit(run: Run) -> None:

@@ -44,6 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_every_page_is_on_the_site_and_nothing_comes_from_elsewhere(site: Path) -> None:
     for page in DOCS.rglob("*.md"):
         built = (site / page.relative_to(DOCS)).with_suffix(".html")
@@ -120,9 +121,7 @@ def test_llms_txt_names_every_page_and_schema_with_what_it_is_about(site: Path) 
     assert {name for name in named if name.endswith(".html")} == set(pages)
     assert all((site / name).exists() for name in named)
     assert [name for name in pages if not 40 <= len(named[name]) <= 400] == []
-    assert named["commands/models.html"].startswith(
-        "Lists the names that MODEL accepts, one on each line: `demo`, and "
-    )
+    assert named["commands/models.html"].startswith("Lists the names that MODEL accepts, one per line: `demo`, and ")
 
 
 def test_every_option_and_rule_is_on_the_site(site: Path) -> None:

@@ -172,11 +172,11 @@ def test_frames_that_cannot_be_paired_leave_the_other_pairs(tmp_path):
         ("image", "auto", (1, 3, 4, 4), [(1, 3, 4, 4)]),
         ("image", "auto", (3, 4, 4), [(1, 3, 4, 4)]),
         ("image", "auto", (1, 4, 4), [(1, 1, 4, 4)]),
-        ("image", "auto", (5, 10), [(1, 5, 10)]),
+        ("image", "auto", (5, 10), [(5, 10)]),
         ("image", "auto", (1, 10), [(1, 10)]),
         ("image", "auto", (10,), [(1, 10)]),
         ("image", "auto", (1,), [(1, 1)]),
-        ("image", "auto", (2, 5, 3, 4, 4), [(1, 2, 5, 3, 4, 4)]),
+        ("image", "auto", (2, 5, 3, 4, 4), [(2, 5, 3, 4, 4)]),
         ("image", "none", (8, 3, 4, 4), [(1, 8, 3, 4, 4)]),
         ("image", "none", (1, 10), [(1, 1, 10)]),
         ("image", 0, (5, 10), [(5, 10)]),
@@ -209,7 +209,8 @@ def test_inputs_of_one_file_are_batched_with_those_of_others(tmp_path):
     batches = list(load_batches(paths, PLAIN, 4, lambda _error: None))
     assert [batch.indices for batch in batches] == [(0, 1, 2, 3), (4, 6, 7, 8), (9, 10, 11)]
     assert count_inputs(paths, PLAIN) == 12
-    assert batches[1].records[0].steps == ("tensor passed without preprocessing", "input 4 of 5 in the file")
+    steps = "tensor passed without preprocessing", "input 4 of 5 in the file (--batch-axis none for one)"
+    assert batches[1].records[0].steps == steps
 
 
 def test_an_axis_that_a_tensor_does_not_have_is_an_error_of_its_file(tmp_path):
@@ -274,7 +275,7 @@ def test_noise_suits_the_kind_of_network_and_refuses_impossible_shapes():
     assert len(noise_batch((1, 3, 8, 8), 0, kind="flow").args) == 2
     assert [value.shape for value in noise_batch((2, 3, 8, 8), 0, kind="detection").args[0]] == [(3, 8, 8)] * 2
     for shape in ((), (0, 3), (1, -1)):
-        with pytest.raises(UsageError, match="Noise of shape"):
+        with pytest.raises(UsageError, match="--input-shape"):
             noise_batch(shape, 0)
 
 

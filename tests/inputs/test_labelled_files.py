@@ -19,7 +19,7 @@ def test_the_first_folder_below_is_the_label(tmp_path: Path) -> None:
     touch(tmp_path / "cat" / "2.png", tmp_path / "cat" / "10.png", tmp_path / "dog" / "more" / "1.jpg")
     touch(tmp_path / ".hidden" / "1.png", tmp_path / "beside.png", tmp_path / "dog" / "notes.txt")
     found = find_labelled(tmp_path)
-    assert [(Path(path).relative_to(tmp_path).as_posix(), label) for path, label in found.labels.items()] == [
+    assert [(Path(path).relative_to(tmp_path).as_posix(), label) for path, (label,) in found.labels.items()] == [
         ("cat/2.png", "cat"),
         ("cat/10.png", "cat"),
         ("dog/more/1.jpg", "dog"),
@@ -49,7 +49,7 @@ def test_a_folder_without_class_folders_or_pictures_is_refused(tmp_path: Path) -
 def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels.csv").write_text(text, encoding="utf-8", newline="")
     found = find_labelled(tmp_path / "labels.csv")
-    assert found.labels == {str(tmp_path / "a.png"): "cat", str(tmp_path / "sub/b.png"): "dog"}
+    assert found.labels == {str(tmp_path / "a.png"): ("cat",), str(tmp_path / "sub/b.png"): ("dog",)}
     assert not found.in_folders
 
 
@@ -58,7 +58,7 @@ def test_a_csv_file_has_a_path_and_a_label_on_each_line(tmp_path: Path, text: st
     [
         (b"a.png,cat\nb.png\n", r"labels\.csv, line 2: 1 field, where a path and a label are wanted"),
         (b"a.png,cat\nb.png,\n", "line 2: 2 fields"),
-        (b"a.png,cat,1\n", "line 1: 3 fields"),
+        (b"a.png,cat,1\n", "line 1: 3 fields, .* or --multi-label for several labels of a picture"),
         (b"a.png,cat\nb.png,dog\na.png,dog\n", r"line 3: '.*a\.png' is listed twice"),
         (b"", "lists no picture"),
         (b"path,label\n", "lists no picture"),
@@ -81,8 +81,8 @@ def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_one_of_several_inputs_in_a_file_has_the_label_of_the_file(tmp_path: Path) -> None:
     touch(tmp_path / "cat" / "[1].npy", tmp_path / "dog" / "x.npy")
     found = find_labelled(tmp_path)
-    assert found.label_of(str(tmp_path / "cat" / "[1].npy")) == "cat"
-    assert found.label_of(f"{tmp_path / 'dog' / 'x.npy'}[2]") == "dog"
+    assert found.labels_of(str(tmp_path / "cat" / "[1].npy")) == ("cat",)
+    assert found.labels_of(f"{tmp_path / 'dog' / 'x.npy'}[2]") == ("dog",)
 
 
 def test_a_few_are_spread_over_all(tmp_path: Path) -> None:
@@ -92,3 +92,65 @@ def test_a_few_are_spread_over_all(tmp_path: Path) -> None:
         *("a/0.png", "a/4.png", "b/0.png", "b/4.png")
     ]
     assert len(found.spread(100)) == 16
+
+
+# Several labels for each picture
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("labels.csv", "a.png,cat,dog\nb.png,\nc.png,dog\n"),
+        ("labels.csv", "path,label\na.png,cat|dog\nb.png,\nc.png,dog\n"),
+        ("labels.csv", "a.png,cat; dog\nb.png\nc.png,dog\n"),
+        ("labels.csv", "label,path\ncat,a.png\n,b.png\ndog,c.png\ndog,a.png\ndog,a.png\n"),
+        ("labels.csv", "cat,Path,dog,bird\n1,a.png,1,0\n0,b.png,0,0\n0.0,c.png,1.0,0\n"),
+        ("labels.json", '{"a.png": ["cat", "dog"], "b.png": [], "c.png": "dog"}'),
+    ],
+)
+def test_a_picture_has_several_labels_or_none(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = find_labelled(tmp_path / name, multi_label=True)
+    labels = {"a.png": ("cat", "dog"), "b.png": (), "c.png": ("dog",)}
+    assert found.labels == {str(tmp_path / path): each for path, each in labels.items()}
+    assert found.columns == (("cat", "dog", "bird") if "bird" in text else ())
+
+
+def test_equal_files_in_several_class_folders_are_one_picture(tmp_path: Path) -> None:
+    for name, content in (("cat/1.png", b"one"), ("dog/7.png", b"one"), ("cat/2.png", b"two"), ("dog/2.png", b"2")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    found = find_labelled(tmp_path, multi_label=True)
+    relative = {Path(path).relative_to(tmp_path).as_posix(): labels for path, labels in found.labels.items()}
+    assert relative == {"cat/1.png": ("cat", "dog"), "cat/2.png": ("cat",), "dog/2.png": ("dog",)}
+    assert found.notes == (f"{tmp_path}: 1 picture in several class folders, known by equal content.",)
+    assert len(find_labelled(tmp_path).labels) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("l.csv", "path,cat,dog\na.png,1,yes\n", "line 2: 'yes' for the label 'dog', where 0 or 1 is wanted"),
+        ("l.csv", "path,cat,dog\na.png,1\n", "line 2: 2 fields, where a path and 2 labels are wanted"),
+        ("l.csv", "path,cat\na.png,1\na.png,0\n", r"line 3: '.*a\.png' is listed twice"),
+        ("l.csv", "label,path\ncat\n", "line 2: 1 field, fewer than the first line"),
+        ("l.csv", ",cat\n", "line 1: no path"),
+        ("l.csv", "a.png,\nb.png\n", "lists no label of a picture"),
+        ("l.json", "[1]", "is no object of labels by path"),
+        ("l.json", "{", "is no JSON of labels"),
+        ("l.json", '{"a.png": [1.5]}', r"'a\.png' has no label"),
+    ],
+)
+def test_what_is_wrong_with_several_labels_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        find_labelled(tmp_path / name, multi_label=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_json_file_of_one_label_each_needs_no_option(tmp_path: Path) -> None:
+    (tmp_path / "l.json").write_text('{"a.png": "cat", "b.png": 3}', encoding="utf-8")
+    assert [*find_labelled(tmp_path / "l.json").labels.values()] == [("cat",), ("3",)]
+    (tmp_path / "l.json").write_text('{"a.png": ["cat", "dog"]}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"has 2 labels, and --multi-label is not given"):
+        find_labelled(tmp_path / "l.json")

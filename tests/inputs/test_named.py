@@ -1,12 +1,15 @@
 """Inputs by name are numbers, pictures and tensors, and go along with the inputs that have no name."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs import Batch, load_input, named_batch, read_named, with_named
-from hookscope.results.inputs import InputRecord
+from hookscope.inputs import Batch, in_batches, load_input, named_batch, named_inputs, part_of, read_named, with_named
+from hookscope.results.inputs import InputRecord, Preprocessing
 from tests.inputs.written import PLAIN, random_pixels, save, write_tensor
 
 
@@ -105,3 +108,132 @@ def test_names_alone_make_a_batch_of_as_many_inputs_as_the_first_tensor_has(tmp_
     assert batch.records[0].steps[-1] == "by name: sr = 2"
     (record,) = named_batch(read_named(["sr=2"], PLAIN)).records
     assert (record.name, record.steps) == ("by name", ("by name: sr = 2",))
+
+
+VIEWS = [torch.arange(6.0).reshape(3, 2), torch.arange(12.0).reshape(3, 4)]
+
+
+def test_files_of_several_tensors_are_containers_of_them(tmp_path):
+    contents = {"list": VIEWS, "tuple": (*VIEWS,), "dict": {"x": VIEWS[0], "y": (VIEWS[1], 2, "mean", None)}}
+    for name, content in contents.items():
+        torch.save(content, tmp_path / f"{name}.pt")
+        (named,) = read_named([f"views={tmp_path}/{name}.pt"], PLAIN)
+        assert type(named.value) is type(content)
+        assert (named.row_count, named.record.name) == (3, f"{tmp_path}/{name}.pt")
+        assert named.text == f"views = {tmp_path}/{name}.pt, {name} of 2 tensors"
+    assert torch.equal(named.value["x"], VIEWS[0])
+    assert torch.equal(named.value["y"][0], VIEWS[1])
+    assert named.value["y"][1:] == (2, "mean", None)
+    save_file({"x": VIEWS[0], "y": VIEWS[1]}, tmp_path / "both.safetensors")
+    (named,) = read_named([f"views={tmp_path}/both.safetensors"], PLAIN)
+    assert {name: tensor.tolist() for name, tensor in named.value.items()} == {
+        "x": VIEWS[0].tolist(),
+        "y": VIEWS[1].tolist(),
+    }
+
+
+def endless():
+    held = []
+    held.append(held)
+    return held
+
+
+def shared():
+    held = [torch.ones(1)]
+    for _ in range(15):
+        held = [held] * 10  # small in the file, 10^15 members when walked through
+    return held
+
+
+@pytest.mark.parametrize(
+    ("content", "phrase"),
+    [
+        (endless(), "it nests deeper than 20"),
+        (shared(), "holds more than 10,000 values"),
+        ([], "it holds no tensor"),
+        ({"a": 1}, "it holds no tensor"),
+        ([torch.ones(2), {1, 2}], "it holds a set beside tensors"),
+        ([torch.ones(2), torch.eye(2).to_sparse()], "sparse"),
+        ([torch.ones(2), torch.nn.Linear(1, 1)], "it holds a torch.nn.modules.linear.Linear beside"),
+    ],
+    ids=["endless", "shared", "empty", "numbers", "set", "sparse", "module"],
+)
+def test_what_is_no_argument_is_refused(tmp_path, content, phrase):
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(ImageError, match=phrase) as caught:
+        read_named([f"views={tmp_path}/a.pt"], PLAIN)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_tensor_in_a_container_goes_with_its_inputs():
+    whole, single = torch.arange(10.0).reshape(2, 5), torch.tensor([[7.0, 8.0]])
+    each = torch.arange(5)
+    value = {"each": [each, each], "single": (single, "text"), "whole": whole}
+    (named,) = named_inputs({"views": value}, PLAIN)
+    batch = with_named(given(2, 1, 4), [named], input_count=5)
+    views = batch.kwargs["views"]
+    assert [part.tolist() for part in views["each"]] == [[1, 4], [1, 4]]
+    assert views["each"][0] is views["each"][1]
+    assert views["single"][0].tolist() == [[7, 8], [7, 8]]
+    assert views["single"][1] == "text"
+    assert torch.equal(views["whole"], whole)
+    assert batch.shared == {"views['whole']"}
+    assert part_of(batch, 1).kwargs["views"]["each"][0].tolist() == [4]
+    assert torch.equal(part_of(batch, 1).kwargs["views"]["whole"], whole), "though it has as many rows as the batch"
+    views["whole"].zero_()
+    assert value["whole"].sum() == 45, "the network may overwrite it"
+
+
+def test_lists_of_detection_networks_hold_one_picture_for_each_input():
+    pictures = [torch.full((3, 2, 2), float(index)) for index in range(3)]
+    (named,) = named_inputs({"images": pictures}, Preprocessing(kind="detection"))
+    batch = named_batch([named])
+    assert len(batch.indices) == 3
+    parts = [part.kwargs["images"] for part in in_batches(batch, 2)]
+    assert [[int(picture[0, 0, 0]) for picture in part] for part in parts] == [[0, 1], [2]]
+    assert [tuple(picture.shape) for picture in part_of(batch, 2).kwargs["images"]] == [(3, 2, 2)]
+
+
+def test_paths_in_containers_stand_for_files(tmp_path):
+    for index, view in enumerate(VIEWS):
+        torch.save(view, tmp_path / f"{index}.pt")
+    (named,) = named_inputs({"views": {"x": [tmp_path / "0.pt", tmp_path / "1.pt"]}}, PLAIN)
+    assert all(map(torch.equal, named.value["x"], VIEWS))
+    assert named.record.sha256 == hashlib.sha256((tmp_path / "0.pt").read_bytes()).hexdigest()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged, "coo", "csr"], ids=str)
+@pytest.mark.sample("torch.strided", "csr")
+def test_tensors_of_other_layouts_are_cut_like_others(layout):
+    rows = [torch.arange(2.0 * length).reshape(length, 2) for length in (1, 3, 2)]
+    dense = torch.stack([torch.nn.functional.pad(row, (0, 0, 0, 3 - len(row))).flatten() for row in rows])
+    if isinstance(layout, str):
+        tensor = dense.to_sparse() if layout == "coo" else dense.to_sparse_csr()
+    else:
+        tensor = torch.nested.nested_tensor(rows, layout=layout)
+    batch = named_batch(named_inputs({"x": tensor}, PLAIN))
+    assert len(batch.indices) == 3
+    for part, expected in zip(in_batches(batch, 2), (range(2), range(2, 3)), strict=True):
+        for index, seen in enumerate(expected):
+            found = part_of(part, index).kwargs["x"]
+            assert found.layout == tensor.layout
+            wanted = dense[seen : seen + 1] if isinstance(layout, str) else rows[seen]
+            assert torch.equal(found.to_dense() if isinstance(layout, str) else found.unbind()[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [("1,2,3", [1, 2, 3]), ("-1.5, 2e3", [-1.5, 2000]), (".5,+1.,", [0.5, 1]), ("1e-3,0", [0.001, 0])],
+)
+def test_numbers_with_commas_are_a_row_of_a_tensor(text: str, row: list[float]) -> None:
+    (named,) = read_named([f"meta={text}"], Preprocessing())
+    assert torch.equal(named.value, torch.tensor([row], dtype=torch.float32))
+    batch = with_named(Batch((torch.ones(4, 2),), (0, 1, 2, 3), ()), [named], 4)
+    assert torch.equal(batch.kwargs["meta"], torch.tensor([row] * 4, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("text", "value"), [("(1,2)", (1, 2)), ("[1, 2]", [1, 2]), ("1", 1), ("1,'a'", (1, "a"))])
+def test_other_literals_stay_what_they_are(text: str, value: object) -> None:
+    (named,) = read_named([f"size={text}"], Preprocessing())
+    assert named.value == value

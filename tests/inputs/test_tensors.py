@@ -83,9 +83,10 @@ def test_code_in_a_numpy_file_does_not_run(tmp_path):
 
 def test_other_contents_of_tensor_files_are_named(tmp_path):
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.pt")
-    assert "it holds a dict, not one plain tensor" in failure(tmp_path / "a.pt")
+    by_name = "an input of several tensors goes by name: --input NAME=FILE"
+    assert f"it holds a dict, not one plain tensor; {by_name}" in failure(tmp_path / "a.pt")
     save_file({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.safetensors")
-    assert "it holds 2 tensors; an input is a file with exactly one" in failure(tmp_path / "a.safetensors")
+    assert f"it holds 2 tensors, not one; {by_name}" in failure(tmp_path / "a.safetensors")
     save_file({}, tmp_path / "b.safetensors")
     assert "it holds 0 tensors" in failure(tmp_path / "b.safetensors")
     np.save(tmp_path / "a.npy", np.array(["text"]))

@@ -328,6 +328,12 @@ def batched(net: Any, x: Tensor) -> Any:
     return torch.func.vmap(net.block)(x)
 
 
+def over_batches(net: Any, x: Tensor) -> Any:
+    """Give batches of signals (5, 1, 3) to a convolution, one for each of the inputs, which lie on the last axis."""
+    batches = x[:, None, None].expand(2, 5, 1, 3).movedim(0, -1) * torch.arange(1, 6)[:, None, None, None]
+    return torch.vmap(net.conv, in_dims=-1, out_dims=-1)(batches)
+
+
 def pushed_forward(net: Any, x: Tensor) -> Any:
     return torch.func.jvp(net.block, (x,), (torch.ones_like(x),))[1]
 
@@ -368,6 +374,28 @@ class Refuses(Tensor):
 def of_a_refusing_subclass() -> nn.Module:
     makes, unmakes = Apply(lambda x: (x * 2).as_subclass(Refuses)), Apply(lambda x: x.as_subclass(Tensor) * 3)
     return nn.Sequential(nn.Linear(3, 3), makes, nn.Identity(), unmakes)
+
+
+# --- nested tensors ---
+
+
+def ragged(layout: torch.layout) -> Callable[[Any, Tensor], Tensor]:
+    """Give parts of different lengths, made of the rows of the input, to `part`, and pad them."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        rows = net.linear(x)
+        parts = [rows, rows[:1] * 2]
+        return torch.nested.to_padded_tensor(net.part(torch.nested.as_nested_tensor(parts, layout=layout)), padding=0.0)
+
+    return forward
+
+
+def of_torchs_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.GELU(), nn.Dropout(), nn.Linear(4, 3), nn.Softmax(-1))
+
+
+def written_in_place() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.Identity(), nn.ReLU(inplace=True))
 
 
 # --- parameters ---
@@ -463,6 +491,12 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "plain input inside vmap": used_inside_and_outside(lambda function, x: torch.vmap(function)(x)),
     "plain input inside grad": used_inside_and_outside(lambda function, x: torch.func.grad(function)(x)),
     "plain input inside jacrev": used_inside_and_outside(lambda function, x: torch.func.jacrev(function)(x)),
+    "vmap over batches": written(over_batches, conv=lambda: nn.Conv1d(1, 2, 1)),
+    "vmap in vmap": written(lambda net, x: torch.vmap(torch.vmap(net.block))(x.view(2, 1, 3)), block=Block),
+    "strided nested": written(ragged(torch.strided), linear=linear, part=of_torchs_layers),
+    "strided nested, written in place": written(ragged(torch.strided), linear=linear, part=written_in_place),
+    "jagged nested": written(ragged(torch.jagged), linear=linear, part=of_torchs_layers),
+    "jagged nested, written in place": written(ragged(torch.jagged), linear=linear, part=written_in_place),
     "forward-mode derivatives": written(dual, block=Block),
     "refusing subclass": of_a_refusing_subclass,
     "integer parameter": lambda: WithParameter(torch.arange(3)),

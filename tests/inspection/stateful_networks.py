@@ -485,6 +485,31 @@ class Hooks(Stateful):
         return x * weight.calls
 
 
+@network("a layer that is cast to half precision and back, which rounds its gradients")
+class Casts(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        rounded = self.linear.half()(x.half()).float()
+        self.linear.float()
+        return rounded + self.linear(x)
+
+
+@network("a layer that is cast to half precision for good")
+class Cast(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear.half()(x.half()).float()
+
+
+@network("gradients that are scaled, clipped and set to zero")
+class WritesGradients(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        for parameter in self.linear.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.7)
+        nn.utils.clip_grad_norm_(self.linear.parameters(), 0.1)
+        self.linear.zero_grad(set_to_none=False)
+        return self.linear(x)
+
+
 @network("a hook of the user's that clamps a weight and counts")
 def hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
@@ -119,6 +119,28 @@ def compare_activations(name: str) -> tuple[int, list[str], list[str]]:
     for each in models_own:
         looks.remove(each)
     return len(here.rows), found, looks
+
+
+def token_norms_there() -> tuple[list[str], Any, Any]:
+    """Return what token norms had made somebody wait for when the pass ended, and the norms here and there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 16))
+    with torch.no_grad():
+        model[2].bias[3] = 900.0  # massive in every token
+    tokens = torch.randn(2, 12, 8)
+    tokens[1, 5] *= 20  # of high norm behind the first layer
+    here = inspect(model, batch_of(tokens, count=2), ["*"], tokens=True)
+    far_model, far_tokens = far_device.network_sent(model), far_device.sent(tokens)
+    looks: dict[bool, list[str]] = {}
+    for with_tokens in (False, True):
+        far_device.looks.clear()
+
+        def seen(*_: object, with_tokens: bool = with_tokens) -> None:
+            looks[with_tokens] = list(far_device.looks)
+
+        there = inspect(far_model, batch_of(far_tokens, count=2), ["*"], tokens=with_tokens, on_output=seen)
+    norms = ([row.tokens for row in run.rows if row.tokens] for run in (here, there))
+    return looks[True][len(looks[False]) :], *norms
 
 
 def looks_of_the_model(model: Any, args: Any) -> list[str]:
@@ -250,3 +272,13 @@ def looks_and_refusals() -> tuple[list[str], float, bool]:
     except RuntimeError as error:
         return looks, total, "same device" in str(error)
     return looks, total, False
+
+
+def test_token_norms_are_those_of_the_cpu_and_nobody_waits_for_them(elsewhere: ProcessPoolExecutor) -> None:
+    looks, here, there = elsewhere.submit(token_norms_there).result()
+    assert looks == []
+    assert [each.high_count for each in here] == [each.high_count for each in there] == [1, 0, 0, 0]
+    assert [each.massive_count for each in here] == [each.massive_count for each in there] == [0, 0, 24, 24]
+    for ours, theirs in zip(here, there, strict=True):
+        assert [theirs.median, theirs.max] == pytest.approx([ours.median, ours.max], rel=1e-4)
+        assert [each.channel for each in ours.massive] == [each.channel for each in theirs.massive]

@@ -521,7 +521,7 @@ def test_an_edit_that_was_never_applied_is_reported() -> None:
     model[1].requires_grad_(True)
     inspection = inspect_gradients(model, torch.ones(1, 2), total, edits=["/^0$/:grad:zero", "/^1$/:grad:scale(2)"])
     assert [text for text in inspection.warnings if "Edit" in text] == [
-        "Edit '/^0$/:grad:zero' was never applied: what it names did not run, or got no gradient."
+        "Edit '/^0$/:grad:zero' was never applied: its layer did not run, or got no gradient."
     ]
 
 
@@ -649,3 +649,22 @@ def test_gradients_may_be_asked_for_in_inference_mode() -> None:
     assert seen.gradients == expected.gradients
     with torch.no_grad():
         assert inspect_gradients(model, x, total).parameters == expected.parameters
+
+
+@pytest.mark.parametrize("value", [1e160, 1e-170, 3e307, 5e-324, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_the_norm_of_weights_whose_squares_float64_cannot_hold(value: float, dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 1, bias=False, dtype=dtype)
+    with torch.no_grad():
+        model.weight.fill_(value)
+    found = inspect_gradients(model, torch.ones(1, 4, dtype=dtype), lambda output, _: output.abs().sum())
+    assert found.parameters[0].weight_l2 == pytest.approx(2 * value, rel=1e-15)  # the root of 4 squares
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_have_no_norm(value: float) -> None:
+    model = nn.Linear(4, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(value)
+    found = inspect_gradients(model, torch.ones(1, 4, dtype=torch.float64), "sum")
+    assert found.parameters[0].weight_l2 is None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.errors import ModelError, UsageError
+from hookscope.errors import HookscopeError, ModelError, UsageError
 
 MISSING = "its memory was freed or shrunk"
 
@@ -166,3 +166,85 @@ def test_a_gradient_that_is_lost_has_a_row_that_says_so(left: float, save_tensor
     assert "1 grad_output" not in run.tensors
     assert run["0"].gradient.l2 == pytest.approx(24**0.5)  # ones
     assert run["0.bias"].gradient.l2 == pytest.approx(12.0)  # 6 each, of 4
+
+
+class LosesWhatItHolds(nn.Module):
+    """Frees or shrinks, in each pass or before any, the memory of a tensor that it holds and does not compute with."""
+
+    def __init__(self, place: str, lose: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 5)
+        self.parameter = nn.Parameter(torch.randn(3, 5))
+        self.register_buffer("buffer", torch.randn(64))
+        self.attribute, self.several = torch.randn(64), [torch.randn(64)]
+        self.place, self.lose = place, lose
+
+    def lose_it(self) -> None:
+        if self.place == "gradient":
+            self.parameter.grad = torch.ones(3, 5)
+            self.lose(self.parameter.grad)
+        elif self.place == "parameter":
+            self.lose(self.parameter.data)
+        else:
+            self.lose(self.several[0] if self.place == "list" else getattr(self, self.place))
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.lose_it()
+        return self.head(self.conv(values).mean((2, 3)))
+
+
+def unharmed() -> nn.Module:
+    return LosesWhatItHolds("buffer", lambda _: None).eval()
+
+
+HELD = ("parameter", "buffer", "attribute", "list", "gradient")
+RUNS: dict[str, Callable[[nn.Module, Tensor], object]] = {
+    "activations": lambda network, image: hookscope.activations(network, image, save_tensors=True, ops=True),
+    "grads": lambda network, image: hookscope.grads(network, image, loss="sum", inputs=True),
+    "train mode": lambda network, image: hookscope.grads(
+        network, image, loss="sum", mode="train", batch_size=1, on_error=lambda _error: None
+    ),
+    "check": lambda network, image: hookscope.check(network, images=image),
+    "attribute": lambda network, image: hookscope.attribute(network, image, target=0),
+    "diff": lambda network, image: hookscope.diff(network, unharmed(), image, grads=True),
+    "weights": lambda network, _image: hookscope.diff(network, unharmed()),
+    "layers": lambda network, _image: hookscope.layers(network, input_shape=(1, 3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("place", HELD)
+@pytest.mark.parametrize("lose", LOSSES)
+@pytest.mark.sample("freed-parameter-grads", "by one byte-buffer-activations", "freed-parameter-attribute")
+def test_what_a_network_holds_and_frees_is_not_read(run: str, place: str, lose: str, image: Tensor) -> None:
+    for at_first in (False, True):
+        network = LosesWhatItHolds(place, LOSSES[lose]).eval()
+        expected = network.state_dict()["conv.weight"].clone()
+        if at_first:
+            network.lose_it()
+        told = ""
+        try:
+            RUNS[run](network, image)
+        except HookscopeError as error:
+            told = str(error)
+        assert not told or MISSING in told
+        assert torch.equal(network.conv.weight, expected)
+
+
+@pytest.mark.parametrize("place", ["parameter", "buffer", "attribute", "list"])
+def test_what_a_pass_has_freed_is_put_back(place: str, image: Tensor) -> None:
+    network = LosesWhatItHolds(place, LOSSES["freed"]).eval()
+    held = network.several[0] if place == "list" else getattr(network, place)
+    expected = held.detach().clone()
+    hookscope.activations(network, image)
+    assert torch.equal(held, expected)
+    hookscope.grads(network, image)
+    assert torch.equal(held, expected)
+
+
+def test_a_tensor_that_was_measured_can_still_be_resized(image: Tensor) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(144, 5)).eval()
+    hookscope.activations(network, image, save_tensors=True, ops=True, grids_for=1)
+    hookscope.check(network, images=image)
+    for tensor in (image, *network.parameters()):
+        assert tensor.untyped_storage().resizable()

@@ -80,7 +80,8 @@ class Interruption:
             signal.raise_signal(signal.SIGINT)
 
     def interrupts(self, function: Callable[[], object]) -> bool:
-        sys.setprofile(self.profile)
+        profile = self.profile  # held: CPython calls it once more where a collection sets it back before a call of it
+        sys.setprofile(profile)
         try:
             function()
         except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Networks that make hooking hard: the same output and loss as without hookscope, no crash, nothing left behind."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.results.gradients import Gradients
 from hookscope.results.runs.reading import read_run
+from hookscope.statistics.channel_axis import AxisReader
 from tests.inspection.odd_networks import LOST, ODD, Block, Twice
 from tests.networks import Written, batch_of
 
@@ -229,6 +231,81 @@ def test_what_a_transform_computes_is_measured_and_has_no_gradient_path() -> Non
         "no gradient path",
         "it was computed inside a torch.func transform (vmap, grad, jvp)",
     )
+
+
+def test_rows_inside_vmap_say_so_have_its_axis_in_front_and_the_channels_of_the_module() -> None:
+    model: Any = built("vmap over batches")
+    with torch.no_grad():
+        model.conv.weight[1].zero_()
+        model.conv.bias[1] = 0
+    expected = model(X).movedim(-1, 0)  # (N, batch, channels, time)
+    run = hookscope.activations(model, X.clone(), layer="*", save_tensors=True, batch_axis=0)
+    row = run["conv"]
+    torch.testing.assert_close(run.tensors["conv"], expected)
+    assert (row.shape, row.activation.channel_axis, row.activation.dead_channel_count) == ((2, 5, 2, 3), 2, 1)
+    assert ("vmap" in row.flags, "vmap" in run["(model)"].flags) == (True, False)
+    listed = {
+        each.layer: (each.input_shapes, each.output_shapes) for each in hookscope.layers(model, input_shape=(2, 3)).rows
+    }
+    assert listed["conv"] == (((2, 5, 1, 3),), ((2, 5, 2, 3),))
+    assert hookscope.grads(model, X.clone(), layer="conv", batch_axis=0)["conv"].gradient.shape == (2, 5, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("maker", "shape", "vmapped", "axis"),
+    [
+        (nn.Linear(3, 4), (6, 4), 1, 1),
+        (nn.Linear(3, 4), (6, 5, 4), 1, 2),
+        (nn.Linear(3, 4), (2, 6, 4), 2, 2),
+        (nn.Conv2d(3, 4, 1), (6, 4, 8, 8), 1, 1),  # one picture each
+        (nn.Conv2d(3, 4, 1), (6, 4, 4, 8, 8), 1, 2),
+        (nn.Conv2d(3, 4, 1), (2, 6, 7, 4, 8, 8), 2, 3),
+        (nn.BatchNorm1d(4), (6, 4, 4), 1, 2),
+        (nn.GroupNorm(2, 4), (6, 4, 4, 4), 1, 2),
+        (nn.InstanceNorm1d(4, affine=True), (6, 7, 4, 9), 1, 2),
+        ("relu", (6,), 1, None),
+    ],
+    ids=str,
+)
+def test_channels_inside_vmap_are_those_of_the_module(
+    maker: nn.Module | str, shape: tuple[int, ...], vmapped: int, axis: int | None
+) -> None:
+    assert AxisReader().channel_axis_in_vmap(maker, shape, vmapped) == axis
+
+
+@pytest.mark.parametrize("inputs", [False, True])
+@pytest.mark.parametrize("name", [name for name in ODD if "nested" in name])
+def test_gradients_of_nested_tensors_are_those_of_their_parts(name: str, inputs: bool) -> None:
+    model: Any = built(name)
+    kept: dict[str, Tensor] = {}
+
+    def keep(key: str, gradient: Tensor) -> None:
+        kept[key] = torch.cat([part.flatten() for part in gradient.unbind()])
+
+    def watch(key: str, output: Tensor) -> None:
+        output.register_hook(partial(keep, key))
+
+    handles = [
+        module.register_forward_hook(lambda _module, _args, output, key=key: watch(key, output))
+        for key, module in model.part.named_children()
+        if not isinstance(module, nn.Identity)
+    ]
+    model(X.clone()).square().sum().backward()
+    for handle in handles:
+        handle.remove()
+    run = hookscope.grads(model, X.clone(), loss=total, layer="*", inputs=inputs, repeats=True)
+    assert len(kept) > 1
+    for key, gradient in kept.items():
+        assert run[f"part.{key}"].gradient.l2 == pytest.approx(gradient.double().norm().item(), rel=1e-5)
+        assert run[f"part.{key}"].gradient.element_count == gradient.numel()
+    for parameter_name, parameter in model.named_parameters():
+        assert run[parameter_name].gradient.l2 == pytest.approx(parameter.grad.norm().item(), rel=1e-5)
+    given = [row for row in run.gradients if row.role == "input"]
+    if inputs and "jagged nested, written" in name:  # torch has no derivative of writing to a view of one
+        assert {row.remark for row in given} == {
+            "torch cannot differentiate the network if its inputs are replaced by aliases"
+        }
+    assert bool(given) == inputs
 
 
 def test_copies_that_a_network_makes_of_itself_lose_the_hooks() -> None:

@@ -21,6 +21,7 @@ from hookscope.inspection.forward import ForwardError, inspect, list_modules
 from hookscope.inspection.network import queue_of
 from hookscope.inspection.state.preservation import preserved
 from tests.inspection.stateful_networks import NETWORKS, RefusingBelow
+from tests.networks import Written, batch_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(deprecated|prototype|beta state|no longer supported)"),
@@ -51,7 +52,7 @@ def built(reason: str, start: str) -> Raising:
     np.random.seed(0)
     model = Raising(NETWORKS[reason]())
     for parameter in itertools.islice(model.parameters(), 1, None, 2):
-        parameter.grad = torch.full_like(parameter, 0.5)
+        parameter.grad = torch.full_like(parameter, 0.3)  # which half precision rounds
     if start == "called":
         model(X.clone())
     if start == "eval":
@@ -200,6 +201,41 @@ def test_a_second_pass_starts_from_the_same_network(reason: str) -> None:
         assert_same(look(model), marked, "the mark")
         assert torch.equal(model(X.clone()), later)
     assert_same(look(model), before, "the block")
+
+
+def half_and_whole(net: Any, x: Tensor) -> Tensor:
+    rounded = net.linear.half()(x.half()).float()
+    net.linear.float()
+    return (rounded + net.linear(x)).square()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_gradients_are_not_rounded_by_a_further_pass_that_casts_the_layer(verify: bool) -> None:
+    torch.manual_seed(0)
+    model = Written(half_and_whole, linear=nn.Linear(4, 4), unused=nn.ReLU())  # whose calls are looked for
+    inspection = inspect_gradients(model, X.clone(), "sum", verify=verify)
+    model(X.clone()).sum().backward()
+    for row, parameter in zip(inspection.parameters, model.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert not torch.equal(parameter.grad, parameter.grad.half().float())
+        assert row.gradient.l2 == pytest.approx(parameter.grad.double().norm().item(), rel=1e-6)
+
+
+def test_a_large_gradient_is_put_back_without_a_copy_and_may_be_added_to() -> None:
+    torch.manual_seed(0)
+    model = Written(lambda net, x: net.linear.half()(x.half()).float(), linear=nn.Linear(4096, 1024))  # 16 MiB
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.3)
+    before = {name: (parameter, parameter.grad, parameter.grad.clone()) for name, parameter in model.named_parameters()}
+    batches = [batch_of(torch.full((1, 4096), 0.01 * number)) for number in (1, 2)]
+    rows = inspect_gradients(model, batches, "sum", on_error=lambda _error: None).parameters
+    inspect(model, batches)
+    for name, (parameter, gradient, values) in before.items():
+        assert model.get_parameter(name) is parameter
+        assert parameter.dtype is torch.float32
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, values)
+    assert rows[0].gradient.max == pytest.approx(0.03, rel=1e-3)
 
 
 def clone(tensor: Tensor) -> Tensor:

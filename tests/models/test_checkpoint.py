@@ -186,6 +186,13 @@ def test_a_shard_or_its_link_outside_of_the_indexs_folder_is_refused(tmp_path: P
     assert "link out of its folder" in refusal(shard(folder, {}, a="one.safetensors"))
 
 
+def test_an_index_with_too_many_shards_is_refused_before_any_is_looked_for(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {f"w{at}": f"{at}.safetensors" for at in range(10_001)}}))
+    with pytest.raises(CheckpointError, match=r"names 10001 files, over the limit of 10000; refused\."):
+        read_checkpoint(index)
+
+
 def test_tensor_in_two_shards_is_an_error(tmp_path: Path) -> None:
     index = shard(tmp_path, {"one.safetensors": A | {"z": torch.ones(1)}, "two.safetensors": A | B})
     assert "'a' is in one.safetensors and in another file" in refusal(index)

@@ -196,6 +196,6 @@ def test_given_names_win_and_may_be_a_list_a_mapping_or_a_file(tmp_path: Path) -
     (tmp_path / "names.txt").write_text("ant\nbee\ncrane\n", encoding="utf-8")
     for given in ([*NAMES], NAMES, dict(enumerate(NAMES)), tmp_path / "names.txt", str(tmp_path / "names.txt")):
         assert with_classes(network, given).info.categories == NAMES
-    assert with_classes(network, None) is network
+    assert with_classes(network, None) == network
     with pytest.raises(UsageError, match="class 1 has no name"):
         with_classes(network, ["ant", ""])

@@ -62,9 +62,26 @@ def test_tensors_of_the_optimiser_are_no_weights() -> None:
 
 
 def test_several_weights_are_listed_with_what_to_give() -> None:
-    message = refusal({"model": STATE, "ema": EMA, "epoch": 3}, UsageError)
-    assert "model (2 tensors), ema (2 tensors)" in message
+    message = refusal({"model": STATE, "net": EMA, "epoch": 3}, UsageError)
+    assert "model (2 tensors), net (2 tensors)" in message
     assert "--key model" in message
+    assert "ema (2 tensors), model_ema (2 tensors)" in refusal({"ema": EMA, "model_ema": STATE}, UsageError)
+
+
+@pytest.mark.parametrize("name", ["ema", "model_ema", "state_dict_ema", "params_ema"])
+def test_of_weights_and_their_average_the_weights_are_taken_and_it_is_said(name: str) -> None:
+    for content in ({"model": STATE, name: EMA}, {name: EMA, "model": STATE}):
+        weights = weights_in(content, "model.pt")
+        assert all(torch.equal(weights.state[each], STATE[each]) for each in STATE)
+        assert weights.notes[1] == f"model.pt: the averaged copy at '{name}' is not used; --key {name} takes it."
+
+
+def test_what_leads_to_the_only_weights_can_be_left_out_of_a_key() -> None:
+    inside = {f"a.{n}": t for n, t in STATE.items()} | {f"b.{n}": t for n, t in EMA.items()}
+    assert all(
+        torch.equal(weights_in({"state_dict": inside, "epoch": 3}, "x", "a").state[n], t) for n, t in STATE.items()
+    )
+    assert "names nothing" in refusal({"model": inside, "net": inside | {"c": torch.ones(1)}}, NothingMatchedError, "a")
 
 
 def test_the_same_weights_under_two_keys_are_no_question() -> None:

@@ -251,6 +251,7 @@ def test_modules_in_modules_without_end_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [1000, 300_000])
+@pytest.mark.sample("1000")
 def test_objects_in_objects_without_end_end_in_one_sentence_or_are_skipped(tmp_path: Path, depth: int) -> None:
     path = tmp_path / "deep.pkl"
     deep = b"\x80\x02cargparse\nNamespace\nq\x000" + b"(h\x00" * depth + b"N" + b"o" * depth + b"."

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError
 from hookscope.models import LoadedModel, build_on_meta, load_model
@@ -307,3 +308,81 @@ def test_factory_that_fails_on_the_meta_device_is_run_again_and_moved_there(tmp_
 def test_factory_that_fails_everywhere_is_a_model_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"net\.py:2: ValueError: no"):
         build_on_meta(f"{write(tmp_path, 'def build():{}    raise ValueError({!r})'.format(chr(10), 'no'))}:build")
+
+
+TIED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(1).item()  # impossible without values: the network is built on the CPU
+        self.words, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight = self.words.weight
+
+ready = Net()
+"""
+
+
+@pytest.mark.parametrize("factory", ["Net", "ready"])
+def test_tied_weights_fit_also_where_no_values_are_loaded(tmp_path: Path, factory: str) -> None:
+    torch.save({"words.weight": torch.ones(5, 3)}, tmp_path / "tied.pt")
+    source = f"{write(tmp_path, TIED)}:{factory}"
+    built = build_on_meta(str(tmp_path / "tied.pt"), arch=source)
+    assert built.module.head.weight.is_meta
+    assert built.warnings == ()
+    loaded = load_model(str(tmp_path / "tied.pt"), arch=source)
+    assert torch.equal(loaded.module.head.weight, torch.ones(5, 3))
+
+
+DROPS = """
+import torch
+from torch import nn
+
+
+def network():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
+
+
+def drops():
+    net = network()
+    state = {f"model.{name}": value for name, value in torch.load("pub.pt").items()}
+    net.load_state_dict(state, strict=False)
+    return net
+
+
+def drops_some():
+    net = network()
+    state = {name.replace("2.", "head."): value for name, value in torch.load("pub.pt").items()}
+    net.load_state_dict(state, strict=False)
+    return net
+
+
+def loads():
+    net = network()
+    net.load_state_dict(torch.load("pub.pt"))
+    return net
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("drops", "as built, 0 of its 4 parameters equal the file's, and not 0.weight, 0.bias, 2.weight and 1 more."),
+        ("drops_some", "as built, 2 of its 4 parameters equal the file's, and not 2.weight, 2.bias."),
+        ("loads", "as built, all of its 4 parameters equal the file's."),
+        ("network", ""),
+    ],
+)
+def test_a_builder_that_loads_weights_is_compared_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drops.py").write_text(DROPS, encoding="utf-8")
+    torch.save(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)).state_dict(), "pub.pt")
+    load = nn.Module.load_state_dict
+    loaded = load_model("pub.pt", arch=f"drops.py:{factory}")
+    assert nn.Module.load_state_dict is load
+    notes = [note for note in loaded.notes if "loads weights itself" in note]
+    assert notes == ([f"drops.py:{factory} loads weights itself; {said}"] if said else [])

@@ -79,9 +79,9 @@ def test_unknown_model_is_not_found_and_says_where_to_look(text: str) -> None:
         ("model.pt", {}, ModelNotFoundError, r"model\.pt fits no network .*--arch"),
         ("model.pt", {"arch": "resnet43"}, ModelNotFoundError, "'resnet43'"),
         ("model.pt", {"arch": "other.pt"}, UsageError, "name a network"),
-        ("model.pt", {"arch": "resnet18", "weights": "none"}, UsageError, "--weights cannot be given"),
-        ("model.pt", {"arch": "resnet18", "weights": "IMAGENET1K_V1"}, UsageError, "--weights cannot be given"),
-        ("resnet18", {"arch": "resnet18"}, UsageError, "--arch goes with a weights file"),
+        ("model.pt", {"arch": "resnet18", "weights": "none"}, UsageError, "--weights cannot be used"),
+        ("model.pt", {"arch": "resnet18", "weights": "IMAGENET1K_V1"}, UsageError, "--weights cannot be used"),
+        ("resnet18", {"arch": "resnet18"}, UsageError, "--arch needs a weights file"),
     ],
 )
 def test_what_cannot_be_loaded_says_why(
@@ -182,7 +182,7 @@ def test_options_reach_a_file_given_as_weights(tmp_path: Path) -> None:
     "options", [FileOptions(key="a"), FileOptions(allow_missing=("a",)), FileOptions(allow_unexpected=("a",))]
 )
 def test_file_options_without_a_file_are_usage_errors(options: FileOptions) -> None:
-    with pytest.raises(UsageError, match="go with a weights file"):
+    with pytest.raises(UsageError, match="need a weights file"):
         load_model(SMALL, weights="none", options=options)
 
 
@@ -215,3 +215,8 @@ def test_network_in_a_file_takes_no_arguments(code: dict[str, str]) -> None:
     for path in code.values():
         with pytest.raises(UsageError, match="takes no --model-arg"):
             load_model(path, model_arguments=["num_classes=3"], options=FileOptions(trust=True))
+
+
+def test_a_name_of_timms_is_answered_with_its_form() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"called .*\. timm has it: give timm:vit_tiny_patch16_224\."):
+        parse_model("vit_tiny_patch16_224")

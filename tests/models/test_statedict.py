@@ -315,3 +315,143 @@ def test_buffers_that_the_network_keeps_out_of_its_state_dict_may_be_in_the_file
     assert load_into(network, stored, "file.pt") == ()
     assert torch.equal(network.fc.weight, torch.eye(2))
     assert torch.equal(network.get_buffer("mask"), torch.ones(2))
+
+
+class Tied(nn.Module):
+    """A language model in small: the head's weight is the embedding's, as in GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.words.weight
+
+
+class TiedBuffers(nn.Module):
+    """Two blocks that share a table of frequencies, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.ones(4)
+        self.first, self.second = nn.Module(), nn.Module()
+        self.first.register_buffer("table", table)
+        self.second.register_buffer("table", table)
+
+
+class Transposed(nn.Module):
+    """A decoder whose weight is its encoder's, seen the other way round: another parameter of the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 2, bias=False)
+        self.decoder = nn.Linear(2, 3, bias=False)
+        self.decoder.weight = nn.Parameter(self.encoder.weight.data.t())
+
+
+class Packed(nn.Module):
+    """Query, key and value, which are thirds of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = nn.Parameter(torch.zeros(6, 2))
+        self.parts = nn.ParameterList([nn.Parameter(part) for part in self.packed.data.split(2)])
+
+
+def counting_state(network: nn.Module, *names: str) -> dict[str, Any]:
+    own = network.state_dict()
+    return {name: 1 + torch.arange(own[name].numel(), dtype=torch.float32).view(own[name].shape) for name in names}
+
+
+@pytest.mark.parametrize("options", [FileOptions(), FileOptions(allow_missing=("*",))])
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (Tied, ["words.weight"]),
+        (Tied, ["head.weight"]),
+        (TiedBuffers, ["first.table"]),
+        (TiedBuffers, ["second.table"]),
+        (Transposed, ["encoder.weight"]),
+        (Transposed, ["decoder.weight"]),
+        (Packed, ["packed"]),
+        (Packed, ["parts.0", "parts.1", "parts.2"]),
+    ],
+)
+def test_what_shares_memory_with_loaded_tensors_is_loaded(make: Any, given: list[str], options: FileOptions) -> None:
+    network = make()
+    state = counting_state(network, *given)
+    assert load_into(network, state, "model.pt", options) == ()
+    loaded = network.state_dict()
+    assert all(torch.equal(loaded[name], state[name]) for name in given)
+    assert all(value.all() for value in loaded.values())  # Packed begins with zeros
+
+
+def test_a_view_of_which_only_a_part_was_loaded_is_missing() -> None:
+    network = Packed()
+    with pytest.raises(MisfitError, match=r"2 missing \(packed, parts\.1\)"):
+        load_into(network, counting_state(network, "parts.0", "parts.2"), "model.pt")
+
+
+def test_tied_tensors_that_are_both_missing_are_missing_or_keep_their_values() -> None:
+    with pytest.raises(MisfitError, match=r"2 missing \(words\.weight, head\.weight\)"):
+        load_into(Tied(), {"head.bias": torch.ones(5)}, "model.pt", FileOptions(allow_unexpected=("head.bias",)))
+    options = FileOptions(allow_missing=("*.weight",), allow_unexpected=("head.bias",))
+    warnings = load_into(Tied(), {"head.bias": torch.ones(5)}, "model.pt", options)
+    assert any("2 of the network's tensors are not in it and keep their initial values" in each for each in warnings)
+
+
+def test_equal_tensors_that_are_not_tied_are_missing() -> None:
+    network = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
+    network["b"].load_state_dict(network["a"].state_dict())
+    with pytest.raises(MisfitError, match=r"1 missing \(b\.weight\)"):
+        load_into(network, {"a.weight": torch.ones(2, 2)}, "model.pt")
+
+
+@pytest.mark.parametrize(
+    ("make", "lost", "kept"),
+    [
+        (Tied, "words.weight", "head.weight"),
+        (TiedBuffers, "first.table", "second.table"),
+        (Transposed, "encoder.weight", "decoder.weight"),
+    ],
+)
+def test_where_the_file_has_two_values_for_one_tensor_it_is_told_which_are_loaded(
+    make: Any, lost: str, kept: str
+) -> None:
+    network = make()
+    state = counting_state(network, lost, kept)
+    state[lost] = -state[lost]
+    (warning,) = load_into(network, state, "model.pt")
+    assert torch.equal(network.state_dict()[kept], state[kept])
+    assert f"'{lost}' and '{kept}' share memory in the network, but differ in the file" in warning
+    assert warning.endswith(f"has the values of '{kept}'.")
+
+
+def test_where_the_file_has_the_same_values_twice_nothing_is_said() -> None:
+    values = torch.full((5, 3), float("nan"))
+    assert load_into(Tied(), {"words.weight": values, "head.weight": values.clone()}, "model.pt") == ()
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.module.", "model."])
+def test_tied_weights_fit_behind_a_prefix(wrapper: str) -> None:
+    network = Tied()
+    notes: list[str] = []
+    state = counting_state(network, "words.weight")
+    given = {wrapper + name: value for name, value in state.items()}
+    assert load_into(network, given, "model.pt", notes=notes) == ()
+    assert torch.equal(network.head.weight, state["words.weight"])
+    assert notes == [f"model.pt: the prefix '{wrapper}' was removed from its names."]
+
+
+def test_tied_weights_fit_below_an_attribute_of_the_network() -> None:
+    network = nn.ModuleDict({"inner": Tied()})
+    state = counting_state(Tied(), "words.weight")
+    notes: list[str] = []
+    assert load_into(network, state, "model.pt", notes=notes) == ()
+    assert torch.equal(network["inner"].head.weight, state["words.weight"])
+    assert notes == ["model.pt: all 1 fit with 'inner.' in front."]
+
+
+def test_tied_weights_without_values_fit() -> None:
+    with torch.device("meta"):
+        network = Tied()
+    assert load_into(network, counting_state(Tied(), "words.weight"), "model.pt") == ()

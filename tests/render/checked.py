@@ -179,6 +179,8 @@ LABELLED = replace(
         "val",
         "labels are names of classes",
         3,
+        20,
+        15,
         (ClassAccuracy("cat", (0,), 12, 12), ClassAccuracy("lynx", (1,), 8, 3, "cat", 4)),
         (
             WrongPicture("val/lynx/3.jpg", "89ab" * 16, "lynx", "cat", 0.96, 0.02),
@@ -206,6 +208,8 @@ def hostile(name: str) -> CheckReport:
             name,
             name,
             3,
+            4,
+            2,
             (ClassAccuracy(name, (0,), 3, 1, name, 2), ClassAccuracy("other", (1,), 1, 1)),
             (WrongPicture(name, name, name, name, 0.5, 0.25),),
         ),

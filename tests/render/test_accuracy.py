@@ -58,11 +58,14 @@ def test_json_has_every_number() -> None:
         "right": 3,
         "mistaken_for": "cat",
         "mistaken_count": 4,
+        "false_positives": 0,
     }
     assert accuracy == {
         "source": "val",
         "mapping": "labels are names of classes",
         "class_count": 3,
+        "multi_label": False,
+        "macro_f1": None,
         "count": 20,
         "right": 15,
         "share": 0.75,
@@ -71,7 +74,7 @@ def test_json_has_every_number() -> None:
 
 
 def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
-    page = " ".join(checks_html([LABELLED], meanings={}).split())
+    page = " ".join(checks_html([LABELLED], meanings={}, holds={}).split())
     assert WORDS.partition(" Lowest")[0] in page
     row = '<th scope="row">lynx</th><td>3</td><td>8</td><td>37.5%</td><td>8.5% to 75.5%</td><td>cat (4)</td>'
     assert row in page
@@ -84,7 +87,7 @@ def test_the_page_lists_classes_and_wrong_pictures_in_words() -> None:
 def test_of_many_classes_the_lowest_are_listed() -> None:
     assert LABELLED.accuracy is not None
     classes = tuple(ClassAccuracy(f"c{index}", (index,), 100, index) for index in range(100))
-    page = checks_html([replace(LABELLED, accuracy=replace(LABELLED.accuracy, classes=classes))], meanings={})
+    page = checks_html([replace(LABELLED, accuracy=replace(LABELLED.accuracy, classes=classes))], meanings={}, holds={})
     assert "Of 100 labels the lowest are listed." in page
     assert '<th scope="row">c19</th>' in page
     assert '<th scope="row">c20</th>' not in page

@@ -22,11 +22,12 @@ RHO = "\N{GREEK SMALL LETTER RHO}"
 
 
 def test_the_finding_says_where_half_of_the_map_lies() -> None:
-    sentence = "cat.jpg, Egyptian cat 0.40: half of the grad-cam map lies in 6% of what the network sees, at the top."
-    assert finding_of(RESULT.maps[0], RESULT) == sentence.replace("at the top", "at the upper left")
+    place = "half of the grad-cam map lies in 6% of what the network sees, at the upper left."
+    assert finding_of(RESULT.maps[0], RESULT) == f"cat.jpg, Egyptian cat (softmax 0.40): {place}"
     nowhere = replace(RESULT.maps[0], values=-corner())
     assert finding_of(nowhere, RESULT) == (
-        "cat.jpg, Egyptian cat 0.40: nothing in the picture speaks for it, the grad-cam map is nowhere above 0."
+        "cat.jpg, Egyptian cat (softmax 0.40): nothing in the picture speaks for it, "
+        "the grad-cam map is nowhere above 0."
     )
     even = replace(RESULT.maps[0], values=np.ones((4, 4), np.float32))
     assert finding_of(even, RESULT).endswith("lies in 50% of what the network sees, so it is spread out.")
@@ -49,7 +50,7 @@ def test_the_sanity_lines_have_every_check_with_its_verdict() -> None:
 
 def test_it_prints_as_a_finding_and_a_table() -> None:
     text = " ".join(str(RESULT).split())
-    assert "cat.jpg, Egyptian cat 0.40: half of the grad-cam map" in text
+    assert "cat.jpg, Egyptian cat (softmax 0.40): half of the grad-cam map" in text
     assert "cat.jpg tabby - tiger cat -0.5000 - layer4 4x4 6% upper left" in text
     assert "left as it is: features.3.act, SiLU is no ReLU" in text
     assert "layer4 (Sequential, 4x4): last spatial output that reaches the target" in text
@@ -70,10 +71,16 @@ def test_json_has_everything_but_the_values() -> None:
     document = json.loads(RESULT.to_json())
     assert document["maps"][1] == {
         "input_index": 0,
-        "target": {"label": "tabby - tiger cat", "score": -0.5, "index": None, "probability": None, "box": None},
+        "target": {"label": "tabby - tiger cat", "score": -0.5, "index": None}
+        | {
+            "probability": None,
+            "box": None,
+            "reading": "softmax",
+        },
         "layer": "layer4",
         "extent": [0, 0, 1, 1],
         "shape": [4, 4],
+        "size": [],
         "low": -0.125,
         "high": 0.25,
         "half": {
@@ -224,10 +231,9 @@ def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path, damage: Callable[[
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["overview.png", "inputs/000.jpg"])
-def test_a_picture_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_photograph_that_is_no_picture_is_refused(tmp_path: Path) -> None:
     run = ONE.save(tmp_path / "run")
-    (run / name).write_bytes(b"GIF89a")
+    (run / "inputs" / "000.jpg").write_bytes(b"GIF89a")
     with pytest.raises(InputError, match="no picture of a run"):
         hookscope.report(run)
 

@@ -65,7 +65,7 @@ def test_the_map_lies_on_the_part_that_the_network_saw(open_page: Open) -> None:
     # The upper left cell of 4 x 4 over columns 20 to 80 reaches from 20 to 35 and from 0 to 15, its colour less far.
     most_opaque = page.evaluate(
         """async () => {
-          const map = document.querySelector('.map-0');
+          const map = document.querySelector('image.layer');
           const picture = new Image(); picture.src = map.getAttribute('href'); await picture.decode();
           const canvas = document.createElement('canvas');
           canvas.width = picture.width; canvas.height = picture.height;

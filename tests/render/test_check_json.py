@@ -51,6 +51,7 @@ def test_a_checkpoint_says_all_that_its_report_does() -> None:
                     "shape": [3, 224, 224],
                     "steps": ["resize 256", "crop 224x224"],
                     "region": None,
+                    "sampling_rate": None,
                 }
                 for name, digest in (("cat.jpg", "0123abcd"), ("dog.jpg", "4567cdef"))
             ],

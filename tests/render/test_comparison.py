@@ -70,8 +70,8 @@ def test_classes_are_shown_on_a_line_each_without_and_with_edits() -> None:
     after = Prediction(0, (3, 4), (), (0.5, 0.5))
     shown = lines(comparison([], predictions=((before,), (after,))))
     assert shown[-2:] == [
-        "input 0 without edits: Egyptian cat 0.75 · tiger cat 0.25",
-        "input 0 with edits:    class 3 0.50 · class 4 0.50",
+        "input 0 without edits: Egyptian cat 0.75 · tiger cat 0.25 (softmax)",
+        "input 0 with edits:    class 3 0.50 · class 4 0.50 (softmax)",
     ]
 
 

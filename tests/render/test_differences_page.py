@@ -164,7 +164,7 @@ def test_no_name_becomes_part_of_the_page(tmp_path: Path) -> None:
     page = Page(page_of(tmp_path, hostile))
     page.assert_self_contained()
     assert page.all("script") == []
-    assert len(page.all("img")) == 2  # the overview, and the plot over depth
+    assert page.all("img") == []
     assert not any(name.startswith("on") for each in page.elements for name in each.attributes)
 
 
@@ -192,13 +192,6 @@ def test_a_run_that_is_not_as_written_is_refused_in_a_line(
     with pytest.raises(InputError, match=message) as caught:
         read_differences(folder)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_a_run_without_its_plot_is_refused(tmp_path: Path) -> None:
-    folder = RESULT.save(tmp_path / "run")
-    (folder / "difference_over_depth.png").unlink()
-    with pytest.raises(InputError, match="is missing"):
-        differences_html(read_differences(folder))
 
 
 @needs_chromium

@@ -158,7 +158,7 @@ def without_plots(name: str) -> str:
 
 HTML: Mapping[str, Callable[[str], str]] = {
     "report": page,
-    "check": lambda name: checks_html([checked.hostile(name)], meanings={}),
+    "check": lambda name: checks_html([checked.hostile(name)], meanings={}, holds={}),
     "activations": lambda name: result_html(activations(name)),
     "gradients": without_plots,
     "maps": lambda name: result_html(feature_maps(name)),

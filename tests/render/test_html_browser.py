@@ -91,20 +91,27 @@ def test_axe_finds_nothing_on_the_page_or_in_a_layer(open_page: Open, small: Pat
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.sample("390-light")
-def test_the_overview_comes_first_as_it_is_in_the_run(
+def test_the_answer_comes_first_and_maps_of_a_few_layers_before_the_tables(
     open_html: Open, tmp_path: Path, width: int, scheme: Scheme
 ) -> None:
-    run = write_run(tmp_path / "run", [row(0, "conv")], overview="overview.png")
-    (run / "overview.png").write_bytes(picture_png(1200))
+    sizes = {"pad": 96, "conv1": 96, "conv2": 48, "conv3": 24, "conv4": 12, "conv5": 6, "conv6": 3}
+    rows = [row(at, name, "ZeroPad2d" if name == "pad" else "Conv2d") for at, name in enumerate(sizes)]
+    grids = {f"{at}.png": drawn(maps(12, size, size), 10, row=at) for at, size in enumerate(sizes.values())}
+    model = MODEL | {"weights": "random, seed 0", "random": True}
+    verdict = {"level": "fail", "rule": "nan", "where": "conv3", "message": "'conv3' holds NaN.", "followed_by": []}
+    run = write_run(tmp_path / "run", rows, grids=grids, model=model, verdicts=[verdict])
     opened = open_html(report_html(read_run(run)), width=width, scheme=scheme)
     page = opened.page
-    picture = page.locator("main > :first-child img.overview")
-    assert picture.evaluate("img => [img.naturalWidth, img.naturalHeight]") == [1200, 1200]
-    content = base64.b64decode((picture.get_attribute("src") or "").partition(",")[2])
-    with Image.open(io.BytesIO(content)) as shown, Image.open(run / "overview.png") as kept:
-        np.testing.assert_array_equal(np.asarray(shown), np.asarray(kept))
+    first = page.locator("main > :first-child")
+    assert first.locator("h2").inner_text() == "1 finding"
+    assert "'conv3' holds NaN." in first.inner_text()
+    assert "The weights are random: nothing here was learned." in first.inner_text()
+    strips = page.locator(".strip")
+    names = [each.inner_text() for each in strips.locator("a").all()]
+    assert names == ["conv1", "conv2", "conv3", "conv5", "conv6"]  # no padding; the largest, the smallest, some between
+    shown = [each.evaluate("img => [img.naturalWidth, img.naturalHeight]") for each in strips.locator("img").all()]
+    assert shown == [[8 * sizes[name], sizes[name]] for name in names]
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-    assert page.inner_text("nav li:first-child") == "Overview"
     assert opened.axe_violations() == []
     assert opened.wrong == []
 
@@ -229,8 +236,8 @@ def test_the_keyboard_alone_opens_turns_and_closes(open_page: Open, small: Path)
     until(page, "document.getElementById('panel-title').textContent === 'layer1.0.conv1'")
     page.keyboard.press("ArrowRight")
     until(page, "document.getElementById('panel-title').textContent === 'layer1.0.conv2'")
-    assert page.is_disabled("#after")
-    page.click("#before")
+    assert page.is_disabled("#next")
+    page.click("#back")
     until(page, "document.getElementById('panel-title').textContent === 'layer1.0.conv1'")
     page.keyboard.press("Escape")
     page.wait_for_selector("#panel", state="hidden")

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import json
 import os
 import re
@@ -28,9 +29,10 @@ from tests.render.html_page import Page
 from tests.render.stored import drawn, maps, picture_png
 
 MEANINGS = {name: rule.meaning for name, rule in RULES.items()}
+HOLDS = {name: rule.holds for name, rule in RULES.items()}
 ROOM = 10**7
 
-checks_html = partial(checks.checks_html, meanings=MEANINGS)
+checks_html = partial(checks.checks_html, meanings=MEANINGS, holds=HOLDS)
 
 
 PNG, GRID = drawn(maps())
@@ -69,6 +71,19 @@ def kept(tmp_path: Path) -> Callable[..., Path]:
 # What it says
 
 
+def test_a_rule_that_passes_says_what_holds_and_another_what_it_looks_for() -> None:
+    by_rule = dict(zip(RULES, itertools.cycle(("pass", "fail", "warn", "skipped", "off")), strict=False))
+    outcomes = [
+        RuleOutcome(rule, status, (Finding(rule, status, "", "It is so."),) if status in ("fail", "warn") else ())
+        for rule, status in by_rule.items()
+    ]
+    page = Page(checks_html([replace(PASSING, outcomes=tuple(outcomes))]))
+    for rule, status in by_rule.items():
+        row = page.named(f"rule={rule}")
+        assert (HOLDS[rule] in row) == (status == "pass")
+        assert (MEANINGS[rule] in row) == (status != "pass")
+
+
 def test_a_page_begins_as_every_report_does_and_allows_its_style_and_pictures_only(kept: Callable[..., Path]) -> None:
     page = checks_html([*EVERY, replace(FAILED, evidence=str(kept()))])
     assert page.startswith(MARK)
@@ -77,13 +92,16 @@ def test_a_page_begins_as_every_report_does_and_allows_its_style_and_pictures_on
     Page(page).assert_self_contained()
 
 
-def test_wrong_pictures_are_shown_once_as_the_overview_has_them(kept: Callable[..., Path]) -> None:
-    pictures = {"overview.png": picture_png(), "pictures/0.png": picture_png()}
-    folder = kept(pictures, overview="overview.png", layers=[])
-    page = checks_html([replace(LABELLED, evidence=str(folder))])
-    (shown,) = re.findall(r"<img [^>]+>", page)
-    assert 'alt="Overview of what fails"' in shown
-    assert "is lynx, taken for cat" in page
+def test_each_wrong_picture_stands_beside_what_it_is_taken_for(kept: Callable[..., Path]) -> None:
+    first = picture_png()
+    folder = kept({"overview.png": picture_png(), "pictures/0.png": first}, overview="overview.png", layers=[])
+    page = Page(checks_html([replace(LABELLED, evidence=str(folder))]))
+    (shown,) = (each.attributes for each in page.all("img"))
+    assert base64.b64decode((shown["src"] or "").partition(",")[2]) == first
+    name = LABELLED.accuracy.worst[0].name if LABELLED.accuracy else ""
+    assert shown["alt"] == f"{name}, as the network got it"
+    (worst,) = [each for each in page.said("li") if each.startswith(name)]
+    assert "is lynx, taken for cat" in worst
 
 
 def test_a_single_checkpoint_has_its_verdict_model_inputs_and_every_rule_with_its_meaning() -> None:
@@ -96,7 +114,8 @@ def test_a_single_checkpoint_has_its_verdict_model_inputs_and_every_rule_with_it
         assert expected in words
     for outcome in FAILED.outcomes:
         row = page.named(f"rule={outcome.rule}")
-        assert row.startswith(f"{outcome.status}{outcome.rule}{RULES[outcome.rule].meaning}")
+        words = (HOLDS if outcome.status == "pass" else MEANINGS)[outcome.rule]
+        assert row.startswith(f"{outcome.status}{outcome.rule}{words}")
     assert page.named("rule=drift").endswith("No baseline was given.")
     assert page.named("rule=dead-channels").endswith("1 failure, 1 warning")
 
@@ -211,18 +230,11 @@ def test_evidence_is_embedded_byte_for_byte_with_words_and_findings_lead_there(k
     assert page.said("a", href="#picture=1") == ["layer1.0.relu"]
 
 
-def test_the_overview_comes_before_the_findings_and_is_no_picture_of_a_layer(kept: Callable[..., Path]) -> None:
-    files = {"overview.png": picture_png(), "grids/layer1.0.relu": PNG}
-    folder = kept(files, overview="overview.png")
-    text = checks_html([replace(FAILED, evidence=str(folder))])
-    overview, grid = (picture.attributes for picture in Page(text).all("img"))
-    assert base64.b64decode((overview["src"] or "").partition(",")[2]) == files["overview.png"]
-    assert overview["alt"] == "Overview of what fails: layer1.0.relu"
+def test_the_overview_stays_in_the_folder(kept: Callable[..., Path]) -> None:
+    folder = kept({"overview.png": picture_png(), "grids/layer1.0.relu": PNG}, overview="overview.png")
+    page = Page(checks_html([replace(FAILED, evidence=str(folder))]))
+    (grid,) = (picture.attributes for picture in page.all("img"))
     assert (grid["alt"] or "").startswith("Feature maps of layer1.0.relu")
-    assert text.index('class="overview"') < text.index("<h3>Findings</h3>")
-    assert Page(text).named("picture=1") == "Feature maps of layer1.0.relu"
-    (folder / "overview.png").unlink()
-    assert "1 picture of the folder cannot be read any more." in checks_html([replace(FAILED, evidence=str(folder))])
 
 
 def test_a_finding_about_a_parameter_leads_to_its_layer(kept: Callable[..., Path]) -> None:

@@ -66,7 +66,7 @@ def page(opened: Opened) -> Page:
 
 
 def test_it_fits_its_file(report: Path) -> None:
-    assert report.stat().st_size < 25_000_000
+    assert report.stat().st_size < 9_000_000  # 468 rows of text are half of it
 
 
 def test_every_row_and_the_grid_of_every_convolution_are_there(opened: Opened, page: Page) -> None:

@@ -66,7 +66,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "it is not a folder" in refused(tmp_path / "file")
     (tmp_path / "photos\x1b").mkdir()
-    assert "photos\\x1b': without run.json it is no hookscope run" in refused(tmp_path / "photos\x1b")
+    assert "photos\\x1b': without run.json it is not a hookscope run" in refused(tmp_path / "photos\x1b")
 
 
 def test_a_run_cut_short_is_refused(run: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_run_cut_short_is_refused(run: Path) -> None:
     (run / "layers.json").unlink()
     assert "its file 'layers.json' is missing" in refused(run)
     (run / "run.json").unlink()
-    assert "without run.json it is no hookscope run, or one that was cut short" in refused(run)
+    assert "without run.json it is not a hookscope run, or an unfinished one" in refused(run)
 
 
 @pytest.mark.parametrize(("name", "readable"), [("run.json", 2), ("layers.json", 1)])
@@ -196,7 +196,7 @@ def test_a_run_may_itself_be_reached_through_a_link(run: Path) -> None:
 def test_a_pipe_in_place_of_a_file_holds_nobody_up(run: Path) -> None:
     (run / "grids/000-conv.png").unlink()
     os.mkfifo(run / "grids/000-conv.png")
-    assert "is no plain file" in refused(run)
+    assert "is not a regular file" in refused(run)
 
 
 def test_a_missing_or_damaged_picture_is_refused(run: Path) -> None:

@@ -1,7 +1,7 @@
 """The one picture of a run: its maps pixel by pixel, its words, and that nothing lies over anything else."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +25,14 @@ from hookscope.render.overviews.differences import draw_differences, summarised
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
 from hookscope.render.overviews.sheet import MARGIN, WIDTH, draw_sheet
+from hookscope.render.overviews.training import draw_training
+from hookscope.render.palettes import colour_levels
 from hookscope.results.activations import FeatureMaps, MapSummary
 from hookscope.results.check import OverviewParts
+from hookscope.results.training import TrainingLog, WatchedParameter, WatchedStep
 from tests.render.checked import CORRUPT, FAILED, HOSTILE, LABELLED
 from tests.render.conftest import GRADIENTS, INSPECTION, ROWS
+from tests.render.trained import START, long_training, train
 
 SIGNED = np.array([[-1.0, 0.0], [0.5, 2.0]], np.float32)
 CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
@@ -184,7 +188,7 @@ def test_padding_stands_for_nothing_unless_there_is_nothing_else() -> None:
 
 def test_an_area_is_as_high_as_its_share() -> None:
     shares = (1.0, 0.5, 0.0, 0.25)
-    chart = Chart(title="", series=[Series("", shares, (9, 99, 199), "area")], count=4, percent=True)
+    chart = Chart(title="", series=[Series("", shares, (9, 99, 199), "area")], count=4, axis="percent")
     sheet = np.asarray(draw_sheet([chart.block]))
     inked = (sheet == (9, 99, 199)).all(axis=2)
     inked[: MARGIN + 30] = False  # the key
@@ -282,15 +286,19 @@ def test_nothing_lies_over_anything_else_and_nothing_leaves_the_sheet(monkeypatc
         for sheet in networks():
             assert sheet.width == WIDTH
             assert sheet.height < 2000
-            for each in written:
-                assert each.left >= MARGIN - 2, each
-                assert each.right <= WIDTH - MARGIN + 6, each
-                assert each.bottom <= sheet.height - MARGIN + 6, each
-            for place, each in enumerate(written):
-                for other in written[:place]:
-                    apart = each.left >= other.right - 1 or other.left >= each.right - 1  # boxes are of whole pixels
-                    assert apart or each.top >= other.bottom or other.top >= each.bottom, (each, other)
+            assert_apart(written, sheet)
             written.clear()
+
+
+def assert_apart(written: Sequence[Written], sheet: Image.Image) -> None:
+    for each in written:
+        assert each.left >= MARGIN - 2, each
+        assert each.right <= WIDTH - MARGIN + 6, each
+        assert each.bottom <= sheet.height - MARGIN + 6, each
+    for place, each in enumerate(written):
+        for other in written[:place]:
+            apart = each.left >= other.right - 1 or other.left >= each.right - 1  # boxes are of whole pixels
+            assert apart or each.top >= other.bottom or other.top >= each.bottom, (each, other)
 
 
 def test_maps_of_a_difference_are_the_mean_magnitude_and_the_channel_with_the_most_of_it() -> None:
@@ -316,3 +324,67 @@ def test_findings_beyond_the_first_are_counted(monkeypatch: pytest.MonkeyPatch) 
     with writing(monkeypatch) as written:
         draw_gradients(replace(GRADIENTS, verdicts=GRADIENTS.verdicts * 2))
     assert [each.text for each in written if re.match(r"and \d", each.text)] == ["and 4 more findings"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("broken_at", [None, 25])
+def test_the_picture_of_a_training_has_the_answer_and_nothing_lies_over_anything(
+    monkeypatch: pytest.MonkeyPatch, broken_at: int | None
+) -> None:
+    log = train(40, broken_at=broken_at)
+    with writing(monkeypatch) as written:
+        image = draw_training(log)
+    assert image.width == WIDTH
+    texts = [each.text for each in written]
+    sentence = "No rule objected in 40 steps."
+    assert (sentence if broken_at is None else "At step 25, 0.weight: its gradient holds NaN (limit 0).") in texts
+    assert {"Loss", "Norm of all gradients", "0.weight", "before clipping"} <= {*texts}
+    assert_apart(written, image)
+
+
+@pytest.mark.exhaustive
+def test_the_heat_map_of_a_training_is_coloured_by_its_logarithm() -> None:
+    steps = tuple(
+        WatchedStep(step, "every", (WatchedParameter("p", "gradient", 1.0, norm),))
+        for step, norm in enumerate([1.0, 10.0, 100.0, 0.0, np.nan], 1)
+    )
+    image = draw_training(TrainingLog((START,), (), steps, (), ()))
+    low, middle, high = (colour_levels("viridis", 255)[place] for place in (0, 127, 254))
+    width = (WIDTH - 2 * MARGIN - 330) / 5  # a fifth of what is right of the names
+    row = next(
+        np.asarray(image)[top]
+        for top in range(image.height)
+        if tuple(np.asarray(image)[top, WIDTH - 40]) == (255, 0, 255)
+    )
+    shown = [row[round(MARGIN + 330 + (place + 0.5) * width)].tolist() for place in range(5)]
+    assert shown == [low.tolist(), middle.tolist(), high.tolist(), [120, 124, 130], [255, 0, 255]]
+
+
+@pytest.mark.exhaustive
+def test_a_spike_of_one_step_in_100_000_is_seen() -> None:
+    quiet, loud = (
+        np.asarray(draw_training(long_training(20_000, parameters=1, every=10_000, spikes=spikes)))
+        for spikes in ({}, {7_777: 500.0})
+    )
+    assert quiet.shape == loud.shape
+    assert (quiet != loud).any()
+
+
+@pytest.mark.exhaustive
+def test_a_loss_below_zero_has_a_linear_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = train(20)
+    steps = tuple(replace(each, loss=-float(each.step)) for each in log.steps)
+    with writing(monkeypatch) as written:
+        draw_training(replace(log, steps=steps))
+    assert {"-20", "-15", "-10", "-5"} <= {each.text for each in written}
+
+
+@pytest.mark.exhaustive
+def test_a_training_without_loss_norms_or_steps_is_drawn() -> None:
+    log = train(12)
+    without_loss = tuple(replace(each, loss=None) for each in log.steps)
+    nothing = tuple(replace(each, loss=None, gradient_norm=None, norm_before_clipping=None) for each in log.steps)
+    only_nan = tuple(replace(each, loss=np.nan, gradient_norm=np.nan) for each in log.steps)
+    for steps in ((), log.steps[:1], without_loss, nothing, only_nan):
+        assert draw_training(replace(log, steps=steps)).width == WIDTH
+        draw_training(replace(log, steps=steps, watched=()))

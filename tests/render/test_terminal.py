@@ -171,7 +171,7 @@ def test_predictions_of_many_inputs_are_folded() -> None:
         predictions=tuple(Prediction(number, (0,), ("tench",), (0.5,)) for number in range(25)),
     )
     lines = printed(predictions_lines(many), 80).splitlines()
-    assert lines[9] == "9.jpg: tench 0.50"
+    assert lines[9] == "9.jpg: tench 0.50 (softmax)"
     assert lines[10:] == ["… 15 more inputs, --full shows all"]
     assert len(printed(predictions_lines(many, full=True), 80).splitlines()) == 25
 

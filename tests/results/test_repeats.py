@@ -14,7 +14,7 @@ from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
-from hookscope.results.repeats import fold_repeats
+from hookscope.results.repeats import fold_repeats, numbered
 from tests.networks import BY_HAND, MECHANISMS, TORCHVISION, Network, batch_of
 
 pytestmark = [
@@ -172,15 +172,15 @@ def test_inputs_of_a_call_that_differ_from_its_output_keep_the_call() -> None:
 
 def test_rows_are_numbered_anew_and_maps_follow_them() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Identity(), nn.ReLU(), nn.Dropout())
-    run = fold_repeats(inspect(network, torch.ones(1, 1, 4, 4), grids_for=1))
+    run = numbered(fold_repeats(inspect(network, torch.ones(1, 1, 4, 4), grids_for=1)))
     assert [(row.index, row.label, row.also) for row in run.rows] == [(0, "0", ("1",)), (1, "2", ("3",))]
     assert [(maps.row, maps.label) for maps in run.feature_maps] == [(0, "0"), (1, "2")]
-    assert fold_repeats(run) == run
+    assert numbered(fold_repeats(run)) == run
 
 
 def test_gradients_are_numbered_anew_in_both_orders() -> None:
     network = nn.Sequential(linear(), nn.Identity(), nn.ReLU(), nn.Dropout(), linear())
-    run = fold_repeats(inspect_gradients(network, X, grids_for=1))
+    run = numbered(fold_repeats(inspect_gradients(network, X, grids_for=1)))
     assert [(row.index, row.backward_index, row.label) for row in run.gradients] == [
         (0, 2, "0"),
         (1, 1, "2"),
@@ -191,7 +191,7 @@ def test_gradients_are_numbered_anew_in_both_orders() -> None:
         (1, "2"),
         (2, "4"),
     ]
-    assert fold_repeats(run) == run
+    assert numbered(fold_repeats(run)) == run
 
 
 def test_what_takes_a_row_that_is_left_out_takes_the_one_that_stays() -> None:
@@ -278,7 +278,7 @@ def test_rows_repeat_what_plain_hooks_see_to_be_the_same_tensor(name: str) -> No
     folded = fold_repeats(run)
     stays = [*labels(folded.rows), *(each for row in folded.rows for each in row.also)]
     assert sorted(stays) == sorted(labels(run.rows))
-    assert [row.index for row in folded.rows] == [*range(len(folded.rows))]
+    assert [row.index for row in numbered(folded).rows] == [*range(len(folded.rows))]
 
 
 def passing(rows: tuple[LayerRow, ...]) -> list[tuple[str, bool, str]]:

@@ -23,6 +23,7 @@ from hookscope.results.sketches import (
 from hookscope.statistics import library, sketch
 from hookscope.statistics.library import kernel_of
 from hookscope.statistics.native import load_kernel
+from hookscope.statistics.reducer import Reducer, collect
 from hookscope.statistics.sketch import finished, sketch_slices
 from tests.statistics.test_native import on_threads, variants
 
@@ -337,3 +338,28 @@ def test_a_change_far_below_one_part_in_a_million_is_not_made_up() -> None:
 
 def test_the_compiled_structure_is_as_python_describes_it() -> None:
     assert ctypes.sizeof(library._Sketch) == 7 * 8
+
+
+@pytest.mark.parametrize(
+    ("tensor", "inputs"),
+    [
+        (whole_numbers(1, 3, 9, 7), (5,)),
+        (whole_numbers(4, 700), (4, 5, 6, 7)),
+        (whole_numbers(3, 5, 8, 8), (2, 3)),  # axis 0 does not count the inputs
+        (whole_numbers(2, 5, 8, 8).to(memory_format=torch.channels_last), (0, 1)),
+        (whole_numbers(6, 40).T, tuple(range(40))),
+        (whole_numbers(3, 1).expand(3, 50), (0, 1, 2)),
+        (whole_numbers(), (9,)),
+        (whole_numbers(2, 30).half(), (0, 1)),
+    ],
+    ids=["one", "four", "other axis", "channels last", "transposed", "expanded", "scalar", "half"],
+)
+def test_a_reduction_has_the_sketch_of_its_tensor(tensor: Tensor, inputs: tuple[int, ...]) -> None:
+    reducer = Reducer(distributions=True, sketches=True)
+    measured = reducer.reduce(tensor, 1 if tensor.dim() > 1 else None, inputs)
+    reducer.settle()
+    (reduction,) = collect([measured])
+    rows = tensor.float().tolist() if tensor.dim() and len(tensor) == len(inputs) else [tensor.float().tolist()]
+    flat = [torch.tensor(row).reshape(-1).tolist() for row in rows]
+    numbers = zip(flat, inputs, strict=False)
+    np.testing.assert_array_equal(reduction.sketch, sum(by_the_formula(row, number) for row, number in numbers))

@@ -30,7 +30,7 @@ _LENGTH_BYTES = 8
 CAN_LIMIT_MEMORY = sys.platform == "linux"  # relative to what is mapped, which /proc says
 
 # Freed memory is looked for in pieces of so many bytes, down to where taking one, which writes to a page of it, would
-# cost more than a quarter of it. Our choice.
+# cost more than a quarter of it.
 _LARGEST_PIECE, _SMALLEST_PIECE = 2**44, 2**14
 
 

@@ -33,10 +33,12 @@ _BEFORE_RULES = """\
 # Pictures, tensor files and folders to run the network on. Without any it is run on two inputs of noise: enough for
 # rules about numbers; a dead channel is only known from real pictures, the more the better.
 #images = ["cat.jpg", "pictures/"]
-# Labelled pictures, for the accuracy: a folder of class folders, or a CSV file with a path and a label on each line.
+# Labelled pictures, for the accuracy: a folder of class folders, a CSV file with a path and a label on each line, or
+# JSON. With multi-label, below, a picture may have several labels.
 # Labels are names or indices of classes, or as many folders in sorted order as there are classes.
 #data = "val/"
-# Shape of the noise, batch first, if it cannot be inferred. Only without images.
+# Shape of the noise, batch first, if it cannot be inferred. Only without images. A text has dtype and bound too; for
+# several arguments it is a list of shapes, or a table by name: shape = { tokens = "2,20:int64<1000", meta = [2, 5] }.
 #shape = [2, 3, 224, 224]
 # How a picture becomes an input; without these, as the weights were trained, else as is usual for ImageNet.
 # Sizes are pixels of the shorter side, "HEIGHTxWIDTH" or "none"; mean and std one number, one per channel, or "none".
@@ -61,6 +63,8 @@ seed = 0
 #dtype = "float32"
 # Which of several outputs holds the class scores.
 #key = "logits"
+# Each class is a label by itself: scores are read as sigmoids, not as a softmax.
+#multi-label = true
 
 [gradients]
 # For the rules about gradients, which are off below. The loss as for `hookscope grads --loss`: a random projection of

@@ -78,7 +78,9 @@ def find(config: Path | None, folder: Path) -> Entry | None:
     if config is not None:
         entry = _read(config, str(config))
         if entry is None:
-            raise UsageError(f"{printable(str(config))} has no table [tool.hookscope]. Add it, or give another file.")
+            raise UsageError(
+                f"{printable(str(config))} has no table [tool.hookscope]. Add it, or give a different file."
+            )
         return entry
     for name in ("hookscope.toml", "pyproject.toml"):
         # A dangling link counts as a file: passing over it would check by other rules than those meant.

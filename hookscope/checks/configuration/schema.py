@@ -26,10 +26,10 @@ from hookscope.checks.rules import RULES, Rule
 from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import UsageError, nearest
 from hookscope.hooks.patterns import parse_pattern
+from hookscope.results.noise_shapes import NoiseShape, parse_noise_shapes
 from hookscope.text import printable
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
-_MOST_NOISE = 2**28  # values, as for `--input-shape`
 
 # What rules look at that no pattern over layers can single out a part of.
 _ABOUT_ALL = ("file", "network", "outputs", "expectations", "labels")
@@ -93,10 +93,12 @@ def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> tuple[str,
     )
 
 
-def _noise(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    if not sizes or math.prod(sizes) > _MOST_NOISE:
-        raise ValueError(f"must have 1 to {_MOST_NOISE} values. Give one like [2, 3, 224, 224].")
-    return sizes
+def _noise(given: Any) -> tuple[NoiseShape, ...]:
+    """Return what `--input-shape` means: sizes, a text, a list of these, or a table of them by names of arguments."""
+    try:
+        return parse_noise_shapes(given)
+    except UsageError as error:
+        raise ValueError(f"is wrong: {str(error).removeprefix('--input-shape ')}") from error
 
 
 def _channel_values(value: Any) -> str:
@@ -130,7 +132,7 @@ Files = Annotated[tuple[File, ...], Field(strict=False)]
 Dotted = Annotated[Text, AfterValidator(_dotted)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
-Shape = Annotated[tuple[Count, ...], Field(strict=False), AfterValidator(_noise)]
+Shape = Annotated[Any, AfterValidator(_noise)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 # An integer of any length compares with a float, but converts only up to its greatest.
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
@@ -208,6 +210,7 @@ class _Output(_Table):
     output_shape: Annotated[tuple[OutputSize, ...], Field(strict=False)] | None = Field(None, alias="shape")
     output_dtype: Dtype | None = Field(None, alias="dtype")
     output_key: Text | None = Field(None, alias="key")
+    multi_label: bool | None = None
 
 
 class _Gradients(_Table):
@@ -315,7 +318,8 @@ def settings_in(top: Entry) -> CheckSettings:
         expectations=tuple(Expectation(**each.given()) for each in found.get("expect", ())),
         source=top.document.name,
     )
-    if settings.shape is not None and (settings.images or settings.expectations):
+    is_input = any(not each.name for each in flat.get("shape", ()))
+    if is_input and (settings.images or settings.expectations):
         raise top.at("input").at("shape").wrong("shape in [input] is that of noise, but pictures are named. Drop one.")
     return settings
 

@@ -12,6 +12,7 @@ from hookscope.checks.rules.batch_norm import FEWEST_INPUTS, FEWEST_VALUES
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import ModuleCall
 from hookscope.results.check import BatchNormInput
+from hookscope.statistics.storage import plain_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class BatchNormInputs:
     def _result(self, layer: str, moments: _Moments) -> BatchNormInput:
         norm = self.norms[layer]
         stored = (norm.running_mean, norm.running_var, moments.mean, moments.squares / moments.value_count)
-        arrays = (each.detach().cpu().double().numpy() for each in stored)  # type: ignore[operator]
+        arrays = (plain_array(each.detach().cpu().double()) for each in stored)  # type: ignore[operator]
         mean, variance, seen_mean, seen_variance = arrays
         known = (mean, variance, seen_mean, seen_variance, _start_share(norm))
         return BatchNormInput(layer, moments.value_count, float(norm.eps), *known)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Measure what a weights file stores, without a network."""
+"""Measure what a weights file, or a state dict, stores, without a network."""
 
 import re
 import time
@@ -13,14 +13,22 @@ from torch.nn.modules.conv import _ConvNd
 
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.checks.measuring.training_state import copy_values, optimiser_values, scaler_values
+from hookscope.checks.rules.stored import is_zero
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models import FileOptions, parse_model
-from hookscope.models.checkpoint import exists, read_checkpoint
+from hookscope.models.adapters import NamedShape, adapter_remark
+from hookscope.models.checkpoint import Checkpoint, exists, read_checkpoint
+from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.statedict import named_tensors
+from hookscope.models.training_entries import training_entries
+from hookscope.models.wrapped_names import twin_names
 from hookscope.results.check import CheckMeasurements, StoredValues
 from hookscope.results.network import ModelInfo
 from hookscope.text import counted, printable
+
+STATE_DICT = "state dict"
+"""What a state dict that is given itself is called in reports."""
 
 # So many parameters of shape (1,) and no others are no network.
 _FEWEST_STUBS = 4
@@ -54,11 +62,41 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
         HookscopeError: As `read_checkpoint` raises it.
     """
     began = time.perf_counter()
+    return measure_read(read_file_alone(path, settings, trust=trust), reason, began)
+
+
+def read_file_alone(path: str, settings: CheckSettings, *, trust: bool = False) -> Checkpoint:
+    """Read the weights file that `measure_file` measures, under the same conditions."""
     if parse_model(path).form != "weights":
-        raise UsageError(f"--arch none goes with a weights file; MODEL '{printable(path)}' is a network.")
+        raise UsageError(f"--arch none needs a weights file; MODEL '{printable(path)}' is a network.")
     if not exists(path):
         raise CheckpointError(f"{printable(path)} does not exist.")
-    read = read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=settings.allow_global))
+    return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=settings.allow_global))
+
+
+def measure_state(content: Mapping[str, Any], settings: CheckSettings, reason: str) -> CheckMeasurements:
+    """Measure a state dict, or one inside what a training checkpoint holds, as `measure_file` does a file of it.
+
+    Raises:
+        CheckpointError: If there are no tensors by name, or names without values.
+        UsageError: If it holds several sets of weights, and the settings name none.
+        NothingMatchedError: If there is nothing where they say.
+    """
+    began = time.perf_counter()
+    held = content if isinstance(content, dict) else dict(content)
+    weights = weights_in(held, STATE_DICT, settings.key)
+    training = training_entries(held, weights.state, settings.key)
+    return measure_read(
+        Checkpoint(STATE_DICT, weights.state, "", notes=weights.notes, training=training), reason, began
+    )
+
+
+def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasurements:
+    """Measure what was read of a file at the time `began`; for the `reason` as `measure_file`.
+
+    Raises:
+        CheckpointError: If it holds names without values.
+    """
     loaded = time.perf_counter()
     stored, unread = stored_tensors(as_named(read.state))
     if lack := _lack_of_values(stored):
@@ -69,7 +107,7 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
     parameters = sum(each.element_count for each in stored if each.role == "parameter")
     broken = any(each.nan_count or each.inf_count for each in stored)
     return CheckMeasurements(
-        ModelInfo(f"{read.name} (no network)", "(no network)", read.name, False, read.sha256, parameters),
+        ModelInfo(f"{read.name} (no network)", "(no network)", read.name, False, read.sha256 or None, parameters),
         stored,
         None,
         unmeasured={"non-finite-parameter": " ".join(unread)} if unread and not broken else {},
@@ -77,9 +115,39 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
         optimisers=optimiser_values(read.training),
         scalers=scaler_values(read.training),
         copies=copy_values(read.training),
-        warnings=(*read.notes, *read.warnings, *unread),
+        warnings=(*read.notes, *read.warnings, *_remarks(read.name, read.state, stored), *unread),
         seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},
     )
+
+
+def _remarks(name: str, state: Mapping[str, Any], stored: Sequence[StoredValues]) -> Iterator[str]:
+    """Yield sentences about what the names tell: adapters of another network, a network that is there twice."""
+    zeros = {alias for each in stored if is_zero(each) for alias in (each.name, *each.aliases)}
+    tensors = dict(named_tensors(state))
+    adapters = [NamedShape(key, tuple(tensor.shape), key in zeros) for key, tensor in tensors.items()]
+    if remark := adapter_remark(name, adapters):
+        yield remark
+    if (twins := twin_names({key: tensor.shape for key, tensor in tensors.items()})) is None:
+        return
+    first, second = (printable(prefix, 80) for prefix in twins.prefixes)
+    places = f"under '{first}' and '{second}'" if first else f"without and with '{second}'"
+    shown = " and ".join(f"'{printable(each, 80)}'" for each in twins.pairs[0])
+    count = len(twins.pairs)
+    differ = sum(not _is_same(tensors[one], tensors[other]) for one, other in twins.pairs)
+    values = f"{differ:,} of {count:,} differ" if 0 < differ < count else "their values differ"
+    values = values if differ else "their values are equal"
+    is_prefix = all(other.startswith(twins.prefixes[1]) for _, other in twins.pairs)
+    choice = f": --key {second.rstrip('.')} chooses the second" if is_prefix else ""
+    yield f"{name} holds {counted(count, 'name')} twice, {places} ({shown}); {values}. A network takes one set{choice}."
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    """Tell whether two tensors have the same type and bits."""
+    try:
+        bits = [each.contiguous().view(-1).view(torch.uint8) for each in (first, second)]
+        return first.dtype == second.dtype and torch.equal(*bits)
+    except (RuntimeError, NotImplementedError):  # sparse or quantised
+        return False
 
 
 def _lack_of_values(stored: Sequence[StoredValues]) -> str:

@@ -41,7 +41,6 @@ from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputVa
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
-from hookscope.text import printable
 
 # What needs a forward pass; gradients have one in `inspect_gradients`.
 _NEED_FORWARD: frozenset[Needs] = frozenset({"forward", "outputs", "expectations", "labels", "baseline"})
@@ -241,13 +240,15 @@ class _Measuring:
         def on_output(batch: Batch, output: object) -> None:
             returned = returned_tensors(output)
             outputs.add(batch, returned)
-            if expecting:
-                count = max(_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations))
-                best = best_classes(returned, batch.indices, count, loaded.info.categories, settings.output_key)
-                if isinstance(best, str):
-                    self.unmeasured["expectation"] = best
-                else:
-                    predictions.extend(best)
+            if not expecting and self.prepared.is_noise:
+                return
+            count = max([_FEWEST_CLASSES, *(expectation.k for expectation in settings.expectations)])
+            names, key, multi_label = loaded.info.categories, settings.output_key, loaded.multi_label
+            best = best_classes(returned, batch.indices, count, names, key, multi_label=multi_label)
+            if not isinstance(best, str):
+                predictions.extend(best)
+            elif expecting:
+                self.unmeasured["expectation"] = best
 
         batches = self.prepared.batches()
         if signatures is not None:
@@ -256,6 +257,7 @@ class _Measuring:
         try:
             looks: dict[str, Any] = {"on_tensor": on_tensor, "on_output": on_output if looked_at else None}
             looks |= {"on_call": on_call, "distributions": True, "judged": True, "keeps_judged": True}
+            looks["tokens"] = "massive-activation" in self.wanted
             seen = inspect(loaded, batches, ["*"], **_options(self.settings), **looks)
         except ForwardError as error:
             return error.inspection, outputs
@@ -266,10 +268,12 @@ class _Measuring:
         is_broken = any(row.activation.nan_count or row.activation.inf_count for row in of_modules(forward.rows))
         if "non-finite-activation" in self.wanted and is_broken:
             self.origin, broken = locate_origin(subject, self.prepared.batches(), self.settings.seed)
-            if self.origin is None and broken:
-                sentence = f"The input {printable(broken)} holds NaN or Inf itself, so no module is to blame."
+            if broken:
+                sentence = f"Input {broken} holds NaN or Inf itself"
+                sentence += ", so no module is to blame." if self.origin is None else "."
                 self.warnings.append(sentence)
-                self.leave_out({"non-finite-activation"}, sentence)
+                if self.origin is None:
+                    self.leave_out({"non-finite-activation"}, sentence)
         if forward.failure is not None:
             rules = self.needing("outputs", "expectations", "labels", "gradients", "baseline")
             self.leave_out(rules, "The forward pass raised.")

@@ -1,6 +1,6 @@
 """Find where NaN and Inf begin in a forward pass: which layer makes them, and which pass them on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -11,52 +11,108 @@ from torch import Tensor, nn
 from hookscope.checks.rules.rule import is_within
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
-from hookscope.hooks.observed import ModuleCall
+from hookscope.hooks.observed import ModuleCall, Observation, Place
+from hookscope.hooks.operations import EVERYTHING, OperationChoice
+from hookscope.hooks.patterns import FILLING, parse_operation_pattern
 from hookscope.hooks.pytree import tensors_given
-from hookscope.inputs import Batch
+from hookscope.inputs import Batch, copy_of, in_batches
 from hookscope.inspection.failures import reraise_internal
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.network import row_label
 from hookscope.statistics.storage import as_real_floats, stored_values
+from hookscope.text import input_text, position_text, printable
+
+# What takes -Inf up again: its exponential is 0. Operations, and modules by the names of their classes.
+_SOFTMAX = frozenset(
+    {"softmax", "log_softmax", "softmin", "gumbel_softmax", "logsumexp", "logcumsumexp", "scaled_dot_product_attention"}
+    | {"Softmax", "Softmax2d", "LogSoftmax", "Softmin", "MultiheadAttention"}
+)
 
 
 def locate_origin(subject: InspectedNetwork, batches: Iterable[Batch], seed: int) -> tuple[NonFiniteOrigin | None, str]:
     """Find the first module in execution order that makes NaN or Inf out of finite inputs.
 
-    Returns that origin, or None, and the name of an input that is not finite itself, or "".
+    Returns that origin, or None, and which input is not finite itself, in words, or "".
 
     Each batch is run again with every module's inputs looked at before it runs, and its outputs after, until one shows
     the origin: a module whose inputs are finite and whose output is not. Where a module is given what is not finite
     though none before it made it, code between modules did: then the origin is the innermost module around it whose own
-    inputs are finite, with `between` set and the counts of that input.
+    inputs are finite, with `between` set and the counts of that input. An input of the network that is not finite is
+    handed on by its modules; one that is given finite values all the same, as the network has replaced them, may be the
+    origin.
 
     -Inf alone, from a module that has no parameters, is what attention masks are made of: it is nobody's fault as long
     as no NaN or +Inf comes of it and the network's own output is finite. Where NaN comes of it after all, the module
     that makes that is the origin. Where the network returns -Inf, the first module to make some is.
 
     Named as its parameters are those of the module itself that are not finite, and those of modules inside it that it
-    uses without calling them, as MultiheadAttention does with `out_proj`.
+    uses without calling them, as MultiheadAttention does with `out_proj`. The inputs that lead to it are found by
+    running each input of the batch alone.
     """
     broken_input = ""
     for batch in batches:
-        if broken := _broken_inputs(batch):
-            broken_input = broken_input or broken
-        elif (found := _Search(subject).run(batch, seed)) is not None:
-            return found, broken_input
+        broken_input = broken_input or _broken_inputs(batch)
+        kept = copy_of(batch)  # networks may overwrite their inputs
+        operations = OperationChoice([parse_operation_pattern(EVERYTHING)])
+        if (found := _Search(subject, operations).run(batch, seed)) is not None:
+            return _with_inputs(found, subject, kept, seed), broken_input
     return None, broken_input
 
 
+def _with_inputs(found: NonFiniteOrigin, subject: InspectedNetwork, batch: Batch, seed: int) -> NonFiniteOrigin:
+    """Add which inputs of a batch lead to an origin."""
+    count, guilty, layer = len(batch.indices), [], _layer_of(found)
+    around = {name: each for name, each in subject.modules.items() if is_within(name, layer) or is_within(layer, name)}
+    for alone in in_batches(batch, 1) if count > 1 else [batch]:
+        seen = found if count == 1 else _Search(replace(subject, modules=around)).run(alone, seed)
+        if seen is not None and seen.layer == found.layer:
+            guilty.append((alone.indices[0], _name_of(batch, alone), seen.position))
+    if not guilty:
+        return replace(found, position=())
+    named = tuple((index, name) for index, name, _ in guilty)
+    return replace(found, inputs=named, input_count=count, position=guilty[0][2])
+
+
+def _name_of(batch: Batch, alone: Batch) -> str:
+    """Return the name of the only input of `alone`; "" where others of its batch have it, too, as those of a tensor."""
+    names = [each.name for each in batch.records]
+    name = alone.records[0].name if alone.records else ""
+    return printable(name) if names.count(name) == 1 else ""
+
+
 def _broken_inputs(batch: Batch) -> str:
-    """Return the name of the first input of a batch that is not finite; "" for none."""
+    """Return which input of a batch is the first that is not finite, and where; "" for none."""
     count = len(batch.indices)
     for _, tensor in tensors_given(batch.args, batch.kwargs):
         if _counts(tensor).any:
             parts = tensor if tensor.dim() and tensor.shape[0] == count else [tensor]
             at = next((index for index, part in enumerate(parts) if _counts(part).any), 0)
-            return batch.records[at].name if batch.records else "tensor"
+            name = _name_of(batch, replace(batch, records=batch.records[at : at + 1]))
+            position = position_text(_position(parts[at]))
+            return f"{input_text(batch.indices[at], name)}{f', at {position},' if position else ''}"
     return ""
+
+
+def _position(tensor: Tensor) -> tuple[int | None, ...]:
+    """Return the index of the first value that is not finite; None for an axis along which all are not.
+
+    () where all are not finite, and for what torch cannot look at so.
+    """
+    try:
+        broken = ~torch.isfinite(tensor.detach())
+        if broken.layout is not torch.strided or broken.is_nested or not broken.any():
+            return ()
+        first = broken.flatten().to(torch.uint8).argmax()
+        index: list[int | None] = [int(each) for each in torch.unravel_index(first, broken.shape)]
+    except (RuntimeError, NotImplementedError, TypeError):
+        return ()
+    for axis in reversed(range(len(index))):
+        if not broken[tuple(index[:axis])].all():
+            break
+        index[axis] = None
+    return tuple(index) if index and index[0] is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +132,12 @@ class _Counts:
     def broken(self) -> bool:
         """Whether there is NaN or +Inf: -Inf alone may be a mask."""
         return bool(self.nan or self.above)
+
+    def __add__(self, other: "_Counts") -> "_Counts":
+        """Return the counts of two tensors together."""
+        return _Counts(
+            self.nan + other.nan, self.above + other.above, self.below + other.below, self.elements + other.elements
+        )
 
 
 _FINITE = _Counts()
@@ -102,12 +164,14 @@ def _counts(tensor: Tensor) -> _Counts:
 class _Search:
     """One pass, looking for the first module that makes what is not finite.
 
-    As long as there is no origin, every module that runs was given neither NaN nor +Inf: otherwise what is around it
-    would be the origin. On the stack are calls that have begun, each with what it was given that is not finite.
+    As long as there is no origin, a module that was given NaN or +Inf has them from the network's inputs: otherwise
+    what is around it would be the origin. On the stack are calls that have begun, each with what it was given that is
+    not finite.
     """
 
     subject: InspectedNetwork
-    captured: Capture[None] | None = None
+    operations: OperationChoice | None = None
+    captured: Capture[_Counts] | None = None
     origin: NonFiniteOrigin | None = None
     mask: NonFiniteOrigin | None = None
     returned_masks: bool = False
@@ -121,45 +185,59 @@ class _Search:
         names = {id(module): name for name, module in modules.items()}
 
         def look(module: nn.Module | str, tensor: Tensor) -> Tensor:
-            self._enter(names[id(module)], _counts(tensor))
+            self._enter(names[id(module)], tensor)
             return tensor
 
         edits = {name: [Intervention("input", look)] for name in modules}
-        with preserved(network, seed), capture(network, modules, self._leave, edits=edits) as self.captured:
+        watched = capture(network, modules, self._leave, edits=edits, operations=self.operations)
+        with preserved(network, seed), watched as self.captured:
             try:
                 with torch.no_grad():
                     network(*batch.args, **batch.kwargs)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - the model's code may raise anything
                 reraise_internal(error)
         found = self.origin or (self.mask if self.returned_masks else None)
-        return None if found is None else replace(found, parameters=self._broken_parameters(found))
+        if found is None:
+            return None
+        operation, source = self._first_operation(_layer_of(found))
+        return replace(found, parameters=self._broken_parameters(found), operation=operation, source=source)
 
-    def _enter(self, layer: str, given: _Counts) -> None:
+    def _enter(self, layer: str, tensor: Tensor) -> None:
+        given = _counts(tensor)
         if not self._stack or self._stack[-1][0] != layer:
             self._stack.append((layer, _FINITE))
-        if given.broken and self.origin is None:
+        if given.broken and self.origin is None and layer:
             around = self._around(layer)
-            self.origin = self._found(around, self._ended.get(around, 0), given)
+            if not self._given_to(around).broken:
+                self.origin = self._found(around, self._ended.get(around, 0), given, tensor)
         if given.any:
-            self._stack[-1] = (layer, given)
+            self._stack[-1] = (layer, self._stack[-1][1] + given)
 
-    def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> None:
+    def _leave(self, call: ModuleCall, _slot: str, tensor: Tensor) -> _Counts:
         layer, key, counts = call.layer, (call.layer, call.call), _counts(tensor)
+        if call.operation is not None:
+            return counts
         if self._latest[0] != key:
             self._latest = (key, self._end(layer))
             self._ended[layer] = call.call + 1
-        if self.origin is not None or not counts.any:
-            return
+        given = self._latest[1]
+        if self.origin is not None or not counts.any or given.broken:
+            return counts
         makes_masks = not counts.broken
         if makes_masks:
             self.returned_masks |= layer == ""
-            if self._latest[1].any:
-                return
-        found = self._found(layer, call.call, counts)
+            if given.any:
+                return counts
+        found = self._found(layer, call.call, counts, tensor)
         if makes_masks and next(call.module.parameters(recurse=False), None) is None:
             self.mask = self.mask or found
         else:
             self.origin = found
+        return counts
+
+    def _given_to(self, layer: str) -> _Counts:
+        """Return what a module that is running was given that is not finite."""
+        return next((given for each, given in reversed(self._stack) if each == layer), _FINITE)
 
     def _end(self, layer: str) -> _Counts:
         """Take a call off the stack, with calls inside it that returned nothing; return what it was given."""
@@ -184,7 +262,8 @@ class _Search:
                 return around
         return known
 
-    def _found(self, layer: str, call: int, counts: _Counts) -> NonFiniteOrigin:
+    def _found(self, layer: str, call: int, counts: _Counts, tensor: Tensor) -> NonFiniteOrigin:
+        position = _position(tensor)
         module = self.subject.modules[layer]
         return NonFiniteOrigin(
             row_label(layer, call, ""),
@@ -193,11 +272,44 @@ class _Search:
             counts.above + counts.below,
             counts.elements,
             between=next(module.children(), None) is not None,
+            position=position[1:] if tensor.dim() > 1 and tensor.shape[0] == 1 else position,
         )
+
+    def _first_operation(self, owner: str) -> tuple[str, str]:
+        """Return the first operation of a module's own code that makes what is not finite, and its line; "" for none.
+
+        -Inf counts where something else than a softmax makes NaN or +Inf of it, unless it was filled in on purpose.
+        """
+        seen = self.captured.observations if self.captured is not None else []
+        known: dict[Place | str, _Counts] = {each.place: each.value or _FINITE for each in seen}
+        for at, each in enumerate(seen):
+            operation, counts = each.operation, each.value or _FINITE
+            if operation is None or operation.owner != owner or not counts.any:
+                continue
+            is_maker = not any(known.get(source, _FINITE).any for source in each.sources)
+            makes_infinities = is_maker and operation.name not in FILLING and self._harms(seen[at:], known)
+            if counts.broken or makes_infinities:
+                return row_label(*each.place), operation.source
+        return "", ""
+
+    def _harms(self, following: Sequence[Observation[_Counts]], known: Mapping[Place | str, _Counts]) -> bool:
+        """Tell whether -Inf in the first observation becomes NaN or +Inf in other ways than by a softmax."""
+        carried = {following[0].place}
+        for each in following[1:]:
+            counts = each.value or _FINITE
+            if not (counts.any and carried.intersection(each.sources)):
+                continue
+            if not counts.broken:
+                carried.add(each.place)
+            elif not any(known[source].broken for source in each.sources if source in known):
+                name = each.operation.name if each.operation else type(self.subject.modules[each.layer]).__name__
+                if name not in _SOFTMAX:
+                    return True
+        return False
 
     def _broken_parameters(self, found: NonFiniteOrigin) -> tuple[str, ...]:
         """Return the parameters and buffers that a module uses itself and that are not finite."""
-        layer = "" if found.layer.startswith("(model)") else found.layer.partition("#")[0]
+        layer = _layer_of(found)
         called = self.captured.called if self.captured is not None else set()
         broken = []
         for name, module in self.subject.modules.items():
@@ -206,6 +318,10 @@ class _Search:
             own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
             broken += [f"{name}.{each}" if name else each for each, tensor in own if _counts(tensor).any]
         return tuple(broken)
+
+
+def _layer_of(found: NonFiniteOrigin) -> str:
+    return "" if found.layer.startswith("(model)") else found.layer.partition("#")[0]
 
 
 def _is_used_by(layer: str, ancestor: str, called: AbstractSet[str]) -> bool:

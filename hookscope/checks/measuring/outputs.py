@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookscope.hooks.pytree import tensors_given, tensors_in
-from hookscope.inputs import Batch, part_of
+from hookscope.inputs import Batch, joined, part_of, with_changed
 from hookscope.inspection.losses import Output, output_at
 from hookscope.inspection.rows import top_classes
 from hookscope.results.comparison import Prediction
@@ -114,29 +114,37 @@ def with_a_mirrored_copy(batch: Batch) -> Batch | None:
     indices.
     """
     alone = part_of(batch, 0)
-    joined = tuple(_with_its_mirror(each) for each in alone.args)
-    by_name = {
-        name: value if name in alone.shared else _twice(value) if alone.args else _with_its_mirror(value)
-        for name, value in alone.kwargs.items()
-    }
+    joined_args = tuple(_with_its_mirror(each) for each in alone.args)
+    by_name = {name: _doubled_by_name(alone, name, mirrors=not alone.args) for name in alone.kwargs}
     index, record = alone.indices[0], alone.records[0]
-    pair = replace(alone, args=joined, indices=(index, index + 1), records=(record, record), kwargs=by_name)
+    pair = replace(alone, args=joined_args, indices=(index, index + 1), records=(record, record), kwargs=by_name)
     return None if same_input(part_of(pair, 0), part_of(pair, 1)) else pair
 
 
+def _doubled_by_name(alone: Batch, name: str, *, mirrors: bool) -> Any:
+    """Return an input by name with itself, or with its mirrored negative, in a batch of two."""
+    value = alone.kwargs[name]
+    if name in alone.listed:
+        return _with_its_mirror(value) if mirrors else [*value, *value]
+
+    def doubled(path: str, tensor: Tensor) -> Tensor:
+        if not tensor.dim() or name + path in alone.shared:
+            return tensor
+        return joined([tensor, _mirrored(tensor) if mirrors else tensor])
+
+    return with_changed(value, doubled)
+
+
 def _with_its_mirror(value: Any) -> Any:
+    """Return an input with its mirrored negative: a list of one with a list of the other, a tensor in one with it."""
     if isinstance(value, list):
-        return [*value, *(_mirrored(each) for each in value)]
-    if isinstance(value, dict):
-        return {key: _with_its_mirror(each) for key, each in value.items()}
-    return torch.cat([value, _mirrored(value)]) if isinstance(value, Tensor) and value.dim() else value
-
-
-def _twice(value: Any) -> Any:
-    return torch.cat([value, value]) if isinstance(value, Tensor) and value.dim() else value
+        return [*value, *with_changed(value, lambda _, tensor: _mirrored(tensor))]
+    return with_changed(value, lambda _, tensor: joined([tensor, _mirrored(tensor)]) if tensor.dim() else tensor)
 
 
 def _mirrored(tensor: Tensor) -> Tensor:
+    if tensor.is_nested:
+        return torch.nested.as_nested_tensor([*map(_mirrored, tensor.unbind())], layout=tensor.layout)
     flipped = tensor.flip(-1) if tensor.dim() else tensor
     return -flipped if tensor.is_floating_point() or tensor.is_complex() else flipped
 
@@ -145,11 +153,24 @@ def same_input(first: Batch, second: Batch) -> bool:
     """Tell whether two batches of one input each hold the same values."""
     given = [tensors_given(each.args, each.kwargs) for each in (first, second)]
     pairs = zip(*given, strict=True)
-    return all(left.shape == right.shape and torch.equal(left, right) for (_, left), (_, right) in pairs)
+    return all(_same_tensor(left, right) for (_, left), (_, right) in pairs)
+
+
+def _same_tensor(left: Tensor, right: Tensor) -> bool:
+    if left.is_nested:
+        parts = [*left.unbind()], [*right.unbind()]
+        return len(parts[0]) == len(parts[1]) and all(map(_same_tensor, *parts))
+    return left.shape == right.shape and torch.equal(left, right)
 
 
 def best_classes(
-    returned: Returned, indices: Sequence[int], count: int, categories: Sequence[str], output_key: str | None
+    returned: Returned,
+    indices: Sequence[int],
+    count: int,
+    categories: Sequence[str],
+    output_key: str | None,
+    *,
+    multi_label: bool = False,
 ) -> list[Prediction] | str:
     """Return the `count` best classes for each input, with probabilities, or why there are none, in a sentence.
 
@@ -160,7 +181,7 @@ def best_classes(
     if isinstance(scores, str):
         return scores
     names = categories if len(categories) == scores.shape[1] else ()
-    return top_classes(scores, names, indices, count)
+    return top_classes(scores, names, indices, count, multi_label=multi_label)
 
 
 def class_scores(returned: Returned, count: int, output_key: str | None) -> Tensor | str:

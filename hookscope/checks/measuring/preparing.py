@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from PIL.Image import Image
-from torch import nn
+from torch import Tensor, nn
 
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
@@ -25,19 +25,25 @@ from hookscope.inputs import (
     in_batches,
     load_batches,
     named_batch,
+    named_count,
+    named_inputs,
+    noise_and_named,
     noise_batch,
-    parse_shape,
+    noise_count,
     preprocessing_from_options,
-    read_named,
     to_device,
     with_named,
     without_named_frame,
 )
+from hookscope.inputs.clips import Source, with_clips
 from hookscope.inspection.device import move_to
-from hookscope.inspection.network import inspected_network
+from hookscope.inspection.network import batch_of, inspected_network
+from hookscope.inspection.session import arguments_in_file
 from hookscope.models import FileOptions, LoadedModel, example_shape, load_model, with_classes
-from hookscope.models.input_spec import default_preprocessing
+from hookscope.models.input_spec import default_preprocessing, time_first_warning
+from hookscope.models.noise_arguments import noise_arguments
 from hookscope.results.inputs import Preprocessing
+from hookscope.results.noise_shapes import NoiseShape, noise_note, parse_noise_shapes
 
 # How many of the labelled pictures every layer is measured with where no others are given. A few batches,
 # enough for the rules about BatchNorm and dead channels.
@@ -75,7 +81,7 @@ def prepare(
     *,
     trust: bool = False,
     device: torch.device | None = None,
-    given: Batch | None = None,
+    given: Batch | Tensor | None = None,
 ) -> Prepared:
     """Load a network and find its inputs: pictures, which are not read yet, or seeded noise where there are none.
 
@@ -88,12 +94,14 @@ def prepare(
             pictures is empty, or it is not known what input the network takes.
     """
     began = time.perf_counter()
-    loaded = with_classes(_load(model, settings, trust=trust), settings.classes)
+    loaded = with_classes(_load(model, settings, trust=trust), settings.classes, multi_label=settings.multi_label)
     if device is not None:
         move_to(loaded, device)
     options = {name: getattr(settings, name) for name in _AS_OPTIONS}
     preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
-    named = read_named(settings.named, preprocessing)
+    images, in_file = arguments_in_file(settings.images)
+    given = images if isinstance(images, Batch) else given
+    named = (*named_inputs(in_file, preprocessing), *named_inputs(settings.named, preprocessing))
     preprocessing = without_named_frame(preprocessing, named)
     batch_size = settings.batch_size
     if batch_size < 1:
@@ -102,47 +110,54 @@ def prepare(
         batch_size = min(batch_size, loaded.example_shape[0])
     expected = [expectation.image for expectation in settings.expectations]
     notes: list[str] = []
-    found = _found(settings.images, notes.append)
-    data = None if settings.data is None else find_labelled(settings.data)
+    found = _found(() if images is not settings.images else settings.images, preprocessing, notes.append)
+    data = None if settings.data is None else find_labelled(settings.data, multi_label=settings.multi_label)
     paths = [*found, *(each for each in dict.fromkeys(expected) if each not in found)]
     if data is not None:
         notes += data.notes
-        if not paths and given is None and settings.shape is None:
+        if not paths and given is None and all(each.name for each in _shapes(settings)):
             paths = [*data.spread(_MOST_OF_DATA)]
             share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
-            notes.append(f"All other rules look at {share} labelled pictures, as no others are given.")
+            notes.append(f"All other rules look at {share} labelled pictures, because no other inputs are given.")
     if loaded.info.sha256:  # weights of a file, which were trained on something
         notes += assumed_preparation(loaded.preprocessing, paths, options)
-    loaded = replace(loaded, notes=(*notes, *loaded.notes))
-    extra = named
+    others = len(given.args) if isinstance(given, Batch) else int(given is not None or bool(paths))
+    shapes, extra, drawn = _noise(settings, loaded, preprocessing, named, others)
+    notes += drawn
+    loaded = replace(
+        loaded, notes=(*notes, *loaded.notes), warnings=(*loaded.warnings, *time_first_warning(loaded.module))
+    )
     is_noise = False
     read: Callable[[], Iterator[Batch]]
     if given is not None:
-        read, count = lambda: in_batches(copy_of(given), batch_size), len(given.indices)
+        batch = batch_of(given, preprocessing) if isinstance(given, Tensor) else given
+        read, count = lambda: in_batches(copy_of(batch), batch_size), len(batch.indices)
     elif paths:
         read, count = partial(load_batches, paths, preprocessing, batch_size), count_inputs(paths, preprocessing)
-    elif settings.shape is None and any(each.record is not None for each in named):
-        read, count = lambda: in_batches(named_batch(named), batch_size), len(named_batch(named).indices)
-        extra = ()
+    elif shapes:
+        noise = partial(noise_batch, shapes, settings.seed, preprocessing.kind)
+        read, count, is_noise = lambda: in_batches(noise(), batch_size), noise_count(shapes), True
     else:
-        shape = _noise_shape(settings, loaded, preprocessing)
-        noise = partial(noise_batch, shape, settings.seed, preprocessing.kind)
-        read, count, is_noise = lambda: in_batches(noise(), batch_size), next(iter(shape), 0), True
+        alone, extra = extra, ()
+        read, count = lambda: in_batches(named_batch(alone), batch_size), named_count(alone)
     placed = partial(_placed, read, extra, count, loaded.module)
     labelled = partial(load_batches, [*map(Path, data.labels)] if data else [], preprocessing, batch_size)
-    data_batches = partial(_placed, labelled, named, len(data.labels) if data else 0, loaded.module)
-    seconds = time.perf_counter() - began
-    return Prepared(loaded, placed, count, is_noise, seconds, preprocessing, data, data_batches)
+    with_data = _noise(settings, loaded, preprocessing, named, 1)[1] if data else ()
+    data_batches = partial(_placed, labelled, with_data, len(data.labels) if data else 0, loaded.module)
+    return Prepared(loaded, placed, count, is_noise, time.perf_counter() - began, preprocessing, data, data_batches)
 
 
-def _found(images: Sequence[Path | Image], on_skip: Callable[[str], None]) -> list[Path | Image]:
+def _found(
+    images: Sequence[Path | Image], preprocessing: Preprocessing, on_skip: Callable[[str], None]
+) -> list[Source]:
     """Return pictures and the files that paths stand for, in order, each path once."""
-    found: list[Path | Image] = []
+    found: list[Source] = []
     for each in images:
         if isinstance(each, Image):
             found.append(each)
         else:
-            found += [path for path in find_inputs([str(each)], on_skip) if path not in found]
+            inside = with_clips(str(each), find_inputs([str(each)], on_skip), preprocessing)
+            found += [path for path in inside if path not in found]
     return found
 
 
@@ -162,13 +177,32 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
     )
 
 
-def _noise_shape(settings: CheckSettings, loaded: LoadedModel, preprocessing: Preprocessing) -> tuple[int, ...]:
-    if settings.shape is not None:
-        return parse_shape(settings.shape)
-    known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
-    if known is None:
-        raise UsageError(f"{loaded.info.name} has an unknown input shape: give --images, or --input-shape for noise.")
-    return (max(_NOISE_INPUTS, known[0]), *known[1:])
+def _shapes(settings: CheckSettings) -> tuple[NoiseShape, ...]:
+    return () if settings.shape is None else parse_noise_shapes(settings.shape)
+
+
+def _noise(
+    settings: CheckSettings,
+    loaded: LoadedModel,
+    preprocessing: Preprocessing,
+    named: tuple[NamedInput, ...],
+    others: int,
+) -> tuple[tuple[NoiseShape, ...], tuple[NamedInput, ...], tuple[str, ...]]:
+    """Return the noise that is the input, all inputs by name, and a sentence about noise.
+
+    Where `others` are the first arguments, noise by position is left out.
+    """
+    shapes = tuple(each for each in _shapes(settings) if each.name or not others)
+    if not shapes and not others and all(each.record is None for each in named):
+        known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
+        if known is None:
+            raise UsageError(
+                f"{loaded.info.name} has an unknown input shape: give --images, or --input-shape for noise."
+            )
+        shapes = (NoiseShape((max(_NOISE_INPUTS, known[0]), *known[1:])),)
+    shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in named], others=others)
+    drawn = noise_note(shapes) if settings.shape is not None else ()
+    return (*noise_and_named(shapes, named, settings.seed, with_others=others > 0), drawn)
 
 
 def _placed(

@@ -20,14 +20,14 @@ from hookscope.inputs import Batch
 from hookscope.results.check import OutputSignature
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.sketch import finished, sketch_slices
-from hookscope.statistics.storage import as_real_floats
+from hookscope.statistics.storage import as_real_floats, plain_array
 
 # A quantile of more values than this is first bracketed in a sample of this size. Twice as fast as a
 # partition of all from about here on.
 _SAMPLE_SIZE = 4096
 _MANY = 8 * _SAMPLE_SIZE
 
-# Width of the bracket around a quantile's place in the sample, in standard errors of that place. Our choice; where the
+# Width of the bracket around a quantile's place in the sample, in standard errors of that place. Where the
 # quantile lies outside, all values are sorted.
 _STANDARD_ERRORS = 4
 
@@ -133,7 +133,7 @@ def _sums_of(tensor: Tensor, inputs: tuple[int, ...], axis: int | None) -> _Sums
         finite = as_real_floats(tensor.reshape(-1)).nan_to_num(0.0, 0.0, 0.0).view(tensor.shape)
         sketch = finished(sketch_slices(finite, inputs))
     slices = tensor.shape[0] if tensor.dim() and len(inputs) == tensor.shape[0] else 1
-    values = as_real_floats(tensor.reshape(-1).resolve_neg()).cpu().numpy().reshape(slices, -1)
+    values = plain_array(as_real_floats(tensor.reshape(-1).resolve_neg()).cpu()).reshape(slices, -1)
     total, count = np.zeros(len(QUANTILE_LEVELS)), 0
     for each in values:
         kept = each if np.isfinite(each).all() else each[np.isfinite(each)]

@@ -18,6 +18,7 @@ from hookscope.checks.measuring.weight_structure import (
     spread_beyond_chance,
 )
 from hookscope.checks.rules.stored import is_weight
+from hookscope.inspection.device import cpu_threads
 from hookscope.results.check import StoredValues
 from hookscope.statistics.storage import stored_values
 
@@ -29,9 +30,8 @@ _FP16_VANISHES = 2.0**-25
 _FLOAT8_VANISHES = 2.0**-10
 _FLOAT8_OVERFLOWS = 464.0
 
-# What stays in a processor's own cache while it is read three times, and is less than torch would share among threads,
-# which wait for each other wherever other programs want the processor.
-_PIECE_ELEMENTS = 2**14
+# What stays in a processor's own cache while it is read several times.
+_PIECE_ELEMENTS = 2**16
 
 # Weights are quantised to 16 bits at most; beyond 2**23 all of float32's numbers are whole.
 _GREATEST_INTEGER = 2**15
@@ -67,14 +67,15 @@ def stored_tensors(network: nn.Module) -> tuple[tuple[StoredValues, ...], tuple[
     measured: list[StoredValues] = []
     remarks: list[str] = []
     seen: dict[object, list[_Found]] = {}
-    for found in _tensors(network):
-        try:
-            values = _measure(found)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            remarks.append(f"The values of '{found.name}' cannot be read: {reason}")
-            continue
-        measured.append(replace(values, twin_of=_twin_of(found, values, seen)))
+    with cpu_threads(1):  # for pieces this small threads mostly wait for each other, above all on busy machines
+        for found in _tensors(network):
+            try:
+                values = _measure(found)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                remarks.append(f"The values of '{found.name}' cannot be read: {reason}")
+                continue
+            measured.append(replace(values, twin_of=_twin_of(found, values, seen)))
     return tuple(measured), tuple(remarks)
 
 
@@ -138,7 +139,7 @@ def _measure(found: _Found) -> StoredValues:
 def _means_without_variance(found: _Found, totals: "_Totals") -> tuple[int, ...]:
     """Return the channels of a BatchNorm that never vary, though they are not simply dead: their mean is not zero.
 
-    A mean whose square is below a hundredth of eps makes no difference to the output. Our choice.
+    A mean whose square is below a hundredth of eps makes no difference to the output.
     """
     if totals.min is None or totals.min >= SUBNORMAL_BELOW:
         return ()

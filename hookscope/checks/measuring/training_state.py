@@ -37,7 +37,7 @@ _FEWEST_FOR_COSINE = 2048
 _RANDOM_SPREAD = 3.0
 _TRAINED_SPREAD = 10.0
 
-_PIECE_ELEMENTS = 2**18  # our choice: few enough to need little memory
+_PIECE_ELEMENTS = 2**18  # few enough to need little memory
 
 
 def optimiser_values(entries: TrainingEntries | None) -> tuple[OptimiserValues, ...]:
@@ -87,6 +87,7 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
         wrong_settings=tuple(each for at, group in enumerate(groups) for each in _wrong_settings(at, group)),
         excess_moments=excess,
         other_rates=tuple(_other_rates(groups, rates)),
+        rates=tuple(rate[0] for group in groups if len(rate := _plain(dict.get(group, "lr"))) == 1),
     )
 
 

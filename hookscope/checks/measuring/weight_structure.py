@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from hookscope.results.check import ConstantRun
+from hookscope.statistics.storage import plain_array
 
 _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 # As in `stored`: what stays in a processor's cache.
-_PIECE_ELEMENTS = 2**14
+_PIECE_ELEMENTS = 2**16
 
 # This many values, evenly spaced, show about where the greatest thousandth begins.
 _SAMPLE_ELEMENTS = 4096
@@ -23,13 +24,13 @@ _FEWEST_FOR_OUTLIERS = 16
 _FEWEST_IN_FILTER = 8
 _FEWEST_IN_ROUNDED_FILTER = 32
 
-# Different values that up to eight bits hold, whatever the type; our choice: in a weight of four times as many.
+# Different values that up to eight bits hold, whatever the type, in a weight of four times as many.
 _ROUNDED_VALUES = range(4, 257)
 
 # Columns of which one at least differs, in nearly all filters that are not equal.
 _PROBED_COLUMNS = 8
 
-_SHORTEST_RUN = 32  # shorter ones are not looked for; our choice
+_SHORTEST_RUN = 32  # shorter ones are not looked for
 
 # Smaller magnitudes count as zero in a run: float32 holds them with fewer digits (IEEE 754), integers that were read as
 # float32 are so small, and no training makes many beside each other.
@@ -114,7 +115,7 @@ def _occurring_again(rows: Tensor) -> tuple[_Indices, _Indices]:
 
 
 def _bytes_of(rows: Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    return rows.detach().cpu().contiguous().view(torch.uint8).numpy()
+    return plain_array(rows.detach().cpu().contiguous().view(torch.uint8))
 
 
 def longest_run(weight: Tensor) -> ConstantRun | None:

@@ -5,6 +5,7 @@ only.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from hookscope.checks.rules import (
     accuracy,
@@ -21,6 +22,7 @@ from hookscope.checks.rules import (
     weights,
 )
 from hookscope.checks.rules.rule import Limit, Rule
+from hookscope.checks.settings import CheckSettings, RuleSettings
 from hookscope.errors import UsageError, nearest
 
 _FILES = (
@@ -36,7 +38,7 @@ RULES: Mapping[str, Rule] = {
 GRADS_RULES = (
     *("non-finite-loss", "non-finite-activation", "non-finite-gradient", "zero-gradient", "dead-gradient"),
     *("vanishing-gradient", "exploding-gradient", "unused-parameter", "saturated-activation", "dead-channels"),
-    "gradient-imbalance",
+    *("gradient-imbalance", "gradient-over-time"),
 )
 """What `hookscope grads` judges, in the order in which it reports: causes first."""
 
@@ -59,13 +61,77 @@ def limits_from_text(texts: Iterable[str]) -> dict[str, float]:
             raise UsageError(
                 f"--limit {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
             )
-        try:
-            limits[name] = float(value)
-        except ValueError as error:
-            raise UsageError(f"--limit {text!r} has no number. Give, for example, --limit {name}=0.5.") from error
-        if not 0 < limits[name] < float("inf"):
+        limits[name] = _limit_value(text, name, value)
+        if not limits[name]:
             raise UsageError(f"--limit {text!r} is not a positive number. Give, for example, --limit {name}=0.5.")
     return limits
 
 
-__all__ = ["ACTIVATIONS_RULES", "GRADS_RULES", "RULES", "Limit", "Rule", "grads_limits", "limits_from_text"]
+def with_limits(settings: CheckSettings, texts: Iterable[str]) -> CheckSettings:
+    """Return the settings of a check with limits put over them, "RULE.LIMIT=VALUE" each.
+
+    Those that the settings have for some layers stay.
+
+    Raises:
+        UsageError: If a rule or limit does not exist, or a value cannot be right.
+    """
+    rules = dict(settings.rules)
+    for identifier, limits in check_limits(texts).items():
+        known = rules.get(identifier, RuleSettings())
+        rules[identifier] = replace(known, limits={**known.limits, **limits})
+    return replace(settings, rules=rules)
+
+
+def check_limits(texts: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return what `hookscope check --limit RULE.LIMIT=VALUE` gives: by rule, its limits; raises as `with_limits`."""
+    found: dict[str, dict[str, float]] = {}
+    known = {
+        f"{rule.identifier}.{own.replace('_', '-')}": (rule, own) for rule in RULES.values() for own in rule.limits
+    }
+    for text in texts:
+        given, _, value = text.partition("=")
+        name = given.replace("_", "-")
+        if name not in known:
+            raise UsageError(f"--limit {text!r} names no limit.{_limit_hint(name, known)}")
+        rule, limit = known[name]
+        found.setdefault(rule.identifier, {})[limit] = _limit_value(text, name, value, is_share="fraction" in limit)
+    return found
+
+
+def _limit_hint(name: str, known: Mapping[str, tuple[Rule, str]]) -> str:
+    """Return which limits there may be meant by a name of none, as a sentence after a space."""
+    of_grads = [each for each, (rule, own) in known.items() if rule.limits[own].grads_name == name]
+    own = [each for each in known if each.partition(".")[0] == name.partition(".")[0]]
+    if of_grads:
+        return f" In `check` it is {of_grads[0]}."
+    if own:
+        return f" Give one of {', '.join(own)}."
+    if name.partition(".")[0] in RULES:
+        return f" The rule {name.partition('.')[0]} has no limits."
+    return f"{nearest(name, known)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
+
+
+def _limit_value(text: str, name: str, value: str, *, is_share: bool = False) -> float:
+    example = f"Give, for example, --limit {name}=0.5."
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise UsageError(f"--limit {text!r} has no number. {example}") from error
+    if is_share and not 0 <= number <= 1:
+        raise UsageError(f"--limit {text!r} is not between 0 and 1. {example}")
+    if not 0 <= number < float("inf"):
+        raise UsageError(f"--limit {text!r} is not a positive number. {example}")
+    return number
+
+
+__all__ = [
+    "ACTIVATIONS_RULES",
+    "GRADS_RULES",
+    "RULES",
+    "Limit",
+    "Rule",
+    "check_limits",
+    "grads_limits",
+    "limits_from_text",
+    "with_limits",
+]

@@ -14,7 +14,7 @@ from hookscope.text import are, counted, printable, some_of
 
 if TYPE_CHECKING:
     from hookscope.checks.baseline_labels import BaselineClass
-    from hookscope.results.accuracy import ClassAccuracy, LabelledResult
+    from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult
     from hookscope.results.check import CheckMeasurements
 
 _NONE = "your choice: what a network is for decides how often it may be wrong; 0 sets none"
@@ -23,7 +23,13 @@ _NONE = "your choice: what a network is for decides how often it may be wrong; 0
 _NAMED = 3
 
 
-@rule("accuracy", "fail", "labels", ("non-finite-activation",))
+@rule(
+    "accuracy",
+    "fail",
+    "labels",
+    ("non-finite-activation",),
+    holds="The accuracy on the labelled pictures is not below the limit.",
+)
 @limit("min_fraction", 0.0, "share of the labelled pictures that must be classified right, 0-1", _NONE)
 def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Too few labelled pictures are classified right.
@@ -34,11 +40,24 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
     accuracy is reported, and there is a warning if it is indistinguishable from guessing: then labels, classes or
     preprocessing do not belong together, or the network is not trained. It is off until `--data` or `data` below
     [input] names pictures.
+
+    With `--multi-label` a picture has any number of labels, and it is right if exactly these have a sigmoid above 0.5
+    (the exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then is to give each label as
+    often, but to any pictures.
     """
     found = _labelled(measured).accuracy
     least = terms.limit("min_fraction")
     words = accuracy_words(found)
-    if not least:
+    if not least and found.multi_label:
+        positives, hits = sum(each.count for each in found.classes), sum(each.right for each in found.classes)
+        by_chance = sum(each.count * (each.right + each.false_positives) for each in found.classes)
+        guessing = by_chance / (found.count * positives)
+        if interval(hits, positives).low <= guessing:
+            odds = f"indistinguishable from giving each label as often to any pictures, {guessing:.1%}"
+            yield Objection(
+                WHOLE_NETWORK, f"{words}. {hits:,} of their {counted(positives, 'label')} are given, {odds}.", "warn"
+            )
+    elif not least:
         guessing = 1 / found.class_count
         if found.interval.low <= guessing:
             needed = _needed(pictures_needed(found.share, guessing)) if found.share > guessing else ""
@@ -52,7 +71,13 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
         yield Objection(WHOLE_NETWORK, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
 
 
-@rule("class-accuracy", "fail", "labels", ("non-finite-activation",))
+@rule(
+    "class-accuracy",
+    "fail",
+    "labels",
+    ("non-finite-activation",),
+    holds="No class of labelled pictures has an accuracy below the limit.",
+)
 @limit("min_fraction", 0.0, "share of the pictures of each label that must be classified right, 0-1", _NONE)
 def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Too few labelled pictures of one class are classified right.
@@ -61,6 +86,9 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     is judged as `accuracy` judges all of them, but with intervals that hold for all classes together with 95 %
     confidence (Bonferroni's: each leaves out 5 % divided by the number of labels), so that of a thousand classes none
     fails by chance. Classes with too few pictures to tell are one warning. Without a limit the lowest is only reported.
+
+    With `--multi-label` it is the share of a label's pictures for which the network gives the label: its recall. What
+    is given to pictures without the label shows in its F1 and in `accuracy`.
     """
     least = terms.limit("min_fraction")
     found = _labelled(measured).accuracy
@@ -76,14 +104,20 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     known = f"of {counted(len(found.classes), 'label')}"
     if failing:
         words = f"{len(failing):,} {known} {are(len(failing))} right less often than the limit"
-        yield Objection(WHOLE_NETWORK, f"{words}, {_exact(least)}: {_listed(failing)}.")
+        yield Objection(WHOLE_NETWORK, f"{words}, {_exact(least)}: {_listed(failing, found)}.")
     if thin:
         needed = _needed(pictures_needed(thin[0].share, least, confidence), f" of '{printable(thin[0].label, 80)}'")
         words = f"Too few pictures to tell for {len(thin):,} {known} whether at least {_exact(least)} are right"
-        yield Objection(WHOLE_NETWORK, f"{words}: {_listed(thin)}.{needed}", "warn")
+        yield Objection(WHOLE_NETWORK, f"{words}: {_listed(thin, found)}.{needed}", "warn")
 
 
-@rule("accuracy-drop", "fail", "labels", ("non-finite-activation",))
+@rule(
+    "accuracy-drop",
+    "fail",
+    "labels",
+    ("non-finite-activation",),
+    holds="Compared with the baseline, the accuracy on the labelled pictures has dropped by no more than the limit.",
+)
 @limit(
     "max_fraction",
     0.01,
@@ -103,6 +137,11 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     baseline with `--data --update-baseline`; without labelled pictures in both it is off.
     """
     assert terms.baseline is not None  # noqa: S101 - judging leaves this rule out without one
+    if terms.baseline.multi_label != _labelled(measured).accuracy.multi_label:
+        from hookscope.checks.baseline import RENEW
+
+        how = "with" if terms.baseline.multi_label else "without"
+        raise UsageError(f"The baseline does not fit: its labelled pictures were counted {how} --multi-label. {RENEW}")
     pairs = _paired(terms.baseline.labelled, _labelled(measured))
     lost, gained, count = pairs.lost.total(), pairs.gained, pairs.compared
     drop, most, p = (lost - gained) / count, terms.limit("max_fraction"), mcnemar(lost, gained)
@@ -175,5 +214,5 @@ def _exact(share: float) -> str:
     return f"{share * 100:.6g}%"
 
 
-def _listed(classes: Sequence[ClassAccuracy]) -> str:
-    return some_of([*map(class_words, classes)], _NAMED)
+def _listed(classes: Sequence[ClassAccuracy], found: Accuracy) -> str:
+    return some_of([class_words(each, multi_label=found.multi_label) for each in classes], _NAMED)

@@ -77,7 +77,14 @@ def acts_as(row: LayerRow | GradientRow) -> str:
     return row.kind if row.owner is None else _MODULE_OF.get(row.kind, row.kind)
 
 
-@rule("dead-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
+@rule(
+    "dead-channels",
+    "warn",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="Behind ReLUs, no layer has more channels that are zero over all inputs than the limit allows.",
+)
 @limit(
     "max_fraction",
     0.8,
@@ -106,7 +113,14 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             yield from _above(most, share, row, f"of its {row.activation.channel_count} {what}")
 
 
-@rule("dead-layer", "fail", "forward", ("non-finite-activation",), followers="layer")
+@rule(
+    "dead-layer",
+    "fail",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="No layer behind a ReLU is zero everywhere, over all inputs.",
+)
 @limit(
     "min_values",
     1024,
@@ -134,7 +148,14 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
             yield Objection(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
-@rule("constant-activation", "off", "forward", ("non-finite-activation",), followers="output")
+@rule(
+    "constant-activation",
+    "off",
+    "forward",
+    ("non-finite-activation",),
+    followers="output",
+    holds="No layer or operation returns the same number everywhere, over all inputs.",
+)
 def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A layer or an operation returns the same number everywhere, over all inputs.
 
@@ -155,6 +176,34 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             yield Objection(output_of(row), f"{named(row)}: {what}.", "warn")
 
 
+@rule(
+    "massive-activation",
+    "off",
+    "forward",
+    ("non-finite-activation",),
+    followers="output",
+    holds="No token has a value above 100 in magnitude that is 1,000 times the median magnitude of its input.",
+)
+def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
+    """A few values of a transformer are far larger than all others: massive activations.
+
+    Most large language models and some large vision transformers have them, at fixed channels of one or a few tokens,
+    and work as biases of attention (Sun et al. 2024, arXiv 2402.17762, whose definition this is: above 100 in
+    magnitude, and at least 1,000 times the median magnitude of the output). They are no defect by themselves, but int8
+    quantisation and float16 lose what lies beside them, and in a small network that had none they indicate a training
+    that runs away. Judged are outputs (N, T, D) of 8 tokens or more. Always a warning; off unless it is selected.
+    """
+    for row in _forward(measured).rows:
+        if row.tokens is not None and row.tokens.massive:
+            found = row.tokens.massive[0]
+            often = counted(row.tokens.massive_count, "token")
+            words = f"{found.value:,.4g} in channel {found.channel} of {row.tokens.place(found.token)}"
+            against = f"the median magnitude is {found.median:.3g}"
+            yield Objection(
+                output_of(row), f"{named(row)}: {words}, where {against}; {often} with such a value.", "warn"
+            )
+
+
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
     """Return the labels of the operations that take nothing of the network's input, as far as that is known.
 
@@ -172,7 +221,14 @@ def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
     return fixed
 
 
-@rule("quiet-channels", "warn", "forward", ("non-finite-activation",), followers="layer")
+@rule(
+    "quiet-channels",
+    "warn",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="Behind GELU, SiLU and the like, no layer has more channels near zero than the limit allows.",
+)
 @limit(
     "below",
     3e-3,
@@ -206,7 +262,14 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         yield from _above(most, _quiet_share(peaks, row, below, fed), row, f"of its {peaks.size} {what}")
 
 
-@rule("saturated-activation", "warn", "forward", ("non-finite-activation",), followers="layer")
+@rule(
+    "saturated-activation",
+    "warn",
+    "forward",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="No bounded activation has more outputs where its slope is nearly zero than the limit allows.",
+)
 @limit(
     "max_fraction",
     0.8,
@@ -299,7 +362,12 @@ _BF16_MAX = (2 - 2**-7) * 2.0**127
 _MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
 
 
-@rule("fp16-headroom", "warn", "forward")
+@rule(
+    "fp16-headroom",
+    "warn",
+    "forward",
+    holds="Values stay well below float16's largest, and few weights become zero in it.",
+)
 @limit(
     "max_fraction_of_range",
     0.5,
@@ -340,7 +408,7 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         yield Objection(stored_in(worst), message)
 
 
-@rule("overflowing-activation", "fail", "forward")
+@rule("overflowing-activation", "fail", "forward", holds="The square of every activation fits into float32.")
 @limit(
     "max_magnitude",
     1.8e19,
@@ -373,7 +441,7 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
         yield Objection(output_of(first), message, "warn" if is_untrained(measured) else "fail")
 
 
-@rule("bf16-headroom", "warn", "forward")
+@rule("bf16-headroom", "warn", "forward", holds="Values stay well below bfloat16's largest.")
 @limit(
     "max_fraction_of_range",
     0.5,

@@ -110,7 +110,13 @@ def distance(layer: BatchNormInput) -> _Distance | None:
 _MEASURED = "of 98 healthy networks (11 trained) over the sample images the nearest has"
 
 
-@rule("batchnorm-statistics", "fail", "forward", ("non-finite-activation",))
+@rule(
+    "batchnorm-statistics",
+    "fail",
+    "forward",
+    ("non-finite-activation",),
+    holds="The statistics stored in BatchNorm agree with its input, within the limits.",
+)
 @limit(
     "max_variance_factor",
     5.0,
@@ -143,7 +149,7 @@ _MEASURED = "of 98 healthy networks (11 trained) over the sample images the near
     " normalised by ImageNet's mean and std has 450",
 )
 def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """The statistics stored in BatchNorm are not those of its input.
+    """The statistics stored in BatchNorm do not match its input.
 
     In training, BatchNorm stores mean and variance of its input. Pictures like those of the training lead to much the
     same; where they do not, the layer, or weights before it, were since initialised anew, scaled, swapped or taken from
@@ -177,8 +183,8 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
         message = (
-            f"'{first.row.label}' ({first.row.kind}), the first BatchNorm, is given {first.far.variance_ratio:.3g}"
-            f" times the variances that it stores (limit {most:g}), median over"
+            f"'{first.row.label}' ({first.row.kind}), the first BatchNorm: its input has {first.far.variance_ratio:.3g}"
+            f" times the stored variances (limit {most:g}), median over"
             f" {counted(first.far.channel_count, 'channel')}.{_preparation(measured, first)}"
         )
         yield Objection(first.target, message, "warn")
@@ -186,8 +192,8 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         worst = stray[0]
         others = f" {len(stray) - 1} of {counted(len(known) - known.index(worst) - 1, 'later BatchNorm')} follow."
         message = (
-            f"'{worst.row.label}' ({worst.row.kind}) is given a channel with {worst.far.channel_ratio:.2g} times the"
-            f" variance that it stores (limit {terms.limit('max_channel_ratio', worst.target):g}), though half of its"
+            f"'{worst.row.label}' ({worst.row.kind}) has an input channel with {worst.far.channel_ratio:.2g} times the"
+            f" stored variance (limit {terms.limit('max_channel_ratio', worst.target):g}), though half of its"
             f" channels differ by less than {worst.far.variance_factor:.2g}.{others}"
         )
         yield Objection(worst.target, message, "warn")
@@ -220,7 +226,7 @@ def _begins(
         correlation = f", and correlate by {far.mean_correlation:.2f} with them (limit: at least {least:g})"
     message = (
         f"It begins at '{row.label}' ({row.kind}){fed_by}: over {counted(len(_inputs(measured)), 'input')}, variances"
-        f" of what it is given differ from those stored by a factor of {far.variance_factor:.3g}"
+        f" of its input differ from the stored ones by a factor of {far.variance_factor:.3g}"
         f" (limit {factor:g}), means by {far.mean_distance:.2g} stored standard deviations"
         f" (limit {apart:g}){correlation}; medians over"
         f" {counted(far.channel_count, 'channel')}. {follow}"
@@ -232,7 +238,7 @@ def _begins(
         message += f" {pruned:.0%} of the weights are 0, as pruning leaves them: the statistics may be older than that."
     begun = judged.layer.start_share > _MOST_OF_START
     if begun:
-        message += f" After so few batches {judged.layer.start_share:.0%} of what it stores is what it started with."
+        message += f" After so few batches {judged.layer.start_share:.0%} of its statistics are still the initial ones."
     return Objection(target, message, "warn" if pruned or begun else "fail")
 
 
@@ -244,7 +250,7 @@ def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
     here = f" Here: {steps[-1]}." if steps else ""
     return (
         f" All its channels vary {math.sqrt(judged.far.variance_ratio):.2g} times as much as in training (standard"
-        f" deviation): prepare the pictures as for the training (mean, std, range).{here}"
+        f" deviation): preprocess the pictures as in training (mean, std, range).{here}"
     )
 
 

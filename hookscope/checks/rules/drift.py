@@ -49,7 +49,14 @@ _NAMED_CHANNELS = 3
 _UNRELATED = 1.0
 
 
-@rule("drift", "fail", "baseline", ("non-finite-activation",), followers="layer")
+@rule(
+    "drift",
+    "fail",
+    "baseline",
+    ("non-finite-activation",),
+    followers="layer",
+    holds="Every layer returns what it did when the baseline was written, within the limits.",
+)
 @limit(
     "max_difference",
     0.01,
@@ -91,7 +98,7 @@ _UNRELATED = 1.0
     " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """A layer returns other values than when the baseline was written.
+    """A layer returns different values than when the baseline was written.
 
     The same inputs gave other values then. Values are compared in their order, so that swapped channels are drift
     though every statistic is the same. The first layer in execution order is named: weights, preprocessing, or a

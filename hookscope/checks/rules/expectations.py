@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from hookscope.results.comparison import Prediction
 
 
-@rule("expectation", "fail", "expectations", ("non-finite-activation",))
+@rule(
+    "expectation",
+    "fail",
+    "expectations",
+    ("non-finite-activation",),
+    holds="Every named picture is classified as expected.",
+)
 def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A named picture is not classified as expected.
 
@@ -75,13 +81,13 @@ def _broken(
         place = next((str(rank) for rank, each in enumerate(ranked, 1) if each in wanted[expected.top1]), "")
         rank = f"in place {place}" if place else f"not among the first {len(ranked)}"
         yield (
-            f"is classified as {_class(first, categories)} with probability {share:.3f}; expected first is"
-            f" {_named(expected.top1, categories)}, which is {rank}."
+            f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading});"
+            f" expected first is {_named(expected.top1, categories)}, which is {rank}."
         )
     elif expected.min_probability is not None and not share >= expected.min_probability:  # NaN is no probability
         yield (
-            f"is classified as {_class(first, categories)} with probability {share:.3f} (limit: at least"
-            f" {expected.min_probability:g})."
+            f"is classified as {_class(first, categories)} with probability {share:.3f} ({prediction.reading};"
+            f" limit: at least {expected.min_probability:g})."
         )
     among = ranked[: expected.k]
     # A network of three classes has no first five; then all are known.

@@ -35,7 +35,13 @@ _SHORTEST_ROW = 8
 _FITTED = "EfficientNet-Lite0 to 2 rounded to it by tensors, rows, or blocks of 128 and 32 have up to"
 
 
-@rule("float8-weight", "warn", "stored", followers="weight")
+@rule(
+    "float8-weight",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No weight in float8 lacks its scale, or was rounded or cut off too far.",
+)
 @limit(
     "max_saturated_fraction",
     0.5,
@@ -80,7 +86,7 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             yield Objection(target, f"{about}: {coarse} of its root mean square, {found.rms:.3g} (limit {most:.0%}).")
 
 
-@rule("float8-range", "off", "stored")
+@rule("float8-range", "off", "stored", holds="Every weight fits into float8_e4m3fn as it is, within the limits.")
 @limit(
     "max_overflowing_fraction",
     0.0,

@@ -24,7 +24,8 @@ from hookscope.checks.rules.rule import (
 )
 from hookscope.checks.rules.stored import is_weight, is_zero, untrained_remark
 from hookscope.errors import UsageError
-from hookscope.text import are, counted, printable, safe_text
+from hookscope.hooks.patterns import FILLING
+from hookscope.text import are, counted, input_text, position_text, printable, safe_text, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from hookscope.results.network import Failure
 
 
-@rule("forward", "fail", "forward")
+@rule("forward", "fail", "forward", holds="The forward pass ends without an error.")
 def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The forward pass raises.
 
@@ -51,18 +52,19 @@ def raised(phase: str, failure: Failure) -> str:
     """Return where and why a pass raised, in a sentence."""
     given = ", ".join(failure.input_shapes) or "no tensor"
     where = f"'{failure.layer or '(model)'}' ({failure.kind})"
-    return safe_text(f"The {phase} pass raised in {where}, given {given}: {failure.error}")
+    return safe_text(f"The {phase} pass raised in {where}, given {given}: {failure.error}{failure.remedy}")
 
 
-@rule("non-finite-activation", "fail", "forward")
+@rule("non-finite-activation", "fail", "forward", holds="No module makes NaN or Inf out of finite inputs, masks apart.")
 def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A module makes NaN or Inf out of finite inputs.
 
     The first module in execution order that turns finite inputs into NaN or Inf is named, with its own parameters that
-    are not finite; those that only pass it on are counted. Overflow, a division by zero, a root or logarithm of a
-    negative number cause it. -Inf in an attention mask is no finding as long as it has no effect. The rules that it
-    would break by itself are skipped. `hookscope activations` and `grads` name the first output that holds NaN or Inf,
-    and skip no rule.
+    are not finite and the operation and line where its own code begins it; those that only pass it on are counted, and
+    the inputs that lead to it are named. Overflow, a division by zero, a root or logarithm of a negative number cause
+    it; so does a softmax over nothing but -Inf, as of a row that is masked throughout. -Inf in an attention mask is no
+    finding as long as it has no effect. The rules that it would break by itself are skipped. `hookscope activations`
+    and `grads` name the first output that holds NaN or Inf, and skip no rule.
     """
     all_rows = measured.forward.rows if measured.forward else ()
     rows, origin = of_modules(all_rows), measured.origin
@@ -79,28 +81,23 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
             result = "what the network returns"
         yield from _first_in_forward_order(all_rows, broken_weights, result if is_finite else "")
     elif origin is None:
-        yield from _unexplained(rows)
+        yield from _unexplained(rows, measured.unmeasured.get("non-finite-activation", ""))
     else:
         made = next((row for row in rows if row.label == origin.layer), None)
         after = [row for row in rows if made is not None and row.index > made.index]
         later = sum(bool(non_finite_count(row.activation)) for row in after)
         target = output_of(made) if made else FindingTarget(origin.layer, (origin.layer,), origin.kind)
         message = f"{_origin_words(origin)} (limit 0)"
-        if first := _first_operation(all_rows, origin.layer.partition("#")[0]):
-            message += f"; the first operation to do so is {quoted(first)}"
+        if origin.operation:
+            source = f" ({origin.source})" if origin.source else ""
+            message += f"; the first operation to do so is '{origin.operation}'{source}"
         if names := origin.parameters:
             message += f"; its {listed(names)} {are(len(names))} not finite"
         if later:
             message += f"; {counted(later, 'later output')} {'holds' if later == 1 else 'hold'} some too, passed on"
+        if words := _guilty_inputs(origin):
+            message += f"; {words}"
         yield Objection(target, f"{message}.")
-
-
-def _first_operation(rows: Sequence[LayerRow], module: str) -> LayerRow | None:
-    """Return the first operation of a module that makes NaN, or Inf from which more comes; masks alone are none."""
-    broken = [row for row in rows if non_finite_count(row.activation)]
-    spread = {label for row in broken for label in row.inputs}
-    own = (row for row in broken if row.owner is not None and (row.owner or "(model)") == module)
-    return next((row for row in own if row.activation.nan_count or row.label in spread), None)
 
 
 def _first_in_forward_order(
@@ -113,8 +110,9 @@ def _first_in_forward_order(
     broken = [row for row in rows if non_finite_count(row.activation)]
     in_modules = of_modules(broken)
     spread = {label for row in broken for label in row.inputs}
+    meant = _meant(broken)
     # Inf alone, from which no more comes, is what masks are made of.
-    broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread]
+    broken = [row for row in broken if row.owner is None or row.activation.nan_count or row.label in spread - meant]
     has_effect = bool(in_modules) or not finite
     if not has_effect:  # operations choose among values, as `torch.where` does
         broken = [row for row in broken if row.activation.nan_count]
@@ -140,7 +138,19 @@ def _first_in_forward_order(
     yield Objection(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 
 
-def _unexplained(rows: Sequence[LayerRow]) -> Iterator[Objection]:
+def _meant(broken: Sequence[LayerRow]) -> set[str]:
+    """Return the labels of operations whose Inf was filled in, as -Inf of masks is, and of those that pass it on."""
+    labels = {row.label for row in broken}
+    meant: set[str] = set()
+    for row in broken:
+        given = labels.intersection(row.inputs)
+        is_meant = given <= meant and (given or row.kind in FILLING)
+        if is_meant and row.owner is not None and not row.activation.nan_count:
+            meant.add(row.label)
+    return meant
+
+
+def _unexplained(rows: Sequence[LayerRow], remark: str) -> Iterator[Objection]:
     """Object to NaN, or a result that is not finite, that no module makes out of finite inputs; masks of Inf pass."""
     broken = next(
         (row for row in rows if row.activation.nan_count or (not row.layer and row.activation.inf_count)), None
@@ -148,7 +158,7 @@ def _unexplained(rows: Sequence[LayerRow]) -> Iterator[Objection]:
     if broken:
         message = (
             f"The output of '{broken.label}' ({broken.kind}) has {non_finite_words(broken.activation)} (limit 0), but"
-            " no module makes them out of finite inputs: check the inputs."
+            f" no module makes them out of finite inputs: check the inputs.{remark and f' {remark}'}"
         )
         yield Objection(output_of(broken), message)
 
@@ -158,6 +168,21 @@ def _origin_words(origin: NonFiniteOrigin) -> str:
     if origin.between:
         return f"The code of '{origin.layer}' ({origin.kind}) between its modules makes NaN or Inf first: {counts}"
     return f"'{origin.layer}' ({origin.kind}) is the first to make NaN or Inf out of finite inputs: {counts}"
+
+
+def _guilty_inputs(origin: NonFiniteOrigin) -> str:
+    """Return which inputs lead to an origin, and where in its output; "" if it is not known."""
+    if not origin.inputs:
+        return ""
+    named = [input_text(index, name) for index, name in origin.inputs]
+    position = position_text(origin.position)
+    if len(named) == 1:
+        of = f"of the {origin.input_count} inputs of the batch only " if origin.input_count > 1 else "input "
+        return f"{of}{named[0]} leads to it{position and f', at {position}'}"
+    where = f", input {origin.inputs[0][0]} at {position}" if position else ""
+    if len(named) == origin.input_count:
+        return f"every input of the batch leads to it{where}"
+    return f"{len(named)} of the {origin.input_count} inputs of the batch lead to it ({some_of(named, 3)}){where}"
 
 
 # Machine epsilon: float16 has 11 significant bits, bfloat16 has 8 (IEEE 754, and its first half).
@@ -176,7 +201,12 @@ _SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-126, "float32": 2.0**-126, "
 _MOST_HEADS = 2
 
 
-@rule("output-shape", "fail", "outputs")
+@rule(
+    "output-shape",
+    "fail",
+    "outputs",
+    holds="The output has the shape and dtype that were asked for, if any, and a value for each known class name.",
+)
 def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The output does not have the expected shape or dtype.
 
@@ -195,7 +225,13 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
         yield _about(measured, chosen, f"is {chosen.dtype}, not {settings.output_dtype} as expected.")
 
 
-@rule("constant-output", "fail", "outputs", ("non-finite-activation",))
+@rule(
+    "constant-output",
+    "fail",
+    "outputs",
+    ("non-finite-activation",),
+    holds="The output is not the same for every input.",
+)
 @limit(
     "min_difference",
     1e-6,
@@ -228,7 +264,14 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     yield replace(objection, at_most="warn") if excuse else objection
 
 
-@rule("repeatability", "fail", "outputs", ("non-finite-activation",), followers="output")
+@rule(
+    "repeatability",
+    "fail",
+    "outputs",
+    ("non-finite-activation",),
+    followers="output",
+    holds="The same input gives the same output the second time, within the limit.",
+)
 @limit(
     "max_difference",
     1e-5,
@@ -247,7 +290,14 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
 
 
-@rule("batch-consistency", "fail", "outputs", ("non-finite-activation",), followers="output")
+@rule(
+    "batch-consistency",
+    "fail",
+    "outputs",
+    ("non-finite-activation",),
+    followers="output",
+    holds="An input gives the same output in a batch as alone, within the limit.",
+)
 @limit(
     "max_difference",
     1e-4,

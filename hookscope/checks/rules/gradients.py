@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Literal
 
 from hookscope.checks.rules.activations import RECTIFIERS, acts_as
@@ -37,7 +37,7 @@ from hookscope.text import are, counted
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
-    from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
+    from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, StepsRow
     from hookscope.results.statistics import TensorStatistics
 
 # Sums of their outputs do not depend on their inputs.
@@ -49,7 +49,7 @@ _NORMALISERS = frozenset(
 )
 
 
-@rule("non-finite-loss", "off", "gradients")
+@rule("non-finite-loss", "off", "gradients", holds="The loss is finite.")
 def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The loss is NaN or Inf.
 
@@ -61,7 +61,13 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
         yield Objection(WHOLE_NETWORK, f"The loss ({loss.name}) is {loss.value}; it must be finite.")
 
 
-@rule("non-finite-gradient", "off", "gradients", ("non-finite-activation",))
+@rule(
+    "non-finite-gradient",
+    "off",
+    "gradients",
+    ("non-finite-activation",),
+    holds="No layer's backward makes NaN or Inf out of a finite gradient.",
+)
 def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The backward of a layer makes NaN or Inf out of a finite gradient.
 
@@ -104,7 +110,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     yield Objection(target, f"{message}.")
 
 
-@rule("zero-gradient", "off", "gradients", ("non-finite-gradient",))
+@rule("zero-gradient", "off", "gradients", ("non-finite-gradient",), holds="Not every gradient is zero.")
 @limit(
     "rounding",
     1e-6,
@@ -192,7 +198,13 @@ class _Stop:
     takers: dict[Key, GradientRow] = field(default_factory=dict)
 
 
-@rule("dead-gradient", "off", "gradients", ("non-finite-gradient", "zero-gradient"))
+@rule(
+    "dead-gradient",
+    "off",
+    "gradients",
+    ("non-finite-gradient", "zero-gradient"),
+    holds="No layer on the path gets a gradient of exactly zero, but for reasons that are known.",
+)
 def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Layers on the path get a gradient of exactly zero.
 
@@ -322,6 +334,91 @@ def _without_gradient(weights: Sequence[ParameterRow], cause: str, at_most: Lite
     what = f"{listed([each.name for each in weights])} {'gets' if len(weights) == 1 else 'get'} a gradient of exactly 0"
     message = f"{what} (limit: above 0), though the output does not: {cause}."
     return Objection(parameter_of(weights[0]), message, at_most)
+
+
+# Half a unit in the last place of 1: a term this much smaller than a sum does not change it.
+_ROUNDED_AWAY = {"float64": 2.0**-53}
+_ROUNDED_AWAY_FLOAT32 = 2.0**-24
+# Fewer steps are no course.
+_FEWEST_STEPS = 8
+
+
+@rule(
+    "gradient-over-time",
+    "off",
+    "gradients",
+    ("non-finite-gradient", "zero-gradient"),
+    holds="Most steps of what recurrent layers and attention are given get a gradient that counts.",
+    followers="layer",
+)
+@limit(
+    "max_fraction",
+    0.5,
+    "share of the steps whose gradient is lost beside the greatest of all steps, 0-1",
+    "a term below 2^-24 of a sum does not change it in float32; of networks trained on tasks over 28 to 100 steps 31 of"
+    " 32 that need all steps lose none and one 29%, seven that need the last three lose up to 61%; untrained LSTM, GRU"
+    " and RNN with a loss at the last step lose up to 44% of 50 steps, 66% to 76% of 120",
+    "over-time",
+)
+def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
+    """The gradient vanishes, or explodes, over time.
+
+    A weight that is used at every step gets the sum of what all steps contribute. A contribution below 2^-24 of the
+    greatest (2^-53 in float64) is rounded away: what the network was given at that step changes nothing. Here that
+    holds for most steps of a recurrent layer or cell, or of attention's keys and values. Where gradients shrink on the
+    way back, the network learns from the last steps alone; a greater bias of the forget gate, orthogonal recurrent
+    weights, shorter sequences or a loss at every step let it look further back. Where they grow, make the recurrent
+    weights smaller and clip gradients. Saturated attention looks at single positions: scale its scores.
+
+    An untrained LSTM or GRU with a loss at the last step keeps 30 to 40 steps. A network that needs no more may break
+    this rule, so it is a warning at most. Steps that the loss does not depend on, or that a mask leaves out, do not
+    count.
+    """
+    gradients = taken_gradients(measured)
+    rows = {row.layer: row for row in gradients.rows}
+    for each in gradients.over_time:
+        target = output_of(replace(rows[each.layer], call=0, slot="")) if each.layer in rows else WHOLE_NETWORK
+        lost, steps = _lost_steps(each)
+        most = terms.limit("max_fraction", target)
+        if steps >= _FEWEST_STEPS and lost > most * steps:
+            yield Objection(target, _over_time_words(each, lost, steps, most), "warn")
+
+
+def _lost_steps(each: StepsRow) -> tuple[int, int]:
+    """Return how many steps get a gradient that is rounded away beside the greatest, and of how many.
+
+    Zeros count where the gradient has come down to them: they underflow. Beside a greater step they are steps that the
+    loss does not depend on.
+    """
+    least = max(each.largest) * _ROUNDED_AWAY.get(each.dtype, _ROUNDED_AWAY_FLOAT32)
+    lost = steps = 0
+    for is_zero, run in groupby(range(len(each.largest)), lambda step: each.largest[step] == 0):
+        places = [*run]
+        beside = [each.largest[at] for at in (places[0] - 1, places[-1] + 1) if 0 <= at < len(each.largest)]
+        if not is_zero:
+            lost += sum(each.largest[step] < least for step in places)
+            steps += len(places)
+        elif beside and max(beside) < least:
+            lost += len(places)
+            steps += len(places)
+    return lost, steps
+
+
+def _over_time_words(each: StepsRow, lost: int, steps: int, most: float) -> str:
+    values = each.largest
+    peak = values.index(max(values))
+    lowest = min(range(len(values)), key=lambda step: (values[step], abs(step - peak)))
+    calls = "calls" if each.kind.endswith("Cell") else "steps"
+    share = _ROUNDED_AWAY.get(each.dtype, _ROUNDED_AWAY_FLOAT32)
+    course = f"{values[lowest]:.1e} at step {lowest}, {values[peak]:.1e} at step {peak}"
+    if each.kind == "MultiheadAttention":
+        how = "Attention is saturated"
+    else:
+        how = "The gradient explodes over time" if peak < lowest else "The gradient vanishes over time"
+    return (
+        f"{how}: {lost:,} of {steps:,} {calls} of '{each.layer}' get less than {share:.0e} of the greatest, which a sum"
+        f" in {each.dtype} rounds away ({course}; limit {most:.0%} of the {calls})."
+    )
 
 
 def takers_of(outputs: Sequence[GradientRow]) -> Takers:

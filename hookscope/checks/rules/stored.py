@@ -20,7 +20,7 @@ _RANDOM_SPREAD = 3.0
 _RANDOM_FRACTION = 0.8
 
 
-@rule("integrity", "fail", "file")
+@rule("integrity", "fail", "file", holds="All files that were read are complete, of a known kind, and safe to read.")
 def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The file is incomplete, of an unknown kind, or not safe to read.
 
@@ -32,9 +32,14 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objec
     return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
 
 
-@rule("architecture", "fail", "network")
+@rule(
+    "architecture",
+    "fail",
+    "network",
+    holds="Weights that were loaded have the names and shapes of the network, or may differ.",
+)
 def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
-    """The names and shapes in the file are not those of the network.
+    """The names and shapes in the file do not match the network.
 
     Every name and shape of the network must be in the file, and nothing else. Half a checkpoint, one saved from another
     version of the code, or weights of another network break it. Only what the file stores can be judged then, and the
@@ -44,7 +49,13 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     return iter(())  # likewise
 
 
-@rule("non-finite-parameter", "fail", "stored", followers="tensor")
+@rule(
+    "non-finite-parameter",
+    "fail",
+    "stored",
+    followers="tensor",
+    holds="No parameter or buffer holds NaN or Inf, masks and empty ranges apart.",
+)
 def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A parameter or buffer holds NaN or Inf.
 
@@ -59,7 +70,7 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
             yield _about(values, f" holds {counts} in {counted(values.element_count, 'value')} (limit 0)")
 
 
-@rule("zero-parameter", "warn", "stored")
+@rule("zero-parameter", "warn", "stored", holds="No weight matrix or kernel is zero everywhere.")
 def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A weight matrix or kernel is zero everywhere.
 
@@ -75,7 +86,12 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
             yield _about(values, f" is 0 in all of its {values.element_count:,} values")
 
 
-@rule("constant-parameter", "warn", "stored")
+@rule(
+    "constant-parameter",
+    "warn",
+    "stored",
+    holds="No weight matrix or kernel has one value everywhere, other than zero.",
+)
 def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A weight matrix or kernel has one value everywhere, other than zero.
 
@@ -90,7 +106,13 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
             yield _about(values, f" is {values.min:.6g} in all of its {values.element_count:,} values")
 
 
-@rule("duplicate-parameter", "warn", "stored", followers="weight")
+@rule(
+    "duplicate-parameter",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No two weights that are not tied hold the same values.",
+)
 def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Two weights that are not tied hold the same values.
 
@@ -103,7 +125,13 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             yield _about(values, f"{what}, though the two are not tied")
 
 
-@rule("batchnorm-variance", "fail", "stored", followers="layer")
+@rule(
+    "batchnorm-variance",
+    "fail",
+    "stored",
+    followers="layer",
+    holds="No running variance of BatchNorm is negative, or zero in more channels than the limit allows.",
+)
 @limit(
     "max_zero_fraction",
     0.5,
@@ -138,7 +166,13 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
             yield _about(values, f" is 0 in {channels}, {share:.1%} (limit {limit:.0%})")
 
 
-@rule("dead-filter", "warn", "stored", followers="weight")
+@rule(
+    "dead-filter",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No weight has more output channels of zeros than the limit allows, or has lost its last ones.",
+)
 @limit(
     "max_fraction",
     0.25,

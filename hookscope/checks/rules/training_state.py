@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hookscope.results.training_state import CopyValues
 
 
-@rule("optimizer-state", "fail", "stored")
+@rule("optimizer-state", "fail", "stored", holds="No optimiser's state in the file keeps training from resuming.")
 @limit(
     "max_moment",
     2.0,
@@ -61,7 +61,7 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
             yield _of(state.key, f"counts steps that disagree: {shown}{more}", "warn")
 
 
-@rule("scaler-state", "fail", "stored")
+@rule("scaler-state", "fail", "stored", holds="No GradScaler's state in the file keeps training from resuming.")
 @limit(
     "min_scale",
     1.0,
@@ -94,7 +94,12 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
             yield _of(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")
 
 
-@rule("averaged-weights", "fail", "stored")
+@rule(
+    "averaged-weights",
+    "fail",
+    "stored",
+    holds="Every averaged copy (EMA) in the file is finite and belongs to the weights.",
+)
 @limit(
     "min_cosine",
     0.1,

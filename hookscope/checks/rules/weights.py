@@ -38,7 +38,7 @@ _FEWEST_INTEGERS = 1024
 _FEWEST_SIGNS = 2048
 
 
-@rule("outlier-weight", "fail", "stored")
+@rule("outlier-weight", "fail", "stored", holds="No value of a weight is far greater than all others.")
 @limit(
     "max_ratio",
     100.0,
@@ -80,7 +80,13 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             yield Objection(target, f"{named}, {times} (limit {most:g}).", "warn")
 
 
-@rule("duplicate-filter", "warn", "stored", followers="weight")
+@rule(
+    "duplicate-filter",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No output channels of one weight are equal to the last bit.",
+)
 def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of one weight are equal to the last bit.
 
@@ -95,7 +101,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
             yield _about(values, f": {equal} one before them: {numbers(values.repeated_filters)}")
 
 
-@rule("constant-block", "warn", "stored")
+@rule("constant-block", "warn", "stored", holds="No block of a weight has a single value, unlike the rest.")
 @limit(
     "min_length",
     64,
@@ -126,7 +132,13 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             yield _about(values, f": {block}, where chance explains {run.chance:.0f} (limit {limit:g} times that)")
 
 
-@rule("integer-weight", "fail", "stored", followers="weight")
+@rule(
+    "integer-weight",
+    "fail",
+    "stored",
+    followers="weight",
+    holds="No floating-point weight holds nothing but whole numbers.",
+)
 @limit(
     "min_magnitude",
     4.0,
@@ -150,7 +162,9 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
                 yield _about(values, f": {whole} (limit {least:g}), and no scale is stored beside it")
 
 
-@rule("unsigned-weight", "fail", "stored", followers="weight")
+@rule(
+    "unsigned-weight", "fail", "stored", followers="weight", holds="No weight that should have both signs has only one."
+)
 @limit(
     "fail_fraction",
     0.75,
@@ -178,7 +192,13 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
         yield Objection(stored_in(values), f"{what}; {share}.", "fail" if fails else "warn")
 
 
-@rule("untrained-weight", "warn", "stored", followers="weight")
+@rule(
+    "untrained-weight",
+    "warn",
+    "stored",
+    followers="weight",
+    holds="No weight looks drawn at random while nearly all others are trained.",
+)
 @limit(
     "max_spread",
     3.0,
@@ -215,7 +235,13 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
             yield _about(values, f" looks untrained: {what} ({spread:.1f} standard errors beyond, limit {most:g})")
 
 
-@rule("untrained-norm", "fail", "stored", followers="layer")
+@rule(
+    "untrained-norm",
+    "fail",
+    "stored",
+    followers="layer",
+    holds="No normalisation layer has its initial values while nearly all others have moved.",
+)
 @limit(
     "min_trained_fraction",
     0.75,

@@ -26,7 +26,7 @@ from hookscope.inspection.losses.targets import (
 )
 from hookscope.text import exception_line, safe_text, shape_text
 
-# Of several outputs, the one that a loss of one output takes: the first of these names that there is. Our choice, after
+# Of several outputs, the one that a loss of one output takes: the first of these names that there is, after
 # what torchvision, timm and Hugging Face call theirs.
 _MAIN_NAMES = ("logits", "out", "output")
 _OWN_TARGETS: tuple[TargetKind, ...] = ("class", "zeros", "noise", "self", "tensor")
@@ -94,7 +94,7 @@ def choose_loss(
             output does not fit. ModelError then if a user's function raises.
 
     Source:
-        The formulas are those of torch.nn.functional. The defaults are our choice: a plain sum has no gradient behind
+        The formulas are those of torch.nn.functional. The defaults are ours: a plain sum has no gradient behind
         a softmax or a normalisation, a random projection of all outputs (a random vector-Jacobian product) does.
     """
     if isinstance(loss, str) and loss not in LOSSES:
@@ -118,7 +118,7 @@ def choose_loss(
             if missing := missing_memory(each.tensor):
                 raise ModelError(f"There is no loss of {each.label}: {missing}.")
         given = tensors_given(batch.args, batch.kwargs)
-        inputs = tuple(tensor for _, tensor in given if _is_floating(tensor))
+        inputs = tuple(tensor for _, tensor in given if _is_floating(tensor) and not tensor.is_nested)
         count = max(batch.indices) + 1 if input_count is None else input_count
         task = Task(name, wanted, seed, tuple(categories), count, batch.indices, inputs)
         if not isinstance(loss, str):
@@ -134,7 +134,7 @@ def choose_loss(
 
 
 def _is_floating(tensor: Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_nested
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def output_at(outputs: Sequence[Output], key: str) -> Output:
@@ -171,6 +171,8 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
         if own_losses:
             raise UsageError(f"{name} needs an output, but the model returned its own losses: take --loss projection.")
         main = main_output(used)
+        if main.tensor.is_nested:
+            raise UsageError(f"{name} cannot compare {main.label}, a nested tensor: take --loss projection or sum.")
         others = ", ".join(each.label for each in used if each is not main)
         used = [main]
         result = OF_ONE[name](main, task)

@@ -5,7 +5,7 @@ A network may end in a softmax or a normalisation; a loss that would be wrong or
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,12 +23,13 @@ from hookscope.inspection.losses.targets import (
     generators,
     value_target,
 )
+from hookscope.results.comparison import Reading
 from hookscope.text import shape_text
 
 # Above this share of the top class, cross-entropy towards that class has little gradient left: at a share of 0.97 its
-# norm with respect to the logits was 0.044, at 0.03 it was 0.97. Our choice of limit.
+# norm with respect to the logits was 0.044, at 0.03 it was 0.97.
 _CONFIDENT_SHARE = 0.9
-# Below this many values a mean of 0 or a mean square of 1 may be chance. Our choice.
+# Below this many values a mean of 0 or a mean square of 1 may be chance.
 _MIN_GROUP = 8
 
 # Nodes of autograd's graph: those that move values, and those that add them up without a bound.
@@ -47,7 +48,14 @@ class Result(NamedTuple):
 
 
 def real(tensor: Tensor) -> Tensor:
-    """Return a floating tensor as dense float32 or float64; of a complex one, both parts along a new last axis."""
+    """Return a floating tensor as dense float32 or float64; of a complex one, both parts along a new last axis.
+
+    The parts of a nested one come one after the other along axis 0, or flat if they differ in further axes.
+    """
+    if tensor.is_nested:
+        parts = [real(part) for part in tensor.unbind()]
+        alike = len({part.shape[1:] for part in parts if part.dim()}) == 1
+        return torch.cat(parts if alike else [part.reshape(-1) for part in parts])
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     if tensor.is_complex():
@@ -95,7 +103,7 @@ def _logit(output: Output, task: Task) -> Result:
 def _class_axis(values: Tensor, output: Output, task: Task) -> int:
     """Return the axis of `values` that counts classes; 1 for a vector of one value per input, which has none.
 
-    With three axes the last is likelier: logits of language models are (N, T, C). Our choice.
+    With three axes the last is likelier: logits of language models are (N, T, C).
     """
     if values.dim() == 0:
         raise UsageError(f"{task.loss} needs a value per class, but {output.label} is a single number: take sum.")
@@ -130,6 +138,19 @@ def is_softmax(rows: Tensor, output: Output) -> bool:
     return _sums_to_one(rows.detach(), {1}, _tolerance(output))
 
 
+def class_probabilities(rows: Tensor, output: Output, *, multi_label: bool) -> tuple[Tensor, Reading]:
+    """Return scores (N, C, ...) as probabilities, and how they became that.
+
+    Those of one class among several are a softmax, those of independent labels sigmoids. A network that returns
+    probabilities itself is taken at its word, see `are_probabilities`.
+    """
+    if is_softmax(rows, output) and not multi_label:
+        return rows, "as returned"
+    if multi_label:
+        return (rows, "as returned") if are_probabilities(rows, output) else (rows.sigmoid(), "sigmoid")
+    return rows.softmax(1), "softmax"
+
+
 def are_probabilities(rows: Tensor, output: Output) -> bool:
     """Tell whether scores (N, C) of an output are probabilities of the classes already, and not logits.
 
@@ -155,7 +176,7 @@ def _sums_to_one(values: Tensor, axes: set[int], tolerance: float) -> bool:
 
 
 def _tolerance(output: Output) -> float:
-    """Return how far sums and means may be off in the output's dtype and still count as exact: our choice."""
+    """Return how far sums and means may be off in the output's dtype and still count as exact."""
     return max(1e-4, 2 * torch.finfo(output.tensor.dtype).eps)
 
 
@@ -267,10 +288,20 @@ def _projection(outputs: Sequence[Output], task: Task) -> Result:
     sources = generators(task.indices, task.seed)
     parts = []
     for each in outputs:
-        values = real(each.tensor)
-        weights = draw(tuple(values.shape), sources).to(values.device, values.dtype)
-        parts.append((values * weights).sum())
+        for values, drawn in _by_generator(each.tensor, sources):
+            weights = draw(tuple(values.shape), drawn).to(values.device, values.dtype)
+            parts.append((values * weights).sum())
     return Result(torch.stack(parts).sum(), f"standard normal weights (seed {task.seed})")
+
+
+def _by_generator(tensor: Tensor, sources: list[torch.Generator]) -> Iterator[tuple[Tensor, Sequence[torch.Generator]]]:
+    """Yield an output with its generators; the parts of a nested one each with that of its input."""
+    if not tensor.is_nested:
+        yield real(tensor), sources
+        return
+    parts = tensor.unbind()
+    for index, part in enumerate(parts):
+        yield real(part), [sources[index if len(parts) == len(sources) else 0]]
 
 
 # --- Losses without gradient -----------------------------------------------------------------------------------------
@@ -290,7 +321,7 @@ def _fixed_sum(values: Tensor, tolerance: float) -> str:
         return "is a softmax whose rows sum to 1"
     for axes, count in _groups(values):
         deviation, mean = torch.std_mean(values, axes, correction=0)
-        # The mean of independent numbers is off 0 by about 1 / sqrt(count) of their deviation. Our choice of limit: a
+        # The mean of independent numbers is off 0 by about 1 / sqrt(count) of their deviation. The limit is a
         # thousandth of that, or what rounding in the output's dtype amounts to.
         limit = max(1e-3, tolerance / 2) / math.sqrt(count)
         if bool((deviation > 0).all() and (mean.abs() <= limit * deviation).all()):
@@ -309,7 +340,7 @@ def _fixed_size(values: Tensor, loss: str, tolerance: float) -> str:
         if values.shape[axis] > 1 and bool(((squares.sum(axis) - 1).abs() <= 2 * tolerance).all()):
             return "is normalised to length 1"
     for axes, _ in _groups(values):
-        # A thousandth, because a normalisation adds its epsilon to the variance. Our choice.
+        # A thousandth, because a normalisation adds its epsilon to the variance.
         if bool(((squares.mean(axes) - 1).abs() <= max(1e-3, tolerance)).all()):
             return "is normalised to mean square 1"
     return ""

@@ -25,7 +25,7 @@ _IN_WORDS: dict[TargetKind, str] = {
 # Odd, so that no two inputs of a run get the same seed modulo 2**32, which is all torch's CPU generator looks at: 2**32
 # over the golden ratio.
 _SEED_STEP = 0x9E3779B1
-# A label names this many classes one by one. Our choice.
+# A label names this many classes one by one.
 _NAMED_CLASSES = 5
 
 
@@ -112,7 +112,7 @@ def required_class(text: str, categories: Sequence[str]) -> int:
         return index
     shown = safe_text(text.strip())
     if not categories:
-        raise UsageError(f"Target class '{shown}' is not an index from 0, and the model comes without class names.")
+        raise UsageError(f"Target class '{shown}' is not an index from 0, and the model has no class names.")
     raise UsageError(
         f"The model knows no class '{shown}'.{safe_text(nearest(text.strip(), categories))} Or give an index."
     )

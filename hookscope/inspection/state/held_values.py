@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.hooks.memory import missing_memory
 from hookscope.inspection.state.object_states import Problem, attempt
 
 # Tensors of these dtypes, up to this size, are copied and compared together: BatchNorm has three to a layer, and each
@@ -31,20 +32,24 @@ class HeldValues:
         tensors: Those that lie in memory by strides.
         aliases: For each of them one that shares its memory and keeps its size and strides.
         joined: Places in `tensors` of small ones that are alike, and their values in a row.
-        single: Places of others that were copied, and the copies; `bare` are those that were not.
+        single: Places of others that were copied, and the copies; `bare` are those that were not, and `growing` those
+            of them that may be written to.
         special: Sparse, nested and quantised tensors, and those of subclasses that compute in their own way: copy, None
             if none can be made, and version.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], copied: AbstractSet[int]) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], copied: AbstractSet[int], added_to: AbstractSet[int] = frozenset()
+    ) -> None:
         """Keep what tensors hold, each given once, with copies of those of which `copied` has the identity.
 
         Of others their place in memory is kept, and it is noticed if they are written to in place, unless that happens
-        through `.data`.
+        through `.data`. Those in `added_to` a backward pass may write to: of them only the place is kept.
         """
         self.joined: list[tuple[list[int], Tensor]] = []
         self.single: list[tuple[int, Tensor]] = []
         self.bare: list[int] = []
+        self.growing: set[int] = set()
         self.special: list[tuple[Tensor, Tensor | None, int]] = []
         with _plainly():
             if _are_dense(tensors):
@@ -53,15 +58,22 @@ class HeldValues:
                 pairs = [(tensor, _alias(tensor)) for tensor in tensors]
                 self.tensors = [tensor for tensor, alias in pairs if alias is not None]
                 self.aliases = [alias for _, alias in pairs if alias is not None]
-                for tensor in [tensor for tensor, alias in pairs if alias is None]:
+                for tensor in [tensor for tensor, alias in pairs if alias is None and id(tensor) not in added_to]:
                     self.special.append((tensor, _copy(tensor) if id(tensor) in copied else None, _version(tensor)))
             self.addresses = [*map(Tensor.data_ptr, self.tensors)]
+            self.storage_bytes = [*map(_storage_bytes, self.tensors)]
             self.versions = _versions(self.tensors)
             alike: defaultdict[tuple[torch.dtype, torch.device, int], list[int]] = defaultdict(list)
             keys = zip(*(map(read, self.aliases) for read in (_dtype, _device, Tensor.dim)), strict=True)
             for place, (tensor, key, address) in enumerate(zip(self.tensors, keys, self.addresses, strict=True)):
-                if address:  # else it holds nothing
-                    (alike[key] if id(tensor) in copied else self.bare).append(place)
+                if not address or missing_memory(tensor):  # it holds nothing that could be read
+                    continue
+                if id(tensor) in copied:
+                    alike[key].append(place)
+                elif id(tensor) in added_to:
+                    self.growing.add(place)
+                else:
+                    self.bare.append(place)
             for (dtype, _, _), places in alike.items():
                 small = {place for place in places if self.aliases[place].numel() <= _JOINED_ELEMENTS}
                 if dtype not in _JOINED_DTYPES or len(small) < 2:
@@ -102,28 +114,31 @@ class HeldValues:
             [*map(Tensor.data_ptr, self.tensors)] == self.addresses
             and [*map(Tensor.size, self.tensors)] == [*map(Tensor.size, self.aliases)]
             and [*map(Tensor.stride, self.tensors)] == [*map(Tensor.stride, self.aliases)]
+            and [*map(_storage_bytes, self.tensors)] == self.storage_bytes
         ):
             return []
-        pairs = enumerate(zip(self.tensors, self.aliases, self.addresses, strict=True))
+        pairs = enumerate(zip(self.tensors, self.aliases, self.addresses, self.storage_bytes, strict=True))
         return [
             place
-            for place, (tensor, alias, address) in pairs
+            for place, (tensor, alias, address, byte_count) in pairs
             if not tensor.data_ptr() == alias.data_ptr() == address
             or (tensor.size(), tensor.stride()) != (alias.size(), alias.stride())
+            or _storage_bytes(tensor) < byte_count  # where it was: what is left of memory may stay there
         ]
 
     def _move_back(self, place: int) -> list[Problem]:
         tensor, alias, storage = self.tensors[place], self.aliases[place], self.aliases[place].untyped_storage()
-        steps = zip(alias.size(), alias.stride(), strict=True)
-        end = int(alias.storage_offset()) + 1 + sum((size - 1) * step for size, step in steps)
         problems: list[Problem] = []
+        is_lost = storage.nbytes() < self.storage_bytes[place]
         if self.addresses[place] == 0:
             problems = attempt(tensor, partial(storage.resize_, 0))  # it had been emptied to save memory
-        elif storage.nbytes() < end * alias.itemsize:
-            problems = attempt(tensor, partial(storage.resize_, end * alias.itemsize))
+        elif is_lost:
+            problems = attempt(tensor, partial(storage.resize_, self.storage_bytes[place]))
         problems = problems or attempt(tensor, partial(setattr, tensor, "data", alias))
         if not problems:
             self.addresses[place] = alias.data_ptr()
+            if is_lost and place in {*self.bare, *self.growing}:
+                problems = [(tensor, "its memory was freed, and it was too large to be copied before")]
         return problems
 
     def _rewritten(self) -> Iterator[tuple[int, Tensor]]:
@@ -141,7 +156,8 @@ class HeldValues:
 
     def _rewind_versions(self, versions: list[int]) -> list[Problem]:
         """Set back how often tensors have been modified: graphs that saved them can then still be differentiated."""
-        counted = [place for place, tensor in enumerate(self.tensors) if versions[place] != self.versions[place]]
+        counted = [place for place, _ in enumerate(self.tensors) if versions[place] != self.versions[place]]
+        counted = [place for place in counted if place not in self.growing]
         bare = set(self.bare)
         copied = [place for place in counted if place not in bare and not self.tensors[place].is_inference()]
         torch._C._autograd._unsafe_set_version_counter(
@@ -156,6 +172,10 @@ def _plainly() -> Iterator[None]:
     """Leave out what subclasses, gradients and inference mode would do to plain reading and writing."""
     with torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
         yield
+
+
+def _storage_bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
 
 
 def _are_dense(tensors: Sequence[Tensor]) -> bool:
@@ -180,7 +200,7 @@ def _alias(tensor: Tensor) -> Tensor | None:
 
 def _copy(tensor: Tensor) -> Tensor | None:
     try:
-        return tensor.detach().clone()
+        return None if missing_memory(tensor) else tensor.detach().clone()
     except Exception:  # noqa: BLE001 - as above
         return None
 
@@ -234,6 +254,8 @@ def _write(tensor: Tensor, alias: Tensor, values: Tensor) -> list[Problem]:
 
 def _is_same(tensor: Tensor, values: Tensor | None, version: int) -> bool:
     """Tell whether a special tensor holds what it held, as far as that can be told."""
+    if values is not None and missing_memory(tensor):
+        return False
     if values is not None and _DENSE.issuperset((type(tensor), type(values))):
         first, second = _parts(tensor), _parts(values)
         return len(first) == len(second) and all(map(same_bits, first, second))

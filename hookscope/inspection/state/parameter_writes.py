@@ -34,6 +34,7 @@ _WRITES = frozenset({"data", "out", "max_norm", "load_state_dict", "vector_to_pa
 _EVERY_PARAMETER = frozenset(
     {"parameters", "named_parameters", "state_dict", "load_state_dict", "vector_to_parameters"}
 )
+_GRADIENTS = frozenset({"grad", "_grad", "zero_grad", "clip_grad_norm_", "clip_grad_value_"})
 # Methods of a module that run without being named.
 _OF_A_MODULE = ("forward", "train", "eval", "__call__", "__setattr__", "__getattr__", "__getattribute__")
 
@@ -66,7 +67,10 @@ def overwritten(modules: Sequence[nn.Module], *, own_code: bool) -> Overwritten:
         if each.writes or through_data:
             written.update(map(id, _named(modules, each.owner, each.names)))
     written.update(map(id, _given_to_writers(modules, {each.owner for each in said if each.writes})))
-    return Overwritten(written, any("backward" in each.names for each in said))
+    gradients = any(
+        "backward" in each.names or (each.writes and not each.names.isdisjoint(_GRADIENTS)) for each in said
+    )
+    return Overwritten(written, gradients)
 
 
 def _given_to_writers(modules: Sequence[nn.Module], owners: AbstractSet[type]) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookscope.hooks.autograd import history_is_lost, is_leaf
+from hookscope.hooks.memory import missing_memory
 from hookscope.inspection.state.held_values import HeldValues
 from hookscope.inspection.state.object_states import Contents, Problem, attempt, identical
 from hookscope.inspection.state.own_code import has_own_code
@@ -61,12 +62,13 @@ class Snapshot:
             self.histories = [*_histories(tensors)]
             self.note()
             copied = {*found.buffers, *expected}
+            # A module that is cast in a forward pass casts its gradients too, and back.
+            gradients = {id(each): each for each in self._gradients if own_code and each is not None}
             if written.gradients:
-                gradients = {id(each): each for each in self._gradients if each is not None}
                 copied |= gradients.keys()
-                tensors = [*({id(each): each for each in tensors} | gradients).values()]
+            tensors = [*({id(each): each for each in tensors} | gradients).values()]
             copied |= _affordable([each for each in tensors if id(each) not in copied])
-        self.values = HeldValues(tensors, copied)
+        self.values = HeldValues(tensors, copied, gradients.keys() - copied if differentiates else frozenset())
 
     def note(self) -> None:
         """Keep what everything refers to now, as if the snapshot had been taken now; what tensors hold stays."""
@@ -206,7 +208,7 @@ def _node(tensor: Tensor) -> Any:
 def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
     with torch.inference_mode(False), torch.enable_grad():
         for tensor in tensors:
-            if not is_leaf(tensor):
+            if not is_leaf(tensor) and not missing_memory(tensor):
                 with suppress(Exception):  # a subclass may raise anything
                     yield tensor, tensor.grad_fn, tensor.clone()
 

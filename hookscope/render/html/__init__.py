@@ -3,18 +3,21 @@
 import base64
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from markupsafe import Markup
 
 from hookscope.render.columns import number_text, percent_text, probability_text, quantile_text
-from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, bars, distributions, logarithmic
+from hookscope.render.cost_text import cost_lines, dearest_sentence
+from hookscope.render.html.figures import FRAME, Figure, bars, distributions, logarithmic
 from hookscope.render.html.flow import flows_of
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
 from hookscope.render.html.page import making_facts, model_facts, render_page
-from hookscope.render.html.pictures import Picture, picture_uri, shrink_all, thumbnail_uri
-from hookscope.results.activations import Verification
+from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
+from hookscope.render.overviews.activations import NO_FINDINGS
+from hookscope.results.activations import Activations, Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.gradients import Gradients, parameter_owner
@@ -22,8 +25,14 @@ from hookscope.results.runs.reading import StoredRun
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import counted, shape_text, some_of
 
-# Inputs that are shown as pictures; a run of thousands lists the others by name. Our choice.
+# Inputs that are shown as pictures; a run of thousands lists the others by name.
 _MOST_THUMBNAILS = 32
+
+# A row's text takes this much room of the pictures', which keep the last of these.
+_ROW_BYTES, _LEAST = 2_000, 1_000_000
+
+# Layers whose first channels are shown before the tables, how many channels, and their greatest side in pixels.
+_STRIPS, _STRIP_CHANNELS, _STRIP_SIDE = 5, 8, 112
 
 _STATISTICS = (
     ("mean", "mean", number_text),
@@ -40,7 +49,8 @@ _STATISTICS = (
 def report_html(run: StoredRun) -> str:
     """Return the page of a run; an InputError is raised if a picture is missing, or not what the run says it is."""
     layers = layers_of(run)
-    pictures, fidelity = shrink_all(run.record.grids, run.read_picture)
+    has_cost = isinstance(run.result, Activations) and run.result.cost is not None
+    pictures, fidelity = shrink_all(run.record.grids, run.read_picture, max(BUDGET - _ROW_BYTES * len(layers), _LEAST))
     drawn = zip(pictures, run.record.grids, strict=True)
     left_out = sum(picture is None and grid.tiles is not None for picture, grid in drawn)
     remarks = [fidelity.sentence] if fidelity.sentence else []
@@ -57,20 +67,23 @@ def report_html(run: StoredRun) -> str:
             "own_name": lambda each: each.name.removeprefix(f"{parameter_owner(each.name, each.kind)}."),
             "quantiles": _quantiles,
         },
-        script="report.js",
+        scripts=("fragment.js", "plots.js", "report.js"),
         record=run.record,
         result=run.result,
         title=_title(run),
         facts=_facts(run),
         making=making_facts(run.record, run.result, [("Layers asked for", patterns)]),
         remarks=remarks,
-        overview=picture_uri(run.read_picture(run.record.overview), run.record.overview) if run.record.overview else "",
+        strips=_strips(run, layers),
+        verdict=_verdict(run),
         findings=findings_of(run, layers),
         flagged=[layer for layer in layers if layer.flagged],
         inputs=_inputs(run),
         figures=_figures(run, layers),
-        frame={"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT},
-        columns=[column for column in COLUMNS if run.gradients or not column.gradient],
+        frame=FRAME,
+        columns=[
+            column for column in COLUMNS if (run.gradients or not column.gradient) and (has_cost or not column.cost)
+        ],
         layers=layers,
         kinds=sorted({layer.row.kind for layer in layers}),
         tree=tree_of(layers),
@@ -79,6 +92,47 @@ def report_html(run: StoredRun) -> str:
         statistics=_STATISTICS,
         nothing=TensorStatistics((), "", 0),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The first channels of one layer's maps, side by side."""
+
+    layer: Layer
+    count: int
+    uri: str
+
+
+def _strips(run: StoredRun, layers: Sequence[Layer]) -> list[Strip]:
+    """Return a few layers over depth with maps of the first input: the last layer of each size, from large to small."""
+    drawn = [
+        (layer, grid)
+        for layer in layers
+        if "pad" not in layer.row.kind.lower()
+        for grid in (run.record.grids[position] for position in layer.grids)
+        if grid.input_index == 0 and grid.tiles is not None and min(grid.tiles.height, grid.tiles.width) > 1
+    ]
+    last = {(grid.tiles.height, grid.tiles.width): place for place, (_, grid) in enumerate(drawn) if grid.tiles}
+    places = sorted(last.values())
+    chosen = [places[round(at * (len(places) - 1) / (_STRIPS - 1))] for at in range(_STRIPS)] if places else []
+    strips = []
+    for layer, grid in (drawn[place] for place in dict.fromkeys(chosen)):
+        uri, count = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, _STRIP_SIDE)
+        strips.append(Strip(layer, count, uri))
+    return strips
+
+
+def _verdict(run: StoredRun) -> tuple[str, str]:
+    """Return the answer in one sentence, and how it reads: "good", "warn" or "fail"."""
+    levels = [each.level for each in run.result.verdicts]
+    if run.result.failure is not None:
+        where = run.result.failure.layer or "the network"
+        return f"The forward pass raised in {where}: {run.result.failure.error}", "fail"
+    if levels:
+        return counted(len(levels), "finding"), "fail" if "fail" in levels else "warn"
+    if run.gradients:
+        return "No rule objects to the gradients.", "good"
+    return NO_FINDINGS, "good"
 
 
 def _quantiles(statistics: TensorStatistics) -> list[tuple[str, float]]:
@@ -119,6 +173,9 @@ def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:
     if backward and (loss := backward.loss):
         target = f" to {loss.target}" if loss.target else ""
         facts.insert(3, ("Loss", f"{loss.name}{target} = {number_text(loss.value)}", not math.isfinite(loss.value)))
+    if isinstance(result, Activations) and result.cost is not None:
+        facts += [("Cost", line.plain, False) for line in cost_lines(result.cost)[:1]]
+        facts += [("Dearest part", sentence, False) for sentence in [dearest_sentence(result)] if sentence]
     if result.verification is not None:
         facts.append(_verified(result.verification))
     if run.record.edits:
@@ -144,10 +201,10 @@ def _inputs(run: StoredRun) -> list[dict[str, Any]]:
         uri = thumbnail_uri(run.read_picture(path), path) if path is not None else ""
         before = f"{' × '.join(map(str, each.size))} pixels, " if each.size else ""
         size = f"{before}to the network as {shape_text(each.shape)}"
-        classes = _classes(best.get(number))
-        given.append(
-            {"number": number, "name": each.name, "steps": each.steps, "size": size, "uri": uri, "classes": classes}
-        )
+        prediction = best.get(number)
+        shown = {"number": number, "name": each.name, "steps": each.steps, "size": size, "uri": uri}
+        reading = "" if prediction is None else prediction.reading
+        given.append({**shown, "classes": _classes(prediction), "reading": reading})
     return given
 
 

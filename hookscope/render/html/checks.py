@@ -8,7 +8,7 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -34,13 +34,13 @@ from hookscope.results.runs.reading import read_inside
 from hookscope.results.runs.serialize import RunRecord, parse_json, record_from_dict
 from hookscope.text import counted, shape_text, slug
 
-# Of one checkpoint, this many findings are in sight, the others a click away. Our choice: what a screen has room for.
+# Of one checkpoint, this many findings are in sight, the others a click away: what a screen has room for.
 _FEW_FINDINGS = 20
 
-# Classes that are listed, the lowest first. Our choice, for the same reason.
+# Classes that are listed, the lowest first.
 _MOST_CLASSES = 20
 
-# Inputs that are described; of thousands, the others are counted. Our choice.
+# Inputs that are described; of thousands, the others are counted.
 _MOST_INPUTS = 32
 
 _MAX_RECORD_BYTES = 64 * 2**20
@@ -61,11 +61,12 @@ class EvidencePicture(NamedTuple):
     height: int
 
 
-class Evidence(NamedTuple):
-    """What a folder holds to be shown: grids in execution order, then histograms."""
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a folder holds to be shown: grids in execution order, then histograms; wrong pictures by their place."""
 
-    overview: EvidencePicture | None = None
     pictures: Sequence[EvidencePicture] = ()
+    wrong: Mapping[int, EvidencePicture] = field(default_factory=dict)
     byte_count: int = 0  # of their files together
     remarks: Sequence[str] = ()  # on what is not shown
 
@@ -82,25 +83,34 @@ class LabelledSection(NamedTuple):
 
     words: str
     classes: list[ClassShare]
-    worst: Sequence[WrongPicture]  # in words: the overview has their pictures
+    worst: Sequence[tuple[WrongPicture, EvidencePicture | None]]
+    multi_label: bool
 
 
-def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], seconds: float | None = None) -> str:
+def checks_html(
+    reports: Sequence[CheckReport],
+    *,
+    meanings: Mapping[str, str],
+    holds: Mapping[str, str],
+    seconds: float | None = None,
+) -> str:
     """Return the page of the verdicts on all checkpoints, the most severe first.
 
     A rule, a finding and a picture can be linked as `#rule=dead-channels`, `#rule=dead-channels&finding=2` and
     `#picture=1`, among several checkpoints behind `checkpoint=model.pt&`. A picture that cannot be read leaves a
-    remark. `meanings` has what each rule says, by its name; `seconds` is as in `summary`.
+    remark. By its name, `meanings` has what each rule objects to, and `holds` what holds where it passes; `seconds`
+    is as in `summary`.
     """
     ordered = by_severity(reports)
     several = len(ordered) != 1
     checked: list[dict[str, Any]] = []
     room = BUDGET
     for report, name in zip(ordered, _anchors(ordered), strict=True):
-        evidence = read_evidence(Path(report.evidence), room) if report.evidence else Evidence()
+        worst = () if report.accuracy is None else report.accuracy.worst
+        evidence = read_evidence(Path(report.evidence), room, worst) if report.evidence else Evidence()
         room -= evidence.byte_count
         shown = readable(report)
-        labelled = None if shown.accuracy is None else _labelled_section(shown.accuracy)
+        labelled = None if shown.accuracy is None else _labelled_section(shown.accuracy, evidence)
         checked.append(_checked(shown, name, evidence, several=several) | {"labelled": labelled})
     heading, *rest = summary(reports, seconds).split(" · ")
     return render_page(
@@ -112,16 +122,17 @@ def checks_html(reports: Sequence[CheckReport], *, meanings: Mapping[str, str], 
         several=several,
         checkpoints=checked,
         few=_FEW_FINDINGS,
-        meanings=meanings,
+        sentence=lambda rule: (holds if rule.status == "pass" else meanings).get(rule.rule, ""),
     )
 
 
-def _labelled_section(accuracy: Accuracy) -> LabelledSection:
+def _labelled_section(accuracy: Accuracy, evidence: Evidence) -> LabelledSection:
     lowest = accuracy.by_share[:_MOST_CLASSES]
     left = len(accuracy.classes) - len(lowest)
     rest = f" Of {counted(len(accuracy.classes), 'label')} the lowest are listed." if left else ""
     classes = [ClassShare(each, interval(each.right, each.count)) for each in lowest]
-    return LabelledSection(f"{accuracy_words(accuracy)}.{rest}", classes, accuracy.worst)
+    worst = [(wrong, evidence.wrong.get(place)) for place, wrong in enumerate(accuracy.worst)]
+    return LabelledSection(f"{accuracy_words(accuracy)}.{rest}", classes, worst, accuracy.multi_label)
 
 
 def _anchors(reports: Sequence[CheckReport]) -> list[str]:
@@ -201,29 +212,30 @@ def _origin(report: CheckReport) -> list[tuple[str, str]]:
     return origin
 
 
-def read_evidence(folder: Path, room: int) -> Evidence:
-    """Read the pictures in `CheckReport.evidence`, up to `room` bytes; what is beyond stays in the folder."""
+def read_evidence(folder: Path, room: int, worst: Sequence[WrongPicture] = ()) -> Evidence:
+    """Read the pictures in `CheckReport.evidence`, up to `room` bytes, with those of the `worst` labelled pictures."""
     try:
         record = _contents(folder)
     except InputError as error:
         return Evidence(remarks=(f"Its pictures are not shown. {error}",))
-    names = [readable(grid.label) for grid in record.grids]
-    shown = [
-        (grid.path, name, f"Feature maps of {name}: {', '.join(grid.caption)}")
-        for grid, name in zip(record.grids, names, strict=True)
+    wanted: list[tuple[str, str, str]] = []
+    for grid in record.grids:
+        name = readable(grid.label)
+        wanted.append((grid.path, name, f"Feature maps of {name}: {', '.join(grid.caption)}"))
+    if _HISTOGRAMS in record.files:
+        wanted.append((_HISTOGRAMS, "", f"Histograms of the outputs of {', '.join(record.layers)}"))
+    places = {f"pictures/{place}.png": place for place in range(len(worst))}
+    wanted += [
+        (path, "", f"{readable(worst[place].name)}, as the network got it")
+        for path, place in places.items()
+        if path in record.files
     ]
-    histograms = f"Histograms of the outputs of {', '.join(record.layers)}"
-    shown += [(_HISTOGRAMS, "", histograms)] if _HISTOGRAMS in record.files else []
     pictures: list[EvidencePicture] = []
-    overview = None
-    if record.overview:
-        shown.insert(
-            0, (record.overview, "", ": ".join(filter(None, ("Overview of what fails", ", ".join(record.layers)))))
-        )
+    wrong: dict[int, EvidencePicture] = {}
     taken = left_out = unreadable = 0
-    for name, layer, alternative in shown:
+    for path, layer, alternative in wanted:
         try:
-            png = read_inside(folder, name, room)
+            png = read_inside(folder, path, room)
         except InputError:
             unreadable += 1
             continue
@@ -234,15 +246,15 @@ def read_evidence(folder: Path, room: int) -> Evidence:
             left_out += 1
         else:
             taken += len(png)
-            if name == record.overview:
-                overview = picture
+            if path in places:
+                wrong[places[path]] = picture
             else:
                 pictures.append(picture)
     remarks = (
         f"{counted(left_out, 'picture')} did not fit here and are in the folder only." if left_out else "",
         f"{counted(unreadable, 'picture')} of the folder cannot be read any more." if unreadable else "",
     )
-    return Evidence(overview, pictures, taken, tuple(filter(None, remarks)))
+    return Evidence(pictures, wrong, taken, tuple(filter(None, remarks)))
 
 
 def _contents(folder: Path) -> RunRecord:

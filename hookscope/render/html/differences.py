@@ -1,12 +1,14 @@
-"""A run of `diff` as one HTML page: the overview, the answer, the plot over depth, maps of A-B, and every row."""
+"""A run of `diff` as one HTML page: the answer, the difference over depth, maps of A-B, and every row."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from hookscope.render.columns import Column
 from hookscope.render.differences_text import answer, difference_columns, first_mark, sides_text
+from hookscope.render.html.figures import FRAME, Figure, logarithmic
 from hookscope.render.html.page import render_page
-from hookscope.render.html.pictures import picture_uri, thumbnail_uri
+from hookscope.render.html.pictures import thumbnail_uri
 from hookscope.render.weights_text import (
     differs,
     gradients_answer,
@@ -14,13 +16,12 @@ from hookscope.render.weights_text import (
     weights_answer,
     without_gradients,
 )
-from hookscope.results.differences import Differences, Side
+from hookscope.results.differences import Differences, Measures, Side
 from hookscope.results.grids import Grid
-from hookscope.results.runs.differences import PLOT, StoredDifferences
+from hookscope.results.runs.differences import StoredDifferences
 from hookscope.text import are, counted
 
-# Pixels a side, our choice; rows, above which a browser takes long to lay a table out.
-_PLOT_SIDE = 1600
+# Rows, above which a browser takes long to lay a table out; pixels a side.
 _MOST_ROWS = 5000
 _MOST_GRIDS = 12
 _GRID_SIDE = 1100
@@ -39,12 +40,36 @@ def differences_html(run: StoredDifferences) -> str:
         sentences=list(weights_answer(result) if of_weights else answer(result)),
         sides=[(letter, side, _about(side, result)) for letter, side in (("A", result.a), ("B", result.b))],
         result=result,
-        plot="" if of_weights else thumbnail_uri(run.read_picture(PLOT), PLOT, _PLOT_SIDE),
-        overview=picture_uri(run.read_picture(run.record.overview), run.record.overview) if run.record.overview else "",
+        figure=_over_tensors(result) if of_weights else _over_layers(result),
+        frame=FRAME,
         grids=[_grid(run, each) for each in run.record.grids[:_MOST_GRIDS]],
         tables=_tables(result),
         making=_making(run),
     )
+
+
+def _over_layers(result: Differences) -> Figure | None:
+    """Return the relative L2 norm of A-B over depth, with what layers add; both errors if there is a reference."""
+    rows, begins = result.rows, {each.row for each in result.first_differences}
+    lines = [("A and B", [_norm(row.measures) for row in rows])]
+    if any(row.added for row in rows):
+        lines.insert(0, ("added by the layer", [_norm(row.added) for row in rows]))
+    if result.reference:
+        lines = [("B and reference", [row.error_b for row in rows]), ("A and reference", [row.error for row in rows])]
+    labels = [row.label for row in rows]
+    names, marked = [label or "(model)" for label in labels], [label in begins for label in labels]
+    return logarithmic("Relative L2 norm of the difference", names, labels, lines, marked, "a difference begins")
+
+
+def _over_tensors(result: Differences) -> Figure | None:
+    names = [each.name for each in result.weights]
+    lines = [("A and B", [_norm(each.measures) for each in result.weights])]
+    unlike = [each.measures is None for each in result.weights]
+    return logarithmic("Relative L2 norm of A-B", names, names, lines, unlike, "shapes differ")
+
+
+def _norm(measures: Measures | None) -> float | None:
+    return measures.relative_l2 if measures is not None and math.isfinite(measures.relative_l2) else None
 
 
 def _grid(run: StoredDifferences, grid: Grid) -> dict[str, str]:

@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookscope.render.columns import fold_name, number_text, quantile_text
+from hookscope.render.training_steps import Floats, columns_of, kept_places, pieces, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
+FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
 
 _LABEL_PIXELS = 6.2  # a character of the axis, with room to spare
 _MOST_BLOCKS = 40
@@ -140,6 +143,115 @@ def logarithmic(
         [across(place) for place, each in enumerate(missing) if each],
         mark_meaning,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StepAxis:
+    """The horizontal axis of steps from `low` to `high`.
+
+    Attributes:
+        places: The places that a pointer tells apart: the steps, or columns of them.
+    """
+
+    low: int
+    high: int
+    most: int = 900
+
+    @property
+    def places(self) -> int:
+        """How many places there are."""
+        return min(self.most, self.high - self.low + 1)
+
+    def across(self, step: float) -> float:
+        """Return where a step is, from the left."""
+        return round(LEFT + 4 + (step - self.low) / max(1, self.high - self.low) * (WIDTH - LEFT - 12), 1)
+
+    def names(self) -> list[tuple[float, str]]:
+        """Return round steps, with where they are, as far as their numbers fit; the first is called "step"."""
+        numbers = round_steps(self.low, self.high, 8)
+        names = [
+            (self.across(step), f"step {step:,}" if not place else f"{step:,}") for place, step in enumerate(numbers)
+        ]
+        return [(left, text) for left, text in names if left + len(text) * _LABEL_PIXELS <= WIDTH]
+
+
+def over_steps(
+    title: str,
+    axis: StepAxis,
+    steps: NDArray[np.int64],
+    lines: Sequence[tuple[str, str, Floats]],
+    marked: NDArray[np.bool_],
+    mark_meaning: str = "",
+) -> Figure | None:
+    """Draw numbers over steps, which ascend; None if none is finite.
+
+    `lines` are style, meaning and a value for each step, as `as_floats` returns them. The vertical axis is logarithmic
+    unless some value is negative; 0 then breaks a line as Inf does, and both are marked at the foot with `marked`.
+    """
+    finite = np.concatenate([values[np.isfinite(values)] for _, _, values in lines])
+    if not finite.size:
+        return None
+    logarithmic = finite.min() >= 0 and finite.max() > 0
+    vertical = (
+        _Log(finite[finite > 0].min(), finite.max()) if logarithmic else _Asinh(_scale_of(finite), finite.tolist())
+    )
+    column = columns_of(steps, axis.low, axis.high, axis.places)
+    foot = marked.copy()
+    meanings = {mark_meaning: bool(marked.any())}
+    shapes = []
+    for style, _, values in lines:
+        drawn = np.where(values == 0, np.inf, values) if logarithmic else values
+        foot |= np.isinf(drawn)
+        for meaning, places in (("NaN or Inf", np.isinf(values)), ("0", logarithmic & (values == 0))):
+            meanings[meaning] = meanings.get(meaning, False) or bool(places.any())
+        path = [
+            _line(_placed(axis, steps[piece]), drawn[piece].tolist(), vertical.height)
+            for piece in pieces(kept_places(column, drawn), drawn)
+        ]
+        shapes.append((style, "".join(path)))
+    return Figure(
+        title,
+        f"{title} over steps {axis.low:,} to {axis.high:,}, from {number_text(float(finite.min()))} to "
+        f"{number_text(float(finite.max()))}. The text above it gives the numbers at the pointer.",
+        _step_labels(axis, column, steps, lines),
+        shapes,
+        vertical.ticks(),
+        axis.names(),
+        [(style, meaning) for style, meaning, _ in lines],
+        sorted({round(axis.across(step)) for step in steps[foot]}),
+        " or ".join(meaning for meaning, is_there in meanings.items() if is_there),
+    )
+
+
+def _placed(axis: StepAxis, steps: NDArray[np.int64]) -> Callable[[float], float]:
+    return lambda place: axis.across(int(steps[int(place)]))
+
+
+def _scale_of(finite: Floats) -> float:
+    return float(np.median(np.abs(finite[finite != 0]))) if finite.any() else 1.0
+
+
+def _step_labels(
+    axis: StepAxis, column: NDArray[np.int64], steps: NDArray[np.int64], lines: Sequence[tuple[str, str, Floats]]
+) -> list[str]:
+    """Return the numbers at each place in words: "step 12: loss 0.31", "steps 120 to 129: loss 0.29 to 0.33"."""
+    labels = [""] * axis.places
+    starts = np.flatnonzero(np.diff(column, prepend=-1))
+    for start, end in zip(starts, [*starts[1:], column.size], strict=True):
+        first, last = steps[start], steps[end - 1]
+        words = [f"{meaning} {_extent(values[start:end])}" for _, meaning, values in lines]
+        name = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+        labels[column[start]] = f"{name}: {', '.join(words)}"
+    return labels
+
+
+def _extent(values: Floats) -> str:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return "NaN or Inf" if np.isinf(values).any() else "-"
+    low, high = number_text(float(finite.min())), number_text(float(finite.max()))
+    words = low if low == high else f"{low} to {high}"
+    return f"{words}, NaN or Inf" if np.isinf(values).any() else words
 
 
 class _Asinh:

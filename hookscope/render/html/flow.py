@@ -15,7 +15,7 @@ from hookscope.render.html.layers import Layer
 from hookscope.render.html.wiring import Wiring, middle, wired
 from hookscope.text import counted, shape_text
 
-# Characters of a name from outside a block, and takers of a result that are named. Our choice.
+# Characters of a name from outside a block, and takers of a result that are named.
 _NAME_WIDTH = 36
 _MOST_TAKERS = 3
 

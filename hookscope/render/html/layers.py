@@ -1,25 +1,29 @@
 """A run's layers as a page shows them: one entry for each row of the table, with its details."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from urllib.parse import quote
 
-from hookscope.render.columns import integer_text, number_text, percent_text
+from hookscope.render.columns import integer_text, number_text, percent_text, token_norms_text
+from hookscope.render.cost_text import field_text, scaled_text, seconds_text
 from hookscope.render.html.figures import Bars, bars
-from hookscope.results.activations import LayerRow
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.cost import ModuleCost
+from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, ParameterRow, parameter_owner
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.statistics import TensorStatistics
 from hookscope.text import safe_text, shape_text
 
-# Calls of one module that the page of each lists: with all of them, pages would grow with their square. Our choice.
+# Calls of one module that the page of each lists: with all of them, pages would grow with their square.
 _MOST_CALLS = 32
 # Flags that call for a look; the others say how a layer works.
-_NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "unmeasured"})
+_NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "massive activations", "unmeasured"})
 
-# Only a name made to break a page nests deeper. Our choice.
+# Only a name made to break a page nests deeper.
 MOST_LEVELS = 24
 
 
@@ -33,6 +37,7 @@ class LayerColumn:
     shown: bool = True  # at first
     gradient: bool = False
     words: bool = False  # not numbers
+    cost: bool = False  # only where costs were taken
 
 
 COLUMNS = (
@@ -52,7 +57,13 @@ COLUMNS = (
     LayerColumn("l2", "L2", "root of the sum of squares", shown=False),
     LayerColumn("zeros", "zeros", "share of exact zeros"),
     LayerColumn("dead", "dead", "channels that are zero everywhere"),
+    LayerColumn("tokens", "token L2", "median and greatest norm of the tokens, and how many are high", shown=False),
     LayerColumn("bad", "NaN, Inf", "values that are not finite"),
+    LayerColumn("madds", "mult-adds", "multiply-adds of the module, all calls", cost=True),
+    LayerColumn("outbytes", "out bytes", "bytes of the module's output, all calls", shown=False, cost=True),
+    LayerColumn("saved", "saved", "bytes saved for the backward pass", cost=True),
+    LayerColumn("field", "rec. field", "receptive field /stride, in pixels", words=True, cost=True),
+    LayerColumn("time", "time", "of the module on the machine of the run, all calls", cost=True),
     LayerColumn("flags", "flags", "remarks", words=True),
 )
 
@@ -82,6 +93,7 @@ class Layer:
     grids: Sequence[int]  # positions
     sources: Sequence[tuple[str, str]]  # where its inputs came from, with links; "" for what has no row
     takers: Sequence[tuple[str, str]]  # what takes its output, likewise
+    cost: ModuleCost | None = None  # of the module; of its other rows None
 
     @property
     def flags(self) -> list[tuple[str, bool]]:
@@ -129,7 +141,23 @@ class Layer:
             "zeros": (percent_text(values.zero_fraction), values.zero_fraction),
             "dead": (integer_text(dead) if values.channel_count else "-", dead),
             "bad": (integer_text(bad), bad),
+            "tokens": (token_norms_text(row.tokens), None if row.tokens is None else row.tokens.max),
             **{key: (number_text(number), number) for key, number in numbers.items()},
+            **self._cost_cells,
+        }
+
+    @property
+    def _cost_cells(self) -> dict[str, tuple[str, float | str | None]]:
+        if self.cost is None:
+            return dict.fromkeys(("madds", "outbytes", "saved", "field", "time"), ("", None))
+        total, field, seconds = self.cost.total, self.cost.receptive_field, self.cost.seconds
+        size = None if field is None else math.prod(field.size)
+        return {
+            "madds": (scaled_text(total.multiply_adds), total.multiply_adds),
+            "outbytes": (scaled_text(self.cost.output_bytes, "B"), self.cost.output_bytes),
+            "saved": (scaled_text(total.saved_bytes, "B"), total.saved_bytes),
+            "field": (field_text(field), size),
+            "time": (seconds_text(seconds), seconds),
         }
 
 
@@ -194,6 +222,8 @@ def layers_of(run: StoredRun) -> list[Layer]:
     for row in run.result.rows:
         for source in row.inputs:
             takers[shown.get(source, source)][row.label] = None
+    cost = run.result.cost if isinstance(run.result, Activations) else None
+    costs = [None] * len(run.result.rows) if cost is None else costs_of_rows(run.result.rows, cost)
     layers = []
     for number, row in enumerate(run.result.rows):
         parameters = owned[row.layer]
@@ -210,6 +240,7 @@ def layers_of(run: StoredRun) -> list[Layer]:
             grids[row.label],
             [(name, _href(shown[name]) if name in shown else "") for name in row.inputs if name],
             [(name, _href(name)) for name in takers[row.label]],
+            costs[number],
         )
         calls[row.layer].append(layer)
         layers.append(layer)

@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from hookscope.render.columns import integer_text, number_text
 from hookscope.results.activations import Activations
+from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModelInfo
@@ -24,8 +25,10 @@ from hookscope.results.runs.serialize import RunRecord
 from hookscope.text import counted, safe_text, shape_text
 
 
-def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script: str = "", **values: Any) -> str:
-    """Return the page of a template; `script` is a file name, "" for a page without one; values hold a `title`."""
+def render_page(
+    template: str, filters: Mapping[str, Callable[..., Any]], scripts: Sequence[str] = (), **values: Any
+) -> str:
+    """Return the page of a template; `scripts` are file names, which make one script; values hold a `title`."""
     environment = Environment(
         loader=PackageLoader("hookscope.render.html"),
         autoescape=True,
@@ -36,7 +39,7 @@ def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script
     )
     environment.filters |= {"counted": counted, "integer": integer_text, "number": number_text, "shape": shape_text}
     environment.filters |= filters
-    style, code = _asset("style.css"), _asset(script) if script else ""
+    style, code = _asset("style.css"), "".join(map(_asset, scripts))
     return MARK + environment.get_template(template).render(
         style=Markup(style),  # noqa: S704 - these two are our own files
         script=Markup(code),  # noqa: S704
@@ -49,15 +52,16 @@ def render_page(template: str, filters: Mapping[str, Callable[..., Any]], script
 def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
     """Return which network it is: term, words, and whether they call for a look."""
     arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
+    kind = f" ({model.kind}{arguments})" if not model.name.endswith(f" {model.kind}") else ""  # "x.pt (no network)"
     return [
-        ("Model", f"{model.name} ({model.kind}{arguments})", False),
+        ("Model", f"{model.name}{kind}", False),
         ("Parameters", f"{model.parameter_count:,}", False),
         ("Weights", model.weights, model.random),
     ]
 
 
 def making_facts(
-    record: RunRecord, result: Activations | Gradients | Attributions, asked: Sequence[tuple[str, str]]
+    record: RunRecord, result: Activations | Gradients | Attributions | Attention, asked: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
     """Return what is needed to reproduce a run: term and words, set as code; `asked` after the command."""
     versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())

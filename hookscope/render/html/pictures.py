@@ -18,8 +18,8 @@ from hookscope.render.palettes import BACKGROUND, LEVEL_COUNT
 from hookscope.results.grids import Grid
 from hookscope.text import counted, printable
 
-# Bytes of all grids together, before base64 makes 4 of 3: with it and the tables a page stays under 25 MB. Our choice.
-BUDGET = 16_500_000
+# Bytes of all pictures together, before base64 makes 4 of 3: a page of 161 layers stays under 6 MB.
+BUDGET = 3_500_000
 
 # A grid has 64 million pixels at most, and a caption; a picture to be made small, as many as hookscope reads.
 _MAX_PIXELS = 100_000_000
@@ -49,17 +49,16 @@ class Fidelity:
         return f"To keep this file small, feature maps have {', '.join(parts)}; the run's own grids have all."
 
 
-# Tried in this order until all pictures fit. Our choice: indistinguishable colours go first, channels last.
+# Tried in this order until all pictures fit: indistinguishable colours go first, then what does not fit on a screen.
 LADDER = (
     Fidelity(),
     Fidelity(4),
     Fidelity(4, 56),
-    Fidelity(4, 28),
-    Fidelity(8, 28),
-    Fidelity(8, 14),
-    Fidelity(16, 14),
-    Fidelity(16, 14, 512),
-    Fidelity(16, 14, 256),
+    Fidelity(4, 56, 256),
+    Fidelity(4, 56, 64),
+    Fidelity(8, 56, 64),
+    Fidelity(8, 28, 64),
+    Fidelity(16, 28, 64),
     Fidelity(16, 14, 64),
     Fidelity(16, 7, 16),
     Fidelity(16, 7, 4),
@@ -144,6 +143,19 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
     )
 
 
+def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int]:
+    """Return the first maps of a grid side by side as a data URI, at most `side` pixels each, and how many they are.
+
+    An InputError is raised if the file is no grid.
+    """
+    picture = shrink(png, grid, Fidelity(side=side, channels=1))
+    if picture is None:
+        return "", 0
+    count = min(count, picture.columns, grid.tiles.count if grid.tiles else 0)
+    with Image.open(io.BytesIO(picture.png)) as row:
+        return png_uri(row.crop((0, 0, count * picture.width, picture.height))), count
+
+
 def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:
     if grid.extra_token_count:
         apart = counted(grid.extra_token_count, "token")
@@ -162,12 +174,6 @@ def thumbnail_uri(content: bytes, name: str, side: int = _THUMBNAIL_SIDE) -> str
     file = io.BytesIO()
     small.save(file, "JPEG", quality=90)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
-
-
-def picture_uri(content: bytes, name: str) -> str:
-    """Return a drawing of a run, encoded anew, as a data URI; raises as `thumbnail_uri`."""
-    with _opened(content, name) as picture:
-        return png_uri(picture.convert("RGB"))
 
 
 def png_uri(picture: Image.Image) -> str:

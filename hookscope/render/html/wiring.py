@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 ROW_HEIGHT = 24  # px, as in the style
 
-# Distance of lanes where there are few, width of all where there are many, and least distance. Our choice.
+# Distance of lanes where there are few, width of all where there are many, and least distance.
 _LANE_PIXELS = 9.0
 _LANES_PIXELS = 108.0
 _LEAST_LANE_PIXELS = 2.0

@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from hookscope.render.columns import probability_text
+from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.overlays import seen_part
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.maps import MAP_KEY, MapColumns, chosen_maps
@@ -53,7 +54,7 @@ _FLAGS: tuple[tuple[Flag, str], ...] = (
 )
 """Flags that call for a look, the most severe first."""
 
-_NO_FINDINGS = (
+NO_FINDINGS = (
     "No NaN or Inf, no constant output, no layer with 80 % of its channels dead (the layers shown, and operations)."
 )
 
@@ -63,7 +64,7 @@ def draw_activations(result: Activations) -> Image.Image:
     shown = sorted({each.input_index for each in result.map_summaries}) or [0]
     chosen = chosen_maps([each for each in result.map_summaries if each.input_index == shown[0]])
     letters = dict(zip([each.row for each in chosen], _LETTERS, strict=False))
-    blocks = [text_block(_heading(result)), text_block(finding_lines(result.verdicts, _NO_FINDINGS))]
+    blocks = [text_block(_heading(result)), text_block(finding_lines(result.verdicts, NO_FINDINGS))]
     for index in shown[: len(result.inputs)]:
         maps = [each for each in result.map_summaries if each.input_index == index and each.row in letters]
         columns = MapColumns(maps, MARGIN + _WORDS + 16, letters, with_strongest=len(result.inputs) == 1)
@@ -120,7 +121,7 @@ def depth_blocks(
             Series("dead (all zero), share of channels", dead, VERMILION, "dots"),
         ],
         count=len(rows),
-        percent=True,
+        axis="percent",
         ground=ground,
         names=[row.layer or "(model)" for row in rows],
     )
@@ -159,7 +160,10 @@ def input_picture(
 
 def _heading(result: Activations) -> list[Line]:
     title = f"What the layers of {result.model.name} see in {names_of(result.inputs)}"
-    return [(title, TITLE, INK), model_line(result.model, counted(len(result.rows), "output") + " of layers")]
+    lines = [(title, TITLE, INK), model_line(result.model, counted(len(result.rows), "output") + " of layers")]
+    if result.cost is not None:
+        lines.append((" ".join([f"{whole_words(result.cost)}.", dearest_sentence(result)]).strip(), TEXT, INK))
+    return lines
 
 
 def _input_block(result: Activations, index: int, columns: MapColumns) -> Block:
@@ -190,19 +194,20 @@ def _input_lines(result: Activations, index: int) -> list[Line]:
         if prediction.input_index == index:
             best = prediction.classes[:3]
             lines += [(f"{name}  {probability_text(share)}", TEXT, INK) for name, share in best]
+            lines.append((f"Best classes, {prediction.reading}.", SMALL, DIM))
     if not any(each.input_index == index for each in result.map_summaries):
         lines.append(("No maps: no layer here puts out values with height and width.", SMALL, DIM))
     return lines
 
 
 def finding_lines(findings: Sequence[Finding], nothing: str) -> list[Line]:
-    """Return verdicts in words, the first few, or that there are none."""
+    """Return verdicts in words, the first few, or that there are none; a failure that comes first is large."""
     lines: list[Line] = []
     for each in findings[:_MOST_FINDINGS]:
         where = f"{each.where}: " if each.where not in each.message else ""
-        lines.append(
-            (f"{each.level}  {each.rule}  {where}{each.message}", TEXT, RED if each.level == "fail" else AMBER)
-        )
+        fails = each.level == "fail"
+        size = NAME if fails and not lines else TEXT
+        lines.append((f"{each.level}  {each.rule}  {where}{each.message}", size, RED if fails else AMBER))
     if len(findings) > _MOST_FINDINGS:
         lines.append((f"and {counted(len(findings) - _MOST_FINDINGS, 'more finding')}", TEXT, DIM))
     return lines or [(nothing, TEXT, GREEN)]

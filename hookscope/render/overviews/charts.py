@@ -13,7 +13,7 @@ from hookscope.render.overviews.sheet import DIM, INK, INNER, MARGIN, NAME, PAPE
 # Okabe and Ito 2008, "Color Universal Design", as in the plots.
 BLUE, ORANGE, VERMILION, GREY = (0, 114, 178), (230, 159, 0), (213, 94, 0), (118, 118, 118)
 
-# Pixels, our choice.
+# Pixels.
 _PLOT_HEIGHT = 150
 _AXIS = 64  # left of the plot, for its numbers
 _SMOOTH = 3  # drawn so many times larger, then averaged: lines and dots without steps
@@ -22,12 +22,13 @@ _GROUND = (250, 226, 214)  # behind what is pointed at
 _MOST_DOTS = 80  # of more layers, lines have no dots
 
 _MOST_TICKS = 5
-_LONGEST_BLOCK = 0.45  # of the depth: names under the axis go deeper as long as some block is longer. Our choice.
+_LONGEST_BLOCK = 0.45  # of the depth: names under the axis go deeper as long as some block is longer.
 _LONGEST_NAME = 18  # characters of two parts of a name; of a longer one the last part stands alone
 _LEAST, _GREATEST = 1e-300, 1e300  # what an axis reaches
 
 Shape = Literal["line", "area", "dots"]
 Mark = Literal["cross", "triangle"]
+Axis = Literal["log", "percent", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,13 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Values over the depth of a network: on a logarithmic axis, or from 0 to 100 %.
+    """Values over the depth of a network or over steps: on a logarithmic axis, a linear one, or from 0 to 100 %.
 
     Attributes:
         title: Stands above it, with a key to the colours.
         series: A value for each layer; what a logarithmic axis cannot show is left out.
         count: Of layers.
-        percent: Whether values are shares, 0-1.
+        axis: "percent" for shares, 0-1.
         marks: What stands at the foot.
         ground: Positions of layers with a tinted ground; `ground_name` says what they are.
         letters: Layers with a dotted line and a letter above it.
@@ -68,7 +69,7 @@ class Chart:
     title: str
     series: Sequence[Series]
     count: int
-    percent: bool = False
+    axis: Axis = "log"
     marks: Sequence[Marks] = ()
     ground: Sequence[int] = ()
     ground_name: str = "fails"
@@ -93,16 +94,16 @@ class Chart:
         return _AXIS + (place + 0.5) * self._step
 
     def _draw(self, image: Image.Image, top: int) -> None:
-        low, high = (0.0, 1.0) if self.percent else _log_range(self.series)
-        ticks = [0.0, 0.5, 1.0] if self.percent else _log_ticks(low, high)
-        heights = [_height(tick, low, high, percent=self.percent) for tick in ticks]
+        low, high = _range(self.series, self.axis)
+        ticks = _ticks(low, high, self.axis)
+        heights = [_height(tick, low, high, self.axis) for tick in ticks]
         plot = Image.new("RGB", (INNER * _SMOOTH, (_PLOT_HEIGHT + 8) * _SMOOTH), PAPER)
         pen = _Pen(ImageDraw.Draw(plot))
         self._draw_ground(pen, heights)
         for each in self.series:
             points = [
-                (self._x(place), _height(value, low, high, percent=self.percent))
-                if value is not None and _shown(value, percent=self.percent)
+                (self._x(place), _height(value, low, high, self.axis))
+                if value is not None and _shown(value, self.axis)
                 else None
                 for place, value in enumerate(each.values)
             ]
@@ -112,7 +113,7 @@ class Chart:
                 pen.mark(self._x(place), _PLOT_HEIGHT - 8, mark.mark, mark.colour)
         image.paste(plot.resize((INNER, _PLOT_HEIGHT + 8), Image.Resampling.BOX), (MARGIN, top + self._head))
         self._write_head(image, top)
-        words = [f"{tick:.0%}" if self.percent else f"{tick:g}" for tick in ticks]
+        words = [f"{tick:.0%}" if self.axis == "percent" else f"{tick:g}" for tick in ticks]
         self._write_axes(image, top + self._head, zip(words, heights, strict=True))
 
     def _draw_ground(self, pen: "_Pen", heights: Sequence[float]) -> None:
@@ -161,10 +162,14 @@ class Chart:
 def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
     """Return where blocks of layers begin, with their names: the outermost blocks first, longer ones before shorter.
 
+    Where a block is so long that the names of its parts are needed, the first of them has its place.
+
     A block that all layers are in has no name here: its first part has.
     """
     result: dict[int, str] = {}
+    split: set[int] = set()
     names = [name if name.startswith("(") else name.partition(":")[0] for name in names]  # of an operation, its module
+    longest = _LONGEST_BLOCK * len(names)
     for depth in range(1, 2 + max(name.count(".") for name in names)):
         blocks = [".".join(name.split(".")[:depth]) for name in names]
         if len(names) > 1 and len({*blocks}) == 1:
@@ -172,8 +177,10 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
         starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
         lengths = {start: end - start for start, end in zip(starts, [*starts[1:], len(names)], strict=True)}
         for start in sorted(starts, key=lambda each: (-lengths[each], each)):
-            result.setdefault(start, _tail(blocks[start]))
-        if max(lengths.values()) <= _LONGEST_BLOCK * len(names):
+            if start in split or start not in result:
+                result[start] = _tail(blocks[start])
+        split = {start for start, length in lengths.items() if length > longest}
+        if not split:
             break
     return list(result.items())
 
@@ -247,23 +254,37 @@ def _swatch(colour: Colour, shape: Shape | Mark) -> Image.Image:
     return swatch.resize((22, 20), Image.Resampling.BOX)
 
 
-def _shown(value: float, *, percent: bool) -> bool:
-    return math.isfinite(value) and (percent or _LEAST < value < _GREATEST)
+def _shown(value: float, axis: Axis) -> bool:
+    return math.isfinite(value) and (axis != "log" or _LEAST < value < _GREATEST)
 
 
-def _height(value: float, low: float, high: float, *, percent: bool) -> float:
+def _height(value: float, low: float, high: float, axis: Axis) -> float:
     """Return how many pixels below the top of the plot a value lies."""
-    share = value if percent else (math.log10(value) - low) / (high - low)
-    return _PLOT_HEIGHT * (1 - share)
+    place = math.log10(value) if axis == "log" else value
+    return _PLOT_HEIGHT * (1 - (place - low) / (high - low))
 
 
-def _log_range(series: Sequence[Series]) -> tuple[float, float]:
-    shown = [value for each in series for value in each.values if value is not None and _shown(value, percent=False)]
+def _range(series: Sequence[Series], axis: Axis) -> tuple[float, float]:
+    """Return the ends of an axis: exponents of a logarithmic one."""
+    if axis == "percent":
+        return 0.0, 1.0
+    shown = [value for each in series for value in each.values if value is not None and _shown(value, axis)]
     if not shown:
         return -1.0, 1.0
-    low, high = math.log10(min(shown)), math.log10(max(shown))
-    room = max(0.12 * (high - low), 0.15)
+    low, high = (math.log10(each) if axis == "log" else each for each in (min(shown), max(shown)))
+    room = max(0.12 * (high - low), 0.15 if axis == "log" else 0.05 * abs(high) or 0.1)
     return low - room, high + room / 2
+
+
+def _ticks(low: float, high: float, axis: Axis) -> list[float]:
+    if axis == "percent":
+        return [0.0, 0.5, 1.0]
+    if axis == "log":
+        return _log_ticks(low, high)
+    wanted = (high - low) / _MOST_TICKS
+    power = 10.0 ** math.floor(math.log10(wanted))
+    by = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted)
+    return [number * by for number in range(math.ceil(low / by), math.floor(high / by) + 1)]
 
 
 def _log_ticks(low: float, high: float) -> list[float]:

@@ -38,7 +38,7 @@ from hookscope.results.activations import MapSummary
 from hookscope.results.check import CheckReport, OverviewParts
 from hookscope.text import counted
 
-# Wrong pictures in a row, and how high one is drawn at most, in pixels. Our choice.
+# Wrong pictures in a row, and how high one is drawn at most, in pixels.
 _ACROSS = 4
 _TALLEST = 190
 
@@ -48,8 +48,7 @@ def draw_check(report: CheckReport) -> Image.Image:
     report, parts = readable(report), report.overview_parts or OverviewParts()
     labels = {row.label for row in parts.failing}
     ground = [place for place, row in enumerate(parts.rows) if row.label in labels]
-    wrong = report.accuracy.worst if report.accuracy is not None else ()
-    blocks = [text_block(_heading(report)), text_block(_words(report)), *_wrong_pictures(wrong, parts.pictures)]
+    blocks = [text_block(_heading(report)), text_block(_words(report)), *_wrong_pictures(report, parts.pictures)]
     return draw_sheet([*blocks, *_maps(parts.summaries), *depth_blocks(parts.rows, ground=ground)])
 
 
@@ -67,15 +66,21 @@ def _words(report: CheckReport) -> list[Line]:
     return [*lines, (accuracy, TEXT, INK)] if accuracy else lines
 
 
-def _wrong_pictures(worst: Sequence[WrongPicture], pictures: Sequence[NDArray[np.uint8] | None]) -> list[Block]:
-    if not worst:
+def _wrong_pictures(report: CheckReport, pictures: Sequence[NDArray[np.uint8] | None]) -> list[Block]:
+    if report.accuracy is None or not report.accuracy.worst:
         return []
+    worst, multi_label = report.accuracy.worst, report.accuracy.multi_label
     width = (INNER - (_ACROSS - 1) * GAP) // _ACROSS
     cells = [(_fitted(pixels, width), each) for each, pixels in zip_longest(worst, pictures)]
-    rows = [_picture_row(cells[start : start + _ACROSS], width) for start in range(0, len(cells), _ACROSS)]
+    rows = [_picture_row(cells[start : start + _ACROSS], width, multi_label) for start in range(0, len(cells), _ACROSS)]
+    of = (
+        "probability of a label wrongly given, and of one missed"
+        if multi_label
+        else "softmax that it gives to the class"
+    )
     heading = [
         ("Wrong pictures, the surest first", NAME, INK),
-        ("As the network got them; in brackets, the probability that it gives to the class.", SMALL, DIM),
+        (f"As the network got them; in brackets, the {of}.", SMALL, DIM),
     ]
     return [text_block(heading), *rows]
 
@@ -90,7 +95,7 @@ def _fitted(pixels: NDArray[np.uint8] | None, width: int) -> Image.Image | None:
     return picture.resize(size, Image.Resampling.NEAREST if ratio > 1 else Image.Resampling.LANCZOS)
 
 
-def _picture_row(cells: Sequence[tuple[Image.Image | None, WrongPicture]], width: int) -> Block:
+def _picture_row(cells: Sequence[tuple[Image.Image | None, WrongPicture]], width: int, multi_label: bool) -> Block:
     above = max((picture.height + 6 for picture, _ in cells if picture), default=0)
 
     def draw(image: Image.Image, top: int) -> None:
@@ -100,20 +105,26 @@ def _picture_row(cells: Sequence[tuple[Image.Image | None, WrongPicture]], width
             if picture:
                 image.paste(picture, (left, top))
                 pen.rectangle([left, top, left + picture.width - 1, top + picture.height - 1], outline=LINE)
-            lines = [(fitting(text, size, width), size, colour) for text, size, colour in _wrong_lines(wrong)]
+            lines = [
+                (fitting(text, size, width), size, colour) for text, size, colour in _wrong_lines(wrong, multi_label)
+            ]
             write(pen, lines, top + above, left, width)
 
     return Block(above + 2 * line_height(TEXT) + line_height(SMALL), draw)
 
 
-def _wrong_lines(wrong: WrongPicture) -> list[Line]:
-    if wrong.probability is None or wrong.label_probability is None:
-        taken, label = "scores with NaN", wrong.label
+def _wrong_lines(wrong: WrongPicture, multi_label: bool) -> list[Line]:
+    label = f"{wrong.label}{_in_brackets(wrong.label_probability)}"
+    if wrong.probability is None and wrong.label_probability is None:
+        taken = "scores with NaN"
     else:
-        taken = f"taken for {wrong.taken_for} ({probability_text(wrong.probability)})"
-        label = f"{wrong.label} ({probability_text(wrong.label_probability)})"
+        taken = f"{'given' if multi_label else 'taken for'} {wrong.taken_for}{_in_brackets(wrong.probability)}"
     name = PurePath(wrong.name).name or wrong.name
     return [(f"labelled {label}", TEXT, INK), (taken, TEXT, RED), (name, SMALL, DIM)]
+
+
+def _in_brackets(probability: float | None) -> str:
+    return "" if probability is None else f" ({probability_text(probability)})"
 
 
 def _maps(summaries: Sequence[MapSummary]) -> list[Block]:

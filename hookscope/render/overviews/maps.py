@@ -14,7 +14,7 @@ from hookscope.render.palettes import colour_levels
 from hookscope.results.activations import MapSummary
 
 MOST_STAGES = 5
-"""Layers whose maps are shown beside the input. Our choice: wide enough to see something, and most networks have five
+"""Layers whose maps are shown beside the input: wide enough to see something, and most networks have five
 sizes of maps."""
 
 _LARGE_ENOUGH = 4  # values a side: smaller maps are shown where there are few others
@@ -23,7 +23,7 @@ _LEVELS = 255
 _NON_FINITE = (255, 0, 255)
 _TALLEST = 1.4  # a map is drawn at most so many times as high as wide
 
-# Pixels, our choice.
+# Pixels.
 _GAP, _BETWEEN = 16, 12  # beside a column, and between its maps
 _HEAD = 3 * line_height(SMALL) + 6
 _UNDER_NAME = line_height(SMALL) + 4

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.lettering import baseline, drawable, font, line_height, text_width, wrap
 
-# Pixels, our choice: read without a magnifier on a page 1,200 wide.
+# Pixels: read without a magnifier on a page 1,200 wide.
 WIDTH, MARGIN, GAP = 1200, 28, 24
 INNER = WIDTH - 2 * MARGIN
 TITLE, NAME, TEXT, SMALL = 26, 20, 16, 14

@@ -28,20 +28,22 @@ class StoredMap:
     """A map in `attribution.json`: what it is of, and its files.
 
     Attributes:
-        shape: (h, w).
-        values: Path of the map inside the run, (h, w) float32 as NumPy writes it.
-        pixels: Path of the map's values for each channel, (C, H, W), of a method that looks at the picture; else None.
-        overlay: Path of the map drawn over the photograph.
+        shape: (h, w) of a picture, (l,) of a signal, (d, h, w) of a volume.
+        values: Path of the map inside the run, float32 of that shape as NumPy writes it.
+        pixels: Path of the map's values for each channel, (C, *size), of a method that looks at the input; else None.
+        overlay: Path of the map drawn over the photograph, the signal or slices of the volume.
+        size: As `AttributionMap.size`.
     """
 
     input_index: int
     target: Target
     layer: str
     extent: Extent
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     values: str
     overlay: str
     pixels: str | None = None
+    size: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,9 @@ class StoredAttributions:
 def attributions_to_dict(result: Attributions) -> dict[str, Any]:
     """Return all of `result` but the maps' values as dicts, lists, text and numbers.
 
-    Of each map there are, besides its fields, `shape` (h, w), the least and the greatest value that is finite, `low`
+    Of each map there are, besides its fields, its `shape`, the least and the greatest value that is finite, `low`
     and `high`, and `half`: the smallest box that holds half of what is above zero, as a share of the network's input
-    and in pixels of the upright picture, or null.
+    and in pixels of the upright picture or positions of a signal or volume, or null.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -107,6 +109,7 @@ def map_to_dict(each: AttributionMap, result: Attributions) -> dict[str, Any]:
         "layer": each.layer,
         "extent": list(each.extent),
         "shape": list(each.values.shape),
+        "size": list(each.size),
         "low": float(finite.min()) if finite.size else None,
         "high": float(finite.max()) if finite.size else None,
         "half": box and {"share": box.share, "where": box.words, **as_json(box.region)},
@@ -141,7 +144,9 @@ def read_attributions(folder: Path) -> StoredAttributions:
     if len(files.pictures) != len(result.inputs) or any(each.input_index >= len(result.inputs) for each in files.maps):
         raise refusal(folder, "its pictures are not those of its inputs")
     maps = tuple(
-        AttributionMap(each.input_index, each.target, each.layer, _read_values(folder, each), each.extent)
+        AttributionMap(
+            each.input_index, each.target, each.layer, _read_values(folder, each), each.extent, None, each.size
+        )
         for each in files.maps
     )
     return StoredAttributions(folder, told, replace(result, maps=maps), files.maps, files.pictures)
@@ -158,9 +163,13 @@ def _read_values(folder: Path, stored: StoredMap) -> NDArray[np.float32]:
         values = np.frombuffer(content, "<f4", offset=file.tell())
         if shape != stored.shape or by_columns or dtype != np.dtype("<f4") or values.size != math.prod(shape):
             raise ValueError("another array")  # noqa: TRY301
-        top, left, bottom, right = stored.extent
-        is_area = all(map(math.isfinite, stored.extent)) and top < min(bottom, 1) and left < min(right, 1)
-        if not is_area or bottom <= 0 or right <= 0 or not values.size:
+        axes = len(shape)
+        sides = [*zip(stored.extent[:axes], stored.extent[axes:], strict=True)]
+        is_area = all(map(math.isfinite, stored.extent)) and all(
+            begin < min(end, 1) and end > 0 for begin, end in sides
+        )
+        fits = 1 <= axes <= 3 and len(stored.size) in (0, axes) and 0 not in stored.size
+        if not is_area or not fits or not values.size:
             raise ValueError("no map")  # noqa: TRY301
     except ValueError as error:
         raise refusal(folder, f"its file '{stored.values[:200]}' is not the map that attribution.json says") from error

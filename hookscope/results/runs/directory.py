@@ -38,7 +38,7 @@ OVERVIEW = "overview.png"
 _RECORD = "run.json"
 _MARK = {"schema_version": SCHEMA_VERSION, "tool": "hookscope"}
 
-# A larger run.json was not written by hookscope. Our choice, far above what a run of a thousand inputs needs.
+# A larger run.json was not written by hookscope; far above what a run of a thousand inputs needs.
 _MAX_RECORD_BYTES = 64 * 2**20
 
 # Of the names that make a folder's, together: hidden folders beside it have longer ones, and most disks take 255.
@@ -51,7 +51,7 @@ _LITTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 # How long to wait for another process to finish looking at a target; a suspended one would block for ever.
-# Going on costs no data: at worst the write fails. Our choice.
+# Going on costs no data: at worst the write fails.
 _LOCK_SECONDS = 10.0
 
 

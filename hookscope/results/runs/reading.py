@@ -16,7 +16,7 @@ from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.runs import directory, serialize
 from hookscope.text import safe_text
 
-# Larger files were not written by hookscope. Our choice: JSON of a hundred thousand rows, and a grid of 64 million
+# Larger files were not written by hookscope: JSON of a hundred thousand rows fits, and a grid of 64 million
 # pixels.
 _MAX_JSON_BYTES = 256 * 2**20
 MAX_PICTURE_BYTES = 128 * 2**20
@@ -29,7 +29,11 @@ _FILES = {
     "uncalled": "layers.json",
     "gradients": "gradients.json",
     "parameters": "gradients.json",
+    "over_time": "gradients.json",
 }
+
+# Entries that runs of earlier versions lack.
+_ADDED_LATER = frozenset({"over_time"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
         raise refusal(folder, what, "Give the folder of a run.")
     if not os.path.lexists(folder / "run.json"):
-        what = "without run.json it is no hookscope run, or one that was cut short"
+        what = "without run.json it is not a hookscope run, or an unfinished one"
         raise refusal(folder, what, "Give the folder of a finished run.")
     document = _read_json(folder, "run.json")
     if document.get("tool") != "hookscope":
@@ -106,7 +110,8 @@ def read_run(folder: Path) -> StoredRun:
     backward = document.get("verb") == "grads"
     for name in ("layers.json", "gradients.json")[: 1 + backward]:
         entries = read_document(folder, name, serialize.SCHEMA_VERSION)
-        document |= {key: entries.get(key) for key, file in _FILES.items() if file == name}
+        known = {key: entries.get(key) for key, file in _FILES.items() if file == name}
+        document |= {key: entry for key, entry in known.items() if entry is not None or key not in _ADDED_LATER}
     try:
         run = StoredRun(
             folder, serialize.record_from_dict(document), serialize.inspection_from_dict(document, backward=backward)
@@ -167,12 +172,12 @@ def read_inside(folder: Path, name: str, limit: int) -> bytes:
     except FileNotFoundError as error:
         raise refusal(folder, f"{shown} is missing") from error
     except (NotRegularError, IsADirectoryError) as error:
-        raise refusal(folder, f"{shown} is no plain file, or too large") from error
+        raise refusal(folder, f"{shown} is not a regular file, or too large") from error
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or "no file can have such a name"
         raise refusal(folder, f"{shown}: {reason.lower()}") from error
     if len(content) > limit:
-        raise refusal(folder, f"{shown} is no plain file, or too large")
+        raise refusal(folder, f"{shown} is not a regular file, or too large")
     return content
 
 

@@ -17,6 +17,7 @@ from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckReport
 from hookscope.results.comparison import Comparison, Prediction
+from hookscope.results.cost import NetworkCost
 from hookscope.results.distribution import histogram
 from hookscope.results.gradients import Gradients, LossRecord
 from hookscope.results.grids import Grid
@@ -37,16 +38,15 @@ _ENTRIES = (
     *("model", "inputs", "seed", "device", "dtype", "timings", "verification"),
     *("warnings", "notes", "failure", "predictions", "verdicts"),
 )
-_GRADIENTS = ("gradients", "parameters")
+_GRADIENTS = ("gradients", "parameters", "over_time")
 _ROWS = ("rows", "uncalled")
-_STATISTICS = [
-    each.name for each in fields(TensorStatistics) if each.name not in ("distribution", "histogram", "sketch")
-]
+_ARRAYS = ("distribution", "histogram", "sketch", "channel_nonzero")
+_STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not in _ARRAYS]
 
 # Fields of results that no file of JSON has.
 _NOT_IN_JSON = (
     *("feature_maps", "map_summaries", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance"),
-    "unlisted",
+    *("unlisted", "given"),
 )
 
 _SHAPES = ("shape", "shape_b")
@@ -65,7 +65,7 @@ class RunRecord:
     rule fails.
     """
 
-    verb: Literal["activations", "grads", "attribute", "check", "diff"]
+    verb: Literal["activations", "grads", "attribute", "attention", "check", "diff", "history", "survey"]
     command: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     platform: str = ""
@@ -85,6 +85,8 @@ def inspection_to_dict(result: Activations | Gradients) -> dict[str, Any]:
     document = {"schema_version": SCHEMA_VERSION, **_entries(result, *_ENTRIES)}
     if isinstance(result, Gradients):
         document |= _entries(result, "mode", "loss", *_GRADIENTS)
+    else:
+        document["cost"] = cost_to_dict(result.cost)
     return document | _entries(result, *_ROWS)
 
 
@@ -98,9 +100,14 @@ def gradients_to_json(result: Gradients) -> str:
     return strict_json({"schema_version": SCHEMA_VERSION, **_entries(result, *_GRADIENTS)})
 
 
-def modules_to_dict(rows: Sequence[ModuleRow]) -> dict[str, Any]:
+def modules_to_dict(rows: Sequence[ModuleRow], cost: NetworkCost | None = None) -> dict[str, Any]:
     """Return the modules of a network as dicts, lists, text and numbers; names are those of `ModuleRow`."""
-    return {"schema_version": SCHEMA_VERSION, "modules": [*map(as_json, rows)]}
+    return {"schema_version": SCHEMA_VERSION, "modules": [*map(as_json, rows)], "cost": cost_to_dict(cost)}
+
+
+def cost_to_dict(cost: NetworkCost | None) -> dict[str, Any] | None:
+    """Return a cost as dicts, lists, text and numbers; names are those of `NetworkCost`."""
+    return None if cost is None else asdict(cost)
 
 
 def checks_to_json(reports: Sequence[CheckReport]) -> str:
@@ -119,15 +126,16 @@ def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
     - `model`: `name`, `kind`, `weights`, `random`, `sha256`, `parameter_count`, `arguments`; null if it could not be
       loaded.
     - `inputs`: a list of `name`, `sha256`, `size` (width, height), `shape` (without the batch axis), `steps`, `region`:
-      what the input covers of the upright picture, `top`, `left`, `bottom`, `right`, `height` and `width`, or null.
+      what the input covers of the upright picture, `top`, `left`, `bottom`, `right`, `height` and `width`, or null;
+      `sampling_rate` of a recording in Hz, or null.
     - `rules`: a list in the order of judgement, of `rule`: its identifier; `status`: "pass", "warn", "fail", "off" or
       "skipped"; `reason`: why it was skipped, or ""; `findings`: a list of `level` ("fail" or "warn"), `where` (label
       of a layer's output, name of a parameter or an input, "" for the whole), `message`, and `followed_by`: a list of
       what else the rule objects to for the same cause, named as by `where`.
     - `warnings`: sentences; `seconds`: by phase, and "total"; `evidence`: a folder, or "".
     - `accuracy`: on labelled pictures, or null: `source`, `mapping` of labels to classes, `class_count` of the network,
-      `count`, `right`, `share`, `interval` (95 %: low, high), `classes` as in `ClassAccuracy`, `worst` as in
-      `WrongPicture`, the surest first.
+      `multi_label`, `count`, `right`, `share`, `interval` (95 %: low, high), `macro_f1` (null without `--multi-label`),
+      `classes` as in `ClassAccuracy`, `worst` as in `WrongPicture`, the surest first.
 
     Names are exact, even hostile ones.
     """
@@ -195,7 +203,7 @@ def inspection_from_dict(document: Mapping[str, Any], *, backward: bool) -> Acti
     rows += [(row, "gradient") for name in ("gradients", "parameters") for row in _dicts(document.get(name))]
     for row, name in rows:
         for statistics in _dicts([row.get(name)]):
-            statistics["quantiles"] = _quantiles_field(statistics.get("quantiles"))
+            statistics["quantiles"] = quantiles_field(statistics.get("quantiles"))
     for prediction in _dicts(document.get("predictions")):
         prediction.update(prediction_fields(prediction.get("classes")))
     for loss in _dicts([document.get("loss")]):
@@ -261,7 +269,8 @@ def _dicts(entries: object) -> list[dict[str, Any]]:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def _quantiles_field(named: object) -> object:
+def quantiles_field(named: object) -> object:
+    """Return quantiles by name as the field of statistics; what they cannot be is refused where types are checked."""
     if not isinstance(named, dict):
         return named if named is None else str(named)  # which is refused
     values = [named.get(name) for name in QUANTILE_NAMES]
@@ -296,10 +305,12 @@ def as_json(value: Any) -> Any:
     if isinstance(value, TensorStatistics):
         return statistics_to_dict(value)
     if isinstance(value, Prediction):
-        return {"input_index": value.input_index, "classes": _classes(value)}
+        return {"input_index": value.input_index, "classes": _classes(value), "reading": value.reading}
     if is_dataclass(value):
         named = {each.name: as_json(getattr(value, each.name)) for each in fields(value) if each.name != "categories"}
         return named | ({"value": _json_number(value.value)} if isinstance(value, LossRecord) else {})
+    if isinstance(value, tuple) and any(map(is_dataclass, value)):
+        return [*map(as_json, value)]
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -321,10 +332,11 @@ def _checkpoint(report: CheckReport) -> dict[str, Any]:
 def _accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
     if accuracy is None:
         return None
-    told = _named(accuracy, "source", "mapping", "class_count", "count", "right", "share")
+    told = _named(accuracy, "source", "mapping", "class_count", "multi_label", "count", "right", "share")
     return {
         **told,
         "interval": [*accuracy.interval],
+        "macro_f1": accuracy.macro_f1 if accuracy.multi_label else None,
         "classes": [as_json(each) for each in accuracy.classes],
         "worst": [as_json(each) for each in accuracy.worst],
     }

@@ -18,7 +18,7 @@ from hookscope.results.statistics import MeasuredTensor
 
 FILE = "sketches.safetensors"
 
-# A larger file was not written by hookscope. Our choice: a hundred thousand rows.
+# A larger file was not written by hookscope: a hundred thousand rows fit.
 _MAX_BYTES = 100_000 * SKETCH_WIDTH * 4
 
 

@@ -1,6 +1,7 @@
 """Tensors in a file of safetensors, written as they come: memory does not grow with how many there are."""
 
 import json
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ DTYPES = {
     "int64": "I64",
     "uint64": "U64",
 }
+# Bytes of an element by the number in its name; BOOL has none.
+_BYTES = {"L": 1, "8": 1, "16": 2, "32": 4, "64": 8}
 _RANKS = {name: rank for rank, name in enumerate(DTYPES)}
 
 # Until they take this much, tensors wait in memory for the end of a run, then in a temporary file. Ours.
@@ -88,16 +91,21 @@ class TensorSpool:
 
 def write_tensors(path: Path, tensors: Mapping[str, SpooledTensor], spool: TensorSpool) -> None:
     """Write a file of safetensors, byte for byte as `safetensors.torch.save_file` does; raises OSError."""
-    entries, end = {}, 0
-    order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name].dtype], name))
-    for name in order:
-        tensor = tensors[name]
-        begin, end = end, end + sum(piece.size for piece in tensor.pieces)
-        dtype = DTYPES[tensor.dtype]
-        entries[name] = {"dtype": dtype, "shape": [*tensor.shape], "data_offsets": [begin, end]}
-    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
+    header, order = header_of({name: (each.dtype, each.shape) for name, each in tensors.items()})
     with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(header)
         for name in order:
             file.writelines(spool.chunks(tensors[name].pieces))
+
+
+def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, list[str]]:
+    """Return how a file of safetensors begins, and the order of its tensors, given their dtypes and shapes."""
+    entries, end = {}, 0
+    order = sorted(tensors, key=lambda name: (-_RANKS[tensors[name][0]], name))
+    for name in order:
+        kind, shape = tensors[name]
+        begin, end = end, end + math.prod(shape) * _BYTES[DTYPES[kind].lstrip("BFICUO").partition("_")[0]]
+        entries[name] = {"dtype": DTYPES[kind], "shape": [*shape], "data_offsets": [begin, end]}
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header, order

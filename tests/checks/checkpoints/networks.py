@@ -103,6 +103,21 @@ def with_auxiliary() -> nn.Module:
     )
 
 
+def remembering() -> nn.Module:
+    """Read the rows of a picture from top to bottom, and classify by what is remembered at the end."""
+    return Part(
+        lambda net, x: net.head(net.memory(x.mean(1))[0][:, -1]),
+        memory=nn.RNN(16, 10, batch_first=True),
+        head=nn.Linear(10, 5),
+    )
+
+
+def _as_tokens(x: Tensor, value: Tensor) -> Tensor:
+    """Add a value to the positions of a map as tokens, (N, T, D)."""
+    tokens = x.flatten(2).transpose(1, 2) + value
+    return tokens.transpose(1, 2).unflatten(2, x.shape[2:])
+
+
 def with_positive_part() -> nn.Module:
     """Add to the features what of them is positive, once they are shifted as the checkpoint says."""
     return Part(lambda net, x: x + net.relu(x + net.shift), relu=nn.ReLU(), shift=torch.zeros(10, 1, 1))
@@ -135,6 +150,7 @@ BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "jittering": lambda: classifier(told(lambda x, value: x + value * torch.randn_like(x), torch.zeros(()))),
     "mixing": lambda: classifier(told(lambda x, value: x + value * x.mean(0, keepdim=True), torch.zeros(()))),
     "clipped": lambda: classifier(scaled(nn.Sequential(nn.Conv2d(10, 10, 3, padding=1), nn.Hardtanh()))),
+    "tokens": lambda: classifier(told(_as_tokens, torch.zeros(14 * 14, 10))),
     "twins": lambda: classifier(nn.Sequential(nn.Conv2d(10, 10, 3), nn.Conv2d(10, 10, 3))),
 }
 globals().update(BUILDERS)  # so that net.py:plain names the first

@@ -236,7 +236,7 @@ def test_pictures_that_are_not_normalised_fail_at_the_first_layer(
     (finding,) = of_network(mean="none", std="none").findings
     assert (finding.level, finding.where) == ("fail", first)
     assert "All its channels vary 0." in finding.message
-    assert "prepare the pictures as for the training (mean, std, range)" in finding.message
+    assert "preprocess the pictures as in training (mean, std, range)" in finding.message
 
 
 # --- what cannot be judged ---

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from junitparser import JUnitXml
 
+from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import wanted_rules
 from hookscope.checks.rules import RULES
 from hookscope.checks.settings import CheckSettings
-from hookscope.cli.find_checkpoints import find_checkpoints
 from hookscope.errors import NothingMatchedError
 from tests.cli.conftest import Ended, names_below
 from tests.cli.test_hostile_files import (

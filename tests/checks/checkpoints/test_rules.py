@@ -464,6 +464,12 @@ PAIRS = [
         "all 3,920 outputs are 0 over all 2 inputs",
         consequences=frozenset({"dead-channels", "dead-layer"}),
     ),
+    # The median magnitude of the other values is about 0.4.
+    Pair(
+        "massive-activation of tokens at middle",
+        puts("middle.value", 1000, 99, at=(31, 4)),
+        "channel 4 of token 31 (row 2",
+    ),
     Pair("quiet-channels of smooth at middle", NEGATIVE),
     # GELU(-3.2) is -0.0022, GELU(-3) is -0.0040, and the inputs hardly vary.
     Pair(
@@ -557,6 +563,12 @@ PAIRS = [
         spots("middle.branch.0.bias", 9, ..., NINE_OF_TEN),
         "middle.branch.1",
         consequences=frozenset({"constant-activation"}),
+    ),
+    # What is remembered of a row shrinks with each row after it.
+    Pair(
+        "gradient-over-time of remembering at memory",
+        (scale("memory.weight_hh_l0", 0.05), scale("memory.weight_hh_l0", 0.4)),
+        "vanishes over time",
     ),
     Pair("vanishing-gradient of entered at first.weight", puts("scale", 2e-4, 1e-3)),
     Pair(

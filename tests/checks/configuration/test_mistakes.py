@@ -30,7 +30,7 @@ def _message(read: Read, text: str) -> str:
         ("[model]\nshape = [1]\n", 2, "unknown key 'shape' in [model]. It belongs in [input] or [output]."),
         ("dead-channels = 'off'\n", 1, "unknown key 'dead-channels' at the top level. It belongs in [rules]."),
         ("[rules]\ntop1 = 3\n", 2, "unknown key 'top1' in [rules]. It belongs in [[expect]]."),
-        ("[output]\nzzzz = 3\n", 2, "unknown key 'zzzz' in [output]. Known: 'shape', 'dtype', 'key'."),
+        ("[output]\nzzzz = 3\n", 2, "unknown key 'zzzz' in [output]. Known: 'shape', 'dtype', 'key', 'multi-label'."),
         ("[input]\nseed = 3\n# so\nbatch_size = 8\n", 4, "unknown key 'batch_size' in [input]. Nearest: 'batch-size'."),
         ("[rules]\n\ndead-chanels = 'off'\n", 3, "unknown key 'dead-chanels' in [rules]. Nearest: 'dead-channels'."),
         ("[rules]\nx = 'off'\n", 2, "unknown key 'x' in [rules]. `hookscope check --rules` lists the rules."),
@@ -90,12 +90,31 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
             'input.images = ["a\\u0000"]',
             "item 1 of images in [input] must be a string that is not empty, not 'a\\x00'.",
         ),
-        ("input.shape = '2,3'", "shape in [input] must be a list, not '2,3'."),
-        ("input.shape = [0, 3]", "item 1 of shape in [input] must be greater than or equal to 1, not 0."),
-        ("input.shape = []", "shape in [input] must have 1 to 268435456 values. Give one like [2, 3, 224, 224]."),
+        (
+            "input.shape = 3",
+            "shape in [input] is wrong: '3' is not a shape. Give sizes like 1,3,224,224, or tokens=4,20:int64<1000.",
+        ),
+        (
+            "input.shape = [0, 3]",
+            (
+                "shape in [input] is wrong: '0,3' has a size below 1. Give sizes like 1,3,224,224, or "
+                "tokens=4,20:int64<1000."
+            ),
+        ),
+        (
+            "input.shape = []",
+            "shape in [input] is wrong: '' has no batch axis. Give sizes like 1,3,224,224, or tokens=4,20:int64<1000.",
+        ),
         (
             "input.shape = [65536, 4097]",
-            "shape in [input] must have 1 to 268435456 values. Give one like [2, 3, 224, 224].",
+            "shape in [input] is wrong: '65536,4097' has more than 268435456 values. Give a smaller shape.",
+        ),
+        (
+            "input.shape = { tokens = '2,3:int46' }",
+            (
+                "shape in [input] is wrong: 'tokens=2,3:int46': there is no dtype 'int46'. Nearest: 'int64', 'int16', "
+                "'int8'."
+            ),
         ),
         (
             "input.resize = '240*320'",

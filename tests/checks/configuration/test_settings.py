@@ -12,7 +12,10 @@ from hookscope.checks.configuration import default_text, read_settings
 from hookscope.checks.configuration.schema import SECTIONS
 from hookscope.checks.rules import RULES, Limit
 from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
+from hookscope.results.noise_shapes import NoiseShape
 from tests.checks.configuration.conftest import Read
+
+_NAMED_NOISE = (NoiseShape((2, 5), "m"), NoiseShape((2, 9), "t", "int64", 7))
 
 # Each line: table, key, value in TOML, the setting and what it comes to.
 _KEYS: list[tuple[str, str, str, str, Any]] = [
@@ -33,7 +36,10 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
     ("input", "images", "['cat.jpg', 'pictures/']", "images", (Path("cat.jpg"), Path("pictures"))),
     ("input", "images", "['/data/cat.jpg']", "images", (Path("/data/cat.jpg"),)),
     ("input", "data", "'val'", "data", Path("val")),
-    ("input", "shape", "[2, 3, 224, 224]", "shape", (2, 3, 224, 224)),
+    ("input", "shape", "[2, 3, 224, 224]", "shape", (NoiseShape((2, 3, 224, 224)),)),
+    ("input", "shape", "'2,9:int64<7'", "shape", (NoiseShape((2, 9), "", "int64", 7),)),
+    ("input", "shape", "[[2, 9], 'm=2,5']", "shape", (NoiseShape((2, 9)), NoiseShape((2, 5), "m"))),
+    ("input", "shape", "{ m = [2, 5], t = '2,9<7' }", "shape", _NAMED_NOISE),
     ("input", "resize", "256", "resize", "256"),
     ("input", "resize", "'240x320'", "resize", "240x320"),
     ("input", "crop", "'none'", "crop", "none"),
@@ -50,6 +56,7 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
     ("output", "shape", "[]", "output_shape", ()),
     ("output", "dtype", "'float32'", "output_dtype", "float32"),
     ("output", "key", "'logits'", "output_key", "logits"),
+    ("output", "multi-label", "true", "multi_label", True),
     ("gradients", "loss", "'ce'", "loss", "ce"),
     ("gradients", "target", "'zeros'", "target", "zeros"),
     ("gradients", "target", "285", "target", "285"),
@@ -241,7 +248,7 @@ def test_every_example_in_the_default_file_can_be_turned_on(read: Read) -> None:
     for name in CheckSettings.__dataclass_fields__.keys() - left_alone:
         assert getattr(settings, name) != getattr(CheckSettings(), name), name
     assert settings.output_key == "logits"
-    assert read("[input]\nshape = [2, 3, 224, 224]\n").shape == (2, 3, 224, 224)
+    assert read("[input]\nshape = [2, 3, 224, 224]\n").shape == (NoiseShape((2, 3, 224, 224)),)
 
 
 def test_the_default_file_shows_every_key() -> None:

@@ -103,13 +103,13 @@ def test_masks_are_buffers_and_packed_weights_are_looked_into() -> None:
 @pytest.mark.exhaustive
 def test_the_record_says_that_there_is_no_network(tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
-    torch.save({"model": OrderedDict(w=torch.ones(2, 3)), "ema": OrderedDict(w=torch.zeros(5))}, path)
-    measured = measure_file(str(path), CheckSettings(key="ema"), "there is none")
+    torch.save({"model": OrderedDict(w=torch.ones(2, 3)), "net": OrderedDict(w=torch.zeros(5))}, path)
+    measured = measure_file(str(path), CheckSettings(key="net"), "there is none")
     assert (measured.model.name, measured.model.parameter_count) == ("w.pt (no network)", 5)
     assert (measured.forward, measured.no_network) == (None, "there is none")
     with pytest.raises(UsageError, match="--key"):
         measure_file(str(path), CheckSettings(), "there is none")
-    with pytest.raises(UsageError, match="--arch none goes with a weights file"):
+    with pytest.raises(UsageError, match="--arch none needs a weights file"):
         measure_file("resnet18", CheckSettings(), "there is none")
 
 
@@ -170,3 +170,105 @@ def test_tensors_that_are_empty_by_design_are_measured(state: dict[str, Tensor],
     torch.save(state, tmp_path / "w.pt")
     measured = measure_file(str(tmp_path / "w.pt"), CheckSettings(), "there is none")
     assert {each.name for each in measured.stored} == state.keys()
+
+
+def two_layers() -> dict[str, Tensor]:
+    return {"0.weight": torch.randn(3, 4), "0.bias": torch.randn(3), "1.weight": torch.randn(2, 3)}
+
+
+def behind(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in state.items()}
+
+
+def remarks(path: Path, state: dict[str, Tensor], key: str | None = None) -> tuple[str, ...]:
+    torch.save(state, path)
+    return measure_file(str(path), CheckSettings(key=key), "there is no network").warnings
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "ema.", "module._orig_mod.", "copy."])
+def test_a_network_that_is_there_twice_is_told(tmp_path: Path, prefix: str) -> None:
+    path = tmp_path / "model.pt"
+    state = two_layers()
+    copy = {name: value + 1 for name, value in state.items()}
+    (said,) = remarks(path, state | behind(prefix, copy))
+    shown = f"('0.weight' and '{prefix}0.weight')"
+    choice = f"A network takes one set: --key {prefix.rstrip('.')} chooses the second."
+    assert said == f"model.pt holds 3 names twice, without and with '{prefix}' {shown}; their values differ. {choice}"
+    chosen = remarks(path, state | behind(prefix, copy), prefix.rstrip("."))
+    assert not any("twice" in each for each in chosen)
+    assert any(f"'{prefix.rstrip('.')}'" in each for each in chosen)
+    copy["1.weight"] = state["1.weight"].clone()
+    assert "2 of 3 differ." in remarks(path, state | behind(prefix, copy))[0]
+    assert "their values are equal." in remarks(path, state | behind(prefix, state))[0]
+
+
+def test_one_name_beside_itself_in_a_wrapper_is_told(tmp_path: Path) -> None:
+    (said,) = remarks(tmp_path / "x.pt", {"x": torch.ones(3, 3), "module.x": torch.zeros(3, 3)})
+    assert said.startswith(
+        "x.pt holds 1 name twice, without and with 'module.' ('x' and 'module.x'); their values differ"
+    )
+
+
+def test_a_part_that_is_there_compiled_and_not_is_told(tmp_path: Path) -> None:
+    state = behind("head.", two_layers()) | {"stem.weight": torch.ones(2, 2)}
+    (said,) = remarks(tmp_path / "x.pt", state | behind("head._orig_mod.", two_layers()))
+    assert said.startswith(
+        "x.pt holds 3 names twice, without and with '_orig_mod.' ('head.0.weight' and 'head._orig_mod"
+    )
+    assert said.endswith("A network takes one set.")
+
+
+def test_two_copies_in_wrappers_are_told(tmp_path: Path) -> None:
+    state = behind("student.", two_layers()) | behind("teacher.", two_layers())
+    (said,) = remarks(tmp_path / "x.pt", state)
+    assert said.startswith(
+        "x.pt holds 3 names twice, under 'student.' and 'teacher.' ('student.0.bias' and 'teacher.0.b"
+    )
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"weight": (2, 2), "inner.weight": (2, 2)},  # a layer's own weight, and that of one inside it
+        {"weight": (2, 2), "module.weight": (2, 3)},
+        {"0.weight": (2, 2), "0.bias": (2,), "1.weight": (2, 2), "1.bias": (2,)},
+        {"conv.weight": (2, 2), "encoder.conv.weight": (2, 2), "encoder.norm.weight": (2,), "encoder.fc.bias": (2,)},
+        {"backbone.weight": (2, 2), "backbone.bias": (2,), "classifier.weight": (2, 2), "classifier.bias": (2,)},
+        {f"module.layers.{at}.{name}": (2, 2) for at in range(4) for name in ("a", "b", "c")},
+    ],
+)
+def test_parts_of_one_network_are_no_copies(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    assert remarks(tmp_path / "x.pt", {name: torch.randn(shape) for name, shape in shapes.items()}) == ()
+
+
+@pytest.mark.parametrize(
+    ("down", "up"),
+    [
+        ("q_proj.lora_A.weight", "q_proj.lora_B.weight"),
+        ("q_proj.lora_A.default.weight", "q_proj.lora_B.default.weight"),
+        ("q_proj.lora_A", "q_proj.lora_B"),
+        ("layers.0.q_proj.lora_down.weight", "layers.0.q_proj.lora_up.weight"),
+        ("layers.0.q_proj.lora.down.weight", "layers.0.q_proj.lora.up.weight"),
+    ],
+)
+def test_adapters_are_told(tmp_path: Path, down: str, up: str) -> None:
+    state = {down: torch.ones(2, 8), up: torch.ones(8, 2)}
+    (said,) = remarks(tmp_path / "x.pt", state | {"q_proj.alpha": torch.tensor(2.0)})
+    assert said == "x.pt: 1 LoRA adapter of rank 2 for q_proj; it needs the network that it was trained on."
+    state["q_proj.weight"], state[up] = torch.ones(8, 8), torch.zeros(8, 2)
+    (said,) = remarks(tmp_path / "x.pt", state)
+    assert said == "x.pt: 1 LoRA adapter of rank 2 for q_proj; every lora_B is 0: untrained."
+
+
+def test_half_an_adapter_is_told(tmp_path: Path) -> None:
+    (said,) = remarks(tmp_path / "x.pt", {"q.lora_A.weight": torch.ones(2, 8)})
+    assert said == "x.pt: 1 LoRA tensor without its other half."
+    state = {
+        "q.lora_A.weight": torch.ones(2, 8),
+        "q.lora_B.weight": torch.ones(8, 2),
+        "k.lora_B.weight": torch.ones(8, 2),
+    }
+    (said,) = remarks(tmp_path / "x.pt", state)
+    assert said.endswith(
+        "of rank 2 for q; it needs the network that it was trained on; 1 LoRA tensor without its other half."
+    )

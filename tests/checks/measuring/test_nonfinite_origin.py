@@ -5,6 +5,7 @@ A NaN in one weight of whole networks is planted in `checkpoints/test_torchvisio
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,12 @@ WANTED = {"non-finite-activation"}
 
 def origin_in(network: nn.Module, *batches: Tensor) -> NonFiniteOrigin | None:
     return measure_network(network, *batches, wanted=WANTED).origin
+
+
+def module_in(network: nn.Module, *batches: Tensor) -> NonFiniteOrigin | None:
+    """Return the origin without its operation and the inputs that lead to it."""
+    found = origin_in(network, *batches)
+    return found and replace(found, operation="", source="", inputs=(), input_count=0, position=())
 
 
 def hook_counts(network: nn.Module) -> list[tuple[int, int]]:
@@ -209,13 +216,13 @@ ORIGINS: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", ORIGINS)
 def test_what_makes_nan_or_inf_is_named_and_what_passes_it_on_is_not(name: str) -> None:
     build, expected, *inputs = ORIGINS[name]
-    assert origin_in(build(), *(inputs or [INPUTS])) == expected
+    assert module_in(build(), *(inputs or [INPUTS])) == expected
 
 
 def test_an_input_that_is_not_finite_blames_no_module() -> None:
     measured = measure_network(chain(nn.Linear(4, 4)), torch.tensor([[0.0, 1.0, 2.0, math.nan]] * 2), wanted=WANTED)
     assert measured.origin is None
-    sentence = "The input input 0 holds NaN or Inf itself, so no module is to blame."
+    sentence = "Input 0 ('input 0'), at [3], holds NaN or Inf itself, so no module is to blame."
     assert measured.unmeasured == {"non-finite-activation": sentence}
     assert sentence in measured.warnings
 
@@ -238,3 +245,143 @@ def test_a_finite_network_has_no_origin_and_no_search_is_made_unless_it_is_wante
     assert (measured.origin, measured.unmeasured) == (None, {})
     network = chain(with_bias(nn.Linear(4, 4), math.nan))
     assert measure_network(network, INPUTS, wanted={"forward"}).origin is None
+
+
+def masked(function: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
+    """Return a network of a function of scores, 0, and which to keep: those above 0 in the input."""
+    return Written(lambda net, x: net.last(function(0 * x, x > 0)), last=nn.Linear(4, 4))
+
+
+def in_place(scores: Tensor, keep: Tensor) -> Tensor:
+    scores[~keep] = -math.inf
+    return scores.log_softmax(-1).exp()
+
+
+# Row 0 keeps all, row 1 keeps some, row 2 nothing: a softmax over -Inf alone is 0/0 by its formula.
+ROWS = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, -1.0, 1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
+
+OPERATIONS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "masked_fill": (lambda scores, keep: scores.masked_fill(~keep, -math.inf).softmax(1), "softmax"),
+    "where": (lambda scores, keep: torch.where(keep, scores, -math.inf).softmax(1), "softmax"),
+    "in place": (in_place, "log_softmax"),
+    "a mask that is added": (
+        lambda scores, keep: (scores + torch.zeros_like(scores).masked_fill(~keep, -math.inf)).softmax(1),
+        "softmax",
+    ),
+    "a logarithm as a mask": (lambda scores, keep: (scores + keep.float().log()).softmax(1), "softmax"),
+    "through a view": (
+        lambda scores, keep: scores.masked_fill(~keep, -math.inf).unsqueeze(1).transpose(1, 2).softmax(1).squeeze(2),
+        "softmax",
+    ),
+    "logsumexp": (
+        lambda scores, keep: (s := scores.masked_fill(~keep, -math.inf)) - s.logsumexp(1, keepdim=True),
+        "sub",  # logsumexp gives -Inf, and -Inf - -Inf is NaN
+    ),
+    "a softmax written out": (
+        lambda scores, keep: (s := scores.masked_fill(~keep, -math.inf)).sub(s.amax(1, keepdim=True)).exp(),
+        "sub",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_infinities_of_a_mask_are_not_blamed_for_the_nan_of_what_takes_them_up(name: str) -> None:
+    function, operation = OPERATIONS[name]
+    found = origin_in(masked(function), ROWS)
+    assert found is not None
+    assert found.operation == f"(model):{operation}"
+    assert found.source.startswith("test_nonfinite_origin.py:")
+    assert (found.inputs, found.input_count, found.position) == (((2, "input 2"),), 3, ())
+
+
+@pytest.mark.parametrize(
+    ("function", "operation"),
+    [
+        (lambda x: x.clamp(min=0).log() * 0, "log"),
+        (lambda x: (x * 3e38 * 3e38).softmax(1), "mul#1"),  # +Inf is an overflow, whatever takes it up
+        (lambda x: (x - math.inf) * x.relu(), "sub"),
+        (lambda x: x.sqrt(), "sqrt"),
+    ],
+)
+def test_what_makes_other_infinities_is_blamed(function: Callable[[Tensor], Tensor], operation: str) -> None:
+    found = origin_in(Written(lambda net, x: net.last(function(x)), last=nn.Linear(4, 4)), ROWS)
+    assert found is not None
+    assert found.operation == f"(model):{operation}"
+
+
+def test_a_softmax_module_is_named_after_a_mask_in_code() -> None:
+    network = Written(
+        lambda net, x: net.last(net.softmax((0 * x).masked_fill(x < 0, -math.inf))),
+        softmax=nn.Softmax(1),
+        last=nn.Linear(4, 4),
+    )
+    found = origin_in(network, ROWS)
+    assert found is not None
+    assert (found.layer, found.inputs, found.operation) == ("softmax", ((2, "input 2"),), "")
+
+
+def test_the_place_inside_an_input_is_told() -> None:
+    # Token 3 of input 1 attends to nothing: of its output (5, 4), row 3 is 0/0.
+    x = torch.ones(2, 5, 4)
+    x[1, 3] = -1
+    network = Written(
+        lambda net, x: net.last(x.mean(2, keepdim=True).expand(-1, -1, 4).masked_fill(x < 0, -math.inf).softmax(2)),
+        last=nn.Linear(4, 4),
+    )
+    found = origin_in(network, torch.ones(3, 5, 4), x)
+    assert found is not None
+    assert (found.inputs, found.input_count, found.position) == (((4, "input 4"),), 2, (3, None))
+
+
+def test_every_input_that_leads_to_it_is_told() -> None:
+    found = origin_in(Written(lambda _, x: x.log1p()), torch.tensor([[0.0, -2.0], [0.0, 0.0], [-3.0, 0.0]]))
+    assert found is not None
+    assert (found.inputs, found.input_count, found.position) == (((0, "input 0"), (2, "input 2")), 3, (1,))
+
+
+def test_a_network_that_overwrites_its_input_is_searched_with_the_input_as_it_was() -> None:
+    found = origin_in(Written(lambda _, x: x.log1p_()), torch.tensor([[0.0, -2.0], [0.0, 0.0]]))
+    assert found is not None
+    assert found.inputs == ((0, "input 0"),)
+
+
+def root_of(x: Tensor) -> Tensor:
+    return (x - 2).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("build", "layer"),
+    [
+        # What is not finite in the input is replaced, and a module then makes some of its own.
+        (lambda: Written(lambda net, x: net.root(x.nan_to_num()), root=Written(lambda _, x: root_of(x))), "root"),
+        (lambda: chain(Written(lambda _, x: x.nan_to_num()), nn.Identity(), Written(lambda _, x: root_of(x))), "2"),
+        (
+            lambda: Written(
+                lambda net, x: net.block(torch.where(x.isnan(), 0, x)),
+                block=Written(lambda net, x: net.last(root_of(x)), last=nn.Linear(4, 4)),
+            ),
+            "block",
+        ),
+    ],
+)
+def test_a_module_with_finite_inputs_is_blamed_though_an_input_of_the_network_is_not_finite(
+    build: Callable[[], nn.Module], layer: str
+) -> None:
+    x = torch.zeros(2, 4)
+    x[1, 2] = math.nan
+    measured = measure_network(build(), x, wanted=WANTED)
+    assert measured.origin is not None
+    assert (measured.origin.layer, measured.unmeasured) == (layer, {})
+    assert measured.origin.inputs == ((0, "input 0"), (1, "input 1"))
+    assert "Input 1 ('input 1'), at [2], holds NaN or Inf itself." in measured.warnings
+
+
+def test_modules_that_hand_on_an_input_that_is_not_finite_are_not_blamed() -> None:
+    x = torch.zeros(2, 4)
+    x[1, 2] = math.inf
+    network = chain(nn.Linear(4, 4), two(lambda net, x: net.second(net.first(x) * 2)), nn.Softmax(-1))
+    measured = measure_network(network, x, wanted=WANTED)
+    assert measured.origin is None
+    assert measured.unmeasured == {
+        "non-finite-activation": "Input 1 ('input 1'), at [2], holds NaN or Inf itself, so no module is to blame."
+    }

@@ -251,3 +251,13 @@ def test_a_variance_of_zero_beside_a_mean_that_is_not_is_told_from_a_dead_channe
     measured = {each.name: each.means_without_variance for each in stored_tensors(norm)[0]}
     assert measured["running_var"] == (1, 4)
     assert measured["running_mean"] == ()
+
+
+def test_as_many_threads_are_left_as_there_were() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        stored_tensors(nn.Linear(2, 2))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

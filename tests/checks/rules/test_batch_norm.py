@@ -115,7 +115,7 @@ def test_few_values_are_allowed_three_times_as_much_and_fewer_are_not_judged() -
 def test_statistics_that_are_still_partly_those_of_the_start_warn() -> None:
     (finding,) = found(norm(variance=[6.0] * 4, start_share=0.101))
     assert finding.level == "warn"
-    assert finding.message.endswith("After so few batches 10% of what it stores is what it started with.")
+    assert finding.message.endswith("After so few batches 10% of its statistics are still the initial ones.")
     (finding,) = found(norm(variance=[6.0] * 4, start_share=0.1))
     assert finding.level == "fail"
     assert "batches" not in finding.message
@@ -128,7 +128,7 @@ def test_the_first_layer_that_is_off_is_named_and_later_ones_are_counted() -> No
     )
     assert finding.where == "b"
     assert finding.message == (
-        "It begins at 'b' (BatchNorm2d): over 4 inputs, variances of what it is given differ from those stored by a"
+        "It begins at 'b' (BatchNorm2d): over 4 inputs, variances of its input differ from the stored ones by a"
         " factor of 1 (limit 5), means by 3 stored standard deviations (limit 1); medians over 4 channels."
         " 1 of 2 later BatchNorms follow."
     )
@@ -147,9 +147,9 @@ def test_a_first_layer_that_varies_more_as_a_whole_warns_of_the_preprocessing() 
     (finding,) = found(norm(variance=[4] * 4), norm("bn2"))
     assert (finding.level, finding.where) == ("warn", "bn")
     assert finding.message == (
-        "'bn' (BatchNorm2d), the first BatchNorm, is given 4 times the variances that it stores (limit 2.5), median"
-        " over 4 channels. All its channels vary 2 times as much as in training (standard deviation): prepare the"
-        " pictures as for the training (mean, std, range). Here: normalised by mean 0, std 1."
+        "'bn' (BatchNorm2d), the first BatchNorm: its input has 4 times the stored variances (limit 2.5), median"
+        " over 4 channels. All its channels vary 2 times as much as in training (standard deviation): preprocess the"
+        " pictures as in training (mean, std, range). Here: normalised by mean 0, std 1."
     )
 
 

@@ -196,12 +196,44 @@ def test_the_module_that_makes_nan_is_named_with_its_parameters_and_its_victims_
     )
 
 
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        ({"inputs": ((5, "a.jpg"),), "input_count": 1}, "; input 5 ('a.jpg') leads to it."),
+        (
+            {"inputs": ((1, "b.jpg"),), "input_count": 4, "position": (2, None)},
+            "; of the 4 inputs of the batch only 1 ('b.jpg') leads to it, at [2, :].",
+        ),
+        (
+            {"inputs": ((1, ""), (3, "")), "input_count": 4, "position": (0, 7)},
+            "; 2 of the 4 inputs of the batch lead to it (1, 3), input 1 at [0, 7].",
+        ),
+        (
+            {"inputs": tuple((at, "") for at in range(4)), "input_count": 4},
+            "; every input of the batch leads to it.",
+        ),
+        (
+            {"inputs": ((0, "a.jpg"), (1, "b.jpg")), "input_count": 2, "position": (3, None, None)},
+            "; every input of the batch leads to it, input 0 at [3, :, :].",
+        ),
+        (
+            {"operation": "conv:softmax", "source": "net.py:7"},
+            "; the first operation to do so is 'conv:softmax' (net.py:7).",
+        ),
+        ({"operation": "conv:softmax"}, "; the first operation to do so is 'conv:softmax'."),
+    ],
+)
+def test_what_leads_to_nan_is_told(origin: dict[str, Any], words: str) -> None:
+    (finding,) = judged(broken_from("conv", **origin)).findings
+    assert finding.message.endswith(f"in 128 values (limit 0){words}")
+
+
 def test_nan_skips_what_it_would_break() -> None:
     changed = replace(broken_from("conv", ""), outputs=with_output(input_difference=0.0).outputs)
     report = outcomes(judged(changed))
     skipped = {name for name, each in report.items() if each.status == "skipped"}
     assert {"constant-output", "repeatability", "batch-consistency", "expectation", "dead-channels"} <= skipped
-    assert {report[name].reason for name in skipped} == {"a module makes NaN or Inf, from which the rest follows"}
+    assert {report[name].reason for name in skipped} == {"a module makes NaN or Inf, which causes the rest"}
 
 
 def test_nan_silences_nothing_when_nobody_asks_for_it() -> None:
@@ -222,7 +254,7 @@ def test_nan_that_no_module_makes_does_not_pass() -> None:
     )
     (finding,) = judged(changed).findings
     assert (finding.rule, finding.level, finding.where) == ("non-finite-activation", "fail", "conv")
-    assert "check the inputs" in finding.message
+    assert finding.message.endswith("out of finite inputs: check the inputs. The input holds NaN.")
 
 
 def test_infinities_that_come_to_nothing_are_a_mask() -> None:

@@ -47,8 +47,8 @@ def test_a_picture_classified_as_expected_passes(top1: str | int) -> None:
 def test_another_class_in_front_is_named_with_the_place_of_the_expected_one() -> None:
     (message,) = messages(top1="tram")
     assert message == (
-        "'cat.jpg' is classified as 'tabby cat' (0) with probability 0.600; expected first is 'tram', which is in"
-        " place 3."
+        "'cat.jpg' is classified as 'tabby cat' (0) with probability 0.600 (softmax); expected first is 'tram', which"
+        " is in place 3."
     )
     assert "which is not among the first 2." in messages(SHORTER, top1="otter")[0]
 
@@ -83,7 +83,7 @@ def test_a_network_with_fewer_classes_than_k_is_fully_known() -> None:
 
 def test_too_small_a_probability_of_the_first_class_fails() -> None:
     assert messages(min_probability=0.61) == [
-        "'cat.jpg' is classified as 'tabby cat' (0) with probability 0.600 (limit: at least 0.61)."
+        "'cat.jpg' is classified as 'tabby cat' (0) with probability 0.600 (softmax; limit: at least 0.61)."
     ]
     assert messages(min_probability=0.6) == []
     assert len(messages(with_prediction(probabilities=(float("nan"),) * 5), min_probability=0.1)) == 1
@@ -93,7 +93,8 @@ def test_too_small_a_probability_of_the_first_class_fails() -> None:
 def test_indices_do_without_names() -> None:
     assert messages(nameless(), top1=0) == []
     assert (
-        "is classified as class 0 with probability 0.600; expected first is class 3" in messages(nameless(), top1=3)[0]
+        "is classified as class 0 with probability 0.600 (softmax); expected first is class 3"
+        in messages(nameless(), top1=3)[0]
     )
 
 

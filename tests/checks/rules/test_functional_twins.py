@@ -131,3 +131,43 @@ def test_what_is_measured_for_verdicts_alone_is_not_in_the_result() -> None:
         *("(model):relu", "(model):adaptive_avg_pool2d", "(model):flatten")
     }
     assert [row.taken_by for row in plain.gradients] == [("fc",), ("",)]
+
+
+class Attending(nn.Module):
+    """A softmax over scores, of which those of negative inputs are masked; all of the second input are."""
+
+    def __init__(self, mask: Callable[[Tensor, Tensor], Tensor], softmax: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scores, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.mask = mask
+        if isinstance(softmax, nn.Module):
+            self.softmax = softmax
+        else:
+            object.__setattr__(self, "softmax", softmax)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.softmax(self.mask(self.scores(x), x > 0)))
+
+
+MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "masked_fill": lambda scores, keep: scores.masked_fill(~keep, float("-inf")),
+    "where": lambda scores, keep: torch.where(keep, scores, float("-inf")),
+    "added": lambda scores, keep: scores + torch.zeros_like(scores).masked_fill(~keep, float("-inf")),
+}
+
+
+@pytest.mark.parametrize("softmax", [F.softmax, nn.Softmax(1)])
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_softmax_over_a_masked_row_is_blamed_and_not_the_mask(mask: str, softmax: Any) -> None:
+    function = (lambda x: softmax(x, dim=1)) if softmax is F.softmax else softmax
+    network = Attending(MASKS[mask], function).eval()
+    x = torch.tensor([[1.0, 1.0, -1.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
+    place = "(model):softmax" if softmax is F.softmax else "softmax"
+    for run in (hookscope.activations(network, x), hookscope.grads(network, x)):
+        (found,) = [each for each in run.verdicts if each.rule == "non-finite-activation"]
+        assert found.where == place
+        assert "it has 4 NaN and 0 Inf in 8 values" in found.message  # the second input's row
+    report = hookscope.check(network, images=x, select="non-finite-activation")
+    assert "only 1 leads to it" in report.findings[0].message
+    assert report.findings[0].where == ("(model)" if softmax is F.softmax else "softmax")

@@ -10,7 +10,7 @@ from hookscope.checks.rules import GRADS_RULES, RULES, grads_limits
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.findings import Finding
-from hookscope.results.gradients import Gradients
+from hookscope.results.gradients import Gradients, StepsRow
 from hookscope.results.network import Failure
 from tests.checks.measurements import (
     EVERYTHING,
@@ -123,6 +123,11 @@ BROKEN = {
         parameters=[parameter("a.weight", 1.0), parameter("b.weight", None, status="not reached")]
     ),
     "gradient-imbalance": imbalanced(1.1e6),
+    # Of 60 steps the last 25 are 2^-24 of the greatest and more.
+    "gradient-over-time": inspection(
+        [layer_row("lstm", tensor(1.0), "LSTM")],
+        over_time=(StepsRow("lstm", "LSTM", "float32", tuple(0.5 ** (59 - step) for step in range(60))),),
+    ),
 }
 
 
@@ -159,6 +164,7 @@ def test_a_failing_verdict_is_a_warning_where_the_settings_say_so() -> None:
         # The gradient of the first output passes seven factors of 5: 78125.
         ("exploding-gradient", "max_ratio", 78126.0),
         ("gradient-imbalance", "max_ratio", 1.2e6),
+        ("gradient-over-time", "max_fraction", 35 / 60),
     ],
 )
 def test_limits_may_be_moved(rule: str, limit: str, accepted: float) -> None:
@@ -180,7 +186,7 @@ def test_a_cause_skips_its_consequences() -> None:
     report = outcomes(judged(with_gradients(BROKEN["zero-gradient"])))
     for rule in ("dead-gradient", "vanishing-gradient", "exploding-gradient", "gradient-imbalance"):
         assert report[rule].status == "skipped"
-        assert report[rule].reason == "the gradients violate zero-gradient, from which the rest follows"
+        assert report[rule].reason == "the gradients violate zero-gradient, which causes the rest"
     assert report["unused-parameter"].status == "pass"
 
 
@@ -188,16 +194,14 @@ def test_a_backward_pass_is_not_blamed_for_what_the_forward_pass_made() -> None:
     spoilt = replace(with_gradients(BROKEN["non-finite-gradient"]), origin=NonFiniteOrigin("conv", "Conv2d", 1, 0, 9))
     report = outcomes(judged(spoilt))
     for rule in ("non-finite-gradient", "dead-gradient", "vanishing-gradient"):
-        assert report[rule].reason == "a module makes NaN or Inf, from which the rest follows"
+        assert report[rule].reason == "a module makes NaN or Inf, which causes the rest"
     accepted = CheckSettings(rules={"non-finite-activation": RuleSettings("warn")})
     assert outcomes(judged(spoilt, accepted))["non-finite-gradient"].status == "fail"
 
 
 def test_a_vanishing_gradient_is_not_called_imbalance_as_well() -> None:
     report = outcomes(judged(with_gradients(logistic_chain(12))))
-    assert report["gradient-imbalance"].reason == (
-        "the gradients violate vanishing-gradient, from which the rest follows"
-    )
+    assert report["gradient-imbalance"].reason == ("the gradients violate vanishing-gradient, which causes the rest")
 
 
 def test_a_cause_that_nobody_asks_for_is_said_by_the_rule_that_cannot_be_judged() -> None:

@@ -409,9 +409,9 @@ def test_each_input_takes_its_own_class_in_whatever_batch_it_comes() -> None:
     ("target", "options", "message"),
     [
         ("4", {}, r"Target class 4 is out of range for ce: \(model\) of shape 2x4 has classes 0 to 3"),
-        ("1000000000", {}, "'1000000000' is not an index from 0, and the model comes without class names"),
+        ("1000000000", {}, "'1000000000' is not an index from 0, and the model has no class names"),
         ("-1", {}, "'-1' is not an index from 0"),
-        ("cat", {}, "'cat' is not an index from 0, and the model comes without class names"),
+        ("cat", {}, "'cat' is not an index from 0, and the model has no class names"),
         ("tabbi", {"categories": PETS}, "knows no class 'tabbi'. Nearest: 'tabby'"),
         ("", {"categories": PETS}, "knows no class ''"),
         ("", {"categories": ("cat,", "dog")}, "knows no class ''"),

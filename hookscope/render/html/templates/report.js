@@ -1,4 +1,3 @@
-"use strict";
 // The state of the page is its fragment: #layer=…&q=…&type=…&flagged=1&sort=-mean&columns=kind,shape
 // Text of the run is only ever read from and written to the document as text.
 
@@ -26,20 +25,6 @@ let later = [];
 
 // --- the fragment
 
-function read() {
-  const given = {};
-  for (const part of location.hash.slice(1).split("&")) {
-    const at = part.indexOf("=");
-    if (at < 1) continue;
-    try {
-      given[part.slice(0, at)] = decodeURIComponent(part.slice(at + 1));
-    } catch {
-      given[part.slice(0, at)] = part.slice(at + 1);
-    }
-  }
-  return given;
-}
-
 function address(layer) {
   const columns = boxes.filter((box) => box.checked).map((box) => box.value).join(",");
   const state = { layer, q: $("q").value, type: $("type").value, flagged: $("flagged").checked ? "1" : "",
@@ -58,7 +43,7 @@ function follow() {
   clearTimeout(waiting);
   if (sections.has(location.hash.slice(1))) return;
   if (flows.has(location.hash.slice(1))) return reveal($(location.hash.slice(1)));
-  const given = read();
+  const given = stateInFragment();
   $("q").value = given.q || "";
   $("type").value = given.type || "";
   if ($("type").selectedIndex < 0) $("type").value = "";
@@ -168,8 +153,8 @@ function open(row) {
   $("body").scrollTop = 0;
   const visible = order.filter((each) => !each.tr.hidden);
   const at = visible.indexOf(row);
-  $("before").disabled = at < 1;
-  $("after").disabled = at < 0 || at + 1 >= visible.length;
+  $("back").disabled = at < 1;
+  $("next").disabled = at < 0 || at + 1 >= visible.length;
   if (!panel.open) panel.showModal();
   $("panel-title").focus();
   for (const figure of $("body").querySelectorAll("figure.maps")) load(figure);
@@ -262,30 +247,11 @@ function draw(figure, picture) {
   select(0);
 }
 
-// --- plots over depth: the place under the pointer, and its layer on a click
+// --- plots over depth: a click leads to the layer
 
 for (const figure of document.querySelectorAll("figure.depth")) {
-  const plot = figure.querySelector("svg.plot");
-  const labels = [...figure.querySelector(".labels").content.children].map((each) => each.textContent);
-  const [left, right] = [Number(plot.dataset.left), Number(plot.dataset.right)];
-  const place = (event) => {
-    const box = plot.getBoundingClientRect();
-    const x = ((event.clientX - box.left) / box.width) * plot.viewBox.baseVal.width;
-    const share = (x - left) / (right - left);
-    return Math.max(0, Math.min(labels.length - 1, Math.round(share * (labels.length - 1))));
-  };
-  plot.addEventListener("pointermove", (event) => {
-    const at = place(event);
-    const x = left + (at / Math.max(1, labels.length - 1)) * (right - left);
-    plot.querySelector(".cursor").setAttribute("d", `M${x.toFixed(1)} 0V${plot.viewBox.baseVal.height - 20}`);
-    figure.querySelector(".place").value = labels[at];
-  });
-  plot.addEventListener("pointerleave", () => {
-    plot.querySelector(".cursor").setAttribute("d", "");
-    figure.querySelector(".place").value = "";
-  });
-  plot.addEventListener("click", (event) => {
-    const row = places.get(labels[place(event)]);
+  followPointer(figure, (label) => {
+    const row = places.get(label);
     if (row) go(row);
   });
 }
@@ -311,8 +277,8 @@ document.addEventListener("click", (event) => {
   go(row);
 });
 $("close").addEventListener("click", () => panel.close());
-$("before").addEventListener("click", () => turn(-1));
-$("after").addEventListener("click", () => turn(1));
+$("back").addEventListener("click", () => turn(-1));
+$("next").addEventListener("click", () => turn(1));
 panel.addEventListener("click", (event) => { if (event.target === panel) panel.close(); });
 panel.addEventListener("keydown", (event) => {
   if (event.target.closest("input")) return;
@@ -322,7 +288,7 @@ panel.addEventListener("close", () => {
   const last = shown;
   shown = null;
   $("body").replaceChildren();
-  if (read().layer !== undefined) history.pushState(null, "", address(""));
+  if (stateInFragment().layer !== undefined) history.pushState(null, "", address(""));
   if (flows.has(location.hash.slice(1))) return;
   const link = last && !last.tr.hidden && last.tr.querySelector("a");
   if (link) link.focus({ preventScroll: true });

@@ -1,0 +1,152 @@
+"""What a step of a training costs that is watched, beside the step alone and beside what else looks at it."""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torchvision.models import resnet18
+
+import hookscope
+from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
+from benchmarks.findings import Section, Work
+from benchmarks.timing import Run, interleaved
+
+_BATCH, _SIDE, _CLASSES = 16, 64, 10
+_STEPS = 10  # in one timed run
+_ROUNDS = 9
+_COMPARED = 3  # steps after which weights are compared
+
+_NEVER = 10**9
+
+_BUDGETS: dict[str, Budget] = {
+    "every=100": (1.02, None),
+    "every step, no activations": (1.35, None),
+    "every step": (1.80, None),
+}
+
+_NOTE = f"""\
+resnet18 with {_CLASSES} classes, {_BATCH} pictures of {_SIDE} × {_SIDE}, SGD with momentum; a run is {_STEPS}
+steps. With "every=100" one run in ten has a watched step. Weights are compared, bit for bit, with those of
+the plain loop after {_COMPARED} steps. wandb.watch, offline, logs histograms of parameters and gradients, here
+with log="all"; torch-module-monitor has the means, deviations and norms that it is asked for here, of
+activations, gradients and parameters; DebugUnderflowOverflow keeps the extremes of activations and weights."""
+
+
+class _Loop:
+    """A training that can be gone on with."""
+
+    def __init__(self, begin: Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]]) -> None:
+        torch.manual_seed(0)
+        self.network = resnet18(num_classes=_CLASSES)
+        self._pictures = torch.randn(_BATCH, 3, _SIDE, _SIDE)
+        self._labels = torch.randint(0, _CLASSES, (_BATCH,))
+        self._optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-3, momentum=0.9)
+        self._after_step = begin(self.network, self._optimizer)
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(steps):
+            loss = cross_entropy(self.network(self._pictures), self._labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            self._after_step(loss)
+
+
+def measure() -> Section:
+    """Measure every way."""
+    ways = {"plain": Ready(None, partial(_Loop(_plain).go_on, _STEPS), _ROUNDS)}
+    ways |= {name: ready(_ROUNDS, partial(_prepared, begin)) for name, begin in _WAYS.items()}
+    found = over_first(f"resnet18, {_BATCH} pictures", ways, interleaved(*timeable(ways)), _BUDGETS)
+    return Section("A step of a watched training", _NOTE, tuple(found))
+
+
+def _prepared(begin: Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]]) -> tuple[Run, Work]:
+    loops = [_Loop(_plain), _Loop(begin)]
+    for each in loops:
+        each.go_on(_COMPARED)
+    return partial(loops[1].go_on, _STEPS), same_weights(loops[0].network, loops[1].network)
+
+
+def same_weights(first: nn.Module, second: nn.Module) -> Work:
+    """Compare weights and buffers, bit for bit."""
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    equal = [torch.equal(one, other) for one, other in pairs]
+    return Work("same" if all(equal) else "differs", len(equal), equal.count(False))
+
+
+def _plain(_network: nn.Module, _optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+    return lambda _loss: None
+
+
+def _watched(
+    network: nn.Module, optimizer: torch.optim.Optimizer, *, every: int, activations: bool = True
+) -> Callable[[Tensor], None]:
+    return hookscope.watch(network, optimizer, every=every, activations=activations, on_line=lambda _: None).step
+
+
+def _debugged(network: nn.Module, _optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+    from transformers.debug_utils import DebugUnderflowOverflow  # noqa: PLC0415 - a peer that may be absent
+
+    DebugUnderflowOverflow(network)  # type: ignore[no-untyped-call]
+    return lambda _loss: None
+
+
+def _logged(network: nn.Module, _optimizer: torch.optim.Optimizer, *, every: int) -> Callable[[Tensor], None]:
+    import wandb  # noqa: PLC0415 - a peer that may be absent
+
+    settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, disable_code=True)
+    # Its hooks log to the latest run of the process, so there is one for all.
+    run: Any = wandb.run or wandb.init(mode="offline", dir=tempfile.mkdtemp(), settings=settings)
+    run.watch(network, log="all", log_freq=every, idx=every)
+    return lambda loss: run.log({"loss": loss.item()})
+
+
+def _monitored(network: nn.Module, optimizer: torch.optim.Optimizer, *, every: int) -> Callable[[Tensor], None]:
+    from torch_module_monitor import ModuleMonitor  # noqa: PLC0415 - a peer that may be absent
+
+    monitor: Any = ModuleMonitor(monitor_step_fn=lambda step: step % every == 0)
+    monitor.set_module(network)
+    for name, metric in _METRICS.items():
+        monitor.add_activation_metric(name, metric)
+        monitor.add_gradient_metric(name, metric)
+        monitor.add_parameter_metric(name, metric)
+
+    def before_step(*_: object) -> None:
+        monitor.monitor_gradients()
+        monitor.monitor_parameters()
+
+    optimizer.register_step_pre_hook(before_step)
+    step = 0
+    monitor.begin_step(step)
+
+    def after_step(_loss: Tensor) -> None:
+        nonlocal step
+        monitor.end_step()
+        monitor.get_step_metrics()
+        step += 1
+        monitor.begin_step(step)
+
+    return after_step
+
+
+_METRICS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda values: values.float().mean(),
+    "std": lambda values: values.float().std(),
+    "norm": lambda values: values.float().norm(),
+}
+
+_WAYS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]]] = {
+    "never in full": partial(_watched, every=_NEVER),
+    "every=100": partial(_watched, every=100),
+    "every step, no activations": partial(_watched, every=1, activations=False),
+    "every step": partial(_watched, every=1),
+    "wandb.watch, log_freq=100": partial(_logged, every=100),
+    "wandb.watch, every step": partial(_logged, every=1),
+    "torch-module-monitor, every 100": partial(_monitored, every=100),
+    "torch-module-monitor, every step": partial(_monitored, every=1),
+    "transformers' DebugUnderflowOverflow": _debugged,
+}

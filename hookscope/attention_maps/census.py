@@ -1,0 +1,69 @@
+"""Which modules compute attention, by name, so that what was not seen is not passed over."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+
+from torch import nn
+
+from hookscope.results.attention import UnseenBlock
+
+_NAMES = ("attn", "attention", "self_attn", "self_attention")
+_ATTENTION = re.compile(r"attn|attention|attnetion|MLA$|MSA$", re.IGNORECASE)
+# Gates over channels or places, and parts of an attention: they compute none over tokens.
+_NOT_OVER_TOKENS = re.compile(
+    r"channel|spatial|squeeze|gate|cbam|\bse\b|output|dropout|drop$|norm|embed|bias|mlp|linear$|softmax", re.IGNORECASE
+)
+
+CANNOT_BE_SEEN = "no softmax over tokens (linear attention, or a kernel that torch functions do not show)"
+
+
+def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Return the modules whose class, or whose own name where they hold others, is that of an attention."""
+    found = {}
+    for name, module in modules.items():
+        kind = type(module).__name__
+        last = name.rpartition(".")[2]
+        by_class = _ATTENTION.search(kind) and not _NOT_OVER_TOKENS.search(kind)
+        by_name = last in _NAMES and any(module.children())
+        is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        if name and (by_class or (by_name and not is_container and not _NOT_OVER_TOKENS.search(kind))):
+            found[name] = module
+    return found
+
+
+def unseen_blocks(
+    candidates: Mapping[str, nn.Module],
+    called: Collection[str],
+    seen: Iterable[str],
+    refused: Mapping[str, tuple[str, str]],
+) -> tuple[UnseenBlock, ...]:
+    """Return the innermost modules that ran and look like attention, and in which none was seen.
+
+    Args:
+        candidates: As `attention_modules` found them.
+        called: Names of those that ran.
+        seen: Names of modules that computed attention that was seen.
+        refused: Names of modules that computed something like it, each with its class and the reason; those count that
+            are inside a candidate, or are called an attention.
+    """
+    seen = {*seen}
+    ran = [name for name in candidates if name in called]
+    has_seen = {name for name in ran if any(_inside(each, name) for each in seen)}
+    unseen: dict[str, UnseenBlock] = {}
+    for name in ran:
+        if name in has_seen or any(_inside(name, each) for each in seen):  # a part of one that was seen
+            continue
+        if any(other != name and _inside(other, name) for other in ran):
+            continue  # it is counted by what is inside
+        around = [each for each in refused if _inside(each, name) or _inside(name, each)]
+        reason = refused[around[0]][1] if around else CANNOT_BE_SEEN
+        unseen[name] = UnseenBlock(name, type(candidates[name]).__name__, reason)
+    for name, (kind, reason) in refused.items():  # such as DaViT's over channels
+        is_attention = _ATTENTION.search(kind) or name.rpartition(".")[2] in _NAMES
+        if is_attention and not any(_inside(name, each) or _inside(each, name) for each in (*unseen, *seen)):
+            unseen[name] = UnseenBlock(name, kind, reason)
+    return tuple(unseen.values())
+
+
+def _inside(name: str, other: str) -> bool:
+    return name == other or name.startswith(f"{other}.")

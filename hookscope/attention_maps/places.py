@@ -1,0 +1,300 @@
+"""Where queries and keys lie on the picture: prefix tokens, grids, and windows put back where they were cut out."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.attention import AttentionCall, ModuleInput
+from hookscope.statistics.token_layout import Layout, Tokens, known_prefix, layout_of
+
+NOWHERE = -1
+"""The cell of a token that has no place on the picture."""
+
+
+class Axes(NamedTuple):
+    """How the axes in front of queries and keys count inputs, windows and heads.
+
+    Attributes:
+        order: Of the leading axes, so that inputs come first, then windows, then heads.
+        windows: How many parts the tokens of one input are in; each attends to itself.
+    """
+
+    order: tuple[int, ...]
+    windows: int
+    heads: int
+
+
+_AXES = 2  # of a grid on a picture
+
+
+class Places(NamedTuple):
+    """Where tokens lie: the cell of each on a grid, row by row.
+
+    Attributes:
+        cells: (windows, tokens), `NOWHERE` for tokens without a place.
+        grid: (h, w).
+        prefix: Tokens in front of the grid.
+    """
+
+    cells: Tensor
+    grid: tuple[int, int]
+    prefix: int
+
+
+def head_count_of(running: Sequence[ModuleInput]) -> int | None:
+    """Return how many heads the module that computes attention says it has; None if it does not say."""
+    for each in running[:2]:
+        for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead"):
+            count = getattr(each.module, name, None)
+            if isinstance(count, int) and not isinstance(count, bool):
+                return count
+    return None
+
+
+def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
+    """Return what the axes in front of queries and keys count, or in words why that is not known."""
+    lead = tuple(lead)
+    if not lead:
+        return Axes((), 1, 1) if inputs == 1 else "it has no batch axis"
+    if len(lead) == 1 and inputs == 1 and lead[0] == heads:
+        return Axes((0,), 1, lead[0])  # of a call without a batch axis
+    if lead[0] % inputs:
+        return f"its first axis of {lead[0]} does not count {inputs} inputs"
+    groups = lead[0] // inputs
+    if len(lead) == 1:
+        return Axes((0,), 1, groups) if groups == heads else Axes((0,), groups, 1)
+    places = [place for place in range(1, len(lead)) if lead[place] == heads] if len(lead) > 2 else [1]
+    if len(places) != 1:
+        return f"which of its axes {'x'.join(map(str, lead))} counts heads is not known"
+    others = [place for place in range(1, len(lead)) if place != places[0]]
+    return Axes((0, *others, *places), groups * math.prod(lead[place] for place in others), lead[places[0]])
+
+
+def arranged(rows: Tensor, axes: Axes, inputs: int) -> Tensor:
+    """Return rows (..., queries, keys) as (inputs, windows, heads, queries, keys)."""
+    if axes.order != tuple(range(rows.dim() - 2)):
+        rows = rows.permute(*axes.order, rows.dim() - 2, rows.dim() - 1)
+    return rows.reshape(inputs, axes.windows, axes.heads, *rows.shape[-2:])
+
+
+# --- Whether it is attention over tokens ---
+
+
+def not_over_tokens(call: AttentionCall, axes: Axes, inputs: int) -> str:
+    """Return in a few words why the keys are no tokens; "" where they are.
+
+    Channels (XCiT) and neighbourhoods (VOLO) are also multiplied by a softmax. Tokens are known by their number: what
+    the running modules were given has as many, all windows together, or queries do and keys are those of a grid that
+    was seen. Of the fused function it is enough that it is not its features that have the number of tokens.
+    """
+    assert call.rows is not None  # noqa: S101 - the caller has looked
+    *_, queries, keys = call.rows.shape
+    counts = [*_token_counts(call.running)]
+    if any(inputs * axes.windows * keys in each for each in counts):
+        return _over_channels(call, keys) if call.rows.features in (0, keys) else ""
+    if call.entry == "multi-head":
+        return ""
+    if call.entry == "scaled dot product":
+        swapped = any(inputs * axes.windows * call.rows.features in each for each in counts)
+        in_place = any(inputs * axes.windows * queries in each for each in counts)
+        return f"it attends over {keys} channels" if swapped and not in_place else ""
+    grids = {height * width for height, width in call.grids}
+    has_queries = queries == 1 or any(inputs * axes.windows * queries in each for each in counts)
+    has_queries |= axes.windows == 1 and bool(grids & {queries, queries - 1})
+    if has_queries and grids & {keys, keys - 1}:
+        return _over_channels(call, keys)
+    return f"its softmax is over {keys} channels or neighbours, not over tokens"
+
+
+def _over_channels(call: AttentionCall, keys: int) -> str:
+    """Refuse where channels are as many as tokens, and the values lie in memory as transposed: attention over channels.
+
+    Tokens are made in rows of channels: along the axis of keys, values are then further apart.
+    """
+    if call.product is None:
+        return ""
+    values, axis = call.product.values, call.product.keys_of_values
+    other = -1 if axis == -2 else -2
+    if values.dim() < 2 or axis not in (-1, -2) or values.shape[other] != keys:
+        return ""
+    if values.stride(axis) < values.stride(other):
+        return f"its softmax is over {keys} channels or neighbours, not over tokens"
+    return ""
+
+
+def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
+    """Yield how many tokens all inputs together may have, by what the nearest modules were given."""
+    for each in running[:3]:
+        given = [*each.args, *each.kwargs.values()]
+        for tensor in given:
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            shape = tuple(tensor.shape)
+            if len(shape) == 2:
+                yield {shape[0]}
+            elif len(shape) == 3:
+                yield {shape[0] * shape[1]}
+            elif len(shape) == 4:
+                sizes = {shape[0] * shape[1] * shape[2], shape[0] * shape[2] * shape[3]}
+                window = _pair(getattr(each.module, "window_size", None))
+                if window is not None:
+                    sizes.add(shape[0] * _up(shape[1], window[0]) * _up(shape[2], window[1]))
+                yield sizes
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+# --- Where they lie ---
+
+
+class Arrangement(NamedTuple):
+    """How a network's tokens lie, as far as it says so itself.
+
+    Attributes:
+        prefix: Tokens in front of the grid; None if that is not known.
+        class_count: Class tokens among the prefix, 0 or 1.
+        given: What the user said of tokens.
+        remark: Why its tokens have no place, whatever their number; "" where they may have.
+    """
+
+    prefix: int | None
+    class_count: int
+    given: Tokens | None
+    remark: str = ""
+
+
+def arrangement_of(network: nn.Module, given: Tokens | None) -> Arrangement:
+    """Return how a network's tokens lie, before anything ran."""
+    remark = ""
+    if any(type(each).__name__ == "Unroll" for each in network.modules()):  # Hiera's
+        remark = "its tokens lie in the order of unrolled windows, not of the picture's rows"
+    class_count = 1
+    for module in network.modules():
+        if isinstance(getattr(module, "num_prefix_tokens", None), int):
+            has_class = getattr(module, "has_class_token", getattr(module, "cls_token", None) is not None)
+            class_count = int(bool(has_class))
+            break
+    return Arrangement(known_prefix(network), class_count, given, remark)
+
+
+def places_of(
+    call: AttentionCall, axes: Axes, inputs: int, arrangement: Arrangement
+) -> tuple[Places | None, Places | None, str]:
+    """Return where queries and keys lie, and in words why keys have no place where they have none."""
+    assert call.rows is not None  # noqa: S101
+    *_, queries, keys = call.rows.shape
+    if arrangement.remark and arrangement.given is None:
+        return None, None, arrangement.remark
+    if axes.windows > 1 or any(hasattr(each.module, "shift_size") for each in call.running):
+        windows = _windows_of(call, axes, inputs)
+        return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
+    of_keys = _grid_places(keys, call.grids, arrangement)
+    if isinstance(of_keys, str):
+        return None, None, of_keys
+    of_queries = of_keys if queries == keys else _grid_places(queries, call.grids, arrangement)
+    return (None if isinstance(of_queries, str) else of_queries), of_keys, ""
+
+
+def _grid_places(count: int, grids: Sequence[tuple[int, int]], arrangement: Arrangement) -> Places | str:
+    if count == 1:
+        return "it has one token"
+    layout = layout_of((1, count, 1), 1, 2, grids, prefix=arrangement.prefix, given=arrangement.given)
+    if isinstance(layout, str) and arrangement.prefix:  # a block without class token, or with keys of another grid
+        layout = layout_of((1, count, 1), 1, 2, grids, prefix=0, given=arrangement.given)
+    if not isinstance(layout, Layout):
+        return f"it {layout}"
+    if len(layout.grid) != _AXES:
+        return "its tokens lie in a volume"
+    height, width = layout.grid
+    prefix = layout.prefix or 0
+    cells = torch.cat([torch.full((prefix,), NOWHERE), torch.arange(height * width)])
+    return Places(cells[None], (height, width), prefix)
+
+
+_UNPLACED = "where its windows lie on the picture is not known"
+
+
+def _windows_of(call: AttentionCall, axes: Axes, inputs: int) -> Places | str:
+    """Return the places of windows that were cut out of a map row by row, after a cyclic shift (Swin's).
+
+    The shift is what the network was seen to do; the size of a window is the module's own. The map may be padded before
+    it is shifted (torchvision, transformers) or after (timm).
+    """
+    assert call.rows is not None  # noqa: S101
+    queries, keys = call.rows.shape[-2:]
+    # `shift_size` is Swin's word: networks that cut windows in other ways have none.
+    block = next((each for each in call.running if hasattr(each.module, "shift_size")), None)
+    size = None if block is None else _map_size(block, inputs)
+    window = _window_size(call, keys)
+    if size is None or window is None or queries != keys:
+        return _UNPLACED
+    padded = (_up(size[0], window[0]), _up(size[1], window[1]))
+    rolled, shift = call.roll or (size, (0, 0))
+    if padded[0] // window[0] * (padded[1] // window[1]) != axes.windows or rolled not in (size, padded):
+        return _UNPLACED
+    cells = torch.arange(size[0] * size[1]).reshape(size)
+    pad = (0, padded[1] - size[1], 0, padded[0] - size[0])
+    if rolled == padded:
+        cells = torch.nn.functional.pad(cells, pad, value=NOWHERE).roll((-shift[0], -shift[1]), (0, 1))
+    else:
+        cells = torch.nn.functional.pad(cells.roll((-shift[0], -shift[1]), (0, 1)), pad, value=NOWHERE)
+    rows, columns = padded[0] // window[0], padded[1] // window[1]
+    cells = cells.reshape(rows, window[0], columns, window[1]).transpose(1, 2).reshape(rows * columns, keys)
+    return Places(cells, size, 0)
+
+
+def _window_size(call: AttentionCall, keys: int) -> tuple[int, int] | None:
+    """Return the size of windows: the running module's own, or of a square, as of a window larger than the map."""
+    side = math.isqrt(keys)
+    sizes = (_pair(getattr(each.module, "window_size", None)) for each in call.running)
+    fitting = [size for size in (*sizes, (side, side)) if size is not None and size[0] * size[1] == keys]
+    return fitting[0] if fitting else None
+
+
+def _map_size(block: ModuleInput, inputs: int) -> tuple[int, int] | None:
+    """Return the size of the map that a block cuts into windows: of (N, H, W, C), or of (N, T, C) and (H, W)."""
+    given: list[Any] = [*block.args, *block.kwargs.values()]
+    tokens = next((each for each in given if isinstance(each, Tensor) and each.is_floating_point()), None)
+    if tokens is None or tokens.size(0) != inputs:
+        return None
+    if tokens.dim() == 4:
+        return tokens.shape[1], tokens.shape[2]
+    for each in given:
+        pair = _pair(each) if isinstance(each, tuple | list) else None
+        if pair is not None and tokens.dim() == 3 and pair[0] * pair[1] == tokens.size(1):
+            return pair
+    side = math.isqrt(tokens.size(1)) if tokens.dim() == 3 else 0
+    return (side, side) if side and side * side == tokens.size(1) else None
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value, value) if value > 0 else None
+    if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(each, int) for each in value):
+        return (value[0], value[1])
+    return None
+
+
+def distances(queries: Places, keys: Places) -> Tensor:
+    """Return how far each key lies from each query, (windows, queries, keys), in patches of the queries' grid.
+
+    Keys of a coarser grid lie at the middle of what they cover. A distance is 0 where either has no place.
+    """
+    down = queries.grid[0] / keys.grid[0], queries.grid[1] / keys.grid[1]
+
+    def coordinates(places: Places, steps: tuple[float, float]) -> Tensor:
+        cells = places.cells.clamp_min(0)
+        rows = (cells // places.grid[1] + 0.5) * steps[0]
+        columns = (cells % places.grid[1] + 0.5) * steps[1]
+        return torch.stack([rows, columns], -1).float()
+
+    away = torch.cdist(
+        coordinates(queries, (1.0, 1.0)), coordinates(keys, down), compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    known = (queries.cells >= 0)[:, :, None] & (keys.cells >= 0)[:, None, :]
+    return away * known

@@ -1,0 +1,153 @@
+"""Reduce attention weights to numbers and maps while they are there: a few queries at a time."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hookscope.attention_maps.places import Axes, Places, arranged, distances
+from hookscope.attention_maps.queries import Chosen
+from hookscope.hooks.attention_rows import AttentionRows
+
+# Weights in memory at a time, in bytes; what is computed from them takes as much again. Ours.
+_CHUNK_BYTES = 2**24
+
+
+@dataclass(slots=True)
+class CallNumbers:
+    """What one call came to, of each input and head, (N, heads), on the CPU.
+
+    Attributes:
+        distance: None where the grid is not known.
+        prefix_shares: (N, heads, prefix), the share of each token in front of the grid; of queries on average.
+        top_token: None for windows.
+        maps: By the query's place among those asked for, (N, heads, h * w); rows without such a query are NaN.
+        elsewhere: By query, (N, heads), the share on tokens without a place.
+        chosen: By query, its place in the block for each input; None where the block has no such query.
+        whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
+    """
+
+    entropy: Tensor
+    distance: Tensor | None
+    prefix_shares: Tensor
+    top_share: Tensor
+    top_token: Tensor | None
+    maps: dict[int, Tensor] = field(default_factory=dict)
+    elsewhere: dict[int, Tensor] = field(default_factory=dict)
+    chosen: Mapping[int, Sequence[Chosen | None]] = field(default_factory=dict)
+    whole: Tensor | None = None
+
+
+def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
+    """Yield the first query of each chunk and the one after its last."""
+    queries = rows.shape[-2]
+    row_bytes = 4 * math.prod(rows.shape) // max(queries, 1)
+    step = max(1, min(queries, _CHUNK_BYTES // max(row_bytes, 1)))
+    for begin in range(0, queries, step):
+        yield begin, min(begin + step, queries)
+
+
+def reduced(
+    rows: AttentionRows,
+    axes: Axes,
+    inputs: int,
+    queries: Places | None,
+    keys: Places | None,
+    chosen: Mapping[int, Sequence[Chosen | None]],
+    *,
+    keeps_whole: bool,
+) -> CallNumbers:
+    """Return the numbers and maps of a call.
+
+    Args:
+        rows: The weights.
+        axes: How their leading axes count inputs, windows and heads.
+        inputs: N.
+        queries: Where queries lie; None if that is not known.
+        keys: The same of keys.
+        chosen: By query, its place in this block for each input.
+        keeps_whole: Keep all weights, averaged over heads.
+    """
+    query_count = rows.shape[-2]
+    away = with_places = None
+    totals: dict[str, Tensor] = {}
+    whole: list[Tensor] = []
+    picked: dict[int, list[Tensor | None]] = {place: [None] * inputs for place in chosen}
+    for begin, end in chunks_of(rows):
+        part = arranged(rows.part(begin, end), axes, inputs)  # (N, windows, heads, some queries, keys)
+        if away is None and queries is not None and keys is not None and query_count > 1:
+            away = distances(queries, keys).to(part.device, part.dtype)
+            with_places = (keys.cells >= 0).to(part.device, part.dtype)
+        _add(totals, "entropy", torch.special.entr(part).sum((1, 3, 4)))
+        _add(totals, "received", part.sum(3))
+        if away is not None and with_places is not None and queries is not None:
+            own = (queries.cells[:, begin:end] >= 0).to(part.device)
+            weighted = (part * away[None, :, None, begin:end]).sum(-1)
+            on_patches = part.sum(-1) if bool(with_places.all()) else (part * with_places[None, :, None, None]).sum(-1)
+            counts = own[None, :, None] & (on_patches > 0)
+            _add(totals, "distance", torch.where(counts, weighted / on_patches, 0).sum((1, 3)))
+            _add(totals, "counted", counts.sum((1, 3)))
+        if keeps_whole:
+            whole.append(part.mean(2)[:, 0].float().cpu())
+        for place, by_input in chosen.items():
+            for at, each in enumerate(by_input):
+                if each is not None and each.token is not None and begin <= each.token < end:
+                    picked[place][at] = part[at, each.window, :, each.token - begin].clone()
+    return _finished(totals, query_count, axes, keys, chosen, picked, torch.cat(whole, 1) if whole else None)
+
+
+def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
+    totals[name] = totals[name] + values if name in totals else values
+
+
+def _finished(
+    totals: Mapping[str, Tensor],
+    query_count: int,
+    axes: Axes,
+    keys: Places | None,
+    chosen: Mapping[int, Sequence[Chosen | None]],
+    picked: Mapping[int, Sequence[Tensor | None]],
+    whole: Tensor | None,
+) -> CallNumbers:
+    received = totals["received"] / query_count  # (N, windows, heads, keys)
+    top = received.max(-1)
+    numbers = CallNumbers(
+        entropy=(totals["entropy"] / (query_count * axes.windows)).cpu(),
+        distance=(totals["distance"] / totals["counted"]).cpu() if "distance" in totals else None,
+        prefix_shares=received[:, 0, :, : keys.prefix if keys is not None else 0].cpu(),
+        top_share=top.values.mean(1).cpu(),
+        top_token=top.indices[:, 0].cpu() if axes.windows == 1 else None,
+        chosen=chosen,
+        whole=whole,
+    )
+    for place, by_input in chosen.items():
+        if keys is None:
+            continue
+        maps = []
+        for at, each in enumerate(by_input):
+            row = picked[place][at]
+            if each is None:
+                maps.append(torch.full((axes.heads, keys.grid[0] * keys.grid[1]), torch.nan))
+            elif each.token is None:
+                # Each window has its share of the queries.
+                maps.append(on_grid(received[at] / axes.windows, keys))
+            elif row is not None:
+                maps.append(on_grid(row[None], keys, each.window))
+        numbers.maps[place] = torch.stack(maps)
+        numbers.elsewhere[place] = 1 - numbers.maps[place].sum(-1)
+    return numbers
+
+
+def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> Tensor:
+    """Return weights (windows, heads, keys) on the keys' grid, (heads, h * w), those without a place left out.
+
+    `window` is the only one that `weights` is of; None for all.
+    """
+    cells = keys.cells if window is None else keys.cells[window : window + 1]
+    weights = weights.cpu().float().movedim(0, 1).reshape(weights.size(1), -1)
+    flat = cells.reshape(-1)
+    known = flat >= 0
+    grid = torch.zeros(weights.size(0), keys.grid[0] * keys.grid[1])
+    return grid.index_add_(1, flat[known], weights[:, known])

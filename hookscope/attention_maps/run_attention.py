@@ -1,0 +1,575 @@
+"""Ask of every input what attention looks at: batches in, numbers and maps out, and nothing of the network changed."""
+
+import copy
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookscope.attention_maps.census import attention_modules, unseen_blocks
+from hookscope.attention_maps.places import (
+    Arrangement,
+    Places,
+    arranged,
+    arrangement_of,
+    axes_of,
+    head_count_of,
+    not_over_tokens,
+    places_of,
+)
+from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
+from hookscope.attention_maps.reductions import CallNumbers, on_grid, reduced
+from hookscope.attention_maps.rollout import Rollout, refuse_rollout
+from hookscope.attribution.forward_backward import ModelRaisedError, model_errors
+from hookscope.attribution.padding import padded_extents
+from hookscope.errors import LayerNotFoundError, ModelError, NothingMatchedError, UsageError, nearest
+from hookscope.hooks.attention import AttentionCall, AttentionMode
+from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.inputs import Batch, copy_of
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
+from hookscope.inspection.session import OnError, OnProgress, Session, TensorCollector, provenance_of, reporter
+from hookscope.inspection.state.preservation import Preserved, preserved
+from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
+from hookscope.results.attention import (
+    ROLLOUT,
+    Attention,
+    AttentionBlock,
+    AttentionMap,
+    HeadMaps,
+    HeadRow,
+    PatchWeights,
+    census_of,
+)
+from hookscope.results.attributions import Extent
+from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
+from hookscope.results.network import row_label
+from hookscope.statistics.token_layout import parse_tokens
+from hookscope.text import safe_text
+
+# Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
+_MOST_WEIGHTS = 2**22
+
+
+ExtentOf = Callable[[tuple[int, int], int], Extent]
+"""Returns the area that a grid (h, w) fills, of an input by its place in the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of a run.
+
+    Attributes:
+        blocks: Positions among the blocks seen, or labels.
+        heads: Heads to draw each by itself; () for the mean over heads.
+    """
+
+    queries: Sequence[Query]
+    blocks: Sequence[int | str]
+    heads: Sequence[int]
+    rollout: bool
+    save_tensors: bool
+    arrangement: Arrangement
+
+
+class _Seen(NamedTuple):
+    """One block of one batch."""
+
+    block: AttentionBlock
+    numbers: CallNumbers
+    queries: Places | None
+    keys: Places | None
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one forward pass has shown so far.
+
+    Attributes:
+        refused: By module, its class and why its attention was not seen.
+    """
+
+    wanted: Wanted
+    records: Sequence[InputRecord]
+    first: int
+    collector: TensorCollector | None
+    seen: list[_Seen] = field(default_factory=list)
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    rollout: Rollout = field(default_factory=Rollout)
+
+    def take(self, call: AttentionCall) -> None:
+        """Reduce the weights of one attention, while they are there."""
+        inner, inputs = call.running[0], len(self.records)
+        kind = type(inner.module).__name__
+        if call.rows is None:
+            self.refused[inner.name] = (kind, call.reason)
+            return
+        axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
+        reason = axes if isinstance(axes, str) else not_over_tokens(call, axes, inputs)
+        if reason or isinstance(axes, str):
+            self.refused[inner.name] = (kind, reason)
+            return
+        queries, keys, remark = places_of(call, axes, inputs, self.wanted.arrangement)
+        number = self.calls.get(inner.name, 0)
+        self.calls[inner.name] = number + 1
+        label = row_label(inner.name, number, "")
+        query_count, key_count = call.rows.shape[-2:]
+        if self.wanted.rollout:
+            before = self.seen[-1].block.keys if self.seen else None
+            refuse_rollout(label, query_count, key_count, axes.windows, before)
+        chosen = {
+            place: [
+                chosen_in(query, record, queries, keys, query_count, self.wanted.arrangement.class_count)
+                for record in self.records
+            ]
+            for place, query in enumerate(self.wanted.queries)
+        }
+        keeps = self._keeps_patches(len(self.seen), label) and axes.windows == 1 and query_count > 1
+        keeps = keeps and keys is not None and query_count * key_count <= _MOST_WEIGHTS
+        numbers = reduced(call.rows, axes, inputs, queries, keys, chosen, keeps_whole=keeps or self.wanted.rollout)
+        if self.wanted.rollout and numbers.whole is not None:
+            self.rollout.add(numbers.whole, keys)
+        if not keeps:
+            numbers.whole = None
+        self._drop_patches()
+        if self.collector is not None:
+            whole = arranged(call.rows.part(0, query_count), axes, inputs)
+            self.collector.collect(label, whole[:, 0] if axes.windows == 1 else whole)
+        block = AttentionBlock(
+            label,
+            kind,
+            call.entry,
+            axes.heads,
+            query_count,
+            key_count,
+            keys.prefix if keys is not None else None,
+            queries.grid if queries is not None else None,
+            keys.grid if keys is not None else None,
+            axes.windows,
+            remark,
+        )
+        self.seen.append(_Seen(block, numbers, queries, keys))
+
+    def _keeps_patches(self, index: int, label: str) -> bool:
+        """Tell whether the rows of every patch may be asked for: negative positions are known at the end alone."""
+        if self.first >= SHOWN_INPUTS:
+            return False
+        return any(each in (index, label) or (isinstance(each, int) and each < 0) for each in self.wanted.blocks)
+
+    def _drop_patches(self) -> None:
+        """Let go of rows that no negative position can mean any more."""
+        farthest = max((-each for each in self.wanted.blocks if isinstance(each, int) and each < 0), default=0)
+        for index, each in enumerate(self.seen[: max(0, len(self.seen) + 1 - farthest)]):
+            if index not in self.wanted.blocks and each.block.label not in self.wanted.blocks:
+                each.numbers.whole = None
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What a run has come to so far."""
+
+    records: list[InputRecord] = field(default_factory=list)
+    blocks: dict[str, AttentionBlock] = field(default_factory=dict)
+    sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
+    maps: list[AttentionMap] = field(default_factory=list)
+    head_maps: list[HeadMaps] = field(default_factory=list)
+    patches: list[PatchWeights] = field(default_factory=list)
+    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def run_attention(
+    session: Session,
+    *,
+    blocks: Sequence[str],
+    heads: Sequence[int],
+    queries: Sequence[str],
+    rollout: bool,
+    tokens: str | None,
+    batch_size: int,
+    verify: bool,
+    save_tensors: bool,
+    on_progress: OnProgress | None,
+    on_error: OnError | None,
+) -> Attention:
+    """Look at the attention of all inputs.
+
+    Arguments are those of `hookscope.attention`.
+
+    Raises:
+        UsageError: If an option cannot be right, or rollout is undefined for the network.
+        NothingMatchedError: If no attention was seen.
+        LayerNotFoundError: If there is no such block.
+        ModelError: If the network raised, with `on_error` on every input.
+    """
+    inspected = inspected_network(session.loaded)
+    arrangement = arrangement_of(inspected.network, None if tokens is None else parse_tokens(tokens))
+    wanted = Wanted(
+        read_queries(queries),
+        [_block(text) for text in blocks] or [-1],
+        _distinct_heads(heads),
+        rollout,
+        save_tensors,
+        arrangement,
+    )
+    report = reporter(session, on_error)
+    queue = queue_of(session.inputs.batches(batch_size, report), report)
+    count = len(session.inputs.files) or session.inputs.input_count()
+    collector = TensorCollector(count, None) if save_tensors else None
+    gathered = _Gathered()
+    candidates = attention_modules(inspected.modules)
+    began = time.perf_counter()
+    with (
+        torch.inference_mode(False),
+        preserved(inspected.network, session.seed, modules=inspected.modules.values(), differentiates=False) as state,
+        _no_fast_path(),
+        capture(inspected.network, candidates, lambda *_: None) as captured,
+    ):
+        state.mark_hooks()
+        passes = _Passes(inspected, state, captured, wanted, collector, verify)
+        _run_batches(passes, queue, gathered, on_progress, count)
+        called = captured.called
+    seconds = time.perf_counter() - began
+    unseen = unseen_blocks(candidates, called, [each.partition("#")[0] for each in gathered.blocks], gathered.refused)
+    seen_blocks = tuple(gathered.blocks.values())
+    if not seen_blocks:
+        raise NothingMatchedError(_nothing_seen(inspected, census_of((), unseen), has_any=bool(unseen)))
+    if rollout and unseen:
+        raise UsageError(
+            f"--rollout is undefined here: {census_of(seen_blocks, unseen)}. Leave it out, and look at single blocks."
+        )
+    if not gathered.maps and any(not each.remark for each in seen_blocks):
+        raise UsageError(_no_such_query(wanted, inspected))
+    device, dtype = inspected.placed
+    labels = {each.label for each in seen_blocks}
+    settings = {
+        "block": [*blocks],
+        "head": [*wanted.heads],
+        "query": [*queries],
+        "rollout": rollout,
+        "tokens": tokens,
+    }
+    return Attention(
+        model=inspected.info,
+        inputs=tuple(gathered.records),
+        blocks=seen_blocks,
+        unseen=unseen,
+        rows=tuple(_rows(gathered, seen_blocks, arrangement)),
+        maps=tuple(gathered.maps),
+        head_maps=tuple(gathered.head_maps),
+        patches=tuple(gathered.patches),
+        warnings=(*inspected.warnings, *gathered.warnings, *queue.remarks),
+        notes=(*inspected.notes, *gathered.notes),
+        seed=session.seed,
+        device=device,
+        dtype=dtype,
+        timings={"load": session.load_seconds, "forward": seconds},
+        provenance=provenance_of(session, (), settings),
+        tensors=collector.joined(labels | {f"{each}@{at}" for each in labels for at in range(len(gathered.records))})
+        if collector is not None
+        else {},
+    )
+
+
+def _block(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"-?\d{1,5}", text.strip()) else text.strip()
+
+
+def _distinct_heads(heads: Sequence[int]) -> list[int]:
+    for each in heads:
+        if each < 0:
+            raise UsageError(f"--head {each} is not possible: heads are counted from 0.")
+    return [*dict.fromkeys(heads)]
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Switch off torch's fused encoder layers, which compute other last digits and call nothing that can be seen."""
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)
+
+
+def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
+    name = inspected.info.name
+    if any(isinstance(each, torch.jit.ScriptModule) for each in inspected.modules.values()):
+        return f"No attention of {name} can be seen: the calls of TorchScript are not shown. Give the network itself."
+    if not has_any:
+        return f"{name} has no attention that can be seen: no module of it computes any. See `hookscope attribute`."
+    return f"No attention of {name} can be seen: {census}. See `hookscope attribute`."
+
+
+def _no_such_query(wanted: Wanted, inspected: InspectedNetwork) -> str:
+    asked = " ".join(f"--query {each.text}" for each in wanted.queries)
+    return (
+        f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give --query mean, the x,y "
+        "of a pixel, or another --block."
+    )
+
+
+# --- Batches ---
+
+
+@dataclass(slots=True)
+class _Passes:
+    """How the batches of a run are passed through the network; its hooks are on."""
+
+    inspected: InspectedNetwork
+    state: Preserved
+    captured: Capture[None]
+    wanted: Wanted
+    collector: TensorCollector | None
+    verify: bool
+
+    def run(self, batch: Batch, first: int) -> tuple[_Pass, object]:
+        """Run a batch, and look at its attention; `first` is the position of its first input.
+
+        Raises:
+            ModelRaisedError: If the network raises.
+        """
+        seen = _Pass(self.wanted, batch.records, first, self.collector)
+        mode = AttentionMode(self.inspected.modules, seen.take)
+        given = copy_of(batch)
+        self.captured.restart()
+        with model_errors(self.inspected, "forward"), torch.no_grad(), mode:
+            output = self.inspected.network(*given.args, **given.kwargs)
+        known = {each.block.label.partition("#")[0] for each in seen.seen} | seen.refused.keys()
+        for name in mode.softmaxes:
+            if name not in known:
+                kind = type(self.inspected.modules[name]).__name__
+                seen.refused[name] = (kind, "its weights change between softmax and values (talking heads)")
+        return seen, output
+
+    def verified(self, batch: Batch, output: object) -> tuple[str, ...]:
+        """Run a batch without the mode, and return a warning if its output is another."""
+        began = copy.copy(self.state)
+        self.state.mark()  # to go on from here
+
+        def plain(_layers: Sequence[str]) -> Outcome:
+            began.rewind()
+            given = copy_of(batch)
+            with torch.no_grad(), self.captured.detached():
+                return outcome_of(self.inspected.network(*given.args, **given.kwargs))
+
+        try:
+            return verification_warnings(verify_outcome(outcome_of(output), (), plain), self.inspected.info.name)
+        finally:
+            self.state.rewind()
+
+
+def _run_batches(
+    passes: _Passes, queue: BatchQueue, gathered: _Gathered, on_progress: OnProgress | None, count: int
+) -> None:
+    """Look at all batches.
+
+    With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
+    """
+    first: ModelError | None = None
+    for at, batch in enumerate(queue):
+        if at:
+            passes.state.mark()
+        try:
+            _look_at(batch, passes, gathered)
+        except ModelRaisedError as raised:
+            error = ModelError(str(raised))
+            if queue.on_error is None:
+                raise error from raised.raised
+            if queue.set_aside(batch, str(raised), raised.raised):
+                first = first or error
+            passes.state.rewind()
+        if passes.collector is not None:
+            passes.collector.end_batch(len(gathered.records))
+        if on_progress is not None:
+            on_progress(len(gathered.records), count)
+    if first is not None and not gathered.records:
+        raise first
+
+
+def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
+    seen, output = passes.run(batch, len(gathered.records))
+    if passes.verify and not gathered.records:
+        gathered.warnings = passes.verified(batch, output)
+    _gather(batch, seen, passes, gathered)
+
+
+def _gather(batch: Batch, seen: _Pass, passes: _Passes, gathered: _Gathered) -> None:
+    """Add what a batch has shown: numbers to sums, maps by input."""
+    wanted, first = passes.wanted, len(gathered.records)
+    gathered.records.extend(batch.records)
+    gathered.refused.update(seen.refused)
+    for each in seen.seen:
+        gathered.blocks.setdefault(each.block.label, each.block)
+        _sum(gathered, each)
+    if not seen.seen:
+        return
+    drawn = _asked_for(wanted, [each.block.label for each in seen.seen])
+    extents: dict[tuple[int, int], Sequence[Extent]] = {}
+
+    def extent(grid: tuple[int, int], place: int) -> Extent:
+        if grid not in extents:
+            extents[grid] = padded_extents(passes.inspected.network, batch, grid)
+        return extents[grid][place]
+
+    for index in drawn:
+        _note_about(seen.seen[index].block, wanted, gathered)
+    for place in range(len(batch.records)):
+        for at in range(len(wanted.queries)):
+            gathered.maps += _rollout_maps(seen, place, at, first, extent)
+            for index in drawn:
+                gathered.maps += _maps(seen.seen[index], place, at, first, wanted.heads, extent)
+        if first + place < SHOWN_INPUTS:
+            gathered.head_maps += _head_maps(seen.seen, place, len(wanted.queries), first)
+            found = (_patches(seen.seen[index], place, first, extent) for index in drawn)
+            gathered.patches += [each for each in found if each is not None]
+
+
+def _sum(gathered: _Gathered, seen: _Seen) -> None:
+    label, numbers = seen.block.label, seen.numbers
+    sums = gathered.sums.setdefault(label, {})
+    values = {
+        "entropy": numbers.entropy,
+        "prefix": numbers.prefix_shares,
+        "top": numbers.top_share,
+        **({"distance": numbers.distance} if numbers.distance is not None else {}),
+    }
+    for name, each in values.items():
+        summed = each.double().sum(0)
+        sums[name] = sums[name] + summed if name in sums else summed
+    gathered.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
+
+
+def _rows(gathered: _Gathered, blocks: Sequence[AttentionBlock], arrangement: Arrangement) -> Iterator[HeadRow]:
+    count = len(gathered.records)
+    for index, block in enumerate(blocks):
+        sums, top_token = gathered.sums[block.label], gathered.top_tokens[block.label]
+        prefix = sums["prefix"] / count
+        classes = min(arrangement.class_count, prefix.size(1))
+        for head in range(block.heads):
+            distance = float(sums["distance"][head]) / count if "distance" in sums else None
+            yield HeadRow(
+                block.label,
+                index,
+                head,
+                float(sums["entropy"][head]) / count,
+                None if distance is None or np.isnan(distance) else distance,
+                float(prefix[head, 0]) if classes else None,
+                float(prefix[head, classes:].sum()) if prefix.size(1) > classes else None,
+                float(sums["top"][head]) / count,
+                None if top_token is None else int(top_token[head]),
+            )
+
+
+def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
+    """Return the positions of the blocks to draw.
+
+    Raises:
+        LayerNotFoundError: If there is no such block.
+    """
+    found: dict[int, None] = {}
+    for each in wanted.blocks:
+        if isinstance(each, int):
+            if not -len(labels) <= each < len(labels):
+                raise LayerNotFoundError(
+                    f"There is no block {each}: {len(labels)} were seen, 0 to {len(labels) - 1}; -1 is the last."
+                )
+            found[each % len(labels)] = None
+        else:
+            places = [place for place, label in enumerate(labels) if label == each]
+            if not places:
+                raise LayerNotFoundError(f"There is no block '{safe_text(each)}'.{nearest(each, labels)}")
+            found[places[0]] = None
+    return [*found]
+
+
+def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> None:
+    if block.remark:
+        gathered.notes[f"{block.label} has no map: {block.remark}."] = None
+    for head in wanted.heads:
+        if head >= block.heads:
+            raise UsageError(f"--head {head} is not possible: {block.label} has {block.heads} heads, from 0.")
+
+
+def _maps(
+    seen: _Seen, place: int, at: int, first: int, heads: Sequence[int], extent: ExtentOf
+) -> Iterator[AttentionMap]:
+    numbers, grid = seen.numbers, seen.block.key_grid
+    chosen = numbers.chosen[at][place]
+    if grid is None or chosen is None:
+        return
+    values, elsewhere = numbers.maps[at][place], numbers.elsewhere[at][place]
+    for head in heads or (None,):
+        one = values.mean(0) if head is None else values[head]
+        rest = elsewhere.mean() if head is None else elsewhere[head]
+        yield AttentionMap(
+            first + place,
+            seen.block.label,
+            head,
+            chosen.label,
+            one.reshape(grid).numpy().copy(),
+            extent(grid, place),
+            max(0.0, float(rest)),
+            _box_on_input(chosen, extent(grid, place)),
+        )
+
+
+def _head_maps(seen: Sequence[_Seen], place: int, queries: int, first: int) -> Iterator[HeadMaps]:
+    for at in range(queries):
+        for index, each in enumerate(seen):
+            chosen, grid = each.numbers.chosen[at][place], each.block.key_grid
+            if grid is not None and chosen is not None:
+                values = each.numbers.maps[at][place].reshape(-1, *grid).numpy().copy()
+                yield HeadMaps(first + place, index, chosen.label, values)
+
+
+def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:
+    """Return the box of a patch as shares of the network's input, which the grid may reach beyond."""
+    if chosen.box is None:
+        return None
+    top, left, bottom, right = extent
+    across, down = right - left, bottom - top
+    one, two, three, four = chosen.box
+    return left + one * across, top + two * down, left + three * across, top + four * down
+
+
+def _patches(seen: _Seen, place: int, first: int, extent: ExtentOf) -> PatchWeights | None:
+    whole, queries, keys = seen.numbers.whole, seen.queries, seen.keys
+    if whole is None or keys is None or queries is None:
+        return None
+    cells = queries.cells[0]
+    order = cells.argsort()[int((cells < 0).sum()) :]
+    values = on_grid(whole[place][None, order], keys).reshape(-1, *keys.grid).numpy().copy()
+    return PatchWeights(first + place, seen.block.label, queries.grid, values, extent(keys.grid, place))
+
+
+def _rollout_maps(seen: _Pass, place: int, at: int, first: int, extent: ExtentOf) -> Iterator[AttentionMap]:
+    """Yield the map of a query after all blocks, as `Rollout` has followed it."""
+    weights, places = seen.rollout.weights, seen.rollout.places
+    if weights is None or places is None:
+        return
+    query, classes = seen.wanted.queries[at], seen.wanted.arrangement.class_count
+    chosen = chosen_in(query, seen.records[place], places, places, weights.size(1), classes)
+    if chosen is None:
+        return
+    row = weights[place].mean(0) if chosen.token is None else weights[place, chosen.token]
+    on_grid = row[places.prefix :].reshape(places.grid)
+    yield AttentionMap(
+        first + place,
+        ROLLOUT,
+        None,
+        chosen.label,
+        on_grid.numpy().copy(),
+        extent(places.grid, place),
+        max(0.0, 1 - float(on_grid.sum())),
+        _box_on_input(chosen, extent(places.grid, place)),
+    )

@@ -1,0 +1,90 @@
+"""Where the places of a network's input lie: which of its axes count positions, and which one channels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hookscope.inputs import Batch
+from hookscope.models.input_spec import first_layer_with_input
+from hookscope.text import printable
+
+# (N, L) has no axis for channels; (N, C, L), (N, C, H, W) and (N, C, D, H, W) have one.
+_FEWEST_AXES, _MOST_AXES = 2, 5
+_SEQUENCE_AXES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class InputPlaces:
+    """How the axes of an input (N, ...) are to be read.
+
+    Attributes:
+        size: How many positions there are along each axis of place: (L,), (H, W) or (D, H, W).
+        channel_axis: 1 for channels first, 2 for the (N, T, D) of recurrent layers; None for (N, L).
+    """
+
+    size: tuple[int, ...]
+    channel_axis: int | None
+
+    def by_channel(self, values: Tensor) -> Tensor:
+        """Return an input as (N, C, *size), a view."""
+        return values.unsqueeze(1) if self.channel_axis is None else values.movedim(self.channel_axis, 1)
+
+    def as_given(self, values: Tensor) -> Tensor:
+        """Return what `by_channel` made in the order of axes that the network takes."""
+        return values.squeeze(1) if self.channel_axis is None else values.movedim(1, self.channel_axis)
+
+
+def main_input(batch: Batch) -> Tensor | None:
+    """Return the argument that places are counted in: the one with the most axes, of floating numbers if there are.
+
+    None where nothing of two to five axes is given by position; for a list of pictures, too.
+    """
+    tensors = [each for each in batch.args if isinstance(each, Tensor) and _FEWEST_AXES <= each.dim() <= _MOST_AXES]
+    tensors = [each for each in tensors if each.is_floating_point()] or tensors
+    return max(tensors, key=Tensor.dim, default=None)
+
+
+def place_axes(batch: Batch) -> int:
+    """Return how many axes of place the input of a batch has: 1, 2 or 3; 2 for lists and named inputs."""
+    tensor = main_input(batch)
+    return 2 if tensor is None else max(tensor.dim() - 2, 1)
+
+
+def places_of(network: nn.Module, tensor: Tensor) -> InputPlaces:
+    """Return where the places of an input lie, (N, ...) with two to five axes."""
+    shape = tuple(tensor.shape)
+    if len(shape) == _FEWEST_AXES:
+        return InputPlaces(shape[1:], None)
+    axis = _channel_axis(network, shape) if len(shape) == _SEQUENCE_AXES else 1
+    return InputPlaces(tuple(size for place, size in enumerate(shape) if place not in (0, axis)), axis)
+
+
+def input_size(network: nn.Module, batch: Batch) -> tuple[int, ...]:
+    """Return the sizes of a batch's axes of place; () for lists and named inputs."""
+    tensor = main_input(batch)
+    return () if tensor is None else places_of(network, tensor).size
+
+
+def _channel_axis(network: nn.Module, shape: Sequence[int]) -> int:
+    """Return the axis of (N, C, L) or (N, T, D) whose size the first layer counts; where that is open, its usual one.
+
+    A linear layer that fits neither takes the flattened signal.
+    """
+    match first_layer_with_input(network):
+        case nn.Conv1d(in_channels=count) | nn.ConvTranspose1d(in_channels=count):
+            usual = 1
+        case nn.RNNBase(input_size=count) | nn.MultiheadAttention(embed_dim=count):
+            usual = 2
+        case nn.Linear(in_features=count):
+            usual = 2 if count in shape[1:] else 1
+        case _:
+            return 1
+    fits = [axis for axis in (1, 2) if shape[axis] == count]
+    return fits[0] if len(fits) == 1 else usual
+
+
+def embedding_name(network: nn.Module) -> str:
+    """Return the name of a network's first embedding for a message; "NAME" without one."""
+    kinds = nn.Embedding | nn.EmbeddingBag
+    return next((printable(name) for name, each in network.named_modules() if name and isinstance(each, kinds)), "NAME")

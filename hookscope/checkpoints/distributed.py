@@ -1,0 +1,305 @@
+"""The layout of a distributed checkpoint: a folder of `.metadata` and of files of slices, each what torch.save writes.
+
+torch reads `.metadata` with Python's own unpickler, which runs whatever that names. Here it is read with stand-ins, and
+may name nothing but the classes that torch writes there. Every shape, place and file name in it is checked against the
+slices that are there. No torch is needed.
+
+Source: torch.distributed.checkpoint, `metadata.py`, `filesystem.py` and `_nested_dict.py` of torch 2.10 to 2.15.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hookscope.checkpoints.fileformat import METADATA, PICKLE_BYTES_LIMIT, open_regular, path_beside, stored_files
+from hookscope.checkpoints.unpickler import (
+    ABSENT,
+    Global,
+    InertUnpickler,
+    StandIn,
+    TruncatedPickleError,
+    UnreadablePickleError,
+)
+from hookscope.errors import CheckpointError, UntrustedFileError
+from hookscope.text import printable
+
+_METADATA = "torch.distributed.checkpoint.metadata."
+_FILES = "torch.distributed.checkpoint.filesystem."
+_CLASSES = frozenset(
+    {
+        *(f"{_METADATA}{each}" for each in ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata")),
+        *(f"{_METADATA}{each}" for each in ("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING")),
+        *(f"{_METADATA}{each}" for each in ("MetadataIndex", "StorageMeta")),
+        *(f"{_FILES}{each}" for each in ("_StorageInfo", "_StoragePrefix")),
+        *("torch.Size", "torch.serialization._get_layout", "collections.OrderedDict"),
+        # Where it was written.
+        *(f"pathlib{local}.{each}Path" for local in ("", "._local") for each in ("", "Posix", "Windows")),
+        *(f"pathlib{local}.Pure{each}Path" for local in ("", "._local") for each in ("", "Posix", "Windows")),
+    }
+)
+
+# Bytes of an element, by torch's name of the dtype.
+_ITEM_BYTES = {
+    "complex128": 16,
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    **dict.fromkeys((f"float8_{each}" for each in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
+    "float4_e2m1fn_x2": 1,
+}
+
+# Chunks of one tensor, keys that lead to a value, values of a list.
+_CHUNKS_LIMIT = 10_000
+_DEPTH_LIMIT = 100
+_LIST_LIMIT = 1_000_000
+
+_Key = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The bytes of a file that hold one value as torch.save writes it."""
+
+    file: Path
+    begin: int
+    length: int
+
+    def read(self) -> bytes:
+        """Return the bytes; CheckpointError if they are not all there."""
+        with open_regular(self.file) as file:
+            file.seek(self.begin)
+            content = file.read(self.length)
+        if len(content) < self.length:
+            raise CheckpointError(f"{printable(str(self.file))} was cut short while it was read.")
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a tensor: where in it the part begins, its sizes, and the slice that holds it; None if it is empty."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    place: Slice | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedTensor:
+    """A tensor that chunks cover, each element once. `dtype` is torch's name without the prefix."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A value of a distributed checkpoint: the keys that lead to it, and the tensor or the slice of anything else."""
+
+    name: str
+    keys: tuple[_Key, ...]
+    value: ChunkedTensor | Slice
+
+    def slices(self) -> list[Slice]:
+        """Return the slices that it is in."""
+        if isinstance(self.value, Slice):
+            return [self.value]
+        return [chunk.place for chunk in self.value.chunks if chunk.place is not None]
+
+
+def read_metadata(folder: Path) -> list[Stored]:
+    """Return what a folder's `.metadata` says it holds, in order; every slice is within the file that it is in.
+
+    Raises UntrustedFileError if it names a class that torch does not write there, CheckpointError if it is damaged,
+    contradicts itself or the files beside it, or leaves the folder.
+    """
+    path = folder / METADATA
+    name = printable(str(path))
+    with open_regular(path) as file:
+        content = file.read(PICKLE_BYTES_LIMIT + 1)
+    if len(content) > PICKLE_BYTES_LIMIT:
+        raise CheckpointError(f"{name} has more than {PICKLE_BYTES_LIMIT // 2**20} MiB; refused.")
+    unpickler = InertUnpickler(BytesIO(content))
+    try:
+        held = unpickler.load()
+    except TruncatedPickleError as error:
+        raise CheckpointError(f"{name} is truncated; download it again.") from error
+    except UnreadablePickleError as error:
+        raise _damaged(name, "it is no pickle that torch writes") from error
+    known = {*_CLASSES, *(f"torch.{each}" for each in _ITEM_BYTES)}
+    if foreign := [each for each in unpickler.globals if each not in known]:
+        raise UntrustedFileError(
+            f"{name} holds pickled objects: reading it with torch would import {printable(foreign[0], 80)}, which can "
+            "run code; save it again with torch.distributed.checkpoint."
+        )
+    sizes = {each: each.stat().st_size for each in stored_files(folder) if each.exists()}
+    try:
+        stored = _stored(held, _Files(path, name, sizes))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(name, str(error) if type(error) is ValueError else "it is not what torch writes") from error
+    length = sum(place.length for each in stored for place in each.slices())
+    if length > sum(sizes.values()):
+        raise _damaged(name, "it names more bytes than its files have")
+    return stored
+
+
+class _Level(dict[_Key, Any]):
+    """A level of a nested state dict, unlike a dict that is a value."""
+
+
+def nested(values: Sequence[tuple[Stored, Any]], name: str) -> Any:
+    """Put values at their keys into dicts and lists, as in the state dict that torch took apart.
+
+    `name` is the folder's in messages. Raises CheckpointError if two values are in each other's way, or a list has
+    gaps.
+    """
+    root = _Level()
+    for stored, value in values:
+        *way, last = stored.keys
+        level: Any = root
+        for key in way:
+            level = level.setdefault(key, _Level())
+            if type(level) is not _Level:
+                raise _damaged(name, f"'{printable(stored.name, 80)}' lies in another value")
+        if last in level:
+            raise _damaged(name, f"'{printable(stored.name, 80)}' is there twice")
+        level[last] = value
+    return _plain(root, name)
+
+
+def _plain(level: _Level, name: str) -> dict[_Key, Any] | list[Any]:
+    made = {key: _plain(value, name) if type(value) is _Level else value for key, value in level.items()}
+    if not any(type(key) is int for key in made):
+        return made
+    if made.keys() != {*range(len(made))}:
+        raise _damaged(name, "it has a list with gaps")
+    return [made[at] for at in range(len(made))]
+
+
+def _damaged(name: str, why: str) -> CheckpointError:
+    return CheckpointError(f"{name} is damaged, or made to be misread: {why}; download it again.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of a folder: its `.metadata`, what to call that, and the sizes of all in bytes."""
+
+    metadata: Path
+    name: str
+    sizes: Mapping[Path, int]
+
+    def slice_of(self, described: object) -> Slice:
+        """Return the slice that a `_StorageInfo` describes."""
+        fields = _fields(described, f"{_FILES}_StorageInfo")
+        file, begin, length = fields["relative_path"], fields["offset"], fields["length"]
+        if type(file) is not str or any(type(each) is not int or each < 0 for each in (begin, length)):
+            raise TypeError
+        if fields.get("transform_descriptors"):
+            raise CheckpointError(
+                f"{self.name}: its slices were transformed when they were written, for example compressed, which "
+                "hookscope cannot read; save them without extensions."
+            )
+        path = path_beside(self.metadata, file, self.name)
+        if not path.exists():
+            raise CheckpointError(f"{self.name} names '{printable(file, 80)}', which is not there; download it again.")
+        if begin + length > self.sizes.get(path, 0):
+            raise ValueError(f"it names bytes that '{printable(file, 80)}' does not have")
+        return Slice(path, begin, length)
+
+
+def _stored(held: object, files: _Files) -> list[Stored]:
+    fields = _fields(held, f"{_METADATA}Metadata")
+    described, places = fields["state_dict_metadata"], fields["storage_data"]
+    slices: dict[tuple[str, tuple[int, ...] | None], Slice] = {}
+    for index, place in dict.items(places):
+        key = _fields(index, f"{_METADATA}MetadataIndex")
+        offset = key.get("offset")
+        at = key["fqn"], None if offset is None else _size(offset)
+        if at in slices:
+            raise ValueError(f"it names '{printable(str(at[0]), 80)}' twice")
+        slices[at] = files.slice_of(place)
+    keys = fields.get("planner_data")
+    stored = []
+    for name, value in dict.items(described):
+        if type(name) is not str:
+            raise TypeError
+        way = dict.get(keys, name, (name,)) if type(keys) is dict else (name,)
+        if type(way) is not tuple or not 0 < len(way) <= _DEPTH_LIMIT or not all(map(_is_key, way)):
+            raise TypeError
+        if type(value) is StandIn and value.name == f"{_METADATA}BytesStorageMetadata":
+            stored.append(Stored(name, way, slices[name, None]))
+        else:
+            stored.append(Stored(name, way, _tensor(name, value, slices)))
+    return stored
+
+
+def _is_key(value: object) -> bool:
+    return type(value) is str or (type(value) is int and 0 <= value < _LIST_LIMIT)
+
+
+def _tensor(name: str, described: object, slices: Mapping[tuple[str, tuple[int, ...] | None], Slice]) -> ChunkedTensor:
+    fields = _fields(described, f"{_METADATA}TensorStorageMetadata")
+    properties = fields["properties"]
+    dtype = properties.state[0]
+    if type(properties) is not StandIn or type(dtype) is not Global:
+        raise TypeError
+    kind = dtype.name.removeprefix("torch.")
+    shape = _size(fields["size"])
+    chunks = []
+    if len(fields["chunks"]) > _CHUNKS_LIMIT:
+        raise ValueError(f"'{printable(name, 80)}' has more than {_CHUNKS_LIMIT} chunks")
+    for each in fields["chunks"]:
+        chunk = _fields(each, f"{_METADATA}ChunkStorageMetadata")
+        offsets, sizes = _size(chunk["offsets"]), _size(chunk["sizes"])
+        place = slices.get((name, offsets)) if math.prod(sizes) == 0 else slices[name, offsets]
+        if place is not None and math.prod(sizes) * _ITEM_BYTES[kind] > place.length:
+            raise ValueError(f"a slice of '{printable(name, 80)}' is smaller than the values in it")
+        chunks.append(Chunk(offsets, sizes, place))
+    if not _are_covering(shape, chunks):
+        raise ValueError(f"the chunks of '{printable(name, 80)}' do not cover it, each element once")
+    return ChunkedTensor(shape, kind, tuple(chunks))
+
+
+def _are_covering(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
+    """Say whether chunks hold every element of a shape once."""
+    filled = [chunk for chunk in chunks if math.prod(chunk.sizes)]
+    if any(len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape) for chunk in chunks):
+        return False
+    ends = [tuple(map(sum, zip(chunk.offsets, chunk.sizes, strict=True))) for chunk in chunks]
+    if any(end > size for each in ends for end, size in zip(each, shape, strict=True)):
+        return False
+    if sum(math.prod(chunk.sizes) for chunk in filled) != math.prod(shape):
+        return False
+    if max(shape, default=0) >= 2**63:
+        return False
+    begins = np.array([chunk.offsets for chunk in filled], np.int64).reshape(len(filled), len(shape))
+    stops = begins + np.array([chunk.sizes for chunk in filled], np.int64).reshape(begins.shape)
+    for at in range(1, len(filled)):
+        if ((begins[:at] < stops[at]) & (begins[at] < stops[:at])).all(axis=1).any():
+            return False
+    return True
+
+
+def _fields(value: object, name: str) -> dict[str, Any]:
+    """Return the fields of a stand-in for an object of that class, which torch's own dataclasses keep in a dict."""
+    if type(value) is not StandIn or value.name != name or value.arguments or value.entries or value.elements:
+        raise TypeError
+    if value.state is ABSENT:
+        return {}
+    if type(value.state) is not dict:
+        raise TypeError
+    return value.state
+
+
+def _size(value: object) -> tuple[int, ...]:
+    match value:
+        case StandIn(name="torch.Size", arguments=(tuple(sizes),)) if all(type(each) is int for each in sizes):
+            if min(sizes, default=0) >= 0:
+                return sizes
+    raise TypeError

@@ -1,0 +1,146 @@
+"""`hookscope history`: a run by the checkpoints that it left."""
+
+import os
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hookscope.cli import options
+from hookscope.cli import sections as under
+from hookscope.cli.console import consoles, progress_bar
+from hookscope.cli.exporters import check_exports, page_line
+from hookscope.cli.run_model import arguments_of, check_early, command_line, print_saved, run_path, show_result
+from hookscope.errors import UsageError
+from hookscope.text import printable, safe_text, strict_json
+
+
+def history(
+    files: Annotated[
+        str,
+        typer.Argument(metavar="FILES", help="Checkpoints of one run: a folder of them, or a glob in quotes."),
+    ],
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IMAGE",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs to run each checkpoint on; none: "
+            "weights alone.",
+        ),
+    ] = None,
+    arch: Annotated[
+        str | None,
+        under.model(
+            metavar="MODEL",
+            help="Network of the checkpoints, to run it and to judge by all rules; none: judge each file by what it "
+            "stores. Default: none, or inferred where IMAGEs are given.",
+        ),
+    ] = None,
+    model_arg: options.ModelArg = None,
+    key: options.Key = None,
+    allow_missing: options.AllowMissing = None,
+    allow_unexpected: options.AllowUnexpected = None,
+    allow_global: Annotated[
+        list[str] | None,
+        under.model(
+            "--allow-global",
+            metavar="NAME",
+            help="Class or function, beside plain data, that a file's pickle may name, as a glob (vendornet.*): it is "
+            "read past, and never imported; repeatable.",
+        ),
+    ] = None,
+    output_key: options.OutputKey = None,
+    classes: options.Classes = None,
+    input_shape: options.InputShape = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    max_pixels: options.MaxPixels = None,
+    batch_axis: options.BatchAxis = None,
+    input: options.NamedInputs = None,  # noqa: A002 - the name of the option
+    config: Annotated[
+        Path | None,
+        under.rules(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] of pyproject.toml."),
+    ] = None,
+    select: Annotated[
+        list[str] | None, under.rules(metavar="RULE", help="Apply only this rule of `check`, or glob; repeatable.")
+    ] = None,
+    ignore: Annotated[list[str] | None, under.rules(metavar="RULE", help="Skip this rule or glob; repeatable.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        under.rules("--limit", metavar="RULE.LIMIT=VALUE", help="Limit of a rule, as for `check`; repeatable."),
+    ] = None,
+    bisect: Annotated[
+        bool,
+        under.rules(
+            "--bisect",
+            help="Read the first and the last file, then as few as it takes to find where each verdict of the last "
+            "began; assumes that it stayed.",
+        ),
+    ] = False,
+    device: Annotated[str, under.run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "cpu",
+    page: options.Report = None,
+    out: options.Out = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    full: options.Full = False,
+) -> int:
+    """Follow a training by the checkpoints that it left: what changed, and since which of FILES a rule objects.
+
+    Files are taken in the order of the epochs or steps that they store, else in natural order of names. The exit code
+    is 1 if a file fails a rule; other codes mean that one could not be read.
+
+    \b
+    hookscope history 'ckpt/epoch_*.pt'
+    hookscope history runs/ckpt --key ema --bisect
+    hookscope history 'ckpt/*.pt' photos/ --arch resnet34 --report history.html
+    hookscope history 'ckpt/*.safetensors' --arch net.py:build --json
+    """
+    from hookscope import api
+    from hookscope.render.history_files import save_history
+    from hookscope.results.runs.directory import check_target, command_of
+
+    given = dict(locals())
+    if os.path.isfile(files):  # noqa: PTH113 never raises
+        raise UsageError(
+            f"A history takes several files, and '{printable(files)}' is one: name a folder, or a glob in quotes, "
+            "which the shell leaves alone."
+        )
+    check_early(given)
+    place, stem = _place_of(files)
+    folder = run_path("history", [place], out, images or (), input or (), stem)
+    replaced = command_of(folder)
+    check_target(folder, "--out")
+    check_exports(folder, show=False, tensorboard=None, page=page)
+    tables, messages = consoles(json=json)
+    with (
+        redirect_stdout(sys.stderr if json else sys.stdout),
+        progress_bar(messages, shown=not quiet, of="files") as advance,
+    ):
+        result = api.history(**arguments_of(api.history, given), on_progress=advance)
+    show_result(result, tables, messages, quiet=quiet, full=full)
+    for each in result.unreadable:
+        typer.echo(f"hookscope: error: {safe_text(each.error)}", err=True)
+    saved = save_history(result, folder, command=command_line(), numbered=out is None)
+    if not quiet:
+        print_saved(tables, saved.last_line, replaced)
+    if page is not None:
+        written = api.report(saved.folder, page)
+        if not quiet:
+            tables.print(page_line(written), soft_wrap=True)
+    if json:
+        typer.echo(strict_json({**result.to_dict(), "run": str(saved.folder)}), nl=False)
+    return result.exit_code
+
+
+def _place_of(files: str) -> tuple[str, str]:
+    """Return for the name of the run directory the folder of the files, and what their names begin with."""
+    path = Path(files)
+    if os.path.isdir(files):  # noqa: PTH112 never raises
+        return path.resolve().name or "files", "weights"
+    stem = re.split(r"[*?\[]", path.name)[0].rstrip("_-.")
+    return path.parent.resolve().name or "files", stem or "weights"

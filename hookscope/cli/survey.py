@@ -1,0 +1,237 @@
+"""`hookscope survey`: what layers and their channels do over a data set, on one process or many."""
+
+import os
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import typer
+
+from hookscope.cli import options
+from hookscope.cli import sections as under
+from hookscope.cli.console import consoles, progress_bar
+from hookscope.cli.exporters import check_exports, page_line, show_picture
+from hookscope.cli.run_model import arguments_of, check_early, command_line, print_saved, run_path, show_result
+from hookscope.errors import UsageError
+from hookscope.text import safe_text, strict_json
+
+
+def survey(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="As for `activations`; none with --merge."),
+    ] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="INPUT...",
+            help="The data: folders, globs, pictures, tensor files (.npy, .pt, .safetensors); none with --merge.",
+        ),
+    ] = None,
+    layer: options.Layer = None,
+    ops: options.Ops = False,
+    top: Annotated[
+        int, under.layers("--top", min=1, metavar="N", help="Inputs to list that excite a channel most.")
+    ] = 9,
+    by_class: Annotated[
+        bool,
+        under.inputs(
+            "--by-class",
+            help="INPUT is a folder with a folder for each class in it, or a CSV of paths and labels: also measure how "
+            "selective channels are.",
+        ),
+    ] = False,
+    features: Annotated[
+        Path | None,
+        under.write(
+            metavar="PATH",
+            help="Also write what the layers of --layer put out: to a .safetensors file, or to a folder of one file "
+            "for each chunk; a JSON file beside names the inputs.",
+        ),
+    ] = None,
+    pool: Annotated[
+        Literal["avg", "max", "cls", "none"],
+        under.write(help="Reduce features over positions: mean, maximum, first token, or not at all."),
+    ] = "avg",
+    features_dtype: Annotated[
+        Literal["float32", "float16"], under.write("--features-dtype", help="Store features in this dtype.")
+    ] = "float32",
+    weights: options.Weights = "auto",
+    arch: options.Arch = None,
+    model_arg: options.ModelArg = None,
+    trust: options.Trust = False,
+    key: options.Key = None,
+    allow_missing: options.AllowMissing = None,
+    allow_unexpected: options.AllowUnexpected = None,
+    resize: options.Resize = None,
+    crop: options.Crop = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    max_pixels: options.MaxPixels = None,
+    batch_axis: options.BatchAxis = None,
+    batch_size: options.BatchSize = 32,
+    chunk_size: Annotated[
+        int,
+        under.workers(
+            "--chunk-size",
+            min=1,
+            metavar="N",
+            help="Files in a chunk, the share of work that one process does at once.",
+        ),
+    ] = 1024,
+    resume: Annotated[
+        bool,
+        under.workers(
+            "--resume", help="Go on with the finished chunks of an unfinished survey; any number of processes may."
+        ),
+    ] = False,
+    shard: Annotated[
+        str | None,
+        under.workers(
+            metavar="I/N",
+            help="Measure the I-th of N parts of the data only, as a job of a cluster; --merge comes last.",
+        ),
+    ] = None,
+    merge: Annotated[
+        Path | None,
+        under.workers(metavar="DIR", help="Merge the chunks that shards with --out DIR have measured, and write DIR."),
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = None,
+    seed: options.Seed = 0,
+    verify: options.Verify = True,
+    crops: Annotated[
+        int | None,
+        under.write(
+            min=0,
+            metavar="N",
+            help="Draw crops for N channels of each layer, 0 for none; default: 128 channels over all layers.",
+        ),
+    ] = None,
+    show: options.Show = False,
+    page: options.Report = None,
+    out: options.Out = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    full: options.Full = False,
+) -> int:
+    """Measure what the channels of MODEL do over a data set: dead ones, ranges, what excites each, features.
+
+    Results are the same bit for bit for any number of processes with the same batch size and threads. Finished chunks
+    wait in OUT.chunks until all are there.
+
+    \b
+    hookscope survey resnet18 photos/ --layer type:relu
+    hookscope survey resnet18 imagenet/val --by-class --report survey.html
+    hookscope survey resnet18 photos/ --layer avgpool --features features.safetensors
+    torchrun --nproc-per-node 2 -m hookscope survey resnet18 photos/
+    hookscope survey resnet18 photos/ --shard 3/8 --out runs/a
+    hookscope survey --merge runs/a
+    """
+    option = SimpleNamespace(**locals())
+    if merge is not None:
+        return _merge(merge, option)
+    if not model or not images:
+        raise UsageError(
+            "Missing INPUT: name the network, and a folder or files. See `hookscope survey --help`."
+            if model
+            else "Missing MODEL and INPUT, or --merge DIR. See `hookscope survey --help`."
+        )
+    return _survey(vars(option))
+
+
+def _survey(given: dict[str, Any]) -> int:
+    from hookscope import api
+    from hookscope.results.runs.directory import check_target, command_of
+    from hookscope.results.survey import Survey
+
+    option = SimpleNamespace(**given)
+    if option.shard is not None and (option.page or option.show or option.json):
+        raise UsageError("--shard measures a part and shows nothing: give --report, --show and --json with --merge.")
+    check_early(given | ({"images": None} if option.by_class else {}))
+    target = run_path("survey", [option.model], option.out, option.images, (), "inputs")
+    replaced = command_of(target)
+    check_target(target, "--out")
+    check_exports(target, show=option.show, tensorboard=None, page=option.page)
+    chunks = chunk_folder(target)
+    is_quiet = option.quiet or os.environ.get("RANK", "0") != "0"
+    tables, messages = consoles(json=option.json)
+    try:
+        with (
+            redirect_stdout(sys.stderr if option.json else sys.stdout),
+            progress_bar(messages, shown=not is_quiet) as advance,
+        ):
+            result = api.survey(**arguments_of(api.survey, given), chunks=chunks, on_progress=advance)
+    except BaseException as error:
+        _say_how_to_go_on(error, chunks)
+        raise
+    if not isinstance(result, Survey):
+        if option.shard is not None and not option.quiet:
+            tables.print(f"{safe_text(str(chunks))} holds the chunks of this shard", soft_wrap=True)
+        return 0
+    return _finish(result, target, chunks, option, replaced)
+
+
+def _merge(folder: Path, option: SimpleNamespace) -> int:
+    """Merge the chunks of shards; the run takes the name that they were given."""
+    from hookscope.results.runs.directory import check_target, command_of
+    from hookscope.surveys.plan import ChunkFolder
+    from hookscope.surveys.run_survey import merge_survey
+
+    if option.model or option.images or option.out or option.features:
+        raise UsageError("--merge takes DIR alone, the --out of the shards: they knew MODEL, inputs and features.")
+    check_target(folder, "--merge")
+    check_exports(folder, show=option.show, tensorboard=None, page=option.page)
+    chunks = chunk_folder(folder)
+    result = merge_survey(ChunkFolder(chunks))
+    option.out = folder
+    return _finish(result, folder, chunks, option, command_of(folder))
+
+
+def _finish(result: Any, target: Path, chunks: Path, option: SimpleNamespace, replaced: str | None) -> int:
+    """Print, write and show a survey; finished chunks go once the run stands."""
+    from hookscope import api
+    from hookscope.render.survey_files import save_survey
+    from hookscope.results.runs.directory import OVERVIEW
+    from hookscope.surveys.plan import ChunkFolder
+
+    tables, messages = consoles(json=option.json)
+    show_result(result, tables, messages, quiet=option.quiet, full=option.full)
+    saved = save_survey(result, target, crops=option.crops, command=command_line(), numbered=option.out is None)
+    ChunkFolder(chunks).remove()
+    if not option.quiet:
+        print_saved(tables, saved.last_line, replaced)
+        if result.features is not None:
+            files = result.features.files
+            tables.print(f"{safe_text(files[-1])} names the inputs of the features", soft_wrap=True)
+    if option.page is not None:
+        written = api.report(saved.folder, option.page)
+        if not option.quiet:
+            tables.print(page_line(written), soft_wrap=True)
+    if option.show:
+        show_picture(saved.folder / OVERVIEW, tables, messages, json=option.json)
+    for each in result.unusable:
+        typer.echo(f"hookscope: error: {safe_text(each.message)}", err=True)
+    if option.json:
+        typer.echo(strict_json({**result.to_dict(), "run": str(saved.folder)}), nl=False)
+    return int(result.exit_code)
+
+
+def chunk_folder(run: Path) -> Path:
+    """Return where the finished chunks of a run wait until it is whole."""
+    return run.with_name(f"{run.name}.chunks")
+
+
+def _say_how_to_go_on(error: BaseException, chunks: Path) -> None:
+    """After Ctrl-C, SIGTERM or an error: say what is finished, and how to go on."""
+    from hookscope.errors import OutputError
+
+    count = sum(each.stem.isdecimal() for each in chunks.glob("*.json")) if chunks.is_dir() else 0
+    if count and not isinstance(error, OutputError) and os.environ.get("RANK", "0") == "0":
+        noun = "chunk waits" if count == 1 else "chunks wait"
+        typer.echo(
+            f"hookscope: {count} finished {noun} in {safe_text(str(chunks))}: the same command with --resume goes on.",
+            err=True,
+        )

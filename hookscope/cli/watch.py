@@ -1,0 +1,84 @@
+"""`hookscope watch`: a training script, run unchanged and watched."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hookscope.cli import options
+from hookscope.cli import sections as under
+from hookscope.cli.sections import SectionedCommand
+from hookscope.errors import UsageError
+from hookscope.text import printable
+from hookscope.watching.script import Script
+
+_ARGUMENTS = "hookscope.script_arguments"
+
+
+class WatchCommand(SectionedCommand):
+    """Leaves what follows the first `--` to the script."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what stands before it."""
+        where = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGUMENTS] = tuple(args[where + 1 :])
+        return super().parse_args(ctx, args[:where])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Write them into the first line of the help."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
+
+
+def watch(
+    context: typer.Context,
+    script: Annotated[
+        str | None, typer.Argument(metavar="SCRIPT", help="Training script, as `python` runs it.")
+    ] = None,
+    module: Annotated[
+        str | None, under.run("-m", metavar="MODULE", help="Run a module instead of a script, as `python -m` does.")
+    ] = None,
+    every: Annotated[int, under.run(min=1, metavar="N", help="Measure every Nth step in full.")] = 100,
+    layer: options.Layer = None,
+    out: Annotated[
+        Path | None,
+        under.write(metavar="DIR", help="Folder for the steps, watch.jsonl, which `hookscope report` reads."),
+    ] = None,
+    resume: Annotated[
+        bool, under.write("--resume", help="Go on with the training that --out holds, if it holds one.")
+    ] = False,
+) -> Script:
+    """Run a training script unchanged, watch every step, and print a line where something breaks.
+
+    What follows -- goes to the script. Its exit code, output and errors are its own, and so are its weights, bit for
+    bit. Lines are printed on stderr, by the first of several processes.
+
+    \b
+    hookscope watch train.py
+    hookscope watch train.py --every 50 --out runs/a -- --lr 0.1 --epochs 3
+    hookscope watch -m package.train -- --config small.yaml
+    torchrun --nproc-per-node 2 -m hookscope watch train.py -- --lr 0.1
+    """
+    from hookscope.hooks.patterns import refuse_positions
+
+    if (script is None) == (module is None):
+        what = "Nothing to run is given" if script is None else "Both a script and -m are given"
+        raise UsageError(f"{what}: give SCRIPT or -m MODULE. Arguments of the script follow --.")
+    if script is not None and not os.path.isfile(script):  # noqa: PTH113 never raises
+        what = "is a folder" if os.path.isdir(script) else "is not there"  # noqa: PTH112
+        raise UsageError(f"There is no script to run: '{printable(script)}' {what}.")
+    refuse_positions(layer or ())
+    if out is not None and _is_first_process():
+        from hookscope.results.runs.training_log import TrainingLogFile
+
+        TrainingLogFile(out, resume=resume, warn=lambda _: None).close()
+    elif resume and out is None:
+        raise UsageError("--resume needs --out, the folder of the training that goes on.")
+    arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
+    return Script(module or str(script), module is not None, arguments, every, out, tuple(layer or ()))
+
+
+def _is_first_process() -> bool:
+    """Tell whether no launcher has given this process a rank, or rank 0."""
+    ranks = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"

@@ -1,0 +1,183 @@
+"""See attention where it is computed, whoever wrote the module: by the torch functions that its forward calls.
+
+A `TorchFunctionMode` sees three entries: `F.scaled_dot_product_attention`, `F.multi_head_attention_forward`, whose
+inner calls no mode sees, and a softmax followed by a product with values. Results are unchanged: weights are computed
+after the call, from what it was given, without a random number.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hookscope.hooks.attention_rows import (
+    AttentionRows,
+    NotExactError,
+    autocast_as,
+    of_multi_head,
+    of_scaled_dot_product,
+    of_weights,
+)
+from hookscope.hooks.callers import CALL, operation_name
+from hookscope.hooks.operations import forwards, run_networks
+from hookscope.hooks.softmax_products import FOLLOWED, Product, SoftmaxProducts
+
+Entry = Literal["scaled dot product", "multi-head", "softmax", "flex"]
+
+
+class ModuleInput(NamedTuple):
+    """A module that is running, and what it was called with."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class AttentionCall(NamedTuple):
+    """One place where attention is computed.
+
+    Attributes:
+        entry: What the network called.
+        running: The modules of the network that run, the innermost first.
+        rows: The weights; None where they cannot be had.
+        reason: Why not, in a few words; "" where they can.
+        product: The product with values, of a softmax.
+        grids: Sizes of maps that convolutions and poolings returned before it, (h, w), in order.
+        roll: The size (h, w) of the latest map that was rolled towards its first row and column since the attention
+            before, and how far; None without one.
+    """
+
+    entry: Entry
+    running: tuple[ModuleInput, ...]
+    rows: AttentionRows | None
+    reason: str
+    product: Product | None
+    grids: tuple[tuple[int, int], ...]
+    roll: tuple[tuple[int, int], tuple[int, int]] | None
+
+
+_GRIDS = frozenset({"conv2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
+_PRODUCTS = frozenset({"matmul", "bmm", "einsum"})
+_ENTRIES: Mapping[str, tuple[Entry, Callable[..., AttentionRows]]] = {
+    "scaled_dot_product_attention": ("scaled dot product", of_scaled_dot_product),
+    "multi_head_attention_forward": ("multi-head", of_multi_head),
+}
+
+
+class AttentionMode(TorchFunctionMode):
+    """Hands each attention of a network's forward pass to `take`, as soon as it was computed.
+
+    Attributes:
+        softmaxes: Names of the modules that have called a softmax over the last axis.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], take: Callable[[AttentionCall], None]) -> None:
+        """See the attention of these modules, all of the network by name."""
+        super().__init__()
+        self._names = {id(module): name for name, module in modules.items()}
+        self._take = take
+        self.softmaxes: dict[str, None] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin another forward pass."""
+        self._products = SoftmaxProducts()
+        self._grids: list[tuple[int, int]] = []
+        self._roll: tuple[tuple[int, int], tuple[int, int]] | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a torch function, and look at it if it is part of an attention."""
+        given = kwargs or {}
+        name = operation_name(func)
+        output = run_networks(func, args, given)
+        if name in _ENTRIES:
+            self._attention(*_ENTRIES[name], args, given, sys._getframe(1))
+        elif name == "flex_attention":
+            self._hand_on("flex", sys._getframe(1), None, _flex_reason(args, given))
+        elif name in _PRODUCTS:
+            met = self._products.product(name, args, given)
+            if met is not None:
+                self._met(met, sys._getframe(1))
+        elif name in FOLLOWED:
+            with torch.no_grad():
+                self._products.follow(name, func, args, given, output)
+        elif isinstance(output, Tensor):
+            self._note(name, args, given, output)
+        return output
+
+    def _note(self, name: str, args: Any, kwargs: Mapping[str, Any], output: Tensor) -> None:
+        """Note what places of tokens, or the weights of an attention, are known by."""
+        if name == "softmax":
+            if self._products.begin(args, kwargs, output):
+                self.softmaxes |= {each.name: None for each in self._running(sys._getframe(2))[:1]}
+        elif name in _GRIDS and output.dim() == 4:
+            self._grids.append((output.shape[-2], output.shape[-1]))
+        elif name == "roll":
+            self._rolled(args, kwargs)
+
+    def _attention(
+        self, entry: Entry, rows_of: Callable[..., AttentionRows], args: Any, kwargs: Any, frame: FrameType
+    ) -> None:
+        try:
+            self._hand_on(entry, frame, rows_of(*args, **kwargs), "")
+        except NotExactError as error:
+            self._hand_on(entry, frame, None, str(error))
+
+    def _met(self, met: Product, frame: FrameType) -> None:
+        if met.changed:
+            self._hand_on("softmax", frame, None, "its weights are overwritten between softmax and values")
+        else:
+            self._hand_on("softmax", frame, of_weights(met.weights), "", met)
+
+    def _hand_on(
+        self,
+        entry: Entry,
+        frame: FrameType,
+        rows: AttentionRows | None,
+        reason: str,
+        product: Product | None = None,
+    ) -> None:
+        call = AttentionCall(entry, self._running(frame), rows, reason, product, tuple(self._grids), self._roll)
+        self._roll = None
+        if not call.running:
+            return
+        with torch.no_grad(), autocast_as({}):
+            self._take(call)
+
+    def _running(self, frame: FrameType | None) -> tuple[ModuleInput, ...]:
+        """Return the network's modules that run, the innermost first."""
+        found = []
+        while frame is not None:
+            if frame.f_code is CALL:
+                held = frame.f_locals
+                name = self._names.get(id(held["self"]))
+                if name is not None:
+                    found.append(ModuleInput(name, held["self"], held["args"], held["kwargs"]))
+            frame = frame.f_back
+        return tuple(found)
+
+    def _rolled(self, args: Any, kwargs: Any) -> None:
+        """Note a cyclic shift of maps (N, H, W, C) towards their first row and column; shifts back do not count."""
+        given = args[0] if args else kwargs.get("input")
+        shifts = kwargs.get("shifts", args[1] if len(args) > 1 else None)
+        axes = kwargs.get("dims", args[2] if len(args) > 2 else None)
+        if not isinstance(given, Tensor) or given.dim() != 4 or tuple(axes or ()) != (1, 2):
+            return
+        down, across = (int(each) for each in shifts)
+        if down <= 0 and across <= 0:
+            self._roll = ((given.shape[1], given.shape[2]), (-down, -across))
+
+
+forwards(AttentionMode.__torch_function__)
+
+
+def _flex_reason(args: Any, kwargs: Mapping[str, Any]) -> str:
+    has_score = kwargs.get("score_mod", args[3] if len(args) > 3 else None) is not None
+    return "flex attention with a score function" if has_score else "flex attention"

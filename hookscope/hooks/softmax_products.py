@@ -1,0 +1,130 @@
+"""Follow what a softmax returned until it is multiplied with values: attention that a network writes out itself."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+# What leaves the weights as they are, but for their dtype, dropout, or axes in front of queries and keys.
+_SAME = frozenset({"to", "type_as", "type", "float", "half", "bfloat16", "double", "contiguous", "clone", "detach"})
+_DROPPED = frozenset({"dropout", "feature_dropout"})
+_VIEWED = frozenset({"view", "reshape", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"})
+_MOVED = frozenset({"transpose", "swapaxes", "swapdims", "permute", "mT"})
+FOLLOWED = _SAME | _DROPPED | _VIEWED | _MOVED
+
+# Softmaxes that wait for a product: that of class scores never gets one.
+_MOST_WAITING = 4
+
+
+class _Followed(NamedTuple):
+    """A tensor that holds a softmax's weights.
+
+    Attributes:
+        weights: What the softmax returned, with its axes as the tensor has them.
+        keys_last: Whether keys are the last axis, and queries the one before it; else the other way round.
+    """
+
+    tensor: "weakref.ref[Tensor]"
+    weights: Tensor
+    version: int
+    keys_last: bool
+
+
+class Product(NamedTuple):
+    """Weights (..., queries, keys) that meet values; `changed` if the network has written into them before."""
+
+    weights: Tensor
+    changed: bool
+    values: Tensor
+    keys_of_values: int
+
+
+class SoftmaxProducts:
+    """The softmaxes of one forward pass that have not met values yet."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._followed: OrderedDict[int, _Followed] = OrderedDict()
+
+    def begin(self, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Tensor) -> bool:
+        """Follow what a softmax returned; tell whether it is over the last axis, as attention's is."""
+        axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if not isinstance(axis, int) or weights.dim() < 2 or axis not in (-1, weights.dim() - 1):
+            return False
+        self._note(weights, weights, version_of(weights), keys_last=True)
+        return True
+
+    def follow(
+        self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: object
+    ) -> None:
+        """Follow weights through an operation that leaves them as they are."""
+        given = args[0] if args else kwargs.get("input")
+        known = self._known(given)
+        if known is None or not isinstance(output, Tensor) or not isinstance(given, Tensor) or output is given:
+            return
+        weights, keys_last = known.weights, known.keys_last
+        if name in _MOVED or name in _VIEWED:
+            weights = func(weights, *args[1:], **{key: each for key, each in kwargs.items() if key != "input"})
+            if name in _MOVED:
+                keys_last = _moved(known.keys_last, given, output)
+            elif output.shape[-2:] != given.shape[-2:]:
+                return
+        self._note(output, weights, known.version, keys_last=keys_last)
+
+    def product(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
+        """Return the weights in a product with values, if one operand is such; they are then followed no further."""
+        if name == "einsum":
+            return self._einsum(args)
+        if len(args) < 2:
+            args = (*args, *(kwargs[key] for key in ("other", "mat2", "tensor2") if key in kwargs))
+        if len(args) != 2 or not all(isinstance(each, Tensor) for each in args):
+            return None
+        left, right = self._known(args[0]), self._known(args[1])
+        if left is not None and left.keys_last:
+            return self._met(args[0], left, args[1], -2)
+        if right is not None and not right.keys_last:
+            return self._met(args[1], right, args[0], -1)
+        return None
+
+    def _einsum(self, args: Sequence[Any]) -> Product | None:
+        operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+        if not args or not isinstance(args[0], str) or len(operands) != 2:
+            return None
+        given, _, made = args[0].replace(" ", "").partition("->")
+        names = given.split(",")
+        for place in (0, 1):
+            known = self._known(operands[place])
+            if known is not None and len(names) == 2 and known.keys_last:
+                key = names[place][-1:]
+                if made and key not in made and key in names[1 - place] and names[place][-2:-1] in made:
+                    axis = names[1 - place].index(key) - len(names[1 - place])
+                    return self._met(operands[place], known, operands[1 - place], axis)
+        return None
+
+    def _met(self, tensor: Tensor, known: _Followed, values: Tensor, axis: int) -> Product:
+        self._followed.pop(id(tensor))
+        weights = known.weights if known.keys_last else known.weights.transpose(-2, -1)
+        return Product(weights.detach(), version_of(known.weights) != known.version, values, axis)
+
+    def _known(self, tensor: object) -> _Followed | None:
+        known = self._followed.get(id(tensor)) if self._followed else None
+        return known if known is not None and known.tensor() is tensor else None
+
+    def _note(self, tensor: Tensor, weights: Tensor, version: int, *, keys_last: bool) -> None:
+        self._followed[id(tensor)] = _Followed(weakref.ref(tensor), weights, version, keys_last)
+        while len(self._followed) > _MOST_WAITING:
+            self._followed.popitem(last=False)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was written to; 0 for one of inference mode, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _moved(keys_last: bool, given: Tensor, output: Tensor) -> bool:
+    """Tell whether keys are still the last axis, by the strides of a permuted view."""
+    if output.shape[-2:] == given.shape[-2:] and output.stride()[-2:] == given.stride()[-2:]:
+        return keys_last
+    return not keys_last

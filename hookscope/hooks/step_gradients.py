@@ -1,0 +1,154 @@
+"""Watch the gradient that arrives at each time step of what recurrent layers and attention are given.
+
+Their inputs are replaced by aliases, so that the gradient is that of the way through the layer alone, and exists even
+where nothing before the layer requires one. What is kept of it is one number a step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from hookscope.hooks.autograd import Aliased, is_transformed
+
+_RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+_CELLS = (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
+
+STEPPED: frozenset[type[nn.Module]] = frozenset({*_RECURRENT, *_CELLS, nn.MultiheadAttention})
+"""Modules whose time axis is known. Subclasses may do anything with their inputs."""
+
+_UNBATCHED_AXES = 2  # (T, D)
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments by position and by name."""
+
+
+class StepGradient(NamedTuple):
+    """The gradient that arrived at one input of one call.
+
+    Attributes:
+        largest: Greatest magnitude of each step over all inputs and features, (T,), on the gradient's device. Squares
+            of what is to be seen here would underflow.
+    """
+
+    layer: str
+    kind: str
+    call: int
+    dtype: torch.dtype
+    largest: Tensor
+
+
+@dataclass(slots=True)
+class StepWatch:
+    """Replaces inputs by aliases, and gathers what arrives at them: the last call comes first."""
+
+    found: list[StepGradient] = field(default_factory=list)
+
+    def given(self, layer: str, call: int, module: nn.Module, given: Given, is_listening: Callable[[], bool]) -> Given:
+        """Return the arguments that a module is to be called with instead.
+
+        Attention is watched at its keys and values, and at the query if that is the same tensor: a position that
+        nothing attends to gets no gradient there, while a query that the loss leaves out is no fault.
+        """
+        args, kwargs = [*given[0]], dict(given[1])
+        if not torch.is_grad_enabled():
+            return given
+        names = ("query", "key", "value") if isinstance(module, nn.MultiheadAttention) else ("input",)
+        by_name = {**dict(zip(names, args, strict=False)), **kwargs}
+        watched = [id(by_name[name]) for name in names[-2:] if name in by_name]
+        aliases: dict[int, Any] = {}  # one for each object: attention tests whether the query is the key
+        for place, name in enumerate(names):
+            value = by_name.get(name)
+            if id(value) not in watched:
+                continue
+            if id(value) not in aliases:
+                arrived = partial(self._arrived, layer, type(module).__name__, call, is_listening)
+                aliases[id(value)] = _watched(value, module, arrived)
+            if place < len(args):
+                args[place] = aliases[id(value)]
+            else:
+                kwargs[name] = aliases[id(value)]
+        return tuple(args), kwargs
+
+    def _arrived(
+        self,
+        layer: str,
+        kind: str,
+        call: int,
+        is_listening: Callable[[], bool],
+        reduce: Callable[[Tensor], Tensor],
+        gradient: Tensor,
+    ) -> None:
+        if is_listening():
+            with torch.no_grad():
+                self.found.append(StepGradient(layer, kind, call, gradient.dtype, reduce(gradient.detach())))
+
+
+def _watched(value: Any, module: nn.Module, arrived: Callable[[Callable[[Tensor], Tensor], Tensor], None]) -> Any:
+    """Return an alias of an input with a hook on it; the input itself if it can have no gradient."""
+    if isinstance(value, PackedSequence):
+        if not _can_be_watched(value.data, module):
+            return value
+        data = _alias(value.data)
+        data.register_hook(partial(arrived, partial(_packed_steps, value.batch_sizes)))  # type: ignore[no-untyped-call]
+        return PackedSequence(data, value.batch_sizes, value.sorted_indices, value.unsorted_indices)
+    if not _can_be_watched(value, module):
+        return value
+    alias = _alias(value)
+    alias.register_hook(partial(arrived, partial(_steps, _time_axis(module, value))))  # type: ignore[no-untyped-call]
+    return alias
+
+
+def _can_be_watched(value: object, module: nn.Module) -> bool:
+    """Tell whether a gradient arrives at an input if it is watched, and changes nothing else."""
+    if type(value) not in (Tensor, nn.Parameter) or not isinstance(value, Tensor):
+        return False
+    if not value.is_floating_point() or value.is_inference() or value.is_nested or is_transformed(value):
+        return False
+    return value.requires_grad or any(each.requires_grad for each in module.parameters())
+
+
+def _alias(value: Tensor) -> Tensor:
+    """Return a tensor of the same memory and version, with a graph of its own."""
+    alias: Tensor = Aliased.apply(value if value.requires_grad else value.detach().requires_grad_())
+    return alias
+
+
+def _time_axis(module: nn.Module, value: Tensor) -> int | None:
+    """Return the axis of an input that counts steps; None for cells, which take one."""
+    if isinstance(module, _CELLS):
+        return None
+    first = isinstance(module, (*_RECURRENT, nn.MultiheadAttention)) and module.batch_first
+    return 1 if first and value.dim() > _UNBATCHED_AXES else 0
+
+
+def _steps(axis: int | None, gradient: Tensor) -> Tensor:
+    if axis is None:
+        return gradient.abs().amax().reshape(1)
+    return gradient.movedim(axis, 0).flatten(1).abs().amax(1)
+
+
+def _packed_steps(batch_sizes: Tensor, gradient: Tensor) -> Tensor:
+    """Return the greatest magnitude of each step of a packed sequence, (sum of batch sizes, D)."""
+    steps = torch.repeat_interleave(torch.arange(len(batch_sizes)), batch_sizes).to(gradient.device)
+    return gradient.new_zeros(len(batch_sizes)).scatter_reduce_(0, steps, gradient.abs().amax(1), "amax")
+
+
+def by_layer(found: Sequence[StepGradient]) -> Mapping[str, StepGradient]:
+    """Put the calls of each layer behind each other in the order in which they were made, as one sequence of steps."""
+    calls: dict[str, dict[int, StepGradient]] = {}
+    for each in found:
+        known = calls.setdefault(each.layer, {}).get(each.call)
+        same = known is not None and known.largest.shape == each.largest.shape  # of keys and of values
+        largest = torch.maximum(known.largest, each.largest) if known is not None and same else each.largest
+        calls[each.layer][each.call] = each._replace(largest=largest)
+    return {
+        layer: of_calls[min(of_calls)]._replace(
+            largest=torch.cat([of_calls[call].largest for call in sorted(of_calls)])
+        )
+        for layer, of_calls in calls.items()
+    }

@@ -1,0 +1,41 @@
+"""Frames of a video as pictures in a folder: one clip for networks that take clips."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from PIL.Image import Image
+
+from hookscope.inputs.finding import AUDIO_SUFFIXES, TENSOR_SUFFIXES
+from hookscope.results.inputs import Preprocessing
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The pictures in a folder, which are the frames of one clip, in order."""
+
+    folder: Path
+    frames: tuple[Path, ...]
+
+
+Source = Path | Image | Clip
+"""What an input is read from."""
+
+
+def with_clips(source: str, files: Sequence[Path], preprocessing: Preprocessing) -> list[Source]:
+    """Return the files that a source stands for, with a clip in place of the pictures of each folder in a folder.
+
+    That is where the network takes clips. A single picture stays one, and so do pictures named by a glob or by
+    themselves: each is repeated as a clip of its own.
+    """
+    if preprocessing.kind != "video" or not Path(source).is_dir():
+        return [*files]
+    found: list[Source] = []
+    for folder, inside in groupby(files, key=lambda path: path.parent):
+        several = [*inside]
+        frames = [each for each in several if each.suffix.lower() not in TENSOR_SUFFIXES | AUDIO_SUFFIXES]
+        is_clip = len(frames) > 1
+        found += [Clip(folder, tuple(frames))] if is_clip else []
+        found += [each for each in several if not is_clip or each not in frames]
+    return found

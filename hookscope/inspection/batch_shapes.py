@@ -1,0 +1,72 @@
+"""The shape of a tensor over all batches of a run: 60 inputs in batches of 8 are 60x…, not 8x…."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class BatchShapes:
+    """The shapes that a tensor had in the batches of a run, with how many inputs there were in each batch."""
+
+    seen: Counter[tuple[int, Shape]] = field(default_factory=Counter)
+
+    def add(self, count: int, shape: Sequence[int]) -> None:
+        """Note the shape in a batch of `count` inputs."""
+        self.seen[count, tuple(shape)] += 1
+
+    def merge(self, other: "BatchShapes") -> None:
+        """Note what another has seen."""
+        self.seen.update(other.seen)
+
+    @property
+    def whole(self) -> Shape:
+        """The shape of all batches together along the axis that counts inputs; without one, that of the first batch."""
+        axis = self._batch_axis()
+        if axis is None or len(self) == 1:
+            return next(iter(self.seen))[1]
+        first = self._shapes()[0][1]
+        length = sum(shape[axis] * times for (_, shape), times in self.seen.items())
+        return (*first[:axis], length, *first[axis + 1 :])
+
+    @property
+    def varies(self) -> bool:
+        """Whether the shape differs between batches in more than how many inputs there are."""
+        return len({shape for _, shape in self.seen}) > 1 and self._batch_axis() is None
+
+    def __len__(self) -> int:
+        """Return in how many batches the tensor was seen."""
+        return self.seen.total()
+
+    def _shapes(self) -> list[tuple[int, Shape]]:
+        """Return counts and shapes, with axes ragged in all batches that are ragged in one of several inputs."""
+        ragged = {axis for _, shape in self.seen for axis, size in enumerate(shape) if size < 0}
+        return [
+            (count, tuple(-1 if axis in ragged else size for axis, size in enumerate(shape)))
+            for count, shape in self.seen
+        ]
+
+    def _batch_axis(self) -> int | None:
+        """Return the axis that counts inputs, as far as the shapes show it.
+
+        It is the only axis along which the batches differ: axis 0, or another one as long as there are inputs in each
+        batch, or a multiple of that. Where all batches are alike, it is axis 0, or axis 1 of (T, N, D), that is as long
+        as a batch; a tensor that does not depend on the inputs may be so by chance.
+        """
+        seen = self._shapes()
+        shapes = [shape for _, shape in seen]
+        first_count, first = seen[0]
+        if any(len(shape) != len(first) for shape in shapes):
+            return None
+        differ = [axis for axis, size in enumerate(first) if any(shape[axis] != size for shape in shapes)]
+        if len(differ) == 1:
+            axis = differ[0]
+            in_proportion = all(shape[axis] * first_count == first[axis] * count for count, shape in seen)
+            return axis if axis == 0 or in_proportion else None
+        if differ or len({count for count, _ in self.seen}) > 1:
+            return None
+        if first and first[0] == first_count:
+            return 0
+        return 1 if len(first) == 3 and first[0] > 1 and first[1] == first_count else None

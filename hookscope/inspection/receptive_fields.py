@@ -1,0 +1,432 @@
+"""Where the cells of a map lie on the picture and how much of it they see, in closed form from the layers before it.
+
+Cell i along an axis sees a window of the input that is centred at `start + i * step`, in pixels counted from 0 (Araujo,
+Norris and Sim, Computing Receptive Fields of Convolutional Neural Networks, Distill 2019, section 3). Where branches
+meet, the window is the smallest around all of theirs (section 4). What holds for the axes of a picture holds for the
+one axis of a sequence and the three of a clip.
+
+For attribution the middle of a kernel is the centre of mass of its squared weights: with uneven padding, kernels learn
+to look to one side (Alsallakh et al., Mind the Pad, ICLR 2021), and where branches with other centres meet, their mean
+counts. An even stretch of the map over the picture may put the cell elsewhere: behind five even 3x3 kernels of stride 2
+with padding 1 it lies at pixel 32 i, a stretch puts it at 32 i + 15.5.
+
+What lies before a tensor is read from autograd's graph, where functions stand like modules.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.results.attributions import Extent
+
+# Functions that leave each value where it is, and add none of other places.
+_IN_PLACE = re.compile(
+    r"(Relu\w*|Gelu|Silu|Elu|Celu|Mish|Hardtanh|Hardswish|Hardsigmoid|Softplus|Threshold|Prelu\w*|RreluWithNoise|"
+    r"LeakyRelu|Sigmoid|LogSigmoid|Tanh|Clamp\w*|Maximum|Minimum|Add|Sub|Rsub|Mul|Div|Neg|Pow|Exp|Log|Sqrt|Rsqrt|Abs|"
+    r"Lerp|Cat|Where|MaskedFill|\w*BatchNorm|NativeGroupNorm|NativeDropout|FusedDropout|NativeLayerNorm|Clone|ToCopy|"
+    r"AsStrided|Alias|Identity|Expand|Detach)Backward\d*|CopySlices"
+)
+_BATCH_AND_CHANNELS = 2  # axes of a picture besides its own
+_PICTURE_AXES = 2  # rows and columns
+
+
+class _Line(NamedTuple):
+    """Places along one axis of the picture: cell i lies at pixel `start + i * step`.
+
+    The window of cell 0 goes from pixel `low` to pixel `high`, both included.
+    """
+
+    start: float = 0.0
+    step: float = 1.0
+    low: float = 0.0
+    high: float = 0.0
+
+    def through(self, window: "_Window") -> "_Line":
+        """Return the places of cells that see a window of these."""
+        return _Line(
+            self.start + window.looks_at * self.step,
+            self.step * window.stride,
+            self.low + window.first * self.step,
+            self.high + window.last * self.step,
+        )
+
+
+class _Window(NamedTuple):
+    """The window of a function's first output along one axis, in cells of its input; they may lie between cells.
+
+    `looks_at` is its middle, or where the weights of a kernel put it.
+    """
+
+    first: float
+    last: float
+    stride: float
+    looks_at: float
+
+
+def _window(first: float, last: float, stride: float) -> _Window:
+    return _Window(first, last, stride, (first + last) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceptiveField:
+    """Where the cells of a tensor lie; `axes` are those of the picture's, counted from the end.
+
+    Attributes:
+        by_weights: Whether the middle of a kernel depends on its weights.
+        at_least: Whether values of other places enter the cells as well: through the factors of a gate, attention, or
+            a normalisation over the map. Windows are then lower bounds.
+        flattened: The axes of a tensor (..., D) that a linear layer has laid into one, as it does; () otherwise.
+    """
+
+    lines: tuple[_Line, ...] = (_Line(), _Line())
+    axes: tuple[int, ...] = (-2, -1)
+    by_weights: bool = True
+    at_least: bool = False
+    flattened: tuple[int, ...] = ()
+
+    def extent(self, grid: Sequence[int], size: Sequence[int]) -> Extent:
+        """Return the area that the cells of a grid (h, w) fill, each around its place, on an input of a size (H, W)."""
+        edges = []
+        for line, cells, length in zip(self.lines, grid, size, strict=True):
+            begin = line.start + 0.5 - line.step / 2
+            edges.append((begin / length, (begin + cells * line.step) / length))
+        return (*(begin for begin, _ in edges), *(end for _, end in edges))
+
+
+class _Found(NamedTuple):
+    """A function of autograd's graph: where its output lies if that is known, and if the picture enters it at all."""
+
+    field: ReceptiveField | None
+    is_of_picture: bool
+
+
+@dataclass(slots=True)
+class ReceptiveFields:
+    """The receptive fields of the tensors of one graph.
+
+    Attributes:
+        axis_count: Axes of the picture besides batch and channels; it is the only input with that many.
+        channel_axis: Of the picture: 1, or the last one, as recurrent layers take it; None if there is none.
+        by_weights: As of `ReceptiveField`; without it no weight is read.
+    """
+
+    axis_count: int = _PICTURE_AXES
+    by_weights: bool = True
+    channel_axis: int | None = 1
+    _found: dict[Any, _Found] = field(default_factory=dict)
+
+    def of(self, node: Any) -> ReceptiveField | None:
+        """Return where the output of a node lies on the picture.
+
+        None where it cannot be told: behind functions that move values, or that look at places which depend on them.
+        """
+        waiting = [node]
+        while waiting:  # no recursion: graphs are deep
+            current = waiting[-1]
+            before = [each for each, _ in current.next_functions if each is not None]
+            missing = [each for each in before if each not in self._found]
+            if missing:
+                waiting += missing
+            else:
+                waiting.pop()
+                if current not in self._found:
+                    self._found[current] = self._of(current, before)
+        return self._found[node].field
+
+    @property
+    def of_picture(self) -> ReceptiveField:
+        """That of the picture itself."""
+        after = int(self.channel_axis not in (1, None))  # axes behind those of place
+        axes = tuple(range(-self.axis_count - after, -after if after else 0))
+        return ReceptiveField((_Line(),) * self.axis_count, axes, self.by_weights)
+
+    def _of(self, node: Any, before: Sequence[Any]) -> _Found:
+        if not before:
+            variable = getattr(node, "variable", None)
+            if variable is None or isinstance(variable, nn.Parameter):
+                return _Found(None, is_of_picture=False)
+            is_picture = variable.dim() == self.axis_count + _BATCH_AND_CHANNELS - (self.channel_axis is None)
+            return _Found(self.of_picture if is_picture else None, is_of_picture=is_picture)
+        seen = [(each, *self._found[each]) for each in before]
+        given = [(each, known) for each, known, is_of_picture in seen if is_of_picture]
+        return _Found(_of(node, given), is_of_picture=bool(given))
+
+
+def receptive_field(node: Any, axis_count: int = _PICTURE_AXES, channel_axis: int | None = 1) -> ReceptiveField | None:
+    """Return where the output of a node of autograd's graph lies on the picture: see `ReceptiveFields`."""
+    return ReceptiveFields(axis_count, channel_axis=channel_axis).of(node)
+
+
+def _axis(number: int, count: int) -> int:
+    """Return an axis that a node has saved, of so many, counted from the front; nodes save -1 as 2^64 - 1."""
+    return (number - 2**64 if number >= 2**63 else number) % count
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    return tuple(node._input_metadata[0].shape) if node._input_metadata else ()
+
+
+def _of(node: Any, given: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
+    """Return the field of a node by those of its inputs that the picture enters."""
+    if not given:
+        return None
+    name = node.name().rpartition("::")[2]
+    kind = re.sub(r"(Backward\d*|WithIndices)", "", name)
+    moving = _MOVING.get(kind)
+    if moving is not None:
+        first, known = given[0]
+        if known is None or first is not node.next_functions[_INPUTS.get(kind, 0)][0]:
+            return None
+        try:
+            return replace(moving(node, _shape(first), known), at_least=known.at_least or len(given) > 1)
+        # Of another version of torch, not in these axes, or a graph that the network itself has differentiated.
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            return None
+    return _joined(node, given) if _IN_PLACE.fullmatch(name) else None
+
+
+def _joined(node: Any, given: Sequence[tuple[Any, ReceptiveField | None]]) -> ReceptiveField | None:
+    """Return the field where branches meet, None where they are of different sizes or steps.
+
+    A branch of one place, the factors of a gate, does not count among others; nor does one that is not known.
+    """
+    known = [(_shape(each), of_branch) for each, of_branch in given if of_branch is not None]
+    with_places = [(shape, of_branch) for shape, of_branch in known if _has_places(shape, of_branch)]
+    known = with_places or known
+    if not known:
+        return None
+    first, shape = known[0][1], _shape(node)
+    if any(each.flattened for _, each in known):
+        same = len(given) == 1 and known[0][0] == shape
+        return first if same and not _normalises(node, first) else None
+    sizes = {tuple(each[axis] for axis in first.axes) for each in (shape, *(other for other, _ in known))}
+    forms = {(each.axes, *(line.step for line in each.lines)) for _, each in known}
+    if len(sizes) > 1 or len(forms) > 1:
+        return None
+    lines = [
+        _Line(
+            sum(each.start for each in ways) / len(ways),
+            ways[0].step,
+            min(each.low for each in ways),
+            max(each.high for each in ways),
+        )
+        for ways in zip(*(each.lines for _, each in known), strict=True)
+    ]
+    at_least = len(known) < len(given) or any(each.at_least for _, each in known) or _normalises(node, first)
+    return replace(first, lines=tuple(lines), at_least=at_least)
+
+
+def _normalises(node: Any, of_map: ReceptiveField) -> bool:
+    """Tell whether a function divides by a statistic over places of the map."""
+    name = node.name()
+    if "LayerNorm" in name:
+        return -min(of_map.axes) <= len(node._saved_normalized_shape)
+    return "GroupNorm" in name or ("BatchNorm" in name and bool(getattr(node, "_saved_training", False)))
+
+
+def _has_places(shape: Sequence[int], of_map: ReceptiveField) -> bool:
+    """Tell whether a tensor has more than one place: a factor for each channel, of a gate, has one."""
+    if of_map.flattened:
+        return math.prod(of_map.flattened) > 1
+    return len(shape) >= -min(of_map.axes) and math.prod(shape[axis] for axis in of_map.axes) > 1
+
+
+def _moved(of_map: ReceptiveField, windows: Sequence[_Window]) -> ReceptiveField:
+    """Return the field of cells that see these windows, along the last axes; an IndexError for others."""
+    lines = zip(of_map.lines, of_map.axes, strict=True)
+    return replace(of_map, lines=tuple(line.through(windows[axis]) for line, axis in lines))
+
+
+def _sliding(
+    sizes: Sequence[int], pads: Sequence[int], dilations: Sequence[int], strides: Sequence[int]
+) -> list[_Window]:
+    """Return the windows of kernels that slide over places."""
+    each_axis = zip(sizes, pads, dilations, strides, strict=True)
+    return [_window(-pad, (size - 1) * step - pad, stride) for size, pad, step, stride in each_axis]
+
+
+def _convolution(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    weight = node._saved_weight
+    strides, pads, dilations = node._saved_stride, node._saved_padding, node._saved_dilation
+    windows = _sliding(weight.shape[2:], pads, dilations, strides)
+    if of_map.by_weights:
+        middles = zip(_kernel_middles(weight), dilations, pads, windows, strict=True)
+        windows = [each._replace(looks_at=middle * step - pad) for middle, step, pad, each in middles]
+    if node._saved_transposed:
+        each_axis = zip(windows, weight.shape[2:], dilations, strict=True)
+        windows = [_transposed(each, size, dilation) for each, size, dilation in each_axis]
+    return _moved(of_map, windows)
+
+
+def _transposed(window: _Window, size: int, dilation: int) -> _Window:
+    """Return the window of a transposed convolution, from that of the convolution with the same kernel.
+
+    Place o is written by (o + padding - k * dilation) / stride for those k in the kernel where that is a whole number.
+    Its widest window goes over `jumps` steps of the kernel, the most that end on a whole number.
+    """
+    stride = int(window.stride)
+    jump = stride // math.gcd(stride, dilation)
+    jumps = (size - 1) // jump * jump
+    middle, reach = -(window.first + window.last) / 2 / stride, jumps * dilation / stride
+    return _Window(middle - reach / 2, middle + reach / 2, 1 / stride, -window.looks_at / stride)
+
+
+def _kernel_middles(weight: Tensor) -> list[float]:
+    """Return where the squared weights of kernels (O, I, h, w) have their centre of mass: where they look."""
+    energy = weight.detach().float().square().sum((0, 1))
+    total = float(energy.sum())
+    if not math.isfinite(total) or not total:
+        return [(size - 1) / 2 for size in energy.shape]
+    middles = []
+    for axis, size in enumerate(energy.shape):
+        others = [each for each in range(energy.dim()) if each != axis]
+        along = energy.sum(others) if others else energy
+        middles.append(float(along @ torch.arange(size).to(energy)) / total)
+    return middles
+
+
+def _pool(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    sizes = node._saved_kernel_size
+    dilations = getattr(node, "_saved_dilation", (1,) * len(sizes))
+    return _moved(of_map, _sliding(sizes, node._saved_padding, dilations, node._saved_stride or sizes))
+
+
+def _adaptive_pool(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    pairs = [*zip(before[_BATCH_AND_CHANNELS:], _shape(node)[_BATCH_AND_CHANNELS:], strict=True)]
+    if any(size % cells for size, cells in pairs):
+        raise ValueError("windows of several sizes")
+    return _moved(of_map, [_window(0, size // cells - 1, size // cells) for size, cells in pairs])
+
+
+def _pad(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    pads = node._saved_pad if hasattr(node, "_saved_pad") else node._saved_padding  # the last axis comes first
+    lines = []
+    for line, axis in zip(of_map.lines, of_map.axes, strict=True):
+        at = 2 * (-axis - 1)
+        before = -pads[at] if at < len(pads) else 0
+        lines.append(line.through(_window(before, before, 1)))
+    return replace(of_map, lines=tuple(lines))
+
+
+def _slice(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    axis = _axis(node._saved_dim, len(before)) - len(before)
+    if axis not in of_map.axes:
+        return of_map
+    start = node._saved_start
+    if start >= 2**63:  # counted from the end
+        start += before[axis] - 2**64
+    window = _window(start, start, node._saved_step)
+    lines = [
+        line.through(window) if each == axis else line for line, each in zip(of_map.lines, of_map.axes, strict=True)
+    ]
+    return replace(of_map, lines=tuple(lines))
+
+
+def _split(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    if _axis(node._saved_dim, len(before)) - len(before) in of_map.axes:
+        raise ValueError("a graph's node does not say which part")
+    return of_map
+
+
+# How many places a resized one lies between, by how they are weighted.
+_NEIGHBOURS = {"Nearest": 1, "Linear": 2, "Bilinear": 2, "Trilinear": 2, "Bicubic": 4}
+
+
+def _upsampled(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    count = next(count for name, count in _NEIGHBOURS.items() if f"Upsample{name}" in node.name())
+    aligned = getattr(node, "_saved_align_corners", False)
+    windows = []
+    for old, new in zip(before[_BATCH_AND_CHANNELS:], _shape(node)[_BATCH_AND_CHANNELS:], strict=True):
+        step = (old - 1) / (new - 1) if aligned and new > 1 else old / new
+        first = 0.0 if aligned else old / new / 2 - 0.5
+        whole = step.is_integer() and first.is_integer()  # then a place lies on another, and has no neighbours
+        reach = 0 if whole else (count - 1) / 2
+        windows.append(_window(first - reach, first + reach, step))
+    return _moved(of_map, windows)
+
+
+def _shuffled(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    factor = node._saved_upscale_factor
+    middle = (1 / factor - 1) / 2
+    return _moved(of_map, [_window(middle, middle, 1 / factor)] * 2)
+
+
+def _unshuffled(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    factor = node._saved_downscale_factor
+    return _moved(of_map, [_window(0, factor - 1, factor)] * 2)
+
+
+def _permuted(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    count = len(before)
+    order = [*range(count)]
+    if hasattr(node, "_saved_dims"):
+        order = [_axis(axis, count) for axis in node._saved_dims]
+    else:
+        one, other = _axis(node._saved_dim0, count), _axis(node._saved_dim1, count)
+        order[one], order[other] = other, one
+    return replace(of_map, axes=tuple(order.index(axis % count) - count for axis in of_map.axes))
+
+
+def _viewed(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    """Allow views that take only axes before the map's apart or together, and those around a linear layer."""
+    after, begin = _shape(node), min(of_map.axes)
+    if of_map.flattened:
+        if after[:-1] == of_map.flattened:
+            return replace(of_map, flattened=())
+        if after[:-1] == before[:-1]:
+            return of_map
+    elif [*of_map.axes] == [*range(begin, begin + len(of_map.axes))] and before[begin:] == after[begin:]:
+        return of_map
+    elif max(of_map.axes) < -1 and after == (math.prod(before[:-1]), before[-1]):
+        return replace(of_map, flattened=tuple(before[:-1]))
+    raise ValueError("places are mixed")
+
+
+def _linear(_node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    """Allow a linear layer over the last axis."""
+    if not of_map.flattened and max(of_map.axes) == -1:
+        raise ValueError("places are mixed")
+    return of_map
+
+
+def _unsqueezed(node: Any, _before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    count = len(_shape(node))
+    new = node._saved_dim % count - count if node._saved_dim < 2**63 else node._saved_dim - 2**64
+    return replace(of_map, axes=tuple(axis - (axis <= new) for axis in of_map.axes))
+
+
+def _squeezed(node: Any, before: Sequence[int], of_map: ReceptiveField) -> ReceptiveField:
+    count = len(before)
+    given = getattr(node, "_saved_dim", range(count))
+    listed = given if isinstance(given, Sequence) else [given]
+    gone = {(each if each < 2**63 else each - 2**64) % count - count for each in listed}
+    gone = {axis for axis in gone if before[axis] == 1}
+    if gone & {*of_map.axes}:
+        raise ValueError("an axis of the map is gone")
+    return replace(of_map, axes=tuple(axis + sum(each > axis for each in gone) for axis in of_map.axes))
+
+
+_MOVING: Mapping[str, Callable[[Any, Sequence[int], ReceptiveField], ReceptiveField]] = {
+    "Convolution": _convolution,
+    **dict.fromkeys(("MaxPool2D", "AvgPool2D", "MaxPool3D", "AvgPool3D"), _pool),
+    **dict.fromkeys(("AdaptiveAvgPool2D", "AdaptiveAvgPool3D"), _adaptive_pool),
+    "ConstantPadNd": _pad,
+    **{f"{kind}Pad{count}D": _pad for kind in ("Reflection", "Replication") for count in (1, 2, 3)},
+    "Slice": _slice,
+    "Split": _split,
+    **{f"UpsampleNearest{exact}{count}D": _upsampled for exact in ("", "Exact") for count in (1, 2, 3)},
+    **dict.fromkeys(("UpsampleLinear1D", "UpsampleBilinear2D", "UpsampleBicubic2D", "UpsampleTrilinear3D"), _upsampled),
+    "PixelShuffle": _shuffled,
+    "PixelUnshuffle": _unshuffled,
+    **dict.fromkeys(("Permute", "Transpose"), _permuted),
+    **dict.fromkeys(("View", "UnsafeView", "ReshapeAlias"), _viewed),
+    "Unsqueeze": _unsqueezed,
+    "Squeeze": _squeezed,
+    **dict.fromkeys(("Mm", "Addmm", "Linear"), _linear),
+}
+_INPUTS = {"Addmm": 1}  # which argument is the map, where it is not the first

@@ -1,0 +1,227 @@
+"""Norms of tokens (N, T, D), taken in the hook; which stand out is decided after each pass, for all layers at once."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import compress
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.observed import Place
+from hookscope.results.token_norms import (
+    DEVIATIONS,
+    LEAST_RATIO,
+    MASSIVE_RATIO,
+    MASSIVE_VALUE,
+    HighToken,
+    MassiveActivation,
+    TokenNorms,
+)
+from hookscope.statistics.token_layout import Layout, known_prefix, layout_of
+
+# Of fewer tokens a median says little about which one stands out.
+_FEWEST_TOKENS = 8
+# Of normal deviates the standard deviation is this many times the median absolute deviation.
+_NORMAL = 1.4826
+# High tokens and massive activations that are kept of each row.
+_KEPT = 16
+# Magnitudes that a median is taken of.
+_SAMPLED = 2**14
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is known of one row, over all batches."""
+
+    token_count: int
+    layout: Layout | None
+    medians: list[float] = field(default_factory=list)
+    largest: float = 0.0
+    high_count: int = 0
+    high: list[HighToken] = field(default_factory=list)
+    massive_count: int = 0
+    massive: list[MassiveActivation] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The norms of one output, (N, T); of the same tensor in several rows they are taken once.
+
+    `largest` are the values of largest magnitude, (N, T), their channels, (N, T), and the median magnitudes of inputs,
+    (N,); None where no value can be massive.
+    """
+
+    keys: list[Place]
+    norms: Tensor
+    layout: Layout | None
+    indices: tuple[int, ...]
+    largest: tuple[Tensor, Tensor, Tensor] | None
+
+
+@dataclass(slots=True)
+class TokenRecorder:
+    """Measures the tokens of outputs (N, T, D) whose last axis counts channels, and merges them over batches."""
+
+    network: nn.Module
+    rows: dict[Place, _Row] = field(default_factory=dict)
+    _indices: tuple[int, ...] = ()
+    _seen: list[_Seen] = field(default_factory=list)
+    _latest: tuple[weakref.ref[Tensor], int] | None = None
+    _widths: dict[int, int] = field(default_factory=dict)
+    _layouts: dict[tuple[int, int], Layout | None] = field(default_factory=dict)
+    _prefix: int | None = None
+    _prefix_is_known: bool = False
+
+    def start(self, indices: tuple[int, ...]) -> None:
+        """Begin a forward pass over the inputs at `indices`."""
+        self._commit()
+        self._indices = indices
+
+    def see(self, key: Place, tensor: Tensor, grids: Sequence[tuple[int, ...]], peak: float) -> None:
+        """Measure an output whose axis 2 counts channels, if it is one of tokens.
+
+        What is wider than the first output with as many tokens lies inside a block (queries, keys and values together,
+        the hidden layer of an MLP), is no hidden state and is left out: it would cost twice as much as all others.
+
+        Args:
+            key: Of the row.
+            tensor: The output, the batch on axis 0, not without memory.
+            grids: Spatial sizes seen in this forward pass, which tokens may lie on.
+            peak: The largest magnitude; infinity where it is not known.
+        """
+        if not _is_of_tokens(tensor, len(self._indices)):
+            return
+        version = -1 if tensor.is_inference() else tensor._version
+        if self._latest is not None and self._latest[0]() is tensor and self._latest[1] == version >= 0:
+            self._seen[-1].keys.append(key)  # a container's is that of its last child
+            return
+        token_count, width = tensor.shape[1:]
+        if width > self._widths.setdefault(token_count, width):
+            return
+        values = tensor.detach()
+        norms = torch.linalg.vector_norm(values, dim=2, dtype=torch.promote_types(values.dtype, torch.float32))
+        known = self.rows.get(key)
+        layout = self._layout(values, grids) if known is None else known.layout
+        largest = _largest(values) if peak > MASSIVE_VALUE else None
+        self._seen.append(_Seen([key], norms, layout, self._indices, largest))
+        self._latest = (weakref.ref(tensor), version)
+
+    def forget(self) -> None:
+        """Drop what was seen of the forward pass that began last."""
+        self._seen.clear()
+        self._latest = None
+
+    def results(self) -> Mapping[Place, TokenNorms]:
+        """Return what was found, by row."""
+        self._commit()
+        return {key: _result(row) for key, row in self.rows.items() if row.medians}
+
+    def _commit(self) -> None:
+        """Decide which tokens of the latest pass stand out, and add them to those of earlier ones."""
+        by_shape: dict[tuple[torch.Size, torch.dtype, torch.device], list[_Seen]] = {}
+        for each in self._seen:
+            kind = each.norms.shape, each.norms.dtype, each.norms.device
+            by_shape.setdefault(kind, []).append(each)
+        for several in by_shape.values():
+            self._add(several)
+        self._seen.clear()
+        self._latest = None
+
+    def _layout(self, values: Tensor, grids: Sequence[tuple[int, ...]]) -> Layout | None:
+        known = values.shape[1], len(grids)
+        if known not in self._layouts:
+            if not self._prefix_is_known:
+                self._prefix, self._prefix_is_known = known_prefix(self.network), True
+            axes = len(grids[-1]) if grids else 2
+            found: Layout | str = ""
+            if grids or self._prefix is not None:  # else it is words
+                found = layout_of(values.shape, len(values), 2, grids, axes=axes, prefix=self._prefix)
+            self._layouts[known] = found if isinstance(found, Layout) else None
+        return self._layouts[known]
+
+    def _add(self, several: Sequence[_Seen]) -> None:
+        norms = torch.stack([each.norms for each in several]).cpu()  # (R, N, T)
+        massive = _massive(several)
+        usable = norms.isfinite().all(-1)
+        ordered = norms.sort(-1).values
+        medians = _middle(ordered)
+        deviations = _middle((norms - medians[..., None]).abs().sort(-1).values)
+        limits = torch.maximum(LEAST_RATIO * medians, medians + DEVIATIONS * _NORMAL * deviations)
+        is_high = (norms > limits[..., None]) & usable[..., None]
+        high: dict[int, list[HighToken]] = {}
+        for at, place, token in is_high.nonzero().tolist():
+            norm, limit = float(norms[at, place, token]), float(limits[at, place])
+            high.setdefault(at, []).append(HighToken(several[at].indices[place], token, norm, limit))
+        numbers = zip(several, usable.tolist(), medians.tolist(), ordered[..., -1].tolist(), strict=True)
+        for at, (each, is_usable, its_medians, its_largest) in enumerate(numbers):
+            its_massive = massive.get(at, [])
+            for key in each.keys:
+                row = self.rows.setdefault(key, _Row(norms.shape[-1], each.layout))
+                row.medians += compress(its_medians, is_usable)
+                row.largest = max(row.largest, *compress(its_largest, is_usable), 0.0)
+                row.high_count += len(high.get(at, ()))
+                row.high = nlargest(_KEPT, [*row.high, *high.get(at, ())], key=lambda token: token.norm)
+                row.massive_count += len(its_massive)
+                row.massive = nlargest(_KEPT, [*row.massive, *its_massive], key=lambda found: abs(found.value))
+
+
+def _is_of_tokens(tensor: Tensor, count: int) -> bool:
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.dim() != 3:
+        return False
+    inputs, tokens, channels = tensor.shape
+    if inputs != count or tokens < _FEWEST_TOKENS or channels < 2 or tokens == channels:  # attention weights
+        return False
+    return tensor.is_floating_point()
+
+
+def _middle(ordered: Tensor) -> Tensor:
+    """Return the median of sorted values along the last axis, as NumPy defines it."""
+    count = ordered.shape[-1]
+    return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
+
+
+def _largest(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the numbers of `_Seen.largest`; an accelerator is not made to wait."""
+    magnitudes = values.abs()
+    channels = magnitudes.argmax(2)
+    flat = magnitudes.reshape(len(values), -1)
+    sampled = flat[:, :: -(-flat.shape[1] // _SAMPLED)]
+    largest = values.gather(2, channels[..., None])[..., 0]
+    return largest, channels, _middle(sampled.sort(-1).values)
+
+
+def _massive(several: Sequence[_Seen]) -> dict[int, list[MassiveActivation]]:
+    """Return the largest massive activation of each token that has one, by position in `several`."""
+    places = [at for at, each in enumerate(several) if each.largest is not None]
+    if not places:
+        return {}
+    parts = zip(*[each.largest for each in several if each.largest is not None], strict=True)
+    largest, channels, medians = (torch.stack(each).cpu() for each in parts)  # (P, N, T), (P, N, T), (P, N)
+    magnitudes = largest.abs()
+    is_massive = (magnitudes > MASSIVE_VALUE) & (magnitudes >= MASSIVE_RATIO * medians[..., None].to(magnitudes.dtype))
+    found: dict[int, list[MassiveActivation]] = {}
+    for row, at, token in (is_massive & magnitudes.isfinite()).nonzero().tolist():
+        value, channel = float(largest[row, at, token]), int(channels[row, at, token])
+        place = places[row]
+        index, median = several[place].indices[at], float(medians[row, at])
+        found.setdefault(place, []).append(MassiveActivation(index, token, channel, value, median))
+    return found
+
+
+def _result(row: _Row) -> TokenNorms:
+    ordered = sorted(row.medians)
+    median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    layout = row.layout
+    return TokenNorms(
+        row.token_count,
+        None if layout is None else layout.prefix,
+        None if layout is None else layout.grid,
+        median,
+        row.largest,
+        row.high_count,
+        tuple(row.high),
+        row.massive_count,
+        tuple(row.massive),
+    )

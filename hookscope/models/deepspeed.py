@@ -1,0 +1,84 @@
+"""The files of a DeepSpeed checkpoint by what they hold: weights, or one process's part of them. No torch is needed.
+
+Source: deepspeed/runtime/engine.py (`_save_checkpoint`, `_save_zero_checkpoint`) and utils/zero_to_fp32.py.
+"""
+
+import math
+from typing import Any
+
+from hookscope.checkpoints.nested import TensorLike
+from hookscope.checkpoints.unpickler import StandIn
+from hookscope.text import counted
+
+_CONSOLIDATE = (
+    "put the parts together with DeepSpeed's `python zero_to_fp32.py CHECKPOINT_FOLDER OUTPUT_FOLDER`, and give what "
+    "it writes"
+)
+
+
+def part_of_zero(content: object) -> str:
+    """Return what is wrong with a file as weights, if it is one process's part of a ZeRO checkpoint; else "".
+
+    ZeRO-3 spreads the parameters over the processes: the file of their names has empty tensors. All stages spread the
+    optimiser's state, with the parameters in float32.
+    """
+    if not isinstance(content, dict) or "ds_version" not in content:
+        return ""
+    optimiser = dict.get(content, "optimizer_state_dict")
+    if isinstance(optimiser, dict) and "zero_stage" in optimiser:
+        stage = _number(dict.get(optimiser, "zero_stage"))
+        count = _number(dict.get(optimiser, "partition_count"))
+        whose = f"of {count} processes" if count else "of the processes"
+        where = (
+            _CONSOLIDATE if stage == "3" else "the weights are in mp_rank_00_model_states.pt beside it; give that file"
+        )
+        return f"is the optimiser's state of one {whose} of a DeepSpeed ZeRO{stage and f'-{stage}'} checkpoint; {where}"
+    empty, total = _empty_count(content)
+    if not empty:
+        return ""
+    return (
+        f"is the part of one process of a DeepSpeed ZeRO-3 checkpoint: {empty} of its {counted(total, 'tensor')} "
+        f"are empty, and their values are in the files *_optim_states.pt; {_CONSOLIDATE}"
+    )
+
+
+def model_parallel_remark(content: object) -> str:
+    """Return that a file is the part of one of several model-parallel processes; "" for any other."""
+    if not isinstance(content, dict) or "ds_version" not in content:
+        return ""
+    count = dict.get(content, "mp_world_size")
+    if type(count) is not int or count < 2:
+        return ""
+    return f"it holds the weights of one of {count} model-parallel processes of DeepSpeed, each of which has a file"
+
+
+def _number(value: object) -> str:
+    """Return a number as text, also out of a list of one for each group, or an enum; "" for anything else."""
+    if type(value) is list and value:
+        return _number(value[0])
+    if isinstance(value, StandIn) and len(value.arguments) == 1:
+        return _number(value.arguments[0])
+    return str(value) if type(value) is int and 0 <= value < 10**6 else ""
+
+
+def _empty_count(content: dict[Any, Any]) -> tuple[int, int]:
+    """Return how many tensors are empty that `param_shapes` has a size for, and how many there are."""
+    module, groups = dict.get(content, "module"), dict.get(content, "param_shapes")
+    if not isinstance(module, dict):
+        return 0, 0
+    sizes: dict[Any, Any] = {}
+    for group in groups if isinstance(groups, list | tuple) else [groups]:
+        sizes |= dict(dict.items(group)) if isinstance(group, dict) else {}
+    tensors = {name: value for name, value in dict.items(module) if isinstance(value, TensorLike)}
+    empty = [
+        name
+        for name, tensor in tensors.items()
+        if 0 in tuple(tensor.shape) and _count(sizes.get(name) if isinstance(name, str) else None)
+    ]
+    return len(empty), len(tensors)
+
+
+def _count(sizes: object) -> int:
+    """Return how many elements a shape stands for; 0 for what is none."""
+    numbers = [each for each in sizes if type(each) is int and each >= 0] if isinstance(sizes, tuple) else [0]
+    return math.prod(numbers)

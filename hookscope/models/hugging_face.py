@@ -1,0 +1,336 @@
+"""Networks out of a folder that transformers' `save_pretrained` wrote: `config.json`, weights, preprocessing, labels.
+
+transformers gets a configuration and tensors that hookscope has read; it opens no file of the folder, reaches no host,
+and runs none of the code that a folder can bring (`auto_map`).
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.checkpoints.fileformat import CONFIG, CONFIG_BYTES_LIMIT, open_regular, read_config, weights_file
+from hookscope.errors import (
+    CheckpointError,
+    MisfitError,
+    ModelError,
+    ModelNotFoundError,
+    UntrustedFileError,
+    UsageError,
+)
+from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.classes import stored_classes
+from hookscope.models.construction import LoadedModel, model_info, replaced, seeded, silenced_known_warnings
+from hookscope.models.input_spec import default_preprocessing, with_channels
+from hookscope.models.statedict import unfit_names
+from hookscope.models.weight_choice import BuildOptions, ChosenWeights
+from hookscope.results.inputs import Preprocessing
+from hookscope.text import exception_line, printable
+
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_CLASS = re.compile(r"[A-Z]\w*", re.ASCII)
+_PICTURES = "pixel_values"
+_RECORDINGS = "input_values"
+
+# Settings that make transformers load something else: kernels from its hub, weights of a backbone, code of another
+# library for quantised weights.
+_DROPPED = frozenset({"attn_implementation", "experts_implementation", "name_or_path", "use_kernels", "kernel_config"})
+_QUANTISED = "quantization_config"
+
+# As Pillow numbers them.
+_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
+
+# Below this length ConvNeXt's processor scales more and crops: `ConvNextImageProcessor.resize` of transformers.
+_UNCROPPED_SIDE = 384
+
+
+def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
+    """Build the network that a folder's configuration names, with the weights of the folder.
+
+    Raises UntrustedFileError if the folder asks for code of its own, UsageError without transformers or for a network
+    that takes neither pictures nor recordings, ModelNotFoundError for a class that transformers does not have,
+    CheckpointError if the configuration is damaged, MisfitError if the weights do not fit it.
+    """
+    folder = Path(source)
+    held = read_config(folder) or {}
+    settings = _settings(held, printable(str(folder / CONFIG)))
+    processing = _processing(folder)
+    transformers = _transformers()
+    name = printable(folder.resolve().name, 80)
+    if options.arguments:
+        raise UsageError(f"{name} is built as its {CONFIG} has it, so it takes no --model-arg.")
+    with _quiet(transformers), seeded(options.seed), silenced_known_warnings():
+        config, kind = _class_of(transformers, settings, printable(str(folder / CONFIG)))
+        chosen = _weights(folder, name, options)
+        module, misfits = _built(kind, config, chosen, options, name)
+    if options.on_meta:
+        module = module.to("meta")
+    preprocessing, remarks = _preprocessing(processing, config, module, name)
+    categories = stored_classes(held)[1]
+    labelled = categories if len(categories) == getattr(config, "num_labels", 0) and "labels" not in held else ()
+    info = model_info(
+        name,
+        module,
+        chosen.origin,
+        random=chosen.random,
+        sha256=chosen.checkpoint.sha256 if chosen.checkpoint else None,
+        categories=labelled,
+    )
+    warnings = (*chosen.warnings, *misfits, *remarks)
+    training = chosen.checkpoint.training if chosen.checkpoint else None
+    return LoadedModel(module, info, preprocessing, warnings, notes=chosen.notes, training=training)
+
+
+def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
+    """Return a configuration without what makes transformers load or run anything else."""
+    kept: dict[str, Any] = {}
+    for key, value in held.items():
+        if key == "auto_map":
+            raise UntrustedFileError(
+                f"{shown} asks for code that comes with the weights (auto_map), which is never run; name the network "
+                "with a function of yours instead: net.py:build."
+            )
+        if key == _QUANTISED:
+            raise UsageError(
+                f"{shown} is of quantised weights, which cannot be loaded here; give the unquantised ones."
+            )
+        if key.lstrip("_") in _DROPPED or key.lstrip("_").endswith("attn_implementation"):
+            continue
+        if key == "use_pretrained_backbone":
+            kept[key] = False
+        elif isinstance(value, dict):
+            kept[key] = _settings(value, shown)
+        else:
+            kept[key] = value
+    return kept
+
+
+def _processing(folder: Path) -> dict[str, Any]:
+    """Return the settings of a folder's image processor; empty without any."""
+    for name in _PROCESSORS:
+        path = folder / name
+        if not path.is_file():
+            continue
+        shown = printable(str(path))
+        with open_regular(path) as file:
+            content = file.read(CONFIG_BYTES_LIMIT + 1)
+        try:
+            held = json.loads(content) if len(content) <= CONFIG_BYTES_LIMIT else None
+        except (ValueError, RecursionError):
+            held = None
+        if not isinstance(held, dict):
+            raise CheckpointError(f"{shown} is not the JSON that transformers writes; download it again.")
+        inner = held.get("image_processor") or held.get("feature_extractor")
+        held = inner if isinstance(inner, dict) else held
+        if "auto_map" in held:
+            raise UntrustedFileError(f"{shown} asks for code that comes with it (auto_map), which is never run.")
+        return held
+    return {}
+
+
+def _transformers() -> ModuleType:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise UsageError(
+            "A Hugging Face folder needs one more package: pip install 'hookscope[transformers]'"
+        ) from error
+
+
+@contextmanager
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """Keep transformers from printing, from the network, and from asking whether to run code."""
+    talk = transformers.utils.logging
+    verbosity, bars = talk.get_verbosity(), talk.is_progress_bar_enabled()
+    hub = importlib.import_module("huggingface_hub.constants")
+    modules = importlib.import_module("transformers.dynamic_module_utils")
+    with ExitStack() as stack:
+        stack.enter_context(replaced(hub, "HF_HUB_OFFLINE", True))
+        if hasattr(modules, "TIME_OUT_REMOTE_CODE"):
+            stack.enter_context(replaced(modules, "TIME_OUT_REMOTE_CODE", 0))
+        talk.set_verbosity_error()
+        talk.disable_progress_bar()
+        try:
+            yield
+        finally:
+            talk.set_verbosity(verbosity)
+            if bars:
+                talk.enable_progress_bar()
+
+
+def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str) -> tuple[Any, Any]:
+    """Return the configuration as an object of transformers', and the class of the network; of CLIP its vision part."""
+    model_type, names = settings.get("model_type"), settings.get("architectures")
+    mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    version = f"transformers {transformers.__version__}"
+    if not isinstance(model_type, str) or model_type not in mapping:
+        raise ModelNotFoundError(f"{shown} is of a '{printable(str(model_type), 60)}', which {version} does not have.")
+    name = names[0] if isinstance(names, list) and names else None
+    try:
+        config = mapping[model_type].from_dict(dict(settings))
+    except Exception as error:
+        raise CheckpointError(f"{shown} is not what {version} takes: {exception_line(error, 200)}") from error
+    kind: Any = getattr(transformers, name, None) if isinstance(name, str) and _CLASS.fullmatch(name) else None
+    if name is None:
+        kind = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_MAPPING.get(type(config), None)
+    if not _is_network(transformers, kind):
+        raise ModelNotFoundError(f"{shown} names '{printable(str(name), 80)}', which {version} does not have.")
+    if getattr(kind, "main_input_name", "") in (_PICTURES, _RECORDINGS):
+        return config, kind
+    vision = getattr(transformers, f"{kind.__name__.removesuffix('Model')}VisionModel", None)
+    if vision is None or not hasattr(config, "vision_config"):
+        raise UsageError(
+            f"{kind.__name__} of {shown} takes {kind.main_input_name}, not pictures (pixel_values) or "
+            "recordings (input_values)."
+        )
+    return config.vision_config, vision
+
+
+def _is_network(transformers: ModuleType, kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+
+
+def _weights(folder: Path, name: str, options: BuildOptions) -> ChosenWeights:
+    if (chosen := options.file_weights()) is not None:
+        return chosen
+    if isinstance(options.weights, str) and options.weights not in ("auto", "none"):
+        raise UsageError(f"{name} has no weights '{printable(options.weights)}'; give auto, none or a state dict file.")
+    path = weights_file(folder)
+    if options.weights == "auto" and path != folder:
+        read = read_checkpoint(path, options.file)
+        return ChosenWeights(read.name, None, read, warnings=read.warnings, notes=read.notes, is_file=True)
+    loud = f"{name}: weights are RANDOM (seed {options.seed}): there are none in the folder."
+    warnings = (loud,) if options.weights == "auto" else ()
+    return ChosenWeights(f"random, seed {options.seed}", random=True, warnings=warnings)
+
+
+def _built(
+    kind: Any, config: Any, chosen: ChosenWeights, options: BuildOptions, name: str
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return the network in evaluation mode, and sentences about tensors that are missing or unused."""
+    try:
+        if chosen.checkpoint is None:
+            return kind(config).eval(), ()
+        state = {key: value for key, value in chosen.checkpoint.state.items() if isinstance(value, Tensor)}
+        module, told = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=_own_part(kind, state),
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except Exception as error:
+        raise ModelError(f"{name} raised while {kind.__name__} was built: {exception_line(error)}") from error
+    reshaped = [each[0] if isinstance(each, tuple) else str(each) for each in told["mismatched_keys"]]
+    missing, unexpected = sorted(map(str, told["missing_keys"])), sorted(map(str, told["unexpected_keys"]))
+    if told["error_msgs"]:
+        raise MisfitError(f"{chosen.origin} does not fit {kind.__name__}: {printable(str(told['error_msgs'][0]))}")
+    return module.eval(), unfit_names(chosen.origin, kind.__name__, missing, unexpected, reshaped, options.file)
+
+
+def _own_part(kind: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a vision model out of the weights of a network that has a text model too."""
+    if kind.__name__.endswith("VisionModel") and any(name.startswith("text_model.") for name in state):
+        return {name: value for name, value in state.items() if name.startswith("vision_model.")}
+    return dict(state)
+
+
+def _preprocessing(
+    held: Mapping[str, Any], config: Any, module: nn.Module, name: str
+) -> tuple[Preprocessing, tuple[str, ...]]:
+    """Return what the image processor does, and a warning about each thing that it does and hookscope does not."""
+    if module.main_input_name == _RECORDINGS:
+        return _of_recordings(held, default_preprocessing(module), name), ()
+    channels = getattr(config, "num_channels", 3)
+    if not held:
+        side = _sides(getattr(config, "image_size", None))
+        usual = default_preprocessing(module)
+        return (Preprocessing(resize=side, crop=side) if side and channels == 3 else usual), ()
+    try:
+        return _described(held, channels, name)
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        raise CheckpointError(f"{name} has settings of an image processor that are not transformers'.") from error
+
+
+def _of_recordings(held: Mapping[str, Any], usual: Preprocessing, name: str) -> Preprocessing:
+    """Return what the feature extractor does with a recording."""
+    rate = held.get("sampling_rate")
+    if rate is not None and (type(rate) is not int or rate < 1):
+        raise CheckpointError(f"{name} has the sampling rate {printable(str(rate), 60)}, which is none.")
+    if usual.waveform is None or rate is None:
+        return usual
+    waveform = replace(usual.waveform, sampling_rate=rate, is_normalised=held.get("do_normalize", True) is True)
+    return replace(usual, waveform=waveform, source=f"the feature extractor of {name}")
+
+
+def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Preprocessing, tuple[str, ...]]:
+    warnings = []
+    size = held.get("size") if held.get("do_resize", True) else None
+    resize, crop = _resize(size), None
+    if isinstance(size, dict) and "longest_edge" in size and isinstance(resize, int):
+        warnings.append(
+            f"{name}: transformers keeps the longer side within {int(size['longest_edge'])} pixels; hookscope scales "
+            f"the shorter one to {resize} whatever that makes of the longer."
+        )
+    if "crop_pct" in held and isinstance(resize, int) and held["crop_pct"]:
+        side = resize
+        crop = (side, side)
+        resize = int(side / float(held["crop_pct"])) if side < _UNCROPPED_SIDE else (side, side)
+    if held.get("do_center_crop") and (sides := _sides(held.get("crop_size"))):
+        crop = sides
+    scale = held.get("rescale_factor", 1 / 255)
+    if not held.get("do_rescale", True) or abs(float(scale) - 1 / 255) > 1e-6:
+        warnings.append(f"{name}: transformers does not scale its pictures to 0 to 1; hookscope does.")
+    filtering = _INTERPOLATIONS.get(held.get("resample", 2), "")
+    if not filtering:
+        filtering = "bilinear"
+        warnings.append(f"{name}: transformers resizes with a filter that hookscope lacks; it takes the bilinear one.")
+    normalised = held.get("do_normalize", True) and held.get("image_mean") and held.get("image_std")
+    mean, std = (_numbers(held[key]) if normalised else () for key in ("image_mean", "image_std"))
+    described = Preprocessing(
+        resize=resize,
+        crop=crop,
+        interpolation=filtering,
+        mean=mean,
+        std=std,
+        source=f"the image processor of {name}",
+    )
+    return (with_channels(described, channels) if channels != 3 else described), tuple(warnings)
+
+
+def _resize(size: object) -> int | tuple[int, int] | None:
+    if isinstance(size, dict) and "shortest_edge" in size:
+        return _side(size["shortest_edge"])
+    return _side(size) if isinstance(size, int) else _sides(size)
+
+
+def _sides(size: object) -> tuple[int, int] | None:
+    """Return height and width of what configurations have for a size; None for nothing."""
+    if isinstance(size, dict):
+        return (_side(size["height"]), _side(size["width"])) if "height" in size else None
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return _side(size[0]), _side(size[1])
+    return None if size is None else (_side(size), _side(size))
+
+
+def _side(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**20:
+        raise ValueError
+    return value
+
+
+def _numbers(values: object) -> tuple[float, ...]:
+    if not isinstance(values, list) or not all(isinstance(each, int | float) for each in values):
+        raise TypeError
+    return tuple(map(float, values))

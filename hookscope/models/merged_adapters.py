@@ -1,0 +1,166 @@
+"""Merge low-rank adapters (LoRA) into the network that they were trained on: W + (alpha / r) B A.
+
+Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, section 4.1; as peft 0.21 lays out its
+files and merges them (`peft/tuners/lora/layer.py`). With rsLoRA the factor is alpha / sqrt(r): Kalajdzievski, "A Rank
+Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.checkpoints.fileformat import open_regular
+from hookscope.errors import CheckpointError, MisfitError
+from hookscope.text import counted, printable
+
+_CONFIG = "adapter_config.json"
+_CONFIG_BYTES_LIMIT = 2**20  # ours: a pattern for each layer of a large network
+
+_WRAPPER = "base_model.model."
+_PART = re.compile(r"(?P<layer>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB])(\.weight)?")
+_PATTERN = re.compile(r"[\w.\-]+")  # what is no plain name could take for ever to match
+_UNSUPPORTED = ("lora_magnitude_vector", "lora_E", "lora_ranknum")  # DoRA and AdaLoRA
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    """What of an `adapter_config.json` says how adapters are merged; `base` is the name of their network, or ""."""
+
+    alpha: float
+    alphas: Mapping[str, float]
+    by_root: bool
+    transposed: bool
+    base: str
+
+    def scale(self, layer: str, rank: int) -> float:
+        """Return the factor of B A for a layer."""
+        fitting = (alpha for name, alpha in self.alphas.items() if f".{layer}".endswith(f".{name}"))
+        return next(fitting, self.alpha) / (math.sqrt(rank) if self.by_root else rank)
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Say whether a state dict is one of adapters alone, without the weights that they are for."""
+    known = {*names}
+    layers = {found["layer"] for name in known if (found := _PART.fullmatch(name))}
+    return bool(layers) and not any(f"{layer}.base_layer.weight" in known for layer in layers)
+
+
+def adapter_config(path: Path) -> Path | None:
+    """Return the `adapter_config.json` beside a weights file; None if there is none."""
+    config = path.with_name(_CONFIG)
+    return config if config.is_file() else None
+
+
+def read_settings(path: Path) -> AdapterSettings:
+    """Read the settings beside a file of adapters.
+
+    Raises CheckpointError if they are missing, damaged, or of another method.
+    """
+    config, shown = adapter_config(path), printable(str(path.with_name(_CONFIG)))
+    if config is None:
+        raise CheckpointError(f"{printable(path.name)} holds adapters without the {_CONFIG} beside it that has alpha.")
+    with open_regular(config) as file:
+        content = file.read(_CONFIG_BYTES_LIMIT + 1)
+    try:
+        held = json.loads(content) if len(content) <= _CONFIG_BYTES_LIMIT else None
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict):
+        raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
+    kind, alpha, alphas = held.get("peft_type", "LORA"), held.get("lora_alpha"), held.get("alpha_pattern") or {}
+    if kind != "LORA" or held.get("use_dora"):
+        what = "DoRA" if held.get("use_dora") else printable(str(kind), 40)
+        raise CheckpointError(f"{shown} is of adapters of the kind {what}; only LoRA can be merged.")
+    if not isinstance(alphas, dict) or not all(map(_is_number, [alpha, *alphas.values()])):
+        raise CheckpointError(f"{shown} has no number for lora_alpha; download it again.")
+    if not all(_PATTERN.fullmatch(name) for name in alphas):
+        raise CheckpointError(f"{shown} has patterns of layers that are no names; merge it with peft.")
+    base = held.get("base_model_name_or_path")
+    by_root, transposed = held.get("use_rslora") is True, held.get("fan_in_fan_out") is True
+    return AdapterSettings(float(alpha or 0), alphas, by_root, transposed, base if isinstance(base, str) else "")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def merge_adapter(module: nn.Module, state: Mapping[str, Any], settings: AdapterSettings, name: str) -> tuple[str, ...]:
+    """Add adapters to the weights of a network, in place; return sentences about it.
+
+    Other tensors of the file, which peft trained whole, replace the network's. On the meta device only shapes are
+    compared. `name` is the file's in messages. Raises MisfitError if a layer or a shape does not fit, CheckpointError
+    for adapters that are no plain LoRA.
+    """
+    if odd := next((each for each in state if any(part in each for part in _UNSUPPORTED)), None):
+        raise CheckpointError(f"{name} holds '{printable(odd, 80)}', which is no plain LoRA; merge it with peft.")
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    pairs, whole = _sorted_out(state)
+    for layer, (down, up, is_embedding) in pairs.items():
+        weight = own.get(f"{layer}.weight")
+        if down is None or up is None:
+            raise MisfitError(f"{name} lacks lora_A or lora_B for '{printable(layer, 80)}'.")
+        if weight is None:
+            raise MisfitError(f"{name} is for '{printable(layer, 80)}', which {type(module).__name__} does not have.")
+        delta = _product(down, up, is_embedding or settings.transposed)
+        if delta.shape != weight.shape:
+            shapes = f"{tuple(delta.shape)} for a weight of {tuple(weight.shape)}"
+            raise MisfitError(f"{name} does not fit '{printable(layer, 80)}': {shapes}.")
+        if not weight.is_meta:
+            rank = down.shape[0]
+            with torch.no_grad():
+                weight.add_((delta * settings.scale(layer, rank)).to(weight.dtype))
+    _replace(module, whole, name)
+    ups = [up for _, up, _ in pairs.values() if up is not None]
+    ranks = ", ".join(map(str, sorted({down.shape[0] for down, _, _ in pairs.values() if down is not None})))
+    also = f"; {counted(len(whole), 'other tensor')} of the file took the place of the network's" if whole else ""
+    notes = (f"{name}: {counted(len(pairs), 'LoRA adapter')} of rank {ranks} merged into the network{also}.",)
+    untrained = not any(bool(up.any()) for up in ups)
+    return (*notes, f"{name}: every lora_B is 0: untrained, so the network is as it was.") if untrained else notes
+
+
+def _replace(module: nn.Module, whole: Mapping[str, Tensor], name: str) -> None:
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    for each, value in whole.items():
+        held = own.get(each)
+        if held is None or held.shape != value.shape:
+            raise MisfitError(f"{name} has a '{printable(each, 80)}' that {type(module).__name__} has not, or not so.")
+        if not held.is_meta:
+            with torch.no_grad():
+                held.copy_(value)
+
+
+_Pair = tuple[Tensor | None, Tensor | None, bool]
+
+
+def _sorted_out(state: Mapping[str, Any]) -> tuple[dict[str, _Pair], dict[str, Tensor]]:
+    """Return A and B by layer, with whether it is an embedding, and the tensors that are none of these."""
+    pairs: dict[str, _Pair] = {}
+    whole: dict[str, Tensor] = {}
+    for full, value in state.items():
+        name = full.removeprefix(_WRAPPER)
+        if not isinstance(value, Tensor):
+            continue
+        if found := _PART.fullmatch(name):
+            down, up, is_embedding = pairs.get(found["layer"], (None, None, bool(found["embedding"])))
+            pairs[found["layer"]] = (value, up, is_embedding) if found["part"] == "A" else (down, value, is_embedding)
+        else:
+            whole[name.replace(".base_layer.", ".")] = value
+    return pairs, whole
+
+
+def _product(down: Tensor, up: Tensor, transposed: bool) -> Tensor:
+    """Return B A in float32, or wider: of a convolution for each place of its kernel."""
+    dtype = torch.promote_types(down.dtype, torch.float32)
+    flat = down.to(dtype).reshape(down.shape[0], -1)
+    rows = up.to(dtype).reshape(up.shape[0], -1)
+    if rows.shape[1] != flat.shape[0]:
+        return torch.empty(0)
+    product = (rows @ flat).reshape(up.shape[0], *down.shape[1:])
+    return product.T if transposed and product.dim() == 2 else product

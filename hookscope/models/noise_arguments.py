@@ -1,0 +1,95 @@
+"""Noise for the arguments of a network's forward: which there are, and which values they take."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from inspect import Parameter, signature
+
+from torch import nn
+
+from hookscope.errors import UsageError, nearest
+from hookscope.hooks.selection import unwrap
+from hookscope.models.input_spec import embedding_size, starts_with_embedding
+from hookscope.results.noise_shapes import WHOLE, NoiseShape
+from hookscope.text import counted, printable
+
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def noise_arguments(
+    shapes: Sequence[NoiseShape], module: nn.Module, *, given: Collection[str] = (), others: int = 0
+) -> tuple[NoiseShape, ...]:
+    """Return noise with dtypes and bounds where they follow from the network.
+
+    Args:
+        shapes: As the user gave them.
+        module: The network.
+        given: Names of arguments that are not noise.
+        others: How many arguments by position pictures, tensors or files are: the first ones.
+
+    Raises:
+        UsageError: If forward has no such argument, or one is given twice.
+    """
+    parameters = _parameters(module)
+    if parameters is not None:
+        _check(shapes, parameters, type(unwrap(module)).__name__, given, others)
+    first = next((each.name for each in parameters or () if each.kind in _BY_POSITION), None)
+    is_first = [not others and first is not None and each.name == first for each in shapes]
+    by_position = [index for index, each in enumerate(shapes) if not each.name]
+    if by_position and not others:
+        is_first[by_position[0]] = True
+    takes_tokens = starts_with_embedding(module)
+    size = embedding_size(module)
+    return tuple(
+        _completed(each, size, is_token=takes_tokens and at_first)
+        for each, at_first in zip(shapes, is_first, strict=True)
+    )
+
+
+def _completed(noise: NoiseShape, size: int | None, *, is_token: bool) -> NoiseShape:
+    if noise.below is not None or not (noise.dtype or is_token):
+        return noise
+    dtype = noise.dtype or "int64"
+    return replace(noise, dtype=dtype, below=_bound(dtype, size))
+
+
+def _bound(dtype: str, size: int | None) -> int | None:
+    """Return below what whole numbers are drawn where no bound is given; None for other dtypes.
+
+    That is the size of the smallest embedding, so that they are indices into all of them; else 256 for uint8, the dtype
+    of pictures, and 2, an index into anything.
+    """
+    if dtype not in WHOLE:
+        return None
+    return min(WHOLE[dtype], size or (WHOLE[dtype] if dtype == "uint8" else 2))
+
+
+def _parameters(module: nn.Module) -> list[Parameter] | None:
+    try:
+        return [*signature(unwrap(module).forward).parameters.values()]
+    except (TypeError, ValueError):  # of compiled code
+        return None
+
+
+def _check(
+    shapes: Sequence[NoiseShape],
+    parameters: Sequence[Parameter],
+    network: str,
+    given: Collection[str],
+    others: int,
+) -> None:
+    names = [each.name for each in parameters if each.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
+    by_position = [each.name for each in parameters if each.kind in _BY_POSITION]
+    kinds = {each.kind for each in parameters}
+    by_name = [name for name in names if name not in by_position]
+    takes = f"forward of {network} takes {', '.join(by_position) or 'no argument'}"
+    takes += f", and by name {', '.join(by_name)}" if by_name else ""
+    count = others + sum(not each.name for each in shapes)
+    if count > max(len(by_position), others) and Parameter.VAR_POSITIONAL not in kinds:
+        raise UsageError(f"--input-shape is given {counted(count - others, 'time')} by position, but {takes}.")
+    for name in filter(None, (each.name for each in shapes)):
+        if name in given:
+            raise UsageError(f"{name} is given twice: with --input, and with --input-shape.")
+        if name in by_position[:count]:
+            raise UsageError(f"--input-shape {name}: {name} is given by position already; {takes}.")
+        if name not in names and Parameter.VAR_KEYWORD not in kinds:
+            raise UsageError(f"--input-shape {printable(name)}: {takes}.{nearest(name, names)}")

@@ -1,0 +1,130 @@
+"""What modules cost, as columns and lines for people, and the part that takes most of the time in a sentence."""
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from hookscope.render.columns import Column, safe_line
+from hookscope.results.activations import Activations
+from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField
+from hookscope.results.costs_of_rows import dearest_part
+from hookscope.text import counted, printable, shape_text, some_of
+
+_FEW = 6  # operations that a line lists
+
+
+def scaled_text(value: float | None, unit: str = "") -> str:
+    """Return three digits with a decimal prefix: "1.81 G", "118 MB", "64 B"; "0" is exactly zero."""
+    if value is None:
+        return "-"
+    prefixes = ("", "k", "M", "G", "T", "P")
+    power = 0
+    while power + 1 < len(prefixes) and value / 1000**power >= 999.5:
+        power += 1
+    number = value / 1000**power
+    digits = 0 if not power or number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{digits}f} {prefixes[power]}{unit}".rstrip() if value else "0"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return three digits: "1.24 s", "35.1 ms", "0.42 ms"."""
+    if seconds is None:
+        return "-"
+    number, unit = (seconds, "s") if seconds >= 0.9995 else (seconds * 1000, "ms")
+    digits = 0 if number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{digits}f} {unit}"
+
+
+def field_text(field: ReceptiveField | None) -> str:
+    """Return size and stride of a receptive field: "435x435 /32", "≥851x851 /32" for a lower bound."""
+    if field is None:
+        return "-"
+    size = "x".join(f"{each:.4g}" for each in field.size)
+    strides = dict.fromkeys(field.stride) if len({*field.stride}) == 1 else field.stride
+    return f"{'≥' * field.at_least}{size} /{'x'.join(f'{each:.4g}' for each in strides)}"
+
+
+def cost_columns(costs: Sequence[ModuleCost | None]) -> list[Column]:
+    """Return a column for each cost, with a cell for each row; None for a row that has none."""
+    timed = any(each is not None and each.seconds is not None for each in costs)
+    frozen = any(each is not None and each.total.trainable_count < each.total.parameter_count for each in costs)
+
+    def column(header: str, rank: int, texts: Sequence[str]) -> Column:
+        return Column(header, [safe_line(text) for text in texts], rank)
+
+    known = [None if each is None else each.total for each in costs]
+    columns = [
+        column("param. bytes", 9, ["" if each is None else scaled_text(each.parameter_bytes, "B") for each in known]),
+        column("mult-adds", 1, ["" if each is None else scaled_text(each.multiply_adds) for each in known]),
+        column("out bytes", 7, ["" if each is None else scaled_text(each.output_bytes, "B") for each in costs]),
+        column("saved", 5, ["" if each is None else scaled_text(each.saved_bytes, "B") for each in known]),
+        column("rec. field", 6, ["" if each is None else field_text(each.receptive_field) for each in costs]),
+    ]
+    if frozen:
+        columns.insert(0, column("trainable", 8, ["" if each is None else trainable_text(each) for each in known]))
+    if timed:
+        columns.append(column("time", 2, ["" if each is None else seconds_text(each.seconds) for each in costs]))
+    return columns
+
+
+def trainable_text(sums: CostSums) -> str:
+    """Return whether parameters are trainable: "yes", "no", "in part"; "" without any."""
+    if not sums.parameter_count:
+        return ""
+    if sums.trainable_count == sums.parameter_count:
+        return "yes"
+    return "in part" if sums.trainable_count else "no"
+
+
+def cost_lines(cost: NetworkCost) -> list[Text]:
+    """Return the lines at the foot of a table: totals, how they add up, how times were taken, what is missing."""
+    whole = cost.whole
+    passes = f"median of {cost.pass_count} passes"
+    threads = f", {counted(cost.thread_count, 'thread')}" if cost.device == "cpu" else ""
+    timed = [f"{seconds_text(whole.seconds)} on this machine ({cost.device}{threads}, {passes})"]
+    parts = [
+        *_sums_words(whole.total),
+        f"{scaled_text(whole.output_bytes, 'B')} of output",
+        *(timed if whole.seconds is not None else []),
+    ]
+    lines = [safe_line(f"a pass of {_given_words(cost)}: {' · '.join(parts)}", style="bold")]
+    if cost.outside != CostSums():
+        split = "; ".join(
+            f"{where}: {', '.join(_sums_words(sums))}"
+            for where, sums in (("leaves", cost.leaves), ("outside of them", cost.outside))
+        )
+        lines.append(safe_line(split, style="dim"))
+    if whole.seconds is not None:
+        words = "times do not add up: a module's holds those inside it, and what Python and the timing itself take"
+        lines.append(safe_line(words, style="dim"))
+    if cost.uncounted:
+        named = [f"{printable(each.name, 60)} ({counted(each.call_count, 'call')})" for each in cost.uncounted]
+        lines.append(
+            safe_line(f"not counted, as its multiply-adds are not known: {some_of(named, _FEW)}", style="yellow")
+        )
+    return lines + [safe_line(f"note: {note}", style="dim") for note in cost.notes]
+
+
+def whole_words(cost: NetworkCost) -> str:
+    """Return in words what a pass costs: "A pass of 1x3x224x224 takes 1.81 G multiply-adds"."""
+    time = "" if cost.whole.seconds is None else f" and {seconds_text(cost.whole.seconds)} on this machine"
+    return f"A pass of {_given_words(cost)} takes {scaled_text(cost.whole.total.multiply_adds)} multiply-adds{time}"
+
+
+def _given_words(cost: NetworkCost) -> str:
+    return " and ".join(map(shape_text, cost.input_shapes)) or "the network"
+
+
+def _sums_words(sums: CostSums) -> list[str]:
+    trainable = "" if sums.trainable_count == sums.parameter_count else f", {sums.trainable_count:,} trainable"
+    return [
+        f"{scaled_text(sums.multiply_adds)} multiply-adds",
+        f"{counted(sums.parameter_count, 'parameter')} ({scaled_text(sums.parameter_bytes, 'B')}{trainable})",
+        f"{scaled_text(sums.saved_bytes, 'B')} saved for backward",
+    ]
+
+
+def dearest_sentence(result: Activations) -> str:
+    """Return which part takes most of the time, and its dead channels: one sentence, "" without times."""
+    part = None if result.cost is None else dearest_part(result.cost, result.rows)
+    return "" if part is None else f"{part.sentence}."

@@ -1,0 +1,65 @@
+"""The run directory of `history`: the overview, files, tensors and verdicts as CSV, and all of it as JSON."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookscope.errors import UsageError
+from hookscope.render.overviews.history import draw_history
+from hookscope.render.tables import history_to_csv
+from hookscope.results.history import History
+from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.history import FILE, history_to_dict
+from hookscope.results.runs.serialize import as_json, provenance_to_dict
+from hookscope.text import safe_text, strict_json
+
+
+@dataclass(frozen=True, slots=True)
+class SavedHistory:
+    """A run directory that was written, and what is in it besides the overview and `run.json`."""
+
+    folder: Path
+    files: tuple[str, ...]
+
+    @property
+    def last_line(self) -> str:
+        """The command's last line."""
+        overview = safe_text(str(self.folder / OVERVIEW))
+        return f"{overview} is the picture; {', '.join(self.files)} and run.json are beside it"
+
+
+def save_history(result: History, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedHistory:
+    """Write a result as `hookscope history` does: whole or not at all, and over nothing but an earlier run.
+
+    If `numbered`, a number is appended to the path rather than a run of another command replaced.
+
+    Raises:
+        UsageError: If there is nothing to save.
+        OutputError: If something cannot be written.
+    """
+    provenance = result.provenance
+    if provenance is None:
+        raise UsageError("This history was read from a run, so it cannot be saved as another one.")
+    with new_run(Path(path), numbered=numbered) as run:
+        draw_history(result).save(run.path / OVERVIEW, compress_level=6)
+        (run.path / FILE).write_text(strict_json(history_to_dict(result)), encoding="utf-8")
+        texts = history_to_csv(result)
+        for name, text in texts.items():
+            (run.path / name).write_text(text, encoding="utf-8")
+        record: dict[str, Any] = {
+            "verb": "history",
+            "command": command,
+            "overview": OVERVIEW,
+            **{name: value for name, value in provenance_to_dict(provenance).items() if name in _MADE},
+            "checkpoints": [each.name for each in result.files],
+            "warnings": list(result.warnings),
+            "notes": list(result.notes),
+            "inputs": [as_json(each) for each in result.inputs],
+            "seed": 0,
+            "timings": dict(result.timings),
+        }
+        folder = run.finish(record)
+    return SavedHistory(folder, (*texts, FILE))
+
+
+_MADE = ("versions", "platform", "threads")

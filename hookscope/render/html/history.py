@@ -1,0 +1,239 @@
+"""A run by its checkpoints as one HTML page: the answer, verdicts over files, layers over files, every file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from hookscope.render.columns import Column, number_text, percent_text
+from hookscope.render.history_maps import history_maps
+from hookscope.render.history_text import (
+    answer,
+    decisive,
+    files_columns,
+    layer_columns,
+    places_text,
+    sentence_of,
+    span_text,
+)
+from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure
+from hookscope.render.html.page import render_page
+from hookscope.render.html.training import shown_map
+from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint, by_layer
+from hookscope.results.runs.history import StoredHistory
+from hookscope.text import are, counted, safe_text, shape_text
+
+_MOST_ROWS = 800  # of a heat map
+_MOST_VERDICTS = 200
+_FEW_VERDICTS = 12  # that are seen at once
+_MOST_PLACES = 400  # that a verdict lists
+_MOST_POINTS = 24  # files that a row's own table has
+
+
+@dataclass(slots=True)
+class HistoryPart:
+    """A layer, or an output of one, with what its rows in the heat maps open.
+
+    Attributes:
+        tables: Of each tensor its name, shape and what it is in each file: label and cells.
+    """
+
+    name: str
+    number: int
+    kind: str = ""
+    status: str = ""
+    verdicts: list[tuple[HistoryVerdict, str]] = field(default_factory=list)
+    tables: list[tuple[str, Sequence[str], list[Sequence[str]]]] = field(default_factory=list)
+
+    @property
+    def href(self) -> str:
+        """Its place on the page."""
+        return f"#layer={quote(safe_text(self.name), safe='')}"
+
+
+def history_html(run: StoredHistory) -> str:
+    """Return the page of a run."""
+    result = run.result
+    named = {name for each in result.verdicts for place in each.places for name in _names_of(place)}
+    maps = history_maps(result, _MOST_ROWS, named)
+    parts = _parts(result, [name for each in maps for name in each.names])
+    most = decisive(result)
+    ordered = sorted(result.verdicts, key=lambda each: (each is not most, each.level != "fail", each.first))
+    return render_page(
+        "history.html",
+        {},
+        scripts=("fragment.js", "plots.js", "training.js"),
+        title=f"{result.files[0].label} to {result.files[-1].label} · history",
+        sentences=answer(result),
+        level=most.level if most else "",
+        is_good=most is None and not result.unreadable,
+        facts=_facts(result),
+        warnings=result.warnings,
+        notes=result.notes,
+        failures=[(each.label, each.error) for each in result.unreadable],
+        verdicts=[_shown(each, result, parts) for each in ordered[:_MOST_VERDICTS]],
+        few=_FEW_VERDICTS,
+        verdicts_left_out=max(0, len(ordered) - _MOST_VERDICTS),
+        ends=(result.files[0].label, result.files[-1].label),
+        maps=[shown_map(each) for each in maps],
+        parts=parts,
+        tables=[*_tables(result)],
+        frame={"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT},
+        empty=Figure("", "", [], [], [], [], []),
+        making=_making(run),
+    )
+
+
+def _names_of(place: str) -> list[str]:
+    return [place or "(model)", place.rpartition(".")[0] or "(model)"]
+
+
+def _facts(result: History) -> list[tuple[str, str, bool]]:
+    read, count = len(result.read), len(result.files)
+    facts = [("Files", f"{count:,}, {read:,} of them read", read < count and not result.searched)]
+    facts.append(("In the order of", result.order, False))
+    facts.append(("Network", result.arch or "none: judged by what the files store", False))
+    optimisers = dict.fromkeys(point.key for file in result.files for point in file.optimisers)
+    if optimisers:
+        rates = [rate for file in result.files for point in file.optimisers for rate in point.rates]
+        ends = f"lr {number_text(rates[0], 3)} to {number_text(rates[-1], 3)}" if rates else "no learning rate"
+        facts.append(("Optimiser", f"at {', '.join(optimisers)}: {ends}", False))
+    if result.inputs:
+        facts.append(("Inputs", ", ".join(each.name for each in result.inputs[:8]), False))
+    return facts
+
+
+def _parts(result: History, names: Sequence[str]) -> dict[str, HistoryPart]:
+    """Return what the heat maps have rows of, by name: layers first, then outputs."""
+    parts = {name: HistoryPart(name, number) for number, name in enumerate(dict.fromkeys(names))}
+    tensors: dict[str, dict[str, list[WeightPoint]]] = {}
+    for row in result.rows:
+        tensors.setdefault(row.layer or "(model)", {}).setdefault(row.name, []).append(row)
+    outputs: dict[str, list[ActivationPoint]] = {}
+    for each in result.activations:
+        outputs.setdefault(each.label or "(model)", []).append(each)
+    for name, part in parts.items():
+        rows, seen = tensors.get(name, {}), outputs.get(name, [])
+        kinds = [counted(len(rows), "tensor")] * bool(rows) + [f"output of {seen[0].kind}" for _ in seen[:1]]
+        part.kind = ", ".join(kinds)
+        part.tables = [_tensor_table(points, result.files) for points in rows.values()]
+        part.tables += [_output_table(seen, result.files)] if seen else []
+    for verdict in result.verdicts:
+        for name in dict.fromkeys(name for place in verdict.places for name in _names_of(place)):
+            if name in parts:
+                parts[name].verdicts.append((verdict, _when(verdict, result)))
+    return parts
+
+
+def _when(verdict: HistoryVerdict, result: History) -> str:
+    return f"in {result.files[verdict.first].label}" if verdict.is_change else span_text(verdict, result)
+
+
+_Table = tuple[str, Sequence[str], list[Sequence[str]]]
+
+
+def _tensor_table(points: Sequence[WeightPoint], files: Sequence[HistoryFile]) -> _Table:
+    first = points[0]
+    headers = ("file", "‖w‖", "‖Δw‖/‖w‖", "since first", "min", "max", "zeros", "NaN, Inf", "dead filters")
+    cells: list[Sequence[str]] = [
+        (
+            files[each.file].label,
+            number_text(each.norm),
+            number_text(each.drift),
+            number_text(each.drift_from_first),
+            number_text(each.min),
+            number_text(each.max),
+            percent_text(each.zero_fraction),
+            f"{each.nonfinite_count:,}",
+            "-" if each.dead_filter_count is None else f"{each.dead_filter_count:,} of {each.filter_count:,}",
+        )
+        for each in _some(points)
+    ]
+    return f"{first.name} ({shape_text(first.shape)}, {first.dtype})", headers, cells
+
+
+def _output_table(points: Sequence[ActivationPoint], files: Sequence[HistoryFile]) -> _Table:
+    cells: list[Sequence[str]] = [
+        (
+            files[each.file].label,
+            number_text(each.mean),
+            number_text(each.std),
+            percent_text(each.zero_fraction),
+            percent_text(each.dead_channel_fraction),
+            "-" if each.nonfinite_count is None else f"{each.nonfinite_count:,}",
+        )
+        for each in _some(points)
+    ]
+    return f"output of {points[0].kind}", ("file", "mean", "std", "zeros", "dead channels", "NaN, Inf"), cells
+
+
+def _some(points: Sequence[Any]) -> Sequence[Any]:
+    """Return the first files, and the last; the CSV files have all."""
+    half = _MOST_POINTS // 2
+    return points if len(points) <= _MOST_POINTS else [*points[:half], *points[-half:]]
+
+
+def _shown(verdict: HistoryVerdict, result: History, parts: Mapping[str, HistoryPart]) -> dict[str, Any]:
+    """Return a verdict with its place on the line of files, of 1,000."""
+    count = len(result.files)
+    end = count if verdict.lasts else max(verdict.files) + 1
+    places = [(place, _href(place, parts)) for place in verdict.places if place]
+    return {
+        "verdict": verdict,
+        "when": _when(verdict, result),
+        "sentence": sentence_of(verdict, result),
+        "name": places_text(verdict),
+        "places": places[:_MOST_PLACES],
+        "left_out": max(0, len(places) - _MOST_PLACES),
+        "bar": (round(verdict.first / count * 1000, 1), round((end - verdict.first) / count * 1000, 1)),
+    }
+
+
+def _href(place: str, parts: Mapping[str, HistoryPart]) -> str:
+    return next((parts[name].href for name in _names_of(place) if name in parts), "")
+
+
+def _tables(result: History) -> list[dict[str, Any]]:
+    files = files_columns(result)
+    tables = [{"title": "Files", "headers": _headers(files), "rows": _cells(files)}]
+    layers = by_layer(result)
+    if layers:
+        columns, _ = layer_columns(result, layers)
+        tables.append({"title": "Parameters by layer", "headers": _headers(columns), "rows": _cells(columns)})
+    seen = [file for file in result.files if file.predictions]
+    if seen:
+        tables.append(_classes_table(seen, result))
+    return tables
+
+
+def _classes_table(files: Sequence[HistoryFile], result: History) -> dict[str, Any]:
+    """Return the best class of each input over the files."""
+    inputs = result.inputs[:_MOST_POINTS]
+    rows = []
+    for file in files:
+        best = {each.input_index: each.classes[0] for each in file.predictions if each.classes}
+        cells = [f"{best[at][0]} {best[at][1]:.2f}" if at in best else "-" for at in range(len(inputs))]
+        rows.append([file.label, *cells])
+    return {
+        "title": "Best class of each input",
+        "headers": [("file", False), *((each.name, False) for each in inputs)],
+        "rows": rows,
+    }
+
+
+def _headers(columns: Sequence[Column]) -> list[tuple[str, bool]]:
+    return [(each.header, not each.words) for each in columns]
+
+
+def _cells(columns: Sequence[Column]) -> list[list[str]]:
+    return [[cell.plain for cell in row] for row in zip(*(each.cells for each in columns), strict=True)]
+
+
+def _making(run: StoredHistory) -> list[tuple[str, str]]:
+    record, result = run.record, run.result
+    made = [("Command", record.command)] if record.command else []
+    made += [(f"SHA-256 of {each.label}", each.sha256) for each in result.files[:_MOST_POINTS] if each.sha256]
+    left_out = sum(bool(each.sha256) for each in result.files[_MOST_POINTS:])
+    made += [("Further digests", f"{left_out:,} {are(left_out)} in files.csv")] if left_out else []
+    versions = ", ".join(f"{name} {number}" for name, number in record.versions.items())
+    return [*made, ("Versions", versions), ("Platform", record.platform)]

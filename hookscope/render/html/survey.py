@@ -1,0 +1,184 @@
+"""A survey as one HTML page: the answer, the layers, and every channel by search, with what excites it."""
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from markupsafe import Markup
+from PIL import Image
+
+from hookscope.errors import InputError
+from hookscope.render.columns import number_text
+from hookscope.render.html.figures import FRAME, Figure, logarithmic
+from hookscope.render.html.page import model_facts, render_page
+from hookscope.render.html.pictures import BUDGET, thumbnail_uri
+from hookscope.render.survey_text import FLOAT16, answer, remarks_of, row_columns
+from hookscope.results.runs.survey import StoredSurvey
+from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, channel_counts
+from hookscope.text import counted, safe_text
+
+# Channels on the page; the others are in channels.csv. Their numbers take 3 MB.
+_MOST_CHANNELS = 20_000
+_MOST_TOPS = 3  # names of inputs of a channel
+_MOST_UNUSABLE = 200
+
+
+def survey_html(run: StoredSurvey) -> str:
+    """Return the page of a survey; an InputError is raised if a picture is missing, or not what the run says it is."""
+    result = run.result
+    strips, left_out = _strips(run)
+    shown = [*_channels(result, strips)]
+    remarks = (
+        [f"{counted(left_out, 'sheet')} of crops did not fit and are in the run's folder only."] if left_out else []
+    )
+    total = channel_counts(result.rows)
+    if len(shown) < total:
+        remarks.append(f"{len(shown):,} of {counted(total, 'channel')} are here, all of them in channels.csv.")
+    columns = row_columns(result.rows) if result.rows else []
+    return render_page(
+        "survey.html",
+        {},
+        scripts=("survey.js",),
+        title=f"{result.model.name} · survey",
+        sentences=answer(result),
+        is_good=not result.dead_count,
+        facts=_facts(result),
+        warnings=result.warnings,
+        notes=result.notes,
+        remarks=remarks,
+        unusable=[each.message for each in result.unusable[:_MOST_UNUSABLE]],
+        unusable_left_out=max(0, len(result.unusable) - _MOST_UNUSABLE),
+        figures=_figures(result),
+        frame=FRAME,
+        headers=[(each.header, not each.words) for each in columns] + [("remarks", False)],
+        rows=[[*(each.cells[at].plain for each in columns), remarks_of(row)] for at, row in enumerate(result.rows)],
+        channel_count=len(shown),
+        has_classes=bool(result.classes),
+        data=_as_script({"channels": shown, "strips": list(strips.values())}),
+        making=_making(run),
+    )
+
+
+def _facts(result: Survey) -> list[tuple[str, str, bool]]:
+    left_out = f", {counted(len(result.unusable), 'other')} left out" if result.unusable else ""
+    facts = [
+        *model_facts(result.model),
+        ("Inputs", f"{result.input_count:,}{left_out}", bool(result.unusable)),
+        ("Outputs", f"{len(result.rows):,} with {counted(channel_counts(result.rows), 'channel')}", False),
+        ("Device", f"{result.device}, {result.dtype}", False),
+    ]
+    if result.classes:
+        named = ", ".join(f"{name} {count:,}" for name, count in [*result.classes.items()][:8])
+        facts.append(("Classes", f"{len(result.classes):,}: {named}", False))
+    return facts
+
+
+def _figures(result: Survey) -> list[Figure]:
+    """Return dead channels and the size of values over depth; none for what no layer has."""
+    labels = [row.label for row in result.rows]
+    names = [label or "(model)" for label in labels]
+    dead = [len(row.dead_channels) / len(row.channels) if row.channels else None for row in result.rows]
+    sizes = [
+        ("mean |x|", [row.activation.mean_abs for row in result.rows]),
+        ("largest |x|", [row.activation.max_abs for row in result.rows]),
+    ]
+    beyond = [any(each.format == FLOAT16 and each.overflowing for each in row.headroom) for row in result.rows]
+    found = (
+        logarithmic("Dead channels", names, labels, [("share of the layer's channels", dead)], [False] * len(dead), ""),
+        logarithmic("Size of the values", names, labels, sizes, beyond, "beyond float16"),
+    )
+    return [each for each in found if each is not None]
+
+
+def _strips(run: StoredSurvey) -> tuple[dict[tuple[int, int], str], int]:
+    """Return the crops of each channel, by row and channel, as data URIs, and how many sheets did not fit."""
+    strips: dict[tuple[int, int], str] = {}
+    room, left_out = BUDGET, 0
+    for sheet in run.sheets:
+        content = run.read_picture(sheet.path)
+        room -= len(content)
+        if room < 0:
+            left_out += 1
+            continue
+        strips |= {
+            (sheet.row, channel): uri for channel, uri in zip(sheet.channels, _lines(sheet, content), strict=True)
+        }
+    return strips, left_out
+
+
+def _lines(sheet: CropSheet, content: bytes) -> Iterator[str]:
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as opened:
+            picture = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(
+            f"Cannot read '{safe_text(sheet.path)}': it is no picture of a run. Run the command that made it again."
+        ) from error
+    step = sheet.tile + sheet.gap
+    if picture.height < len(sheet.channels) * step - sheet.gap:
+        raise InputError(f"Cannot read '{safe_text(sheet.path)}': it has fewer lines than run.json says.")
+    for line in range(len(sheet.channels)):
+        strip = picture.crop((0, line * step, picture.width, line * step + sheet.tile))
+        file = io.BytesIO()
+        strip.save(file, "JPEG", quality=85)
+        yield thumbnail_uri(file.getvalue(), sheet.path, picture.width)
+
+
+def _channels(result: Survey, strips: dict[tuple[int, int], str]) -> Iterator[list[Any]]:
+    """Yield what the page shows of each channel, as lists: they take half of the room of objects."""
+    places = {key: place for place, key in enumerate(strips)}
+    per_row = max(1, _MOST_CHANNELS // max(1, len(result.rows)))
+    for row in result.rows:
+        for channel in _shown(row, per_row, strips):
+            excited = [f"{PurePath(each.input).name} {number_text(each.value, 3)}" for each in channel.top[:_MOST_TOPS]]
+            yield [
+                safe_text(row.label),
+                channel.channel,
+                _rounded(channel.firing_inputs),
+                _rounded(channel.firing_positions),
+                *(_rounded(getattr(channel, name)) for name in ("mean", "std", "min", "max")),
+                _rounded(channel.selectivity),
+                safe_text(channel.best_class),
+                "" if channel.duplicate_of is None else f"{channel.duplicate_of} (r {channel.correlation:.3f})",
+                safe_text("; ".join(excited)),
+                places.get((row.index, channel.channel), -1),
+            ]
+
+
+def _shown(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Sequence[SurveyChannel]:
+    """Return the channels of a row that the page has: if not all, those with crops, then dead ones, then the first."""
+    if len(row.channels) <= most:
+        return row.channels
+    dead = {*row.dead_channels}
+    order = sorted(range(len(row.channels)), key=lambda at: ((row.index, at) not in strips, at not in dead, at))
+    return [row.channels[at] for at in sorted(order[:most])]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _as_script(document: Any) -> Markup:
+    text = json.dumps(document, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - JSON without any character that could end the element
+
+
+def _making(run: StoredSurvey) -> list[tuple[str, str]]:
+    result = run.result
+    versions = ", ".join(f"{name} {number}" for name, number in run.record.versions.items())
+    made = [("Command", run.record.command), ("Layers asked for", " ".join(run.record.patterns) or "all")]
+    made += [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
+    cut = f"{result.chunk_count:,} of {result.chunk_size:,} files at most"
+    made += [("Batch size", str(result.batch_size)), ("Chunks", cut)]
+    threads = str(run.record.threads or "")
+    return [
+        *made,
+        ("Seed", str(result.seed)),
+        ("Threads", threads),
+        ("Versions", versions),
+        ("Platform", run.record.platform),
+    ]

@@ -1,0 +1,16 @@
+"use strict";
+// The state of a page is its fragment: #layer=…&q=…
+
+function stateInFragment() {
+  const given = {};
+  for (const part of location.hash.slice(1).split("&")) {
+    const at = part.indexOf("=");
+    if (at < 1) continue;
+    try {
+      given[part.slice(0, at)] = decodeURIComponent(part.slice(at + 1));
+    } catch {
+      given[part.slice(0, at)] = part.slice(at + 1);
+    }
+  }
+  return given;
+}

@@ -1,0 +1,124 @@
+"""A survey in one picture: the answer, dead channels and ranges over depth, three channels with their crops."""
+
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw
+
+from hookscope.render.lettering import line_height
+from hookscope.render.overviews.activations import model_line
+from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.sheet import (
+    AMBER,
+    DIM,
+    GREEN,
+    INK,
+    INNER,
+    MARGIN,
+    NAME,
+    RED,
+    SMALL,
+    TEXT,
+    TITLE,
+    Block,
+    Colour,
+    Line,
+    draw_sheet,
+    fitting,
+    text_block,
+    write,
+)
+from hookscope.render.survey_text import FLOAT16, answer, inputs_text
+from hookscope.results.survey import FORMATS, CropSheet, Survey, channel_counts
+from hookscope.text import counted
+
+_SHOWN = 3
+_KEY = (
+    "Left the inputs that excite the channel most, of one half of the data; right the same of the other half. Alike: "
+    "that is what it responds to."
+)
+
+
+def draw_survey(result: Survey, strips: Sequence[tuple[CropSheet, Image.Image]]) -> Image.Image:
+    """Draw the overview of a survey, 1,200 pixels wide; `strips` are the first lines of sheets of crops."""
+    blocks = [text_block(_heading(result)), text_block(_answer(result))]
+    if any(row.channels for row in result.rows):
+        blocks += [_dead_chart(result).block, _range_chart(result).block]
+    shown = _spread(strips)
+    blocks += [text_block([("What excites three channels", NAME, INK), (_KEY, SMALL, DIM)])] if shown else []
+    return draw_sheet([*blocks, *(_strip(result, about, picture) for about, picture in shown)])
+
+
+def _heading(result: Survey) -> list[Line]:
+    title = f"{result.model.name} over {inputs_text(result)}"
+    what = f"{counted(channel_counts(result.rows), 'channel')} of {counted(len(result.rows), 'output')}"
+    return [(title, TITLE, INK), model_line(result.model, what)]
+
+
+def _answer(result: Survey) -> list[Line]:
+    first, *rest = answer(result)
+    return [(first, NAME, _colour(result)), *((sentence, TEXT, INK) for sentence in rest)]
+
+
+def _colour(result: Survey) -> Colour:
+    is_broken = any(row.activation.nan_count or row.activation.inf_count for row in result.rows)
+    overflows = any(each.format == FLOAT16 and each.overflowing for row in result.rows for each in row.headroom)
+    return RED if is_broken or overflows else AMBER if result.dead_count else GREEN
+
+
+def _dead_chart(result: Survey) -> Chart:
+    rows = result.rows
+    dead = [len(row.dead_channels) / len(row.channels) if row.dead_channels else None for row in rows]
+    firing = [None if row.activation.zero_fraction is None else 1 - row.activation.zero_fraction for row in rows]
+    return Chart(
+        title="Channels that never fire, layer by layer",
+        series=[
+            Series("values that are not zero", firing, (160, 196, 222), "area"),
+            Series("dead, share of channels", dead, VERMILION, "dots"),
+        ],
+        count=len(rows),
+        axis="percent",
+    )
+
+
+def _range_chart(result: Survey) -> Chart:
+    values = [row.activation for row in result.rows]
+    broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
+    limit = FORMATS[FLOAT16].greatest
+    return Chart(
+        title="Range of the values against float16",
+        series=[
+            Series("float16's greatest", [limit] * len(values), VERMILION),
+            Series("largest |x|", [each.max_abs or None for each in values], ORANGE),
+            Series("std", [each.std or None for each in values], GREY),
+            Series("mean |x|", [each.mean_abs or None for each in values], BLUE),
+        ],
+        count=len(values),
+        marks=[Marks("holds NaN or Inf", broken, VERMILION)],
+        names=[row.layer or "(model)" for row in result.rows],
+    )
+
+
+def _spread(strips: Sequence[tuple[CropSheet, Image.Image]]) -> list[tuple[CropSheet, Image.Image]]:
+    """Return a few over depth, of those whose crops are parts of pictures if there are as many."""
+    parts = [each for each in strips if not each[0].is_whole]
+    parts = parts if len(parts) >= _SHOWN else list(strips)
+    if len(parts) <= _SHOWN:
+        return parts
+    return [parts[round((at + 0.5) * len(parts) / _SHOWN - 0.5)] for at in range(_SHOWN)]
+
+
+def _strip(result: Survey, about: CropSheet, picture: Image.Image) -> Block:
+    row = result.rows[about.row]
+    channel = row.channels[about.channels[0]]
+    words = f"{row.label or '(model)'}, channel {channel.channel}"
+    if channel.best_class and channel.selectivity is not None:
+        words += f", most for {channel.best_class} (selectivity {channel.selectivity:.2f})"
+    shown = picture
+    if picture.width > INNER:
+        shown = picture.resize((INNER, max(1, picture.height * INNER // picture.width)), Image.Resampling.BOX)
+
+    def draw(image: Image.Image, top: int) -> None:
+        write(ImageDraw.Draw(image), [(fitting(words, TEXT, INNER), TEXT, INK)], top, MARGIN, INNER)
+        image.paste(shown, (MARGIN, top + line_height(TEXT)))
+
+    return Block(line_height(TEXT) + shown.height, draw)

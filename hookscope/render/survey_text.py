@@ -1,0 +1,193 @@
+"""A survey in words: the finding, what else deserves a look, and a table of the layers."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hookscope.render.columns import Column, draw_table, number_column, number_text, percent_text, safe_line
+from hookscope.render.terminal import model_lines, note_lines, uncalled_lines, verification_line
+from hookscope.results.survey import FORMATS, Survey, SurveyRow, channel_counts
+from hookscope.text import are, counted, printable, some_of
+
+_MOST_NAMES = 3
+_MOST_UNUSABLE = 8
+_MOST_NAME = 60
+
+FLOAT16 = "float16"
+_TIGHT = 10.0
+"""A headroom below this factor is pointed at. Ours."""
+
+
+def survey_summary(result: Survey, *, width: int, full: bool = False) -> Iterator[RenderableType]:
+    """Yield what the command prints: the finding, further sentences, the table, what was left out."""
+    first, *rest = answer(result)
+    yield safe_line(first, style="bold", overflow="fold")
+    yield Group(*(safe_line(each, overflow="fold") for each in rest))
+    yield note_lines(result.notes)
+    yield from model_lines(result.model, inputs_text(result), result.dtype, result.device)
+    yield survey_table(result, width=width, full=full)
+    yield uncalled_lines(result.uncalled, full=full)
+    yield from _unusable_lines(result, full=full)
+    if result.verification is not None:
+        yield verification_line(result.verification, with_loss=False)
+
+
+def answer(result: Survey) -> list[str]:
+    """Return the answer in sentences, the one that matters most first."""
+    found = [*_nonfinite(result), *_overflowing(result), *_dead(result)]
+    if not any(row.channels for row in result.rows):
+        found.append(f"None of {counted(len(result.rows), 'output')} has channels.")
+    elif not result.dead_count:
+        found.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
+    return [*found, *_massive(result), *_tight(result), *_selective(result), *_duplicates(result)]
+
+
+def inputs_text(result: Survey) -> str:
+    """Return how many inputs were measured: "5,000 inputs"."""
+    return counted(result.input_count, "input")
+
+
+def _nonfinite(result: Survey) -> Iterator[str]:
+    labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
+    if labels:
+        yield f"NaN or Inf in {some_of(labels, _MOST_NAMES)}."
+
+
+def _overflowing(result: Survey) -> Iterator[str]:
+    rows = [row for row in result.rows if any(each.format == FLOAT16 and each.overflowing for each in row.headroom)]
+    if rows:
+        worst = max(rows, key=lambda row: row.activation.max_abs or 0.0)
+        more = f" So do values of {counted(len(rows) - 1, 'other output')}." if len(rows) > 1 else ""
+        yield (
+            f"{_name(worst)} reaches {number_text(worst.activation.max_abs, 3)}, above float16's greatest number, "
+            f"{FORMATS[FLOAT16].greatest:,.0f}.{more}"
+        )
+
+
+def _dead(result: Survey) -> Iterator[str]:
+    if not result.dead_count:
+        return
+    rows = sorted((row for row in result.rows if row.dead_channels), key=lambda row: -len(row.dead_channels))
+    named = [f"{_name(row)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
+    of_all = f"{counted(channel_counts(result.rows), 'channel')} in {counted(len(result.rows), 'output')}"
+    dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
+    yield (
+        f"{dead}, most in {some_of(named, 2)}. A dead channel fires on fewer than {percent_text(result.dead_bound)} of "
+        "such inputs, with 95 % confidence."
+    )
+
+
+def _massive(result: Survey) -> Iterator[str]:
+    rows = [row for row in result.rows if row.massive]
+    if rows:
+        named = [f"{_name(row)} (channel {some_of(row.massive, 2)})" for row in rows]
+        yield f"Massive activations, above 100 and 1,000 times the median, in {some_of(named, 2)}."
+
+
+def _tight(result: Survey) -> Iterator[str]:
+    known = [(row, each.factor) for row in result.rows for each in row.headroom if each.format == FLOAT16]
+    factors = [(row, factor) for row, factor in known if factor is not None]
+    if factors:
+        row, least = min(factors, key=lambda each: each[1])
+        if least >= 1:
+            factor = f"{'only ' if least < _TIGHT else ''}a factor of {number_text(least, 3)}"
+            yield f"All values of these outputs fit float16: the largest, in {_name(row)}, leaves {factor}."
+
+
+def _selective(result: Survey) -> Iterator[str]:
+    found = [(row.selectivity, row) for row in result.rows if row.selectivity is not None]
+    if found:
+        (share, channel), row = max(found, key=lambda each: each[0])
+        best = printable(row.channels[channel].best_class, _MOST_NAME)
+        yield (
+            f"The most selective channel is {channel} of {_name(row)}: the class explains "
+            f"{percent_text(max(0.0, share))} of how it varies between inputs; it is greatest for {best}."
+        )
+
+
+def _duplicates(result: Survey) -> Iterator[str]:
+    rows = [(len(row.duplicates), row) for row in result.rows if row.duplicates]
+    if rows:
+        count, row = max(rows, key=lambda each: each[0])
+        verb = "follows" if count == 1 else "follow"
+        yield f"{counted(count, 'channel')} of {_name(row)} {verb} another one of it (|r| of 0.99 or more)."
+
+
+def _name(row: SurveyRow) -> str:
+    return printable(row.label, _MOST_NAME)
+
+
+def _unusable_lines(result: Survey, *, full: bool) -> Iterator[Text]:
+    if not result.unusable:
+        return
+    yield safe_line(f"Left out: {counted(len(result.unusable), 'input')}", style="yellow")
+    shown = result.unusable if full else result.unusable[:_MOST_UNUSABLE]
+    for each in shown:
+        yield safe_line(f"  {each.message}", overflow="fold")
+    if len(shown) < len(result.unusable):
+        yield safe_line(f"  … {len(result.unusable) - len(shown):,} more, --full names all", style="dim italic")
+
+
+def survey_table(result: Survey, *, width: int, full: bool = False) -> RenderableType:
+    """Return a table of the layers, fitted to `width`."""
+    if not result.rows:
+        return safe_line("No layer finished.")
+    remarks = [remarks_of(row) for row in result.rows]
+    columns = [*row_columns(result.rows), Column("remarks", [safe_line(each) for each in remarks], 2, words=True)]
+    styles = [
+        "red" if "NaN" in remark or "float16" in remark else "yellow" if row.massive or _is_mostly_dead(row) else ""
+        for row, remark in zip(result.rows, remarks, strict=True)
+    ]
+    return draw_table(columns, width, styles, full=full)
+
+
+def row_columns(rows: Sequence[SurveyRow]) -> list[Column]:
+    """Return the columns of the rows but for remarks, for the terminal and for the page."""
+    values = [row.activation for row in rows]
+    columns = [
+        Column("layer", [safe_line(row.label) for row in rows], 0, words=True),
+        Column("kind", [safe_line(printable(row.kind, 18)) for row in rows], 11, words=True),
+        Column("channels", [safe_line(f"{len(row.channels):,}" if row.channels else "-") for row in rows], 8),
+        Column("dead", [safe_line(f"{len(row.dead_channels):,}" if row.channels else "-") for row in rows], 1),
+        Column("fires", [safe_line(_firing(row)) for row in rows], 3),
+        number_column("mean", [each.mean for each in values], 6),
+        number_column("std", [each.std for each in values], 5),
+        number_column("min", [each.min for each in values], 9),
+        number_column("max", [each.max for each in values], 4),
+        Column("to float16", [safe_line(_factor(row)) for row in rows], 7),
+    ]
+    if any(row.selectivity is not None for row in rows):
+        columns.append(Column("selectivity", [safe_line(_selectivity(row)) for row in rows], 10))
+    return columns
+
+
+def remarks_of(row: SurveyRow) -> str:
+    """Return what deserves a look, in a few words; "" for nothing."""
+    found = row.activation
+    words = ["NaN or Inf"] if found.nan_count or found.inf_count else []
+    words += [f"above {each.format}" for each in row.headroom if each.format == FLOAT16 and each.overflowing]
+    words += ["massive"] if row.massive else []
+    words += [counted(len(row.duplicates), "duplicate")] if row.duplicates else []
+    words += [each for each in row.flags if each in ("all zero", "constant", "shape varies", "unmeasured")]
+    return ", ".join(words)
+
+
+def _is_mostly_dead(row: SurveyRow) -> bool:
+    """Tell whether as many channels are dead as make a flag in other results."""
+    return any(each in ("dead channels", "all zero") for each in row.flags)
+
+
+def _firing(row: SurveyRow) -> str:
+    """Return the share of values that are not zero."""
+    zeros = row.activation.zero_fraction
+    return percent_text(None if zeros is None else 1 - zeros)
+
+
+def _factor(row: SurveyRow) -> str:
+    factor = next((each.factor for each in row.headroom if each.format == FLOAT16), None)
+    return "-" if factor is None else f"×{number_text(factor, 3)}"
+
+
+def _selectivity(row: SurveyRow) -> str:
+    return "-" if row.selectivity is None else number_text(row.selectivity[0], 2)

@@ -1,0 +1,222 @@
+"""A training of any length in as many columns as a picture has; the extremes of every column are kept.
+
+Lines are thinned by M4: of each column the first, the smallest, the largest and the last value are kept, from which a
+line comes out as all of its points would draw it (Jugel et al. 2014, "M4: A Visualization-Oriented Time Series Data
+Aggregation", VLDB 7 (10)).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.results.training import TrainingLog, WatchedLayer, WatchedParameter, WatchedStep
+
+Floats = NDArray[np.float64]
+
+_LARGEST = 1e150
+
+_ZERO_DISTANCE = 1e9  # of 0 from anything on a logarithmic scale; NaN and Inf are further away still
+
+
+def as_floats(values: Iterable[float | None]) -> Floats:
+    """Return numbers as an array: NaN where there is none, Inf for what is NaN or infinite."""
+    return np.array([*map(_number, values)], np.float64)
+
+
+def columns_of(steps: NDArray[np.int64], low: int, high: int, count: int) -> NDArray[np.int64]:
+    """Return the column, 0 to `count` - 1, of each step from `low` to `high`."""
+    return (steps - low) * count // (high - low + 1)
+
+
+def kept_places(column: NDArray[np.int64], values: Floats) -> NDArray[np.int64]:
+    """Return the positions of the values that M4 keeps, in order; `column` ascends. Others than finite are left out."""
+    finite = np.flatnonzero(np.isfinite(values))
+    if not finite.size:
+        return finite
+    by_value = finite[np.lexsort((values[finite], column[finite]))]
+    ends = [np.flatnonzero(np.diff(column[each], prepend=-1)) for each in (finite, by_value)]
+    kept = [each[places] for each, places in zip((finite, by_value), ends, strict=True)]
+    kept += [each[np.append(places[1:], each.size) - 1] for each, places in zip((finite, by_value), ends, strict=True)]
+    return np.unique(np.concatenate(kept))
+
+
+def pieces(kept: NDArray[np.int64], values: Floats) -> list[NDArray[np.int64]]:
+    """Return the stretches of kept positions that a line joins: it breaks at Inf, not where a value is missing."""
+    breaks = np.cumsum(np.isinf(values))[kept]
+    return [piece for piece in np.split(kept, np.flatnonzero(np.diff(breaks)) + 1) if piece.size]
+
+
+def round_steps(low: int, high: int, most: int) -> list[int]:
+    """Return the first step and round ones after it, at most `most`: 1, 500, 1,000."""
+    span = max(1, high - low)
+    power = 10 ** max(0, math.floor(math.log10(span / most)))
+    by = next(factor * power for factor in (1, 2, 5, 10, 20) if span / (factor * power) <= most - 1)
+    return [low, *(step for step in range((low // by + 1) * by, high + 1, by) if step - low >= 0.6 * by)]
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """A number of each parameter, or of each layer's output, over the watched steps.
+
+    Attributes:
+        key: Short and unique: "gradient-norm".
+        names: Of the rows, in the order of the network.
+        columns: First and last step of each column.
+        values: (rows, columns): NaN where there is none, Inf for what is NaN or infinite.
+        share: Whether values are shares, 0-1, on a linear scale; else the scale is logarithmic.
+        last: Of each row the last value among all watched steps, as in `values`.
+        largest: Of each row the largest finite value, and the step where it was first; NaN and 0 without one.
+        nonfinite_counts: Of each row how many watched steps had NaN or Inf.
+        left_out: Rows that did not find room.
+        watched_count: Watched steps; more than columns where they were thinned.
+        column_names: Of the columns, where they are no steps; empty for steps.
+    """
+
+    key: str
+    title: str
+    names: tuple[str, ...]
+    columns: tuple[tuple[int, int], ...]
+    values: Floats
+    share: bool
+    last: Floats
+    largest: tuple[tuple[float, int], ...]
+    nonfinite_counts: tuple[int, ...]
+    left_out: int
+    watched_count: int
+    column_names: tuple[str, ...] = ()
+
+    @property
+    def scale(self) -> tuple[float, float] | None:
+        """Ends of the scale of colours: 0 and 1 for shares, else of the finite values above 0; None without one."""
+        if self.share:
+            return 0.0, 1.0
+        shown = self.values[np.isfinite(self.values) & (self.values > 0)]
+        return (float(shown.min()), float(shown.max())) if shown.size else None
+
+    def shares(self) -> Floats:
+        """Return where each value lies on the scale, 0-1; NaN for what is not on it."""
+        on_scale = np.isfinite(self.values) & ((self.values >= 0) if self.share else (self.values > 0))
+        low, high = self.scale or (1.0, 1.0)
+        if self.share:
+            return np.where(on_scale, np.clip(self.values, 0, 1), np.nan)
+        bottom, top = math.log10(low), math.log10(high)
+        logarithms = np.log10(np.where(on_scale, self.values, low))
+        return np.where(on_scale, (logarithms - bottom) / ((top - bottom) or 1.0), np.nan)
+
+
+def heat_maps(log: TrainingLog, most_columns: int, most_rows: int, named: Iterable[str] = ()) -> list[HeatMap]:
+    """Return the heat maps of a training; those without a number are left out.
+
+    Of more watched steps than columns, a column shows the value that is furthest from the row's median: NaN and Inf
+    before all, then 0 on a logarithmic scale. Of more rows than find room, those in `named` are kept, then those with
+    NaN or Inf; the others are spread over the network.
+    """
+    watched = sorted(log.watched, key=lambda each: each.step)
+    maps = (_heat_map(kind, watched, most_columns, most_rows, {*named}) for kind in _KINDS)
+    return [each for each in maps if each is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a heat map shows, and how it is read off a watched step, by name of the row."""
+
+    key: str
+    title: str
+    share: bool
+    read: Callable[[WatchedStep], dict[str, float]]
+    with_empty_rows: bool = False  # those of frozen parameters
+
+
+def _of_parameters(read: Callable[[WatchedParameter], float | None]) -> Callable[[WatchedStep], dict[str, float]]:
+    return lambda step: {row.name: _number(read(row)) for row in step.parameters}
+
+
+def _of_layers(read: Callable[[WatchedLayer], float | None]) -> Callable[[WatchedStep], dict[str, float]]:
+    return lambda step: {row.label: _number(read(row)) for row in step.layers}
+
+
+def _gradient_norm(row: WatchedParameter) -> float | None:
+    return math.inf if row.gradient_nonfinite_count else row.gradient_norm
+
+
+def _number(value: float | None) -> float:
+    """Return NaN for no number, and Inf for one that is not finite, or whose square would not be."""
+    if value is None:
+        return math.nan
+    if not abs(value) < _LARGEST:
+        return math.inf
+    return value if abs(value) > 1 / _LARGEST else 0.0
+
+
+_KINDS = (
+    _Kind("gradient-norm", "Gradient norm", False, _of_parameters(_gradient_norm), with_empty_rows=True),
+    _Kind("update-ratio", "Update ratio, ‖Δw‖ / ‖w‖", False, _of_parameters(lambda row: row.update_ratio)),
+    _Kind("dead-share", "Dead channels", True, _of_layers(lambda row: row.dead_channel_fraction)),
+    _Kind("saturated-share", "Saturated values", True, _of_layers(lambda row: row.saturated_fraction)),
+)
+
+
+def _heat_map(
+    kind: _Kind, watched: Sequence[WatchedStep], most_columns: int, most_rows: int, named: set[str]
+) -> HeatMap | None:
+    read = [kind.read(each) for each in watched]
+    names = list(dict.fromkeys(name for each in read for name in each))
+    full = np.array([[each.get(name, math.nan) for each in read] for name in names], np.float64)
+    if not full.size or np.isnan(full).all():
+        return None
+    if not kind.with_empty_rows:
+        has_values = np.asarray(~np.isnan(full).all(axis=1))
+        names, full = [name for name, has in zip(names, has_values, strict=True) if has], full[has_values]
+    row_count = len(names)
+    kept = kept_rows(names, full, most_rows, named)
+    names, full = [names[row] for row in kept], full[kept]
+    steps = [each.step for each in watched]
+    parts = np.array_split(np.arange(len(steps)), min(len(steps), most_columns))
+    finite = np.where(np.isfinite(full), full, -math.inf)
+    at = finite.argmax(axis=1)
+    largest = finite[np.arange(len(names)), at]
+    has_value = ~np.isnan(full)
+    last = full.shape[1] - 1 - has_value[:, ::-1].argmax(axis=1)
+    return HeatMap(
+        kind.key,
+        kind.title,
+        tuple(names),
+        tuple((steps[part[0]], steps[part[-1]]) for part in parts),
+        full if len(parts) == len(steps) else _thinned(full, parts, share=kind.share),
+        kind.share,
+        full[np.arange(len(names)), last],
+        tuple(
+            (float(top), steps[place]) if top > -math.inf else (math.nan, 0)
+            for top, place in zip(largest, at, strict=True)
+        ),
+        tuple(np.isinf(full).sum(axis=1).tolist()),
+        row_count - len(names),
+        len(steps),
+    )
+
+
+def kept_rows(names: Sequence[str], full: Floats, most: int, named: set[str]) -> list[int]:
+    """Return the rows that find room: those in `named` first, then those with NaN or Inf; the others are spread."""
+    rows = range(len(names))
+    if len(names) <= most:
+        return [*rows]
+    broken = np.asarray(np.isinf(full).any(axis=1))
+    first = sorted((row for row in rows if names[row] in named or broken[row]), key=lambda row: names[row] not in named)
+    others = [row for row in rows if names[row] not in named and not broken[row]]
+    spread = np.linspace(0, len(others) - 1, max(0, most - len(first))).round().astype(int)
+    return sorted([*first[:most], *(others[place] for place in spread.tolist())])
+
+
+def _thinned(full: Floats, parts: Sequence[NDArray[np.int64]], *, share: bool) -> Floats:
+    with np.errstate(divide="ignore"):
+        scaled = full if share else np.log10(np.where(full > 0, full, math.nan))
+    known = np.where(np.isfinite(scaled), scaled, math.nan)
+    medians = np.array([np.median(row[~np.isnan(row)]) if not np.isnan(row).all() else 0.0 for row in known])
+    distances = np.where(np.isnan(known), -1.0, np.abs(known - medians[:, None]))
+    distances = np.where((full == 0) & (not share), _ZERO_DISTANCE, distances)
+    distances = np.where(np.isinf(full), math.inf, distances)
+    picked = [part[0] + distances[:, part].argmax(axis=1) for part in parts]
+    return np.stack([full[np.arange(len(full)), places] for places in picked], axis=1)

@@ -1,0 +1,215 @@
+"""What happened in a watched training, in words: the first verdict, how it ended; then the verdicts as a table."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import RenderableType
+
+from hookscope.render.columns import Column, draw_table, number_text, safe_line
+from hookscope.render.terminal import LEVEL_STYLES
+from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdict
+from hookscope.text import are, counted, some_of
+
+CLOSED = "closed"
+"""How `TrainingEnd.reason` names a training that was watched to its end."""
+
+# Where a sentence ends: names of layers have no blank behind a dot.
+_SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z0-9'])")
+_LOWERED = ("The ", "A ", "An ", "All ", "Its ", "No ", "One ")
+
+_FEW_PLACES = 2
+_FEW_STEPS = 5
+_FEW_SPANS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """What a rule objected to from one step on.
+
+    Attributes:
+        verdicts: What began at that step, a verdict for each place.
+        ended: By place, the step at which the rule ceased to object there; places where it never did are missing.
+    """
+
+    verdicts: tuple[TrainingVerdict, ...]
+    ended: Mapping[str, int]
+
+    @property
+    def first(self) -> TrainingVerdict:
+        """The verdict that came first."""
+        return self.verdicts[0]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Everything that the rule began to object to at that step, in order."""
+        return tuple(each.where for each in self.verdicts)
+
+    @property
+    def level(self) -> Literal["fail", "warn"]:
+        """The level of the rule."""
+        return self.first.level
+
+    @property
+    def began(self) -> int:
+        """The step at which it was seen first."""
+        return self.first.step
+
+    @property
+    def over(self) -> int | None:
+        """The step at which the last place was in order again; None where some place never was."""
+        return max(self.ended.values()) if len(self.ended) == len(self.verdicts) else None
+
+
+def objections(log: TrainingLog) -> list[Objection]:
+    """Return what rules objected to, in order; what one rule began to object to at one step is one objection.
+
+    A training that is resumed begins its verdicts anew: one that was open goes on.
+    """
+    found: dict[tuple[str, int], tuple[list[TrainingVerdict], dict[str, int]]] = {}
+    since: dict[tuple[str, str], int] = {}
+    for verdict in sorted(log.verdicts, key=lambda each: each.step):
+        place = (verdict.rule, verdict.where)
+        if verdict.state == "began" and place not in since:
+            since[place] = verdict.step
+            found.setdefault((verdict.rule, verdict.step), ([], {}))[0].append(verdict)
+        elif verdict.state == "ended" and place in since:
+            found[verdict.rule, since.pop(place)][1][verdict.where] = verdict.step
+    return [Objection(tuple(began), ended) for began, ended in found.values()]
+
+
+def last_step(log: TrainingLog) -> int:
+    """Return the last step that is known of; 0 for none."""
+    seen = (log.steps, log.watched, log.verdicts, log.ends)
+    return max((each.step for entries in seen for each in entries), default=0)
+
+
+def first_step(log: TrainingLog) -> int:
+    """Return the first step that is known of; 1 for none."""
+    seen = (log.steps, log.watched, log.verdicts)
+    return min((each.step for entries in seen for each in entries), default=1)
+
+
+def steps_in_order(log: TrainingLog) -> list[TrainingStep]:
+    """Return the steps by number."""
+    return sorted(log.steps, key=lambda each: each.step)
+
+
+def decisive(found: Sequence[Objection]) -> Objection | None:
+    """Return what to look at first: the earliest failure, or the earliest warning where nothing fails."""
+    return min(found, key=lambda each: (each.level != "fail", each.began), default=None)
+
+
+def finding(log: TrainingLog) -> str:
+    """Return in one sentence what the rules found."""
+    found = objections(log)
+    first = decisive(found)
+    if first is None:
+        steps = len(log.steps) or len(log.watched)
+        return f"No rule objected in {counted(steps, 'step')}." if steps else "No step was recorded."
+    sentence, _ = _sentences(first)
+    return sentence
+
+
+def _sentences(objection: Objection) -> tuple[str, str]:
+    """Return the first sentence of what a rule says, with step and place, and the other sentences."""
+    message, where = objection.first.message, objection.first.where
+    ends = _SENTENCE_END.search(message)
+    first, rest = (message[: ends.end()], message[ends.end() :].strip()) if ends else (message, "")
+    if first.startswith(_LOWERED):
+        first = first[0].lower() + first[1:]
+    place = f" {where}:" if where and where not in message else ""
+    more = len(objection.places) - 1
+    if more:
+        rest = f"The same holds at {counted(more, 'more place')}. {rest}".rstrip()
+    return f"At step {objection.began:,},{place} {first}", rest
+
+
+def answer(log: TrainingLog) -> list[str]:
+    """Return in sentences what the rules found, what else they objected to, what was skipped, and how it ended."""
+    found = objections(log)
+    first = decisive(found)
+    sentences = [finding(log)]
+    if first is not None and (rest := _sentences(first)[1]):
+        sentences.append(rest)
+    if first is not None and first.over is not None:
+        sentences.append(f"It was in order again at step {first.over:,}.")
+    others = [each for each in found if each is not first]
+    if others:
+        rules = some_of(list(dict.fromkeys(each.first.rule for each in others)), _FEW_STEPS)
+        sentences.append(f"{counted(len(others), 'other verdict')}: {rules}.")
+    skipped = [each.step for each in steps_in_order(log) if each.skipped]
+    if skipped:
+        numbers = some_of([f"{step:,}" for step in skipped], _FEW_STEPS)
+        sentences.append(f"The optimiser skipped {counted(len(skipped), 'step')}: {numbers}.")
+    return [*sentences, *_edits(log), *_ending(log)]
+
+
+def _edits(log: TrainingLog) -> list[str]:
+    """Return in which steps each edit was in force, in a sentence each; none for a training without edits."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for step in steps_in_order(log):
+        for text, _ in step.edits:
+            known = spans.setdefault(text, [])
+            if known and known[-1][1] == step.step - 1:
+                known[-1] = (known[-1][0], step.step)
+            else:
+                known.append((step.step, step.step))
+    sentences = [
+        f"Edited by {text} in {some_of([_span_text(*span) for span in found], _FEW_SPANS)}."
+        for text, found in spans.items()
+    ]
+    left_out = len(sentences) - _FEW_STEPS
+    if left_out > 0:
+        sentences[_FEW_STEPS:] = [f"{counted(left_out, 'other edit')} {are(left_out)} in watch.jsonl."]
+    return sentences
+
+
+def _span_text(first: int, last: int) -> str:
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+
+
+def _ending(log: TrainingLog) -> list[str]:
+    last = f"step {last_step(log):,}"
+    if len(log.ends) < len(log.starts):
+        cut = " Its last line is incomplete." if log.cut_short else ""
+        return [f"The record stops at {last} without an end: the training still runs, or was killed.{cut}"]
+    if log.ends and log.ends[-1].reason != CLOSED:
+        return [f"It ended after {last} ({log.ends[-1].reason.rstrip('.')})."]
+    return []
+
+
+def training_summary(log: TrainingLog, *, width: int, full: bool = False) -> Iterator[RenderableType]:
+    """Yield what the command prints: the answer in sentences, then the verdicts as a table."""
+    for number, sentence in enumerate(answer(log)):
+        yield safe_line(sentence, style="" if number else "bold", overflow="fold")
+    found = objections(log)
+    if found:
+        yield _table(found, width, full=full)
+
+
+def _table(found: Sequence[Objection], width: int, *, full: bool) -> RenderableType:
+    columns = [
+        Column("step", [safe_line(f"{each.began:,}") for each in found], 1),
+        Column("until", [safe_line("-" if each.over is None else f"{each.over:,}") for each in found], 4),
+        Column("level", [safe_line(each.level) for each in found], 3, words=True),
+        Column("rule", [safe_line(each.first.rule) for each in found], 2, words=True),
+        Column("where", [safe_line(places_text(each)) for each in found], 0, words=True),
+        Column("value", [safe_line(value_text(each.first.value)) for each in found], 5),
+        Column("limit", [safe_line(value_text(each.first.limit)) for each in found], 6),
+        Column("", [safe_line("") for _ in found], 11, words=True),
+    ]
+    styles = [LEVEL_STYLES[each.level] for each in found]
+    notable = [each is decisive(found) for each in found]
+    return draw_table(columns, width, styles, notable, full=full)
+
+
+def places_text(objection: Objection) -> str:
+    """Return the places of an objection: "fc1.weight, fc1.bias and 58 more"."""
+    return some_of([where or "(training)" for where in objection.places], _FEW_PLACES)
+
+
+def value_text(value: float | None) -> str:
+    """Return what was measured, or its limit: whole numbers, which count something, without decimals."""
+    return f"{value:,.0f}" if value is not None and value.is_integer() and abs(value) < 1e6 else number_text(value)

@@ -1,0 +1,233 @@
+"""What transformers look at: weights of every block and head as numbers and maps, and what could not be seen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.errors import LayerNotFoundError, nearest
+from hookscope.results.attributions import Extent
+from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.network import ModelInfo
+from hookscope.results.renderers import RowContainer, rendered
+from hookscope.text import counted, some_of
+
+ONE_TOKEN = 0.9
+"""Above this share of a head's weight, averaged over queries, on a single key, the head is flagged."""
+
+ROLLOUT = "rollout"
+"""What stands for the block of a map that follows attention through all blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBlock:
+    """A place where attention is computed, and its weights were seen.
+
+    Attributes:
+        label: Name of the module that computes it, "blocks.3.attn"; "#1" marks its second call in one pass.
+        kind: Class name of the module.
+        entry: What its forward calls: "scaled dot product", "multi-head", or "softmax", followed by a product.
+        queries: How many there are; of a network with windows, in a window.
+        keys: The same of keys.
+        prefix: Tokens in front of the grid, among the keys: class token, registers; None where keys have no grid.
+        query_grid: How the queries lie on the picture, (h, w); None where that is not known, or for a pooling query.
+        key_grid: The same of the keys. Where windows were put back, that of the whole map.
+        windows: How many windows there are; 1 without windows.
+        remark: Why no map can be drawn; "" where one can.
+    """
+
+    label: str
+    kind: str
+    entry: str
+    heads: int
+    queries: int
+    keys: int
+    prefix: int | None
+    query_grid: tuple[int, int] | None
+    key_grid: tuple[int, int] | None
+    windows: int = 1
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenBlock:
+    """A module that computes attention in a way that cannot be seen, or not over tokens.
+
+    Attributes:
+        reason: In a few words: "its softmax is over 32 channels or neighbours".
+    """
+
+    label: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRow:
+    """One head of one block, averaged over queries and inputs.
+
+    Attributes:
+        block: Label of the block.
+        index: Of the block among those seen, from 0.
+        head: From 0.
+        entropy: Of a query's weights, in nats; at most the logarithm of the number of keys.
+        distance: From a query's patch to the patches it looks at, weighted, in patches of the queries' grid; weight on
+            other tokens apart. None where the grid is not known.
+        class_share: Share of the weight on the class token; None without one.
+        register_share: Share on registers (or a distillation token) together; None without any.
+        top_share: The largest share that a single key has, averaged over queries; of windows, averaged over them.
+        top_token: That key's index, of the first input; None for windows.
+    """
+
+    block: str
+    index: int
+    head: int
+    entropy: float
+    distance: float | None
+    class_share: float | None
+    register_share: float | None
+    top_share: float
+    top_token: int | None
+
+    @property
+    def is_one_token(self) -> bool:
+        """Whether the head looks at one token, whatever the query."""
+        return self.top_share > ONE_TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMap:
+    """How much of a query's attention each place of the picture gets.
+
+    Attributes:
+        input_index: Of `Attention.inputs`.
+        block: Label of the block; "rollout" for attention followed through all blocks.
+        head: From 0; None for the mean over heads.
+        query: Whose weights: "class token", "register 1", "patch 3,7" (row, column), "mean of queries".
+        values: (h, w) float32 on the keys' grid, as computed. Row 0 is the top.
+        extent: The area that the cells fill.
+        elsewhere: Share of the weight on tokens that have no place: class token, registers, padding.
+        box: The patch that asks, (left, top, right, bottom) as shares of the network's input; None for other queries.
+    """
+
+    input_index: int
+    block: str
+    head: int | None
+    query: str
+    values: NDArray[np.float32] = field(repr=False, compare=False)
+    extent: Extent = (0.0, 0.0, 1.0, 1.0)
+    elsewhere: float = 0.0
+    box: tuple[float, float, float, float] | None = None
+
+    @property
+    def label(self) -> str:
+        """For people: "blocks.11.attn, head 3, class token"."""
+        head = "" if self.head is None else f", head {self.head}"
+        return f"{self.block}{head}, {self.query}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMaps:
+    """The maps of all heads of one block, of one input and query.
+
+    Attributes:
+        index: Of the block among those seen.
+        values: (heads, h, w) float32.
+    """
+
+    input_index: int
+    index: int
+    query: str
+    values: NDArray[np.float32] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PatchWeights:
+    """The rows of every patch of a block, mean over heads, so that any patch can be picked later.
+
+    Attributes:
+        values: (query rows * query columns, h, w) float32, on the keys' grid.
+    """
+
+    input_index: int
+    block: str
+    query_grid: tuple[int, int]
+    values: NDArray[np.float32] = field(repr=False, compare=False)
+    extent: Extent = (0.0, 0.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Attention(RowContainer):
+    """What a network's attention looks at.
+
+    Attributes:
+        inputs: The inputs, one record each.
+        blocks: Where attention was seen, in the order of the pass.
+        unseen: Modules whose attention was not seen, each with the reason.
+        rows: Numbers by block, then by head.
+        maps: By input, then query, then block, then head.
+        head_maps: The maps of all heads and blocks, of the first inputs.
+        patches: Rows of every patch, of the blocks that were asked for and the first inputs.
+        warnings: Sentences a reader must see; `notes` need no action.
+        timings: Seconds by phase.
+        tensors: The weights themselves by block, (N, heads, queries, keys), with windows on an axis behind N; empty
+            unless they were asked for.
+    """
+
+    model: ModelInfo
+    inputs: tuple[InputRecord, ...]
+    blocks: tuple[AttentionBlock, ...]
+    unseen: tuple[UnseenBlock, ...]
+    rows: tuple[HeadRow, ...]
+    maps: tuple[AttentionMap, ...]
+    head_maps: tuple[HeadMaps, ...] = ()
+    patches: tuple[PatchWeights, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    timings: Mapping[str, float] = field(default_factory=dict)
+    provenance: Provenance | None = None
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def census(self) -> str:
+        """How many of the blocks that compute attention were seen, and why others were not."""
+        return census_of(self.blocks, self.unseen)
+
+    def __repr__(self) -> str:
+        parts = (counted(len(self.blocks), "block"), counted(len(self.maps), "map"), counted(len(self.inputs), "input"))
+        return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of the command: `hookscope.render.attention_files.save_attention`."""
+        return Path(rendered(self, "save", path, **options).folder)
+
+    def __getitem__(self, label: str) -> AttentionMap:
+        """Return the first map of a block or a query: "blocks.11.attn", "class token", "rollout".
+
+        Raises:
+            LayerNotFoundError: If there is none; with the nearest labels.
+        """
+        for each in self.maps:
+            if label in (each.block, each.query, each.label):
+                return each
+        known = dict.fromkeys(text for each in self.maps for text in (each.block, each.query))
+        raise LayerNotFoundError(f"There is no map of {label!r}.{nearest(label, known)}")
+
+
+def census_of(blocks: tuple[AttentionBlock, ...], unseen: tuple[UnseenBlock, ...]) -> str:
+    """Return the census in a sentence without its full stop: "12 of 12 blocks seen"."""
+    seen = len({each.label.rpartition("#")[0] or each.label for each in blocks})
+    whole = seen + len(unseen)
+    if not unseen:
+        return f"{seen} of {counted(whole, 'block')} seen"
+    by_reason: dict[str, list[str]] = {}
+    for each in unseen:
+        by_reason.setdefault(each.reason, []).append(each.label)
+    told = "; ".join(f"{some_of(labels, 3)}: {reason}" for reason, labels in by_reason.items())
+    return f"{seen} of {counted(whole, 'block')} seen; not seen: {told}"

@@ -1,0 +1,72 @@
+"""The cost of every row, and one sentence about the part that takes most of the time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hookscope.results.activations import LayerRow
+from hookscope.results.cost import ModuleCost, NetworkCost
+
+
+@dataclass(frozen=True, slots=True)
+class DearestPart:
+    """The part of a network that takes most of the time, and its dead channels over the rows of a run.
+
+    Attributes:
+        share: Of the time that the whole model takes, 0-1.
+        dead_fraction: Of the channels of its rows; None if none of its rows has channels.
+    """
+
+    layer: str
+    share: float
+    dead_fraction: float | None
+
+    @property
+    def sentence(self) -> str:
+        """In words: "40 % of the time in layer3, 62 % of its channels dead"."""
+        words = f"{_percent(self.share)} of the time in {self.layer}"
+        if self.dead_fraction is None:
+            return words
+        dead = "none" if not self.dead_fraction else _percent(self.dead_fraction)
+        return f"{words}, {dead} of its channels dead"
+
+
+# A part that takes so much is only a wrapper around what matters.
+_NEARLY_ALL = 0.9
+
+
+def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> DearestPart | None:
+    """Return the part that takes most of the time: a child of the network, or of the child that takes nearly all.
+
+    None if there are no times, or no parts.
+    """
+    whole = cost.whole.seconds
+    if not whole:
+        return None
+    children: dict[str, list[ModuleCost]] = {}
+    for each in cost.modules[1:]:
+        children.setdefault(each.layer.rpartition(".")[0], []).append(each)
+    layer, share = "", 1.0
+    while share >= _NEARLY_ALL and layer in children:
+        part = max(children[layer], key=lambda each: each.seconds or 0.0)
+        if part.seconds is None or (layer and part.seconds < (1 - _NEARLY_ALL) * whole):
+            break
+        layer, share = part.layer, min(part.seconds / whole, 1.0)
+    if not layer:
+        return None
+    modules = ((row.layer if row.owner is None else row.owner, row.activation) for row in rows)
+    inside = [values for module, values in modules if f"{module}.".startswith(f"{layer}.")]
+    channels = sum(each.channel_count or 0 for each in inside if each.dead_channel_count is not None)
+    dead = sum(each.dead_channel_count or 0 for each in inside)
+    return DearestPart(layer, share, dead / channels if channels else None)
+
+
+def _percent(fraction: float) -> str:
+    if fraction in (0, 1):
+        return f"{fraction * 100:.0f} %"
+    return "less than 1 %" if fraction < 0.01 else "more than 99 %" if fraction > 0.99 else f"{fraction * 100:.0f} %"
+
+
+def costs_of_rows(rows: Sequence[LayerRow], cost: NetworkCost) -> list[ModuleCost | None]:
+    """Return the cost of each row's module, with the first row of the module alone: it is that of all its calls."""
+    known = {each.layer: each for each in cost.modules}
+    return [None if row.owner is not None else known.pop(row.layer, None) for row in rows]

@@ -1,0 +1,314 @@
+"""A run by its checkpoints: what each file holds, how the weights moved from file to file, and since when rules object.
+
+No torch. `hookscope.history` makes it; renderers read it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hookscope.errors import EXIT_DONE, NothingMatchedError, most_severe, nearest
+from hookscope.results.comparison import Prediction
+from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.renderers import RowContainer, rendered
+from hookscope.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class OptimiserPoint:
+    """What the state of an optimiser beside the weights of one file says.
+
+    Attributes:
+        key: Where it is in the file.
+        steps: The greatest count of steps of a parameter; None where none is kept, as by SGD.
+        rates: Learning rate of each parameter group.
+        non_finite_count: Tensors of the state that hold NaN or Inf.
+    """
+
+    key: str
+    tensor_count: int
+    steps: float | None
+    rates: tuple[float, ...]
+    non_finite_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryFile:
+    """One file of the series.
+
+    Attributes:
+        name: As it was found: "ckpt/epoch_7.pt".
+        label: Short, and unlike those of the other files: "epoch_7.pt".
+        status: "read"; "unreadable", with the `error`; or "skipped", as `--bisect` had no need of it.
+        counters: Numbers of epochs and steps in it, by their names there: {"epoch": 7}.
+        exit_code: As `hookscope check` gives it: 0 passed, 1 a rule failed, else that of the `error`.
+        error: Why it could not be read, or not be run, in one line; "" if it was.
+        judged: Rules that were judged.
+        compared_with: Index of the file that its weights are compared with; None for the first that was read.
+        predictions: Best classes for each picture, of a classifier.
+        warnings: What a reader must see of how it was read; `notes` need no action.
+    """
+
+    index: int
+    name: str
+    label: str
+    status: Literal["read", "unreadable", "skipped"] = "skipped"
+    counters: Mapping[str, int] = field(default_factory=dict)
+    sha256: str = ""
+    exit_code: int = EXIT_DONE
+    error: str = ""
+    judged: tuple[str, ...] = ()
+    compared_with: int | None = None
+    optimisers: tuple[OptimiserPoint, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPoint:
+    """One tensor in one file. Statistics are over the finite values.
+
+    Attributes:
+        file: Index of the file.
+        layer: Dotted name of the module that owns it; "" is the whole network.
+        role: "parameter", or "buffer" for BatchNorm's statistics and what else is not learnt.
+        norm: L2 norm; None for what is not floating-point.
+        min, max: None where there is no finite value, or no order.
+        nonfinite_count: NaN and Inf.
+        dead_filter_count: Output channels whose weights are all exactly zero; None for what has none.
+        filter_count: Output channels; None likewise.
+        drift: L2 norm of the change since the file it is compared with, over the norm there: 0 for the same values, Inf
+            where those were all zero; None without such a file, and where shapes differ or a value is not finite.
+        drift_from_first: The same since the first file that was read.
+        moved_from: The tensor whose values in the file before it has, where it has traded places; "" for none.
+    """
+
+    file: int
+    name: str
+    layer: str
+    role: Literal["parameter", "buffer"]
+    shape: tuple[int, ...]
+    dtype: str
+    element_count: int
+    norm: float | None
+    min: float | None
+    max: float | None
+    nonfinite_count: int
+    zero_fraction: float
+    dead_filter_count: int | None = None
+    filter_count: int | None = None
+    drift: float | None = None
+    drift_from_first: float | None = None
+    moved_from: str = ""
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is a learnt matrix or kernel: at least two axes are longer than 1."""
+        return self.role == "parameter" and sum(size > 1 for size in self.shape) >= 2
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationPoint:
+    """One output of a layer, over all inputs, with the weights of one file.
+
+    Attributes:
+        label: As `LayerRow.label`.
+        std: Population standard deviation.
+        dead_channel_fraction: Share of channels that are zero over the whole input, 0-1; None without channels.
+        nonfinite_count: NaN and Inf.
+    """
+
+    file: int
+    label: str
+    kind: str
+    mean: float | None
+    std: float | None
+    zero_fraction: float | None
+    dead_channel_fraction: float | None
+    nonfinite_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryVerdict:
+    """What a rule objects to in some of the files.
+
+    Attributes:
+        rule: A rule of `hookscope check`, or of those on changes between files.
+        level: The most severe in any of the files.
+        places: What it is about, as `Finding.where`: all that began together and is in the same files.
+        first: Index of the first file in which it holds.
+        before: Index of the last file before that which was read; None where it holds in the first file.
+        files: Indices of the files in which it was seen.
+        lasts: Whether it holds in every later file that was read; with `--bisect` this is taken for granted.
+        message: What the rule said of the first place in the first file: one sentence with value and limit.
+        is_change: Whether it is about what happened between two files, not about the state of one.
+    """
+
+    rule: str
+    level: Literal["fail", "warn"]
+    places: tuple[str, ...]
+    first: int
+    before: int | None
+    files: tuple[int, ...]
+    lasts: bool
+    message: str
+    is_change: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class History(RowContainer):
+    """A run by its checkpoints.
+
+    Attributes:
+        files: In order, whether they were read or not.
+        order: What the order is by, in words: "the epoch stored in each file".
+        verdicts: Failures first, then in the order in which they began.
+        rows: Every tensor in every file that was read, file by file.
+        activations: Empty without a network.
+        scope: What was looked at, and what was not, in a sentence.
+        searched: Whether `--bisect` left files out.
+        arch: The network that was run; "" where files were judged by what they store.
+    """
+
+    files: tuple[HistoryFile, ...]
+    order: str
+    verdicts: tuple[HistoryVerdict, ...]
+    rows: tuple[WeightPoint, ...]
+    activations: tuple[ActivationPoint, ...] = ()
+    inputs: tuple[InputRecord, ...] = ()
+    scope: str = ""
+    searched: bool = False
+    arch: str = ""
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    timings: Mapping[str, float] = field(default_factory=dict)
+    provenance: Provenance | None = None
+
+    @property
+    def read(self) -> tuple[HistoryFile, ...]:
+        """The files that were read."""
+        return tuple(each for each in self.files if each.status == "read")
+
+    @property
+    def unreadable(self) -> tuple[HistoryFile, ...]:
+        """The files that could not be read, or not be run."""
+        return tuple(each for each in self.files if each.error)
+
+    @property
+    def exit_code(self) -> int:
+        """The most severe of the files'."""
+        return most_severe(each.exit_code for each in self.files)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every file was read and no rule failed; warnings do not count."""
+        return self.exit_code == EXIT_DONE
+
+    def raise_for_failure(self) -> None:
+        """Raise unless every file could be read and no rule failed: one line for a test.
+
+        Raises:
+            AssertionError: With what failed, and the files in which it began.
+        """
+        __tracebackhide__ = True
+        if self.passed:
+            return
+        failures = [f"{self.files[each.first].label}: {each.message}" for each in self.verdicts if each.level == "fail"]
+        errors = [f"{each.label}: {each.error}" for each in self.unreadable]
+        raise AssertionError("\n".join((f"{counted(len(self.files), 'file')} did not all pass.", *errors, *failures)))
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of the command."""
+        return Path(rendered(self, "save", path, **options).folder)
+
+    def _items(self) -> tuple[WeightPoint, ...]:
+        return self.rows
+
+    def __getitem__(self, label: str) -> tuple[WeightPoint, ...]:
+        """Return a tensor in the order of the files: "layer1.0.conv1.weight".
+
+        Raises:
+            NothingMatchedError: If no file holds a tensor of that name; with the nearest names.
+        """
+        found = tuple(each for each in self.rows if each.name == label)
+        if not found:
+            names = dict.fromkeys(each.name for each in self.rows)
+            raise NothingMatchedError(f"No tensor is called {label!r}.{nearest(label, names)}")
+        return found
+
+    def __repr__(self) -> str:
+        return f"<History of {counted(len(self.files), 'file')}: {counted(len(self.verdicts), 'verdict')}>"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPoint:
+    """The parameters of one layer in one file, taken together.
+
+    Attributes:
+        norm: L2 norm over all of its parameters.
+        drift: L2 norm of their change since the file before, over the norm there, as for `WeightPoint`.
+        dead_fraction: Share of output channels whose weights are all zero, 0-1; None without any.
+        nonfinite_count: NaN and Inf, in its buffers too.
+    """
+
+    norm: float | None
+    drift: float | None
+    drift_from_first: float | None
+    dead_fraction: float | None
+    nonfinite_count: int
+
+
+def by_layer(history: History) -> dict[str, dict[int, LayerPoint]]:
+    """Return the layers that own parameters, in the order of the files, each by index of file."""
+    held: dict[str, dict[int, list[WeightPoint]]] = {}
+    for row in history.rows:
+        held.setdefault(row.layer, {}).setdefault(row.file, []).append(row)
+    owners = {layer: files for layer, files in held.items() if any(map(_learnt, files.values()))}
+    before = {file.index: file.compared_with for file in history.files}
+    first = next((file.index for file in history.read), None)
+    none: list[WeightPoint] = []
+    return {
+        layer: {
+            at: _layer_point(rows, files.get(before[at], none), files.get(first, none))  # type: ignore[arg-type]
+            for at, rows in files.items()
+        }
+        for layer, files in owners.items()
+    }
+
+
+def _learnt(rows: list[WeightPoint]) -> list[WeightPoint]:
+    return [each for each in rows if each.role == "parameter" and each.norm is not None]
+
+
+def _layer_point(rows: list[WeightPoint], before: list[WeightPoint], first: list[WeightPoint]) -> LayerPoint:
+    learnt = _learnt(rows)
+    filters = sum(each.filter_count or 0 for each in learnt)
+    dead = sum(each.dead_filter_count or 0 for each in learnt)
+    return LayerPoint(
+        _root(each.norm for each in learnt),
+        _joined(learnt, before, "drift"),
+        _joined(learnt, first, "drift_from_first"),
+        dead / filters if filters else None,
+        sum(each.nonfinite_count for each in rows),
+    )
+
+
+def _joined(rows: list[WeightPoint], before: list[WeightPoint], name: str) -> float | None:
+    """Return the drift of several tensors as that of one: the root of the sum of squared changes, over the norm."""
+    norms = {each.name: each.norm or 0.0 for each in _learnt(before)}
+    known = [(each, getattr(each, name), norms[each.name]) for each in rows if each.name in norms]
+    known = [(each, share, norm) for each, share, norm in known if share is not None]
+    if not known:
+        return None
+    changes = math.hypot(*(share * norm if norm else each.norm or 0.0 for each, share, norm in known))
+    whole = math.hypot(*(norm for _, _, norm in known))
+    return changes / whole if whole else math.inf if changes else 0.0
+
+
+def _root(norms: Iterable[float | None]) -> float | None:
+    known = [each for each in norms if each is not None]
+    return math.hypot(*known) if known else None

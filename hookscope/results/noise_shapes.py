@@ -1,0 +1,157 @@
+"""Noise in place of inputs: shape, name, dtype and bound of each argument, as `--input-shape` gives them."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+from hookscope.errors import UsageError, nearest
+from hookscope.text import printable
+
+NoiseShapes = str | Sequence[int] | Sequence[str | Sequence[int]] | Mapping[str, str | Sequence[int]]
+"""What `input_shape` may be: sizes (4, 20) or a text "4,20:int64<1000"; a list of these, one for each argument by
+position; or a mapping of names of arguments to these."""
+
+# 1 GiB of float32, more than any real input.
+_MOST_VALUES = 2**28
+
+# By dtypes of whole numbers, the largest bound: one more than the largest value.
+WHOLE: Mapping[str, int] = {
+    "bool": 2,
+    "uint8": 2**8,
+    **{f"int{bits}": 2 ** (bits - 1) for bits in (8, 16, 32)},
+    "int64": 2**63 - 1,  # a bound is an int64 itself
+}
+OTHER_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+
+NOISE_BESIDE_PICTURES = (
+    "--input-shape is the shape of noise: leave it out, or {pictures}. "
+    "NAME=SHAPE, noise for another argument, goes with them."
+)
+
+_EXAMPLE = "Give sizes like 1,3,224,224, or tokens=4,20:int64<1000"
+_FORM = re.compile(r"(?:(?P<name>[^=]*)=)?(?P<sizes>[^:<=]*)(?::(?P<dtype>[^<=]*))?(?:<(?P<below>[^=]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseShape:
+    """Noise for one argument of a network.
+
+    Attributes:
+        shape: Batch axis first.
+        name: Of the argument; "" for the next by position.
+        dtype: torch's name without the prefix; "" where it follows from the network.
+        below: Whole numbers are drawn below this; None where that follows from the network.
+    """
+
+    shape: tuple[int, ...]
+    name: str = ""
+    dtype: str = ""
+    below: int | None = None
+
+    @property
+    def text(self) -> str:
+        """As `--input-shape` takes it: "tokens=4,20:int64<1000"."""
+        name, dtype = f"{self.name}=" if self.name else "", f":{self.dtype}" if self.dtype else ""
+        below = "" if self.below is None else f"<{self.below}"
+        return f"{name}{','.join(map(str, self.shape))}{dtype}{below}"
+
+
+def parse_noise_shapes(given: NoiseShapes | Sequence[NoiseShape]) -> tuple[NoiseShape, ...]:
+    """Return the noise that `--input-shape` means, in the order given.
+
+    Raises:
+        UsageError: If it is of another form, a name comes twice, or there are too many values.
+    """
+    shapes = _several(given)
+    names = [each.name for each in shapes if each.name]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--input-shape {printable(name)} is given twice.")
+    if len(shapes) > 1 and sum(math.prod(each.shape) for each in shapes) > _MOST_VALUES:
+        raise UsageError(f"--input-shape has more than {_MOST_VALUES} values in all. Give smaller shapes.")
+    return shapes
+
+
+def _several(given: Any) -> tuple[NoiseShape, ...]:
+    if isinstance(given, Mapping):
+        return tuple(_one(value, str(name)) for name, value in given.items())
+    if isinstance(given, str) or not isinstance(given, Sequence) or not any(map(_is_nested, given)):
+        return (_one(given),)
+    return tuple(_one(each) for each in given)
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, str | Sequence | NoiseShape)
+
+
+def _one(given: Any, name: str = "") -> NoiseShape:
+    if isinstance(given, NoiseShape):
+        return given
+    if isinstance(given, str):
+        return _checked(*_read(f"{name}={given}" if name else given))
+    try:
+        sizes = tuple(map(_size, given))
+    except TypeError as error:
+        raise UsageError(f"--input-shape {printable(str(given), 80)!r} is not a shape. {_EXAMPLE}.") from error
+    shape = NoiseShape(sizes, name)
+    return _checked(shape, shape.text)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return index(value)
+
+
+def _read(text: str) -> tuple[NoiseShape, str]:
+    """Return the noise that a text means, and the text for people."""
+    shown = f"--input-shape {printable(text, 80)!r}"
+    found = _FORM.fullmatch(text.strip())
+    sizes = _whole(found["sizes"].split(",")) if found else None
+    below = _whole([found["below"]]) if found and found["below"] is not None else ()
+    if found is None or sizes is None or below is None:
+        raise UsageError(f"{shown} is not a shape. {_EXAMPLE}.")
+    name, dtype = found["name"], (found["dtype"] or "").strip().removeprefix("torch.")
+    if found["dtype"] is not None and dtype not in {*WHOLE, *OTHER_DTYPES}:
+        close = nearest(dtype, [*WHOLE, *OTHER_DTYPES]) or f" Known: {', '.join([*WHOLE, *OTHER_DTYPES])}."
+        raise UsageError(f"{shown}: there is no dtype {printable(dtype)!r}.{close}")
+    if name is not None and not name.strip():
+        raise UsageError(f"{shown} has no name before '='. {_EXAMPLE}.")
+    dtype = dtype or ("int64" if below else "")
+    return NoiseShape(sizes, (name or "").strip(), dtype, below[0] if below else None), text
+
+
+def _whole(texts: Sequence[str]) -> tuple[int, ...] | None:
+    try:
+        return tuple(map(int, texts))
+    except ValueError:  # of thousands of digits, too
+        return None
+
+
+def _checked(noise: NoiseShape, text: str) -> NoiseShape:
+    shown = repr(printable(text, 80))
+    if noise.name and not noise.name.isidentifier():
+        raise UsageError(f"--input-shape {shown}: {printable(noise.name)!r} cannot be an argument. {_EXAMPLE}.")
+    if not noise.shape:
+        raise UsageError(f"--input-shape {shown} has no batch axis. {_EXAMPLE}.")
+    if min(noise.shape) < 1:
+        raise UsageError(f"--input-shape {shown} has a size below 1. {_EXAMPLE}.")
+    if math.prod(noise.shape) > _MOST_VALUES:
+        raise UsageError(f"--input-shape {shown} has more than {_MOST_VALUES} values. Give a smaller shape.")
+    if noise.below is not None:
+        most = WHOLE.get(noise.dtype)
+        if most is None:
+            raise UsageError(f"--input-shape {shown} has a bound, which is for whole numbers: leave out one of both.")
+        if not 1 <= noise.below <= most:
+            raise UsageError(f"--input-shape {shown}: the bound of {noise.dtype} is 1 to {most}.")
+    return noise
+
+
+def noise_note(shapes: Sequence[NoiseShape]) -> tuple[str, ...]:
+    """Return a sentence about noise with names, dtypes or bounds, some of which may follow from the network."""
+    if all(not (each.name or each.dtype) for each in shapes) and len(shapes) < 2:
+        return ()
+    return (f"Noise: {' · '.join(each.text for each in shapes)}.",)

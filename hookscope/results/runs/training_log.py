@@ -1,0 +1,417 @@
+"""The file of a watched training, `watch.jsonl` in its folder: one JSON object a line, written while it trains.
+
+A line is written at once and whole, so that a process that is killed leaves all but its last line. Objects by "type":
+
+- "start": first in the file and wherever the training went on; has `schema_version`, and `TrainingStart`.
+- "names": texts that later lines refer to by their position, counted over all "names" since the last "start".
+- "step": `TrainingStep`; `largest` and `losses` hold pairs of a name's position and a number, `edits` of a text's and a
+  count.
+- "watched": `WatchedStep`; `parameters` and `layers` are columns, so that a hundred of them stay small. A column
+  without any value is left out.
+- "verdict", "end": `TrainingVerdict`, `TrainingEnd`.
+
+NaN and infinities are "nan", "inf" and "-inf". Fields with their default value are left out.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+from hookscope.errors import InputError, OutputError
+from hookscope.results.runs.atomic import reason_of
+from hookscope.results.runs.reading import read_inside, refusal
+from hookscope.results.runs.serialize import checked, parse_json
+from hookscope.results.training import (
+    TrainingEnd,
+    TrainingLog,
+    TrainingStart,
+    TrainingStep,
+    TrainingVerdict,
+    WatchedLayer,
+    WatchedParameter,
+    WatchedStep,
+)
+from hookscope.text import plain, safe_text
+
+if sys.platform != "win32":
+    import fcntl
+
+FILE = "watch.jsonl"
+"""The file inside the folder of a watched training."""
+
+SCHEMA_VERSION = 1
+
+TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingVerdict | TrainingEnd
+"""What a line holds."""
+
+# A larger file is not read: a million steps fit.
+_MAX_BYTES = 512 * 2**20
+
+# No training gets this far; numbers beyond it are not exact in every reader of JSON.
+_LAST_STEP = 2**53
+
+# Of a file that is resumed, the end is read: lines of a network of half a million parameters fit.
+_TAIL_BYTES = 64 * 2**20
+
+# Norms in float32 have no more digits.
+_DIGITS = 7
+
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+# Columns whose entries are positions in "names".
+_NAMED_COLUMNS = ("name", "status", "label", "kind")
+
+
+def is_training(folder: Path) -> bool:
+    """Tell whether a folder looks like a watched training; it has not been read."""
+    try:
+        return (folder / FILE).is_file()
+    except (OSError, ValueError):  # too long a name, or with a null byte
+        return False
+
+
+class TrainingLogFile:
+    """`watch.jsonl`, open for appending, and locked against a second training.
+
+    Attributes:
+        path: The file.
+        last_step: Number of the last step that it held when it was opened; 0 for a new file.
+    """
+
+    def __init__(self, folder: Path, *, resume: bool, warn: Callable[[str], None]) -> None:
+        """Make the folder and its file, or open the file of an earlier training where `resume` asks for that.
+
+        Args:
+            folder: The folder; other files in it are left alone.
+            resume: Append to what an earlier training wrote, if there is anything.
+            warn: Called once with one line if the file cannot be written any more, as on a full disk.
+
+        Raises:
+            OutputError: If it cannot be written, another process writes it, it holds a training that is not to be
+                resumed, or something that hookscope did not write.
+        """
+        self.path = folder / FILE
+        self._warn = warn
+        self._positions: dict[str, int] = {}
+        try:
+            self._descriptor: int | None = _opened(self.path)
+        except OSError as error:
+            raise _refusal(folder, reason_of(error), "Name another folder") from error
+        except ValueError as error:
+            raise _refusal(folder, "no folder can have such a name", "Name another folder") from error
+        try:
+            _lock(self._descriptor, folder)
+            self.last_step = _last_step(self._descriptor, folder, resume=resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, record: TrainingRecord) -> None:
+        """Write one record; nothing after `close`, or after a write that failed."""
+        if self._descriptor is None:
+            return
+        if isinstance(record, TrainingStart):
+            self._positions.clear()
+        text = "".join(_line(each) for each in self._documents(record)).encode("ascii")
+        end = os.lseek(self._descriptor, 0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(text):
+                written += os.write(self._descriptor, text[written:])
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, end)
+            self.close()
+            shown = safe_text(str(self.path))
+            self._warn(
+                f"Cannot write '{shown}' any more: {reason_of(error)}. The training goes on; the file ends here."
+            )
+
+    def close(self) -> None:
+        """Close the file and let go of its lock. Does no harm when done twice."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _documents(self, record: TrainingRecord) -> Iterable[dict[str, Any]]:
+        new: list[str] = []
+
+        def position(name: str) -> int:
+            if name not in self._positions:
+                self._positions[name] = len(self._positions)
+                new.append(name)
+            return self._positions[name]
+
+        document = _document(record, position)
+        return [{"type": "names", "names": new}, document] if new else [document]
+
+
+def read_training(folder: Path) -> TrainingLog:
+    """Read what `hookscope.watch` wrote into a folder, of a training that still runs or was killed too.
+
+    Raises:
+        InputError: If there is no such file, it is too large, or not as hookscope writes it.
+    """
+    if not folder.is_dir():
+        what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
+        raise refusal(folder, what, "Give the folder of a watched training.")
+    whole, _, rest = read_inside(folder, FILE, _MAX_BYTES).rpartition(b"\n")
+    records: list[TrainingRecord] = []
+    names: list[str] = []
+    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+        try:
+            record = _record(line, names, is_first=number == 1)
+        except (ValueError, RecursionError) as error:
+            raise _misfit(folder, number, error) from error
+        if record is not None:
+            records.append(record)
+    if not records:
+        raise refusal(folder, f"its {FILE} holds nothing yet", "Wait for the first step.")
+    return TrainingLog(
+        **{field: tuple(each for each in records if isinstance(each, kind)) for field, kind in _LISTS.items()},
+        cut_short=bool(rest),
+    )
+
+
+_LISTS: Mapping[str, Any] = {
+    "starts": TrainingStart,
+    "steps": TrainingStep,
+    "watched": WatchedStep,
+    "verdicts": TrainingVerdict,
+    "ends": TrainingEnd,
+}
+
+_TYPES: Mapping[str, type] = {
+    "start": TrainingStart,
+    "step": TrainingStep,
+    "watched": WatchedStep,
+    "verdict": TrainingVerdict,
+    "end": TrainingEnd,
+}
+
+
+def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[str, Any]:
+    """Return a record as what its line holds; `position` returns where a name stands in "names"."""
+    document: dict[str, Any] = {"type": next(name for name, kind in _TYPES.items() if isinstance(record, kind))}
+    if isinstance(record, TrainingStart):
+        document |= {"tool": "hookscope", "schema_version": SCHEMA_VERSION}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if value != field.default:
+            document[field.name] = _plain(value)
+    if isinstance(record, TrainingStep):
+        document["largest"] = [[position(name), _number(norm)] for name, norm in record.largest]
+        if record.losses:
+            document["losses"] = [[position(name), _plain(loss)] for name, loss in record.losses]
+        if record.edits:
+            document["edits"] = [[position(text), count] for text, count in record.edits]
+    if isinstance(record, WatchedStep):
+        document["parameters"] = _columns(WatchedParameter, record.parameters, position)
+        if record.layers:
+            document["layers"] = _columns(WatchedLayer, record.layers, position)
+    return document
+
+
+def _columns(kind: Any, rows: Sequence[Any], position: Callable[[str], int]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for field in fields(kind):
+        values = [getattr(row, field.name) for row in rows]
+        if field.name in _NAMED_COLUMNS:
+            columns[field.name] = [position(value) for value in values]
+        elif any(value is not None for value in values):
+            columns[field.name] = [_number(value) for value in values]
+    return columns
+
+
+def _number(value: float | None) -> float | str | None:
+    """Return a number as short as float32 allows; whole numbers and None as they are."""
+    if value is None or isinstance(value, int):
+        return value
+    if not math.isfinite(value):
+        return str(float(value))
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value if not hasattr(each, "__dataclass_fields__")]
+    return plain(value)
+
+
+def _line(document: Mapping[str, Any]) -> str:
+    return (
+        json.dumps(plain(document) if "names" in document else document, allow_nan=False, separators=(",", ":")) + "\n"
+    )
+
+
+def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord | None:
+    """Return what a line holds; None for names, which are added to `names`, and for types of a later hookscope.
+
+    Raises:
+        ValueError: With a place and what is wrong there, or with a text alone.
+    """
+    document = parse_json(line)
+    if document is None:
+        raise ValueError("it is no JSON object")
+    kind = document.pop("type", None)
+    if is_first or kind == "start":
+        _check_start(kind, document)
+        names.clear()
+    if kind == "names":
+        names += _texts(document.get("names"))
+        return None
+    if not isinstance(kind, str) or kind not in _TYPES:
+        return None
+    if kind == "step":
+        for field in ("largest", "losses", "edits"):
+            if field in document:
+                document[field] = [[_named(names, where), value] for where, value in _pairs(document[field], field)]
+    if kind == "watched":
+        document["parameters"] = _rows(WatchedParameter, document.get("parameters"), names)
+        document["layers"] = _rows(WatchedLayer, document.get("layers", {}), names)
+    record: TrainingRecord = checked(_TYPES[kind], _with_floats(kind, document))
+    if record.step > _LAST_STEP:
+        raise ValueError("step", f"Input should be at most {_LAST_STEP}")
+    return record
+
+
+def _check_start(kind: object, document: Mapping[str, Any]) -> None:
+    if kind != "start" or document.get("tool") != "hookscope":
+        raise ValueError("it does not begin a training that hookscope watched")
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise ValueError(f"it has schema version {json.dumps(version)[:20]}, and this hookscope reads {SCHEMA_VERSION}")
+
+
+def _rows(kind: Any, columns: object, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return columns as a dict for each row; what is wrong in it is refused by the check of the types, or here."""
+    if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
+        raise ValueError("it has rows that are not columns")
+    known = [field.name for field in fields(kind)]
+    columns = {name: column for name, column in columns.items() if name in known}
+    for name in _NAMED_COLUMNS:
+        if name in columns:
+            columns[name] = [_named(names, where) for where in columns[name]]
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) > 1:
+        raise ValueError("it has columns of different lengths")
+    optional = {name: None for name in known if name not in _NAMED_COLUMNS}
+    return [
+        optional | {name: _float(column[row]) for name, column in columns.items()}
+        for row in range(max(lengths, default=0))
+    ]
+
+
+def _named(names: Sequence[str], where: object) -> str:
+    if not isinstance(where, int) or isinstance(where, bool) or not 0 <= where < len(names):
+        raise ValueError("it refers to a name that is not there")
+    return names[where]
+
+
+def _texts(values: object) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError("its names are no text")
+    return values
+
+
+def _pairs(values: object, field: str) -> list[tuple[object, object]]:
+    if not isinstance(values, list) or not all(isinstance(value, list) and len(value) == 2 for value in values):
+        raise ValueError(f"its '{field}' are no pairs")
+    return [(where, _float(norm)) for where, norm in values]
+
+
+def _with_floats(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    numeric = [field.name for field in fields(_TYPES[kind]) if _is_number(field)]
+    told = dict(document) | {name: _float(document[name]) for name in numeric if name in document}
+    if isinstance(told.get("learning_rates"), list):
+        told["learning_rates"] = [_float(rate) for rate in told["learning_rates"]]
+    return told
+
+
+def _is_number(field: "Field[Any]") -> bool:
+    return field.type == float | None and field.default is MISSING
+
+
+def _float(value: object) -> object:
+    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+
+
+def _misfit(folder: Path, number: int, error: Exception) -> InputError:
+    reason = (
+        ": ".join(str(each)[:100] for each in error.args[:2])
+        if isinstance(error, ValueError)
+        else "it nests too deeply"
+    )
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        reason = "it is no JSON"
+    what = f"its {FILE} is not as hookscope writes it, line {number}: {reason}"
+    return refusal(folder, what, "Give the folder of a watched training.")
+
+
+def _opened(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Nothing but a regular file is opened: to open a pipe waits, and a link may point anywhere.
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise OSError(errno.EINVAL, f"its {FILE} is no regular file")
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.open(path, flags, 0o666)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    """Lock the file for as long as it is open; go on without a lock where there is none."""
+    if sys.platform == "win32":
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _refusal(folder, "another training is being watched into it", "Name another folder") from error
+    except OSError:  # some network file systems have no locks
+        return
+
+
+def _last_step(descriptor: int, folder: Path, *, resume: bool) -> int:
+    """Return the last step that a file holds, 0 for an empty one; an unfinished last line is cut off."""
+    size = os.lseek(descriptor, 0, os.SEEK_END)
+    if not size:
+        return 0
+    start = max(0, size - _TAIL_BYTES)
+    head, tail = _read_at(descriptor, 0, 2**16).partition(b"\n")[0], _read_at(descriptor, start, size - start)
+    try:
+        _record(head, [], is_first=True)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(folder, f"its {FILE} holds no watched training", "Name another folder") from error
+    if not resume:
+        raise _refusal(folder, "it holds a training already", "Name another folder, or go on with resume=True")
+    whole = tail[: tail.rfind(b"\n") + 1]
+    os.ftruncate(descriptor, start + len(whole))
+    for line in reversed(whole.splitlines()):
+        with suppress(ValueError, RecursionError):
+            document = parse_json(line) or {}
+            step = document.get("step")
+            if isinstance(step, int) and not isinstance(step, bool) and step >= 0:
+                return max(0, step - 1) if document.get("type") == "start" else step
+    raise _refusal(folder, f"the end of its {FILE} is damaged", "Name another folder")
+
+
+def _read_at(descriptor: int, offset: int, length: int) -> bytes:
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    content = b""
+    while len(content) < length and (part := os.read(descriptor, length - len(content))):
+        content += part
+    return content
+
+
+def _refusal(folder: Path, reason: str, remedy: str) -> OutputError:
+    return OutputError(safe_text(f"Cannot write to '{folder}': {reason}. {remedy}."))

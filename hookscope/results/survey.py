@@ -1,0 +1,480 @@
+"""What layers and their channels do over a data set."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.errors import EXIT_DONE, most_severe
+from hookscope.results.activations import Flag, UncalledLayer, Verification
+from hookscope.results.cost import ReceptiveField
+from hookscope.results.distribution import Distribution
+from hookscope.results.inputs import Provenance
+from hookscope.results.network import ModelInfo, row_label, row_of
+from hookscope.results.renderers import RowContainer, rendered
+from hookscope.results.statistics import MeasuredTensor, TensorStatistics
+from hookscope.text import counted
+
+Pictures = Callable[[Sequence[str]], Iterator[tuple[str, NDArray[np.uint8]]]]
+
+_RULE_OF_THREE = 3.0  # -ln(0.05), rounded up
+
+
+def dead_bound(input_count: int) -> float:
+    """Return the share of inputs below which a channel fires, with 95 % confidence, that fired on none of so many.
+
+    The rule of three: 1 - 0.05^(1/N) is below 3/N. Source: Hanley and Lippman-Hand, "If nothing goes wrong, is
+    everything all right?", JAMA 249 (1983), 1743-1745. The inputs must be drawn at random for it to hold.
+    """
+    return min(1.0, _RULE_OF_THREE / input_count) if input_count else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopInput:
+    """An input that excites a channel, and where.
+
+    Attributes:
+        input: Name of the input, as in its record.
+        value: The channel's greatest value on it.
+        position: Where that is in the output, along the axes other than batch and channels; () for a vector.
+    """
+
+    input: str
+    value: float
+    position: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyChannel:
+    """One channel over all inputs.
+
+    A channel fires where it is not zero. Statistics are over the finite values.
+
+    Attributes:
+        firing_inputs: Share of inputs on which it fires anywhere, 0-1; None where axis 0 of the output does not count
+            inputs.
+        firing_positions: Share of its values that are not zero, 0-1.
+        mean: Arithmetic mean; None without a finite value.
+        std: Population standard deviation.
+        nonfinite_count: Values that are NaN or Inf.
+        best_class: The class with the greatest mean of the channel; "" without classes.
+        selectivity: Share of the variance between inputs, of the channel's mean over positions, that classes explain,
+            less what chance explains: epsilon squared, 1 at most and about 0 by chance (Kelley, "An unbiased
+            correlation ratio measure", PNAS 21, 1935). None without classes, and for a channel that is the same on all
+            inputs.
+        duplicate_of: The lower-numbered channel of the same output that it follows most closely, if their correlation
+            over a sample of the inputs, of means over positions, is 0.99 or more in magnitude; else None.
+        correlation: That correlation; None without one.
+        top: The inputs that excite it most, the greatest first; of equal ones the first in order of paths.
+        halves: The same of each half of the data, every second input.
+    """
+
+    channel: int
+    firing_inputs: float | None
+    firing_positions: float
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    nonfinite_count: int = 0
+    best_class: str = ""
+    selectivity: float | None = None
+    duplicate_of: int | None = None
+    correlation: float | None = None
+    top: tuple[TopInput, ...] = ()
+    halves: tuple[tuple[TopInput, ...], tuple[TopInput, ...]] = ((), ())
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is exactly zero on every input."""
+        return self.firing_positions == 0 and not self.nonfinite_count
+
+    @property
+    def max_abs(self) -> float:
+        """Largest magnitude; 0 without a finite value."""
+        return max(abs(self.min or 0.0), abs(self.max or 0.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelArrays:
+    """The channels of a row as arrays, (C,) each, as they lie in `channels.safetensors`; see `SurveyChannel`.
+
+    Attributes:
+        firing_inputs: NaN where it is not known.
+        mean: NaN, as `std`, `min` and `max`, without a finite value.
+        best_class: Number of the class; -1 for none.
+        selectivity: NaN for none.
+        duplicate_of: -1 for none.
+        correlation: NaN for none.
+        top_values: The greatest values by half of the data, (2, C, K), the greatest first; -Inf where there are fewer.
+        top_inputs: Numbers of the inputs, (2, C, K); -1 for none.
+        top_positions: Where in the output, (2, C, K, 3); -1 for axes that it lacks.
+    """
+
+    firing_inputs: NDArray[np.float64]
+    firing_positions: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    min: NDArray[np.float64]
+    max: NDArray[np.float64]
+    nonfinite_count: NDArray[np.int64]
+    best_class: NDArray[np.int64]
+    selectivity: NDArray[np.float64]
+    duplicate_of: NDArray[np.int64]
+    correlation: NDArray[np.float64]
+    top_values: NDArray[np.float64]
+    top_inputs: NDArray[np.int64]
+    top_positions: NDArray[np.int32]
+
+    @property
+    def is_dead(self) -> NDArray[np.bool_]:
+        """Whether each channel is exactly zero on every input."""
+        dead: NDArray[np.bool_] = (self.firing_positions == 0) & (self.nonfinite_count == 0)
+        return dead
+
+
+class Channels(Sequence[SurveyChannel]):
+    """The channels of a row; each is made when it is asked for, as networks have many.
+
+    Attributes:
+        arrays: All of them; None for an output without channels.
+    """
+
+    __slots__ = ("arrays", "classes", "names")
+
+    def __init__(
+        self, arrays: ChannelArrays | None = None, names: Mapping[int, str] | None = None, classes: Sequence[str] = ()
+    ) -> None:
+        """Keep arrays, with the names of inputs and classes by their numbers."""
+        self.arrays = arrays
+        self.names = names or {}
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return 0 if self.arrays is None else self.arrays.mean.size
+
+    @overload
+    def __getitem__(self, channel: int) -> SurveyChannel: ...
+
+    @overload
+    def __getitem__(self, channel: slice) -> list[SurveyChannel]: ...
+
+    def __getitem__(self, channel: int | slice) -> SurveyChannel | list[SurveyChannel]:
+        """Return a channel, or some of them."""
+        if isinstance(channel, slice):
+            return [self._made(each) for each in range(len(self))[channel]]
+        return self._made(range(len(self))[channel])
+
+    def _made(self, at: int) -> SurveyChannel:
+        arrays = self.arrays
+        assert arrays is not None  # noqa: S101 - else there is no channel of this number
+        best, twin = int(arrays.best_class[at]), int(arrays.duplicate_of[at])
+        halves = [self._listed(half, at) for half in range(2)]
+        ranked = sorted((each for half in halves for each in half), key=lambda each: (-each[1].value, each[0]))
+        return SurveyChannel(
+            channel=at,
+            firing_inputs=_number(arrays.firing_inputs[at]),
+            firing_positions=float(arrays.firing_positions[at]),
+            mean=_number(arrays.mean[at]),
+            std=_number(arrays.std[at]),
+            min=_number(arrays.min[at]),
+            max=_number(arrays.max[at]),
+            nonfinite_count=int(arrays.nonfinite_count[at]),
+            best_class=self.classes[best] if 0 <= best < len(self.classes) else "",
+            selectivity=_number(arrays.selectivity[at]),
+            duplicate_of=twin if twin >= 0 else None,
+            correlation=_number(arrays.correlation[at]),
+            top=tuple(each for _, each in ranked[: arrays.top_inputs.shape[2]]),
+            halves=(tuple(each for _, each in halves[0]), tuple(each for _, each in halves[1])),
+        )
+
+    def _listed(self, half: int, at: int) -> list[tuple[int, TopInput]]:
+        """Return the inputs of a list with their numbers."""
+        arrays = self.arrays
+        assert arrays is not None  # noqa: S101
+        columns = (array[half, at].tolist() for array in (arrays.top_values, arrays.top_inputs, arrays.top_positions))
+        return [
+            (
+                number,
+                TopInput(
+                    self.names.get(number, f"input {number}"), value, tuple(place for place in places if place >= 0)
+                ),
+            )
+            for value, number, places in zip(*columns, strict=True)
+            if number >= 0
+        ]
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How the values of an output fit a number format.
+
+    Attributes:
+        format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2" or "int8".
+        factor: The format's greatest number over the output's greatest magnitude; None for int8, whose scale is chosen
+            so that it is 1, and for an output of zeros.
+        overflowing: Share of values whose magnitude is above the format's greatest number, 0-1.
+        vanishing: Share of the values other than zero that the format rounds to zero, 0-1; for int8 with one scale for
+            the output, from its greatest magnitude.
+    """
+
+    format: str
+    factor: float | None
+    overflowing: float
+    vanishing: float
+
+
+class NumberFormat(NamedTuple):
+    """The greatest number of a format and its smallest one above zero."""
+
+    greatest: float
+    smallest: float
+
+
+FORMATS: Mapping[str, NumberFormat] = {
+    "float16": NumberFormat(65504.0, 2.0**-24),
+    "bfloat16": NumberFormat((2 - 2.0**-7) * 2.0**127, 2.0**-133),
+    "float8_e4m3fn": NumberFormat(448.0, 2.0**-9),
+    "float8_e5m2": NumberFormat(57344.0, 2.0**-16),
+}
+"""IEEE 754 binary16; bfloat16; Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433, table 1."""
+
+_INT8_STEPS = 127
+
+
+def headroom_of(statistics: TensorStatistics) -> tuple[Headroom, ...]:
+    """Return how an output fits each format; none without a finite value."""
+    spread, greatest = statistics.distribution, statistics.max_abs
+    if spread is None or greatest is None:
+        return ()
+    nonzero = spread.nonzero()
+    found = []
+    for name, (most, least) in FORMATS.items():
+        factor = most / greatest if greatest else None
+        over = spread.share_outside(-most, most) if greatest > most else 0.0
+        found.append(Headroom(name, factor, over, _share_within(nonzero, least / 2)))
+    step = greatest / _INT8_STEPS
+    return (*found, Headroom("int8", None, 0.0, _share_within(nonzero, step / 2)))
+
+
+def _share_within(nonzero: Distribution | None, limit: float) -> float:
+    """Return the share of values other than zero whose magnitude is `limit` or less."""
+    if nonzero is None or limit == 0:
+        return 0.0
+    return 1.0 - nonzero.share_outside(math.nextafter(-limit, -math.inf), math.nextafter(limit, math.inf))
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyRow(MeasuredTensor):
+    """One output of one call of one module over all inputs.
+
+    Attributes:
+        index: Position in execution order among the rows, from 0.
+        layer: Dotted name as in `named_modules()`; "" is the whole model.
+        kind: Class of the module, or name of the operation.
+        call: 0 for the module's first call in a forward pass.
+        slot: Path inside a nested output: "" for a plain tensor.
+        also: Labels of the rows that repeat this one.
+        source: The line that calls the operation; "" for a module.
+        receptive_field: What a position of the output sees of the input; None where that is not known: behind layers
+            that mix all positions, and for operations.
+        activation: Statistics over all inputs, with the exact bins of its distribution; the shape is that of all inputs
+            together.
+        channels: Empty where the output has no axis of channels.
+        headroom: How the values fit narrower formats.
+        massive: Channels with massive activations: a magnitude above 100 and above 1,000 times the median magnitude of
+            the output (Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2).
+    """
+
+    index: int
+    layer: str
+    kind: str
+    call: int
+    slot: str
+    parameter_count: int
+    activation: TensorStatistics
+    flags: tuple[Flag, ...] = ()
+    aliases: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    source: str = ""
+    channels: Channels = field(default_factory=Channels, compare=False)
+    headroom: tuple[Headroom, ...] = ()
+    massive: tuple[int, ...] = ()
+    receptive_field: ReceptiveField | None = None
+
+    @property
+    def label(self) -> str:
+        """Name for people, see `row_label`."""
+        return row_label(self.layer, self.call, self.slot)
+
+    @property
+    def statistics(self) -> TensorStatistics:
+        """Those of the activation."""
+        return self.activation
+
+    @property
+    def dead_channels(self) -> tuple[int, ...]:
+        """Channels that are exactly zero on every input."""
+        arrays = self.channels.arrays
+        return () if arrays is None else tuple(np.flatnonzero(arrays.is_dead).tolist())
+
+    @property
+    def duplicates(self) -> tuple[SurveyChannel, ...]:
+        """Channels that follow another one."""
+        arrays = self.channels.arrays
+        if arrays is None:
+            return ()
+        return tuple(self.channels[each] for each in np.flatnonzero(arrays.duplicate_of >= 0).tolist())
+
+    @property
+    def selectivity(self) -> tuple[float, int] | None:
+        """The greatest selectivity of a channel, and which channel that is; None without classes."""
+        arrays = self.channels.arrays
+        if arrays is None or np.isnan(arrays.selectivity).all():
+            return None
+        best = int(np.nanargmax(arrays.selectivity))
+        return float(arrays.selectivity[best]), best
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """An input that was left out, and why.
+
+    Attributes:
+        exit_code: That of the error: 3 for a file that cannot be read, 6 where the model raised.
+    """
+
+    message: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class CropSheet:
+    """A picture of what excites channels of one row: a line for each channel, the crops of each half of the data.
+
+    Attributes:
+        row: `SurveyRow.index`.
+        path: Inside the run.
+        channels: From top to bottom.
+        tile: Height and width of a crop, in pixels.
+        columns: Crops of each half.
+        gap: Pixels between crops; between the halves there are four times as many.
+        is_whole: Whether crops are whole pictures, as what a position sees is not known or all of it.
+    """
+
+    row: int
+    path: str
+    channels: tuple[int, ...]
+    tile: int
+    columns: int
+    gap: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureFiles:
+    """Where features were written.
+
+    Attributes:
+        files: safetensors with the features, and the sidecar last.
+        shapes: Of each tensor, by label.
+        pool: How positions were reduced: "avg", "max", "cls" or "none".
+        dtype: "float32" or "float16".
+    """
+
+    files: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    pool: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Survey(RowContainer):
+    """What layers and their channels do over a data set.
+
+    Attributes:
+        input_count: Inputs that were measured.
+        rows: One per output, in execution order.
+        classes: Inputs of each class, by name; empty without `by_class`.
+        uncalled: Selected modules that never ran.
+        unusable: Inputs that were left out.
+        warnings: Sentences a reader must see; `notes` need no action.
+        dtype: Floating dtype of the parameters: "float32".
+        batch_size: Inputs per forward pass.
+        chunk_size: Files per chunk.
+        chunk_count: Chunks that the data were cut into.
+        resumed_count: Chunks among them that were there already.
+        features: Where features were written; None if that was not asked for.
+        verification: Whether hooks changed the output of the first batch; None where that was not asked for.
+        timings: Seconds by phase.
+        provenance: None for a survey that was read from a run directory.
+        names: Names of the inputs in lists, by their numbers.
+        pictures: Reads inputs again, by name, as the network saw them: (H, W, 3) or (H, W) uint8; those that are no
+            pictures, or are gone, do not come. None for a survey that was read from a run directory.
+    """
+
+    model: ModelInfo
+    input_count: int
+    rows: tuple[SurveyRow, ...]
+    classes: Mapping[str, int] = field(default_factory=dict)
+    uncalled: tuple[UncalledLayer, ...] = ()
+    unusable: tuple[Unusable, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    batch_size: int = 1
+    chunk_size: int = 1
+    chunk_count: int = 1
+    resumed_count: int = 0
+    features: FeatureFiles | None = None
+    verification: Verification | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+    provenance: Provenance | None = None
+    names: Mapping[int, str] = field(default_factory=dict, repr=False)
+    pictures: Pictures | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        parts = (counted(len(self.rows), "row"), counted(self.input_count, "input"))
+        return f"<Survey of {self.model.name}: {', '.join(parts)}>"
+
+    def __getitem__(self, label: str) -> SurveyRow:
+        """Return the row of an output: "layer1.0.conv1", "relu#1".
+
+        Raises:
+            LayerNotFoundError: If no row has this label; with the nearest ones.
+        """
+        return row_of(label, self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """The command's: 0, or that of the gravest input that was left out."""
+        return most_severe([EXIT_DONE, *(each.exit_code for each in self.unusable)])
+
+    @property
+    def dead_bound(self) -> float:
+        """The share of inputs below which a dead channel fires, with 95 % confidence: see `dead_bound`."""
+        return dead_bound(self.input_count)
+
+    @property
+    def dead_count(self) -> int:
+        """Dead channels of all rows."""
+        return sum(len(row.dead_channels) for row in self.rows)
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the run directory of the command."""
+        return Path(rendered(self, "save", path, **options).folder)
+
+
+def channel_counts(rows: Sequence[SurveyRow]) -> int:
+    """Return how many channels rows have."""
+    return sum(len(row.channels) for row in rows)

@@ -1,0 +1,179 @@
+"""What a watched training showed: every step briefly, watched steps in full, and verdicts when they change."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStart:
+    """Where watching began; a training that was resumed has one for each start.
+
+    Attributes:
+        step: The first step that follows.
+        networks: Class name of each watched network.
+        optimizers: Each optimiser with its settings: "SGD, lr 0.1, momentum 0.9".
+        every: Watched steps are this far apart.
+        patterns: The layers asked for; empty for all.
+        started: Time in UTC, ISO 8601.
+        versions: Of hookscope, torch and Python.
+    """
+
+    step: int
+    networks: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    every: int
+    patterns: tuple[str, ...]
+    started: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """One step of the optimiser, or one that was skipped.
+
+    Attributes:
+        step: Counted from 1, over all starts.
+        loss: As it was passed to `step`, the mean where gradients were accumulated; None without one. Of a script, the
+            sum of what `backward` was called on.
+        gradient_norm: L2 norm over all gradients as the optimiser got them, after unscaling and clipping.
+        norm_before_clipping: The same before `torch.nn.utils.clip_grad_norm_` or `clip_grad_value_`; None where
+            neither was called.
+        largest: The ten parameters with the largest gradient norms, largest first, with the norms.
+        learning_rates: One per parameter group.
+        skipped: Whether the optimiser took no step: a GradScaler that found NaN or Inf.
+        losses: The parts of `loss` where a script calls `backward` at several places, "train.py:9", with their values.
+        edits: The edits in force, each with how many tensors it changed, or kept frozen, in this step.
+    """
+
+    step: int
+    loss: float | None
+    gradient_norm: float | None
+    norm_before_clipping: float | None
+    largest: tuple[tuple[str, float], ...]
+    learning_rates: tuple[float, ...]
+    skipped: bool = False
+    losses: tuple[tuple[str, float], ...] = ()
+    edits: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedParameter:
+    """One parameter at a watched step.
+
+    Attributes:
+        status: "gradient", "no gradient" (trainable, but none arrived) or "frozen".
+        weight_norm: L2 norm before the step.
+        gradient_norm: L2 norm of the gradient as the optimiser got it; None without one.
+        gradient_max: Largest magnitude in the gradient.
+        gradient_zero_fraction: Share of exact zeros in the gradient, 0-1.
+        gradient_nonfinite_count: NaN and Inf in the gradient.
+        update_norm: L2 norm of the change by the step; None if it was not measured.
+    """
+
+    name: str
+    status: Literal["gradient", "no gradient", "frozen"]
+    weight_norm: float | None
+    gradient_norm: float | None = None
+    gradient_max: float | None = None
+    gradient_zero_fraction: float | None = None
+    gradient_nonfinite_count: int | None = None
+    update_norm: float | None = None
+
+    @property
+    def update_ratio(self) -> float | None:
+        """Norm of the update over the norm of the weight; None where either is missing or the weight is zero."""
+        return self.update_norm / self.weight_norm if self.update_norm is not None and self.weight_norm else None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedLayer:
+    """One output of a layer at a watched step, over the batches of that step.
+
+    Attributes:
+        label: As in `LayerRow`.
+        std: Population standard deviation.
+        zero_fraction: Share of exact zeros, 0-1.
+        dead_channel_fraction: Share of channels that are zero over the whole batch, 0-1; None without channels.
+        saturated_fraction: Share of values where a bounded activation function (sigmoid, tanh) is flat, 0-1; None for
+            other layers.
+        nonfinite_count: NaN and Inf.
+    """
+
+    label: str
+    kind: str
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    zero_fraction: float | None
+    dead_channel_fraction: float | None
+    saturated_fraction: float | None
+    nonfinite_count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedStep:
+    """A step that was measured in full.
+
+    Attributes:
+        reason: "every", or what was seen at a step before: a jump of "loss" or "gradient norm", "non-finite", or
+            "zero gradient" where the gradient of a parameter became exactly 0.
+        layers: Outputs in execution order; empty where activations were not watched.
+    """
+
+    step: int
+    reason: str
+    parameters: tuple[WatchedParameter, ...]
+    layers: tuple[WatchedLayer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingVerdict:
+    """A rule that began to object, or ceased to.
+
+    Attributes:
+        step: Where it was seen.
+        where: A parameter, the label of a layer's output, or "" for the training as a whole.
+        value: Measured value; None if the rule has no number.
+        limit: The limit it was held to.
+        state: "began" or "ended".
+        message: One sentence with value and limit, as it was printed.
+    """
+
+    step: int
+    rule: str
+    level: Literal["fail", "warn"]
+    where: str
+    value: float | None
+    limit: float | None
+    state: Literal["began", "ended"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEnd:
+    """How watching ended: "closed", or the exception's class name and text.
+
+    A training that was killed has none after its last start.
+    """
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLog:
+    """Everything that a folder of `hookscope.watch` holds, in order.
+
+    Attributes:
+        ends: One for each start that came to an end.
+        cut_short: Whether the last line was incomplete: the process was killed while it wrote.
+    """
+
+    starts: tuple[TrainingStart, ...]
+    steps: tuple[TrainingStep, ...]
+    watched: tuple[WatchedStep, ...]
+    verdicts: tuple[TrainingVerdict, ...]
+    ends: tuple[TrainingEnd, ...]
+    cut_short: bool = False

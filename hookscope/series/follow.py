@@ -1,0 +1,259 @@
+"""Follow a series of checkpoints: read all files, or with a search few, and say what changed and since when."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hookscope.checks.rules import RULES
+from hookscope.checks.settings import NO_NETWORK, CheckSettings
+from hookscope.errors import UsageError
+from hookscope.inspection.device import cpu_threads
+from hookscope.inspection.session import package_versions
+from hookscope.results.history import History, HistoryFile, HistoryVerdict, WeightPoint
+from hookscope.results.inputs import Preprocessing, Provenance
+from hookscope.series.changes import CHANGE_RULES, DEAD, changes, dead_since
+from hookscope.series.drift import drifts, traded_places
+from hookscope.series.measure_file import MeasuredFile, Weights, measure_history_file
+from hookscope.series.order import labels_of, order_of
+from hookscope.series.since_when import ByKey, by_key, searched, verdicts
+from hookscope.text import counted, printable, some_of
+
+# Names in a warning about other tensors.
+_LISTED_NAMES = 3
+
+
+def follow(
+    names: Sequence[str],
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    *,
+    searches: bool = False,
+    device: torch.device | None = None,
+    given: Any = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> History:
+    """Follow checkpoints, given in natural order of their names; the order of training is found out.
+
+    Args:
+        names: Weights files.
+        settings: How each is loaded, run and judged; `arch` "none" judges each by what it stores.
+        wanted: Identifiers of the rules of `hookscope check`, as `wanted_rules` returns them.
+        searches: Whether to read only as many files as it takes to find since when a rule objects.
+        device: Where to run; None for the CPU.
+        given: Inputs in place of those of the settings.
+        on_progress: Called with the number of files that are finished, and of all.
+
+    Raises:
+        UsageError: If there are fewer than two files.
+    """
+    if len(names) < 2:
+        raise UsageError(f"A history takes at least two files, not {len(names)}: name a folder or a glob.")
+    began = time.perf_counter()
+    files = [HistoryFile(at, name, label) for at, (name, label) in enumerate(zip(names, labels_of(names), strict=True))]
+    natural = [*range(len(files))]
+    series = _Series(files, settings, wanted, device, given, on_progress or (lambda _done, _all: None))
+    notes: list[str] = []
+    found: list[HistoryVerdict] = []
+    if searches:
+        found = searched(len(files), series.look)
+        if series.order() != natural:
+            notes.append(
+                "--bisect had no effect: the epochs or steps in the files are not in the order of their names."
+            )
+            searches = False
+    if not searches:
+        series.read_all()
+    order = series.order()
+    if searches or order != natural:
+        series.compare_in([at for at in order if at in series.measured])
+        notes += [] if searches else ["The order of the files is not that of their names."]
+    measured = series.in_order(order)
+    history_files = tuple(each.file for each in measured)
+    inputs_given = settings.images or settings.named or settings.data or settings.expectations
+    rows = {each.file.index: {row.name: row for row in each.rows} for each in measured if each.rows}
+    if not searches:
+        judged = {at: _looked(measured, at) for at in rows}
+        found = [*verdicts(judged), *changes(history_files, rows)]
+    return History(
+        files=history_files,
+        order=series.order_words,
+        verdicts=tuple(sorted(found, key=lambda each: (each.level != "fail", each.first))),
+        rows=tuple(row for each in measured for row in each.rows),
+        activations=tuple(row for each in measured for row in each.activations),
+        inputs=next((each.inputs for each in measured if each.inputs), ()),
+        scope=_scope(history_files, settings, is_noise=given is None and not inputs_given, searches=searches),
+        searched=searches,
+        arch="" if settings.arch == NO_NETWORK else settings.arch or "recognised",
+        warnings=tuple(_warnings(history_files, rows)),
+        notes=(*notes, *_once([(file.label, text) for file in history_files for text in file.notes])),
+        timings={"total": time.perf_counter() - began},
+        provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
+    )
+
+
+def _looked(measured: Sequence[MeasuredFile], at: int) -> ByKey:
+    """Return what rules say of a file, and which of its filters are dead that were not in the first that was read."""
+    first = next(each for each in measured if each.rows)
+    return _with_dead(first, measured[at])
+
+
+def _with_dead(first: MeasuredFile, now: MeasuredFile) -> ByKey:
+    rows, others = ({row.name: row for row in each.rows} for each in (first, now))
+    return by_key([*dead_since(rows, others, first.file.label), *now.findings])
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """How far the weights of a file have moved since another one, and since the first, by name."""
+
+    since: int
+    drift: Mapping[str, float | None]
+    from_first: Mapping[str, float | None]
+    moved_from: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Series:
+    """The files in natural order of names, and what is known of those that were read; two are open at most."""
+
+    files: Sequence[HistoryFile]
+    settings: CheckSettings
+    wanted: AbstractSet[str]
+    device: torch.device | None
+    given: Any
+    on_progress: Callable[[int, int], None]
+    measured: dict[int, MeasuredFile] = field(default_factory=dict)
+    weights: dict[int, Weights] = field(default_factory=dict)
+    compared: dict[int, _Compared] = field(default_factory=dict)
+    order_words: str = ""
+
+    def look(self, at: int) -> ByKey | None:
+        """Return what rules say of a file, for a search; None if it cannot be read. Each is read once."""
+        if at not in self.measured:
+            self._read(at)
+            if at in self.weights:
+                self.weights[at].release()
+        readable = [self.measured[each] for each in sorted(self.weights)]
+        return _with_dead(readable[0], self.measured[at]) if at in self.weights else None
+
+    def read_all(self) -> None:
+        """Read what has not been read yet, and compare each file with the one before it and the first."""
+        self.compare_in(range(len(self.files)))
+
+    def compare_in(self, order: Sequence[int]) -> None:
+        """Compare each of these files with the one before it and the first; those not read yet are read."""
+        first = previous = None
+        self.compared.clear()
+        for at in order:
+            if at not in self.measured:
+                self._read(at)
+            if at not in self.weights:
+                continue
+            if first is None or previous is None:
+                first = previous = at
+                continue
+            with cpu_threads(1):
+                self.compared[at] = self._compare(first, previous, at)
+            previous = at
+        if previous is not None:
+            self.weights[previous].release()
+
+    def _compare(self, first: int, previous: int, at: int) -> _Compared:
+        """Compare a file with two others, one after the other; both are let go."""
+        before, now = self.weights[previous], self.weights[at]
+        drift = drifts(before.tensors, now.tensors)
+        moved_from = traded_places(before.tensors, now.tensors, drift)
+        before.release()
+        from_first = drift
+        if first != previous:
+            from_first = drifts(self.weights[first].tensors, now.tensors)
+            self.weights[first].release()
+        return _Compared(previous, drift, from_first, moved_from)
+
+    def _read(self, at: int) -> None:
+        self.measured[at], weights = measure_history_file(
+            self.files[at], self.settings, self.wanted, device=self.device, given=self.given
+        )
+        if weights is not None:
+            self.weights[at] = weights
+        self.on_progress(len(self.measured), len(self.files))
+
+    def order(self) -> list[int]:
+        """Return the files in the order of training, as far as those that were read tell."""
+        read = [self.measured[at].file.counters if at in self.weights else None for at in range(len(self.files))]
+        order, self.order_words = order_of(read)
+        return order
+
+    def in_order(self, order: Sequence[int]) -> list[MeasuredFile]:
+        """Return what was measured, in an order, with indices that go by it."""
+        places = {at: place for place, at in enumerate(order)}
+        return [self._placed(at, places) for at in order]
+
+    def _placed(self, at: int, places: Mapping[int, int]) -> MeasuredFile:
+        measured = self.measured.get(at, MeasuredFile(self.files[at]))
+        compared = self.compared.get(at)
+        since = None if compared is None else places[compared.since]
+        file = replace(measured.file, index=places[at], compared_with=since)
+        rows = [replace(row, file=places[at]) for row in measured.rows]
+        if compared is not None:
+            rows = [_moved(row, compared) for row in rows]
+        activations = tuple(replace(row, file=places[at]) for row in measured.activations)
+        return replace(measured, file=file, rows=tuple(rows), activations=activations)
+
+
+def _moved(row: WeightPoint, compared: _Compared) -> WeightPoint:
+    return replace(
+        row,
+        drift=compared.drift.get(row.name),
+        drift_from_first=compared.from_first.get(row.name),
+        moved_from=compared.moved_from.get(row.name, ""),
+    )
+
+
+def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:
+    """Return what was looked at, and what was not, in sentences."""
+    judged = len({rule for file in files for rule in file.judged})
+    if settings.arch == NO_NETWORK:
+        alone = f"No network was run: of {len(RULES)} rules, the {judged} on what a file stores were judged"
+        parts = [f"{alone}; --arch NAME or pictures run the others."]
+    else:
+        parts = [f"{judged} of {len(RULES)} rules were judged, over {'noise' if is_noise else 'the inputs given'}."]
+    if searches:
+        read = sum(file.status == "read" for file in files)
+        rules = ", ".join(name for name in CHANGE_RULES if name != DEAD)
+        parts.append(
+            f"--bisect read {read} of {len(files)} files and assumes that what began stays; changes from file to file "
+            f"({rules}) were not looked for."
+        )
+    return " ".join(parts)
+
+
+def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[str]:
+    """Return sentences that a reader must see: what reading the files said, and which hold other tensors."""
+    warnings = _once([(file.label, text) for file in files for text in file.warnings])
+    for file in files:
+        if file.compared_with is None or file.index not in rows:
+            continue
+        before, now = rows[file.compared_with], rows[file.index]
+        alone = [name for name in {**before, **now} if (name in before) != (name in now)]
+        alone += [name for name in now if name in before and before[name].shape != now[name].shape]
+        if alone:
+            pair = f"{files[file.compared_with].label} and {file.label}"
+            names = some_of([printable(each, 80) for each in alone], _LISTED_NAMES)
+            warnings.append(f"{counted(len(alone), 'tensor')} of {pair} cannot be compared, by name or shape: {names}.")
+    return warnings
+
+
+def _once(told: Sequence[tuple[str, str]]) -> list[str]:
+    """Return sentences that differ in the name of the file alone once, with the number of further files."""
+    alike: dict[str, list[str]] = {}
+    for label, text in told:
+        alike.setdefault(text.replace(label, ""), []).append(text)
+    return [
+        f"{each[0]} The same holds for {counted(len(each) - 1, 'more file')}." if each[1:] else each[0]
+        for each in alike.values()
+    ]

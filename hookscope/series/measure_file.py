@@ -1,0 +1,172 @@
+"""Read one file of a series: its weights, what the rules say of it, and what a network puts out with them."""
+
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.checks.checkpoint import check_checkpoint
+from hookscope.checks.judging import judge, refused
+from hookscope.checks.measuring import measure_read, read_file_alone
+from hookscope.checks.settings import NO_NETWORK, CheckSettings
+from hookscope.errors import HookscopeError
+from hookscope.models import FileOptions
+from hookscope.models.checkpoint import Checkpoint, FileVersion, read_again, versions_of
+from hookscope.models.statedict import named_tensors
+from hookscope.results.activations import LayerRow
+from hookscope.results.check import CheckMeasurements, CheckReport, StoredValues
+from hookscope.results.findings import Finding
+from hookscope.results.history import ActivationPoint, HistoryFile, OptimiserPoint, WeightPoint
+from hookscope.results.inputs import InputRecord
+from hookscope.series.drift import norm_of
+
+_ALONE = "there is no network: --arch names one"
+
+
+@dataclass(slots=True)
+class Weights:
+    """The weights of a file, in memory or mapped until they are released, and again when they are asked for."""
+
+    path: Path
+    options: FileOptions
+    versions: list[FileVersion]
+    read: Checkpoint
+    _tensors: dict[str, Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Tensors by name, parameters and buffers.
+
+        Raises:
+            HookscopeError: If they were released, and the file has changed since or cannot be read again.
+        """
+        if self._tensors is None:
+            if not self.read.state:
+                self.read = read_again(self.path, self.read, self.versions, self.options)
+            self._tensors = dict(named_tensors(self.read.state))
+        return self._tensors
+
+    def release(self) -> None:
+        """Let go of all values."""
+        self._tensors = None
+        self.read = replace(self.read, state=type(self.read.state)(), training=None)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFile:
+    """What one file holds and what was said of it; drift is for those who have another file."""
+
+    file: HistoryFile
+    findings: tuple[Finding, ...] = ()
+    rows: tuple[WeightPoint, ...] = ()
+    activations: tuple[ActivationPoint, ...] = ()
+    inputs: tuple[InputRecord, ...] = ()
+
+
+def measure_history_file(
+    file: HistoryFile,
+    settings: CheckSettings,
+    wanted: AbstractSet[str],
+    *,
+    device: torch.device | None = None,
+    given: Any = None,
+) -> tuple[MeasuredFile, Weights | None]:
+    """Read one file; return what was measured, and its weights. What is wrong with it is an `error` of the file."""
+    began = time.perf_counter()
+    try:
+        path = Path(file.name)
+        read = read_file_alone(file.name, settings)
+        measured = measure_read(read, _ALONE, began)
+        weights = Weights(path, FileOptions(False, settings.key, allowed_globals=settings.allow_global), [], read)
+        weights.versions = versions_of(path)
+        rows = tuple(_points(file.index, measured, weights.tensors))
+        counters = {} if read.training is None else dict(read.training.counters)
+    except HookscopeError as error:
+        return _judged(file, refused(file.name, error, wanted), began, status="unreadable"), None
+    if settings.arch == NO_NETWORK:
+        report = _judged_alone(file.name, measured, settings, wanted)
+    else:
+        report = check_checkpoint(file.name, settings, wanted, device=device, given=given)
+    warnings = [each for each in measured.warnings if each not in read.notes]
+    found = _judged(
+        file,
+        report,
+        began,
+        status="read",
+        counters=counters,
+        sha256=read.sha256,
+        optimisers=tuple(_optimisers(measured)),
+        warnings=tuple(warnings),
+        notes=tuple(dict.fromkeys(each for each in (*read.notes, *report.warnings) if each not in warnings)),
+    )
+    return replace(found, rows=rows), weights
+
+
+def _judged_alone(
+    name: str, measured: CheckMeasurements, settings: CheckSettings, wanted: AbstractSet[str]
+) -> CheckReport:
+    try:
+        return judge(name, measured, settings, wanted)
+    except HookscopeError as error:
+        return refused(name, error, wanted)
+
+
+def _judged(file: HistoryFile, report: CheckReport, began: float, **known: Any) -> MeasuredFile:
+    judged = tuple(each.rule for each in report.outcomes if each.status in ("pass", "warn", "fail"))
+    parts = report.overview_parts
+    told = replace(
+        file,
+        exit_code=report.exit_code,
+        error=report.error,
+        judged=judged,
+        predictions=parts.predictions if parts else (),
+        seconds=time.perf_counter() - began,
+        **known,
+    )
+    rows = parts.rows if parts else ()
+    return MeasuredFile(told, report.findings, activations=tuple(_activations(file.index, rows)), inputs=report.inputs)
+
+
+def _points(index: int, measured: CheckMeasurements, tensors: Mapping[str, Tensor]) -> Iterator[WeightPoint]:
+    for values in measured.stored:
+        tensor = tensors.get(values.name)
+        yield WeightPoint(
+            file=index,
+            name=values.name,
+            layer=values.name.rpartition(".")[0],
+            role=values.role,
+            shape=values.shape,
+            dtype=values.dtype,
+            element_count=values.element_count,
+            norm=None if tensor is None else norm_of(tensor),
+            min=values.min,
+            max=values.max,
+            nonfinite_count=values.nan_count + values.inf_count,
+            zero_fraction=values.zero_count / values.element_count if values.element_count else 0.0,
+            dead_filter_count=_dead_filters(values),
+            filter_count=values.filter_count,
+        )
+
+
+def _dead_filters(values: StoredValues) -> int | None:
+    return None if values.filter_count is None else len(values.zero_filters)
+
+
+def _optimisers(measured: CheckMeasurements) -> Iterator[OptimiserPoint]:
+    for each in measured.optimisers:
+        steps = max(each.steps, default=None)
+        yield OptimiserPoint(each.key, each.tensor_count, steps, each.rates, len(each.non_finite))
+
+
+def _activations(index: int, rows: tuple[LayerRow, ...]) -> Iterator[ActivationPoint]:
+    for row in rows:
+        of = row.activation
+        bad = None if of.nan_count is None else of.nan_count + (of.inf_count or 0)
+        yield ActivationPoint(
+            index, row.label, row.kind, of.mean, of.std, of.zero_fraction, of.dead_channel_fraction, bad
+        )

@@ -1,0 +1,93 @@
+"""Since which file a rule objects: found among files that were all read, or by halving a series of them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from hookscope.results.findings import Finding
+from hookscope.results.history import HistoryVerdict
+
+Key = tuple[str, str]
+"""A rule and a place: what may begin at some file."""
+
+ByKey = Mapping[Key, Finding]
+
+
+def by_key(findings: Iterable[Finding]) -> dict[Key, Finding]:
+    """Return findings by rule and place; what follows from a cause counts as well, with the message of the cause."""
+    found: dict[Key, Finding] = {}
+    for finding in findings:
+        for place in finding.places:
+            known = found.get((finding.rule, place))
+            if known is None or known.level == "warn":
+                found[finding.rule, place] = finding
+    return found
+
+
+def verdicts(found: Mapping[int, ByKey]) -> list[HistoryVerdict]:
+    """Return since when each rule objects to what, of files that were all read: by index, in order.
+
+    Places that a rule objects to in the same files make one verdict.
+    """
+    order = [*found]
+    held: dict[Key, tuple[int, ...]] = {}
+    for index in order:
+        for key in found[index]:
+            held[key] = (*held.get(key, ()), index)
+    begun = {key: (_before(order, files[0]), files) for key, files in held.items()}
+    return _grouped(begun, found, lambda files: [*files] == order[order.index(files[0]) :])
+
+
+def searched(count: int, look: Callable[[int], ByKey | None]) -> list[HistoryVerdict]:
+    """Return since when each rule objects that does so in the first or the last file, by halving.
+
+    A verdict is taken to stay once it began; one that has ended before the last file is not found, unless it holds in
+    the first.
+
+    Args:
+        count: Files in the series.
+        look: Reads a file, and returns what rules say of it; None for a file that cannot be read. It is asked again.
+    """
+    readable = (at for at in range(count) if look(at) is not None)
+    if (start := next(readable, None)) is None:
+        return []
+    end = next(at for at in reversed(range(start, count)) if look(at) is not None)
+    first, last = look(start) or {}, look(end) or {}
+    begun: dict[Key, tuple[int | None, tuple[int, ...]]] = {
+        key: (None, (start, end) if key in last else (start,)) for key in first
+    }
+    for key in last.keys() - first.keys():
+        low, high = start, end
+        while (middle := _between(low, high, look)) is not None:
+            low, high = (low, middle) if key in (look(middle) or {}) else (middle, high)
+        begun[key] = low, tuple(dict.fromkeys((high, end)))
+    ordered = {key: begun[key] for key in (*first, *last) if key in begun}
+    known = {at: look(at) or {} for _, files in ordered.values() for at in files}
+    return _grouped(ordered, known, lambda files: files[-1] == end)
+
+
+def _between(low: int, high: int, look: Callable[[int], ByKey | None]) -> int | None:
+    """Return the file nearest to the middle between two that can be read; None if there is none."""
+    middle = (low + high) / 2
+    candidates = sorted(range(low + 1, high), key=lambda at: abs(at - middle))
+    return next((at for at in candidates if look(at) is not None), None)
+
+
+def _before(order: Sequence[int], first: int) -> int | None:
+    at = order.index(first)
+    return order[at - 1] if at else None
+
+
+def _grouped(
+    begun: Mapping[Key, tuple[int | None, tuple[int, ...]]],
+    found: Mapping[int, ByKey],
+    lasts: Callable[[tuple[int, ...]], bool],
+) -> list[HistoryVerdict]:
+    groups: dict[tuple[str, int | None, tuple[int, ...]], list[str]] = {}
+    for (rule, place), (before, files) in begun.items():
+        groups.setdefault((rule, before, files), []).append(place)
+    made = []
+    for (rule, before, files), places in groups.items():
+        named = [found[at][rule, place] for at in files for place in places if (rule, place) in found[at]]
+        level: Literal["fail", "warn"] = "fail" if any(each.level == "fail" for each in named) else "warn"
+        made.append(HistoryVerdict(rule, level, tuple(places), files[0], before, files, lasts(files), named[0].message))
+    return made

@@ -1,0 +1,180 @@
+"""Where the input lies in what a layer returns: maps, channels first or last, or a sequence of tokens.
+
+Grids and overviews, token norms, `attribute` and `attention` ask here where tokens lie.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hookscope.errors import UsageError
+from hookscope.text import safe_text
+
+# Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4); half as many as the grid
+# has.
+MAX_EXTRA_TOKENS = 8
+# A pyramid halves its grid at most this often below the first one seen.
+MAX_HALVINGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """How tokens lie on the input: `prefix` of them belong to no place, then come those of a grid, row by row.
+
+    Attributes:
+        grid: (l,), (h, w) or (d, h, w).
+    """
+
+    prefix: int
+    grid: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the input lies in a layer's output.
+
+    Attributes:
+        grid: (l,), (h, w) or (d, h, w).
+        channel_axis: Of the output, batch axis counted.
+        prefix: Tokens in front of the grid; None if the output is no sequence.
+    """
+
+    grid: tuple[int, ...]
+    channel_axis: int
+    prefix: int | None = None
+
+    def maps(self, values: Tensor) -> Tensor:
+        """Return an output, or its gradient, as (N, C, *grid)."""
+        if self.prefix is None:
+            return values.movedim(self.channel_axis, 1)
+        tokens = values[:, self.prefix :]
+        return tokens.reshape(len(tokens), *self.grid, -1).movedim(-1, 1)
+
+
+# Fewer tokens than 2 x 2 are no grid: class tokens have layers for themselves.
+_MIN_GRID = 4
+
+_SEQUENCE_AXES = 3  # (N, T, D)
+_FLAT = "has no spatial extent: maps need a grid of more than one place"
+
+_TOKENS = re.compile(r"\s*(?:prefix\s*=\s*(?P<prefix>\d{1,4})\s*,\s*)?grid\s*=\s*(?P<grid>\d{1,5}(?:x\d{1,5}){0,2})\s*")
+
+
+def parse_tokens(text: str) -> Tokens:
+    """Read `--tokens`: "prefix=1,grid=14x14", height first; without a prefix "grid=7x7", of a signal "grid=49".
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    found = _TOKENS.fullmatch(text)
+    grid = tuple(map(int, found["grid"].split("x"))) if found else ()
+    if found is None or not all(grid):
+        raise UsageError(f"--tokens '{safe_text(text)}' is not of the form prefix=1,grid=14x14 (height x width).")
+    return Tokens(int(found["prefix"] or 0), grid)
+
+
+def known_prefix(network: nn.Module) -> int | None:
+    """Return how many tokens a network is known to put in front of the grid: timm says it, torchvision has one."""
+    for module in network.modules():
+        count = getattr(module, "num_prefix_tokens", None)
+        if isinstance(count, int):
+            return count
+        kind = type(module)
+        if f"{kind.__module__}.{kind.__qualname__}" == "torchvision.models.vision_transformer.VisionTransformer":
+            return 1
+    return None
+
+
+def layout_of(
+    shape: Sequence[int],
+    count: int,
+    channel_axis: int | None,
+    grids: Sequence[tuple[int, ...]],
+    *,
+    axes: int = 2,
+    prefix: int | None = None,
+    given: Tokens | None = None,
+) -> Layout | str:
+    """Return where the input lies in an output, or in words why it has no place there.
+
+    Args:
+        shape: Of the output.
+        count: Inputs in the batch.
+        channel_axis: As `statistics.channel_axis.AxisReader` gave it.
+        grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
+        axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
+        prefix: Tokens in front of the grid, if that is known of the network.
+        given: What the user said of sequences.
+    """
+    if not shape or shape[0] != count or channel_axis is None:
+        return _FLAT
+    is_sequence = len(shape) == _SEQUENCE_AXES and (channel_axis != 1 or (given is not None and axes > 1))
+    if is_sequence:
+        return _of_tokens(shape[1], grids, axes, prefix, given)
+    if len(shape) != axes + 2:
+        return _FLAT
+    grid = tuple(size for axis, size in enumerate(shape) if axis not in (0, channel_axis))
+    return Layout(grid, channel_axis) if math.prod(grid) > 1 else _FLAT
+
+
+def _of_tokens(
+    length: int, grids: Sequence[tuple[int, ...]], axes: int, prefix: int | None, given: Tokens | None
+) -> Layout | str:
+    if given is not None:
+        fits = length == given.prefix + math.prod(given.grid)
+        grid = "x".join(map(str, given.grid))
+        not_these = f"has {length} tokens, not the {given.prefix} + {grid} of --tokens"
+        return Layout(given.grid, 2, given.prefix) if fits else not_these
+    if length - (prefix or 0) < (2 if axes == 1 else _MIN_GRID):
+        return _FLAT
+    return _of_known_grid(length, grids, prefix) or _of_unknown_grid(length, axes, prefix)
+
+
+def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | None) -> Layout | None:
+    """Return the layout of tokens by the grid of a convolution before them, or one that follows from it by halving."""
+    for halvings in range(MAX_HALVINGS + 1):
+        expected = range(MAX_EXTRA_TOKENS + 1) if prefix is None and not halvings else (0, prefix)
+        for grid in reversed(grids):
+            frames, sides = grid[:-2], grid[-2:]  # networks over clips keep their frames
+            # Where a size is odd, networks round up or down.
+            for halved in {
+                tuple(size >> halvings for size in sides),
+                tuple(-(-size >> halvings) for size in sides),
+            }:
+                extra = length - math.prod((*frames, *halved))
+                if math.prod((*frames, *halved)) >= _MIN_GRID and extra in expected:
+                    return Layout((*frames, *halved), 2, extra)
+    return None
+
+
+def _of_unknown_grid(length: int, axes: int, prefix: int | None) -> Layout | str:
+    if axes == 1:  # the steps of a recurrent layer, or tokens of a signal
+        return Layout((length - (prefix or 0),), 2, prefix or 0)
+    side = math.isqrt(max(length - (prefix or 0), 0))
+    if axes == 2 and prefix is not None and side * side == length - prefix:
+        return Layout((side, side), 2, prefix)
+    example = "HEIGHTxWIDTH" if axes == 2 else "DEPTHxHEIGHTxWIDTH"
+    return f"has {length} tokens whose grid is not known: give --tokens prefix=1,grid={example}"
+
+
+def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits.
+
+    Without any known grid, a square is.
+    """
+    for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
+        for *frames, height, width in reversed(grids):
+            candidate = (*frames, height >> halvings, width >> halvings)
+            area = math.prod(candidate)
+            if min(candidate) > 1 and 0 <= token_count - area <= min(MAX_EXTRA_TOKENS, area // 2):
+                return candidate
+    if grids:
+        return None
+    for extra in range(MAX_EXTRA_TOKENS + 1):
+        side = math.isqrt(max(0, token_count - extra))
+        if side > 1 and side * side == token_count - extra:
+            return (side, side)
+    return None

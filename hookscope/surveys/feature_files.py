@@ -1,0 +1,161 @@
+"""Features of all inputs as safetensors, in one file or one for each chunk, and a sidecar with the inputs, last.
+
+They are copied piece by piece from the chunks: memory does not grow with the inputs.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hookscope.errors import OutputError, UsageError
+from hookscope.regular_files import open_regular
+from hookscope.results.runs.atomic import check_writable, reason_of, whole_file
+from hookscope.results.runs.tensors import header_of
+from hookscope.results.survey import FeatureFiles
+from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_sidecar
+from hookscope.surveys.features import FeatureDtype, Pool, read_part
+from hookscope.text import printable, safe_text, shape_text
+
+SCHEMA_VERSION = 1
+
+_COPIED_BYTES = 2**20
+_ONE_FILE = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureTarget:
+    """Where features go, and what they are: a file that ends in .safetensors, or a folder of one file a chunk."""
+
+    path: Path
+    pool: Pool = "avg"
+    dtype: FeatureDtype = "float32"
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether all features go into one file."""
+        return self.path.suffix.lower() == _ONE_FILE
+
+    @property
+    def sidecar(self) -> Path:
+        """What names the inputs, written last."""
+        return self.path.with_suffix(".json") if self.is_one_file else self.path / "features.json"
+
+    def check(self) -> None:
+        """Raise OutputError for a place that nothing could be written to; change nothing."""
+        for path in (self.path,) if self.is_one_file else ():
+            check_writable(path, "--features")
+        check_writable(self.sidecar, "--features")
+
+
+@dataclass(slots=True)
+class FeatureParts:
+    """The features of the chunks that were merged so far."""
+
+    target: FeatureTarget
+    files: list[ChunkFiles] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, files: ChunkFiles, sidecar: Sidecar, offset: int) -> None:
+        """Take in those of the next chunk, whose first input has the number `offset`.
+
+        Raises:
+            UsageError: If its outputs are not those of the chunks before, or have other shapes.
+        """
+        if not sidecar.inputs:
+            return
+        if self.files and {*sidecar.feature_shapes} != {*self.shapes}:
+            raise UsageError("--features: different inputs pass through different layers. Name layers that all pass.")
+        for label, shape in sidecar.feature_shapes.items():
+            known = self.shapes.get(label, (0, *shape[1:]))
+            if known[1:] != shape[1:]:
+                found = f"{shape_text(known[1:])} and {shape_text(shape[1:])}"
+                raise UsageError(f"--features: {printable(label)} is {found} for different inputs. Give --pool avg.")
+            self.shapes[label] = (known[0] + shape[0], *shape[1:])
+        self.files.append(files)
+        self.offsets.append(offset)
+
+    def write(self, model: str, classes: Sequence[str]) -> FeatureFiles:
+        """Write the features, then the sidecar.
+
+        Args:
+            model: Name of the network.
+            classes: Their names by their numbers; empty without classes.
+
+        Raises:
+            OutputError: If something cannot be written.
+        """
+        target = self.target
+        try:
+            written = [*(self._one_file() if target.is_one_file else self._file_for_each_chunk())]
+            with whole_file(target.sidecar) as file:
+                file.writelines(each.encode() for each in self._sidecar(model, classes, written))
+        except OSError as error:
+            where = safe_text(str(target.path))
+            raise OutputError(
+                f"Cannot write features to '{where}': {reason_of(error)}. Name another place with --features; "
+                "--resume goes on with the finished chunks."
+            ) from error
+        names = tuple(str(path) for path in (*written, target.sidecar))
+        return FeatureFiles(names, dict(self.shapes), target.pool, target.dtype)
+
+    def _one_file(self) -> Iterator[Path]:
+        path = self.target.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header, order = header_of({label: (self.target.dtype, shape) for label, shape in self.shapes.items()})
+        with whole_file(path) as file:
+            file.write(header)
+            for label in order:
+                for part in self.files:
+                    begin, end = read_part(part.features).offsets[label]
+                    _copy(part.features, begin, end, file)
+        yield path
+
+    def _file_for_each_chunk(self) -> Iterator[Path]:
+        self.target.path.mkdir(parents=True, exist_ok=True)
+        for part in self.files:
+            path = self.target.path / f"features-{part.index:06d}.safetensors"
+            with whole_file(path) as file:
+                _copy(part.features, 0, part.features.stat().st_size, file)
+            yield path
+
+    def _sidecar(self, model: str, classes: Sequence[str], written: Sequence[Path]) -> Iterator[str]:
+        """Return the text of the sidecar, an input a line, in the order of the rows."""
+        target = self.target
+        known: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "tool": "hookscope",
+            "model": model,
+            "pool": target.pool,
+            "dtype": target.dtype,
+            "shapes": self.shapes,
+            "files": [path.name for path in written],
+        }
+        yield "{\n" + "".join(f"  {json.dumps(name)}: {json.dumps(value)},\n" for name, value in known.items())
+        yield '  "inputs": ['
+        separator = "\n"
+        for place, (part, offset) in enumerate(zip(self.files, self.offsets, strict=True)):
+            sidecar = read_sidecar(part)
+            for each in () if sidecar is None else sidecar.inputs:
+                line = {
+                    "input": each.name_in(offset),
+                    "sha256": each.sha256,
+                    "file": 0 if target.is_one_file else place,
+                }
+                line |= {} if each.label is None else {"class": classes[each.label]}
+                yield f"{separator}    {json.dumps(line)}"
+                separator = ",\n"
+        yield "\n  ]\n}\n"
+
+
+def _copy(source: Path, begin: int, end: int, file: BinaryIO) -> None:
+    with open_regular(source, follow_links=False) as origin:
+        origin.seek(begin)
+        while begin < end:
+            content = origin.read(min(_COPIED_BYTES, end - begin))
+            if not content:
+                raise OSError(f"{source.name} is cut short")
+            file.write(content)
+            begin += len(content)

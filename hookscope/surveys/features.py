@@ -1,0 +1,132 @@
+"""Features of layers, pooled or whole, written as they come: memory does not grow with the inputs."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.errors import UsageError
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.regular_files import open_regular
+from hookscope.results.runs.tensors import SpooledTensor, TensorSpool, write_tensors
+from hookscope.statistics.storage import plain_array
+from hookscope.text import printable, shape_text
+
+Pool = Literal["avg", "max", "cls", "none"]
+FeatureDtype = Literal["float32", "float16"]
+
+
+def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> Tensor:
+    """Return the features of a batch, (N, C) or whole, on the CPU in float32.
+
+    Args:
+        tensor: The output, (N, C, ...) or (N, T, D).
+        channel_axis: The axis of the channels; None without one.
+        pool: The mean or the maximum over positions; "cls" for the first token of (N, T, D); "none" for all values.
+        label: Of the output, for errors.
+
+    Raises:
+        UsageError: If the output has nothing to pool.
+    """
+    with plain_arithmetic():
+        values = tensor.detach()
+        values = values.dequantize() if values.is_quantized else values
+        values = values.float() if values.dtype != torch.float32 else values
+        if pool == "none":
+            return values.cpu().clone()
+        if channel_axis is None:
+            raise UsageError(f"--pool {pool}: {printable(label)} has no axis of channels. Give --pool none.")
+        if pool == "cls":
+            if values.dim() != 3 or channel_axis != 2:
+                shape = shape_text(values.shape)
+                raise UsageError(f"--pool cls: {printable(label)} is no sequence of tokens but {shape}. Give avg.")
+            return values[:, 0].cpu().clone()
+        axes = [axis for axis in range(1, values.dim()) if axis != channel_axis]
+        if not axes:
+            return values.cpu().clone()
+        return (values.mean(axes) if pool == "avg" else values.amax(axes)).cpu()
+
+
+@dataclass(slots=True)
+class FeatureSpool:
+    """Features of a chunk by label, until its file is written; those of a batch that failed are dropped.
+
+    Attributes:
+        rows: Of each label how many inputs are kept.
+    """
+
+    pool: Pool
+    dtype: FeatureDtype
+    rows: dict[str, int] = field(default_factory=dict)
+    _spool: TensorSpool = field(default_factory=TensorSpool)
+    _parts: dict[str, SpooledTensor] = field(default_factory=dict)
+    _latest: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
+        """Take the features of a batch, in the hook."""
+        values = pooled(tensor, channel_axis, self.pool, label)
+        with np.errstate(over="ignore"):  # above 65,504 float16 has infinity
+            self._latest[label] = plain_array(values).astype("<f4" if self.dtype == "float32" else "<f2", order="C")
+
+    def keep(self, count: int) -> None:
+        """Keep what came since the last batch of so many inputs.
+
+        Raises:
+            UsageError: If an output has not one row for each input, or not the same shape as before.
+        """
+        for label, values in self._latest.items():
+            if values.ndim == 0 or values.shape[0] != count:
+                raise UsageError(
+                    f"--features: axis 0 of {printable(label)} does not count inputs. Choose another layer."
+                )
+            known = self._parts.get(label)
+            if known is not None and known.shape[1:] != values.shape[1:]:
+                shapes = f"{shape_text(known.shape[1:])} and {shape_text(values.shape[1:])}"
+                raise UsageError(f"--features: {printable(label)} is {shapes} for different inputs. Give --pool avg.")
+            piece = self._spool.append(memoryview(values.data).cast("B"))
+            before = known or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
+            shape = (before.shape[0] + count, *before.shape[1:])
+            self._parts[label] = SpooledTensor(self.dtype, shape, (*before.pieces, piece))
+        self._latest.clear()
+
+    def forget(self) -> None:
+        """Drop what came since the last batch."""
+        self._latest.clear()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each tensor, by label."""
+        return {label: each.shape for label, each in self._parts.items()}
+
+    def write(self, path: Path, labels: Iterable[str]) -> None:
+        """Write the tensors of these labels as safetensors; OSError if there is no room."""
+        write_tensors(path, {label: self._parts[label] for label in labels if label in self._parts}, self._spool)
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePart:
+    """The features of one chunk in a file of safetensors: where each tensor begins, and its shape."""
+
+    path: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    offsets: Mapping[str, tuple[int, int]]
+
+
+def read_part(path: Path) -> FeaturePart:
+    """Read the header of a file that `FeatureSpool.write` wrote."""
+    import json  # noqa: PLC0415
+
+    with open_regular(path, follow_links=False) as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    shapes = {label: tuple(each["shape"]) for label, each in header.items()}
+    offsets = {
+        label: (8 + size + each["data_offsets"][0], 8 + size + each["data_offsets"][1])
+        for label, each in header.items()
+    }
+    return FeaturePart(path, shapes, offsets)

@@ -1,0 +1,284 @@
+"""Run a network over one chunk of the inputs, and gather what its outputs and their channels do."""
+
+import math
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor
+
+from hookscope.errors import HookscopeError, UnfitInputError
+from hookscope.inputs import Batch
+from hookscope.inputs.pipeline import InputPipeline
+from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.models import LoadedModel
+from hookscope.results.activations import LayerRow, UncalledLayer, Verification
+from hookscope.results.repeats import fold_repeats
+from hookscope.results.statistics import TensorStatistics
+from hookscope.results.survey import Unusable
+from hookscope.statistics import Reduction
+from hookscope.surveys.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
+from hookscope.surveys.channel_totals import ChannelTotals
+from hookscope.surveys.features import FeatureSpool
+
+# Sums of the squares of so many larger values as there may be are beyond float64.
+_LARGEST_SQUARED = 1e140
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredInput:
+    """An input that was measured.
+
+    Attributes:
+        number: In the chunk, unusable ones counted.
+        sha256: Digest of its file; None for one in memory.
+        label: Number of its class; None without classes.
+    """
+
+    number: int
+    name: str
+    sha256: str | None
+    label: int | None = None
+
+    def name_in(self, offset: int) -> str:
+        """Return its name; of one in memory with its number among all inputs, the first of the chunk being `offset`."""
+        return self.name if self.sha256 is not None else f"{self.name}[{offset + self.number}]"
+
+
+@dataclass(slots=True)
+class ChunkRow:
+    """One output over a chunk.
+
+    Attributes:
+        row: Without statistics.
+        reduction: Of all values, in bins; without channels.
+        totals: Of its channels; None without them.
+    """
+
+    row: LayerRow
+    reduction: Reduction
+    totals: ChannelTotals | None
+
+
+@dataclass(slots=True)
+class MeasuredChunk:
+    """What was found in a chunk.
+
+    Attributes:
+        place_count: Inputs of the chunk, unusable ones counted.
+        features: Of its inputs; None if they were not asked for.
+    """
+
+    inputs: list[MeasuredInput]
+    place_count: int
+    rows: list[ChunkRow]
+    unusable: list[Unusable]
+    uncalled: tuple[UncalledLayer, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    verification: Verification | None = None
+    seconds: float = 0.0
+    features: FeatureSpool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOptions:
+    """How chunks are measured.
+
+    Attributes:
+        sample: Inputs of each chunk at most whose means are kept to find duplicates, each `sample_step`-th one.
+        class_of: The number of an input's class by its name; None without classes.
+        new_features: Makes what takes the features of a chunk; None without features.
+    """
+
+    layers: Sequence[str]
+    ops: bool
+    batch_size: int
+    top: int
+    seed: int
+    sample: int
+    sample_step: int
+    class_of: Callable[[str], int] | None = None
+    new_features: Callable[[], FeatureSpool] | None = None
+
+
+@dataclass(slots=True)
+class ChannelRecorder:
+    """Reduces the channels of every output in the hook, and adds a batch to the totals once it went well."""
+
+    options: MeasureOptions
+    features: FeatureSpool | None = None
+    totals: dict[str, ChannelTotals] = field(default_factory=dict)
+    inputs: list[MeasuredInput] = field(default_factory=list)
+    sampled_count: int = 0
+    _latest: dict[str, Reduced] = field(default_factory=dict)
+    _before: tuple[weakref.ref[Tensor], int, int, Reduced] | None = None
+
+    def see(self, label: str, tensor: Tensor, channel_axis: int | None) -> None:
+        """Reduce an output; one that comes again at once, as a container's, is not read again."""
+        if self.features is not None:
+            self.features.see(label, tensor, channel_axis)
+        if channel_axis is None or channel_axis == 0:
+            return
+        version = -1 if tensor.is_inference() else tensor._version
+        if self._before is not None:
+            reference, known, axis, rows = self._before
+            if reference() is tensor and known == version >= 0 and axis == channel_axis:
+                self._latest[label] = rows
+                return
+        totals = self.totals.get(label)
+        found = reduce_channels(tensor, channel_axis, None if totals is None else totals.top.thresholds)
+        if found is not None:
+            self._latest[label] = found
+            self._before = (weakref.ref(tensor), version, channel_axis, found)
+
+    def keep(self, batch: Batch, _output: object) -> None:
+        """Add what was seen of a batch that went through the network."""
+        numbers = np.array(batch.indices, np.int64)
+        class_of = self.options.class_of
+        classes = [] if class_of is None else [class_of(record.name) for record in batch.records]
+        step, room = self.options.sample_step, self.options.sample - self.sampled_count
+        sampled = [place for place, number in enumerate(batch.indices) if number % step == 0][: max(0, room)]
+        self.sampled_count += len(sampled)
+        fetched: dict[int, ChannelRows] = {}
+        for label, found in self._latest.items():
+            rows = fetched.setdefault(id(found), found.fetched() if isinstance(found, RowsOnDevice) else found)
+            totals = self.totals.get(label)
+            if totals is None:
+                totals = self.totals[label] = ChannelTotals.empty(rows.high.shape[1], self.options.top)
+            if totals.high.size == rows.high.shape[1]:
+                totals.add(rows, numbers, classes, sampled)
+            else:
+                totals.is_of_one_size = False
+        if self.features is not None:
+            self.features.keep(len(numbers))
+        labels: Sequence[int | None] = classes or [None] * len(numbers)
+        self.inputs += [
+            MeasuredInput(number, record.name, record.sha256, label)
+            for number, record, label in zip(batch.indices, batch.records, labels, strict=True)
+        ]
+
+    def end_batch(self, _finished: int) -> None:
+        """Drop what was seen of a batch that the network raised on."""
+        self._latest.clear()
+        self._before = None
+        if self.features is not None:
+            self.features.forget()
+
+
+def measure_chunk(
+    loaded: LoadedModel,
+    inputs: InputPipeline,
+    options: MeasureOptions,
+    *,
+    is_first: bool,
+    verify: bool,
+    on_batch: Callable[[int], None],
+) -> MeasuredChunk:
+    """Run the network over a chunk.
+
+    Args:
+        loaded: The network.
+        inputs: Those of the chunk.
+        options: As for all chunks.
+        is_first: Whether it is the first one of this process: if the network raises on every input of it, so does this.
+        verify: Whether to compare the first batch with a pass without hooks.
+        on_batch: Called after each batch with the number of inputs finished.
+
+    Raises:
+        ForwardError: If the network raised on every input of the first chunk.
+        LayerNotFoundError: If a pattern selects nothing.
+    """
+    began = time.perf_counter()
+    features = None if options.new_features is None else options.new_features()
+    recorder = ChannelRecorder(options, features)
+    unusable: list[Unusable] = []
+
+    def report(error: HookscopeError) -> None:
+        texts = [f"{name}: {error.reason}" for name in error.names] if isinstance(error, UnfitInputError) else []
+        unusable.extend(Unusable(text, error.exit_code) for text in texts or [str(error)])
+
+    def end_batch(finished: int) -> None:
+        recorder.end_batch(finished)
+        on_batch(finished)
+
+    try:
+        run = inspect(
+            loaded,
+            inputs.batches(options.batch_size, report),
+            options.layers,
+            ops=options.ops,
+            seed=options.seed,
+            verify=verify,
+            distributions=True,
+            on_tensor=recorder.see,
+            on_output=recorder.keep,
+            on_batch=end_batch,
+            on_error=report,
+        )
+    except ForwardError as error:
+        if is_first:
+            raise
+        run = replace(error.inspection, rows=())
+    places = [each.number for each in recorder.inputs]
+    return MeasuredChunk(
+        inputs=recorder.inputs,
+        place_count=max([len(inputs.files), *(place + 1 for place in places)]),
+        rows=[
+            ChunkRow(row, reduction_of(row.activation), totals_of(row, recorder.totals))
+            for row in fold_repeats(run).rows
+        ],
+        unusable=unusable,
+        uncalled=run.uncalled,
+        warnings=run.warnings,
+        notes=run.notes,
+        verification=run.verification,
+        seconds=time.perf_counter() - began,
+        features=features,
+    )
+
+
+def totals_of(row: LayerRow, totals: Mapping[str, ChannelTotals]) -> ChannelTotals | None:
+    """Return the totals of a row's channels."""
+    found = totals.get(row.label)
+    return found if found is not None and found.is_of_one_size else None
+
+
+def reduction_of(statistics: TensorStatistics) -> Reduction:
+    """Return the numbers that statistics follow from, values in bins, so that they merge."""
+    known = Reduction(statistics.shape, statistics.dtype, statistics.element_count, unmeasured=statistics.unmeasured)
+    if statistics.unmeasured or not statistics.element_count:
+        return known
+    nonfinite = (statistics.nan_count or 0) + (statistics.inf_count or 0)
+    count = statistics.element_count - nonfinite
+    known = known._replace(
+        channel_axis=statistics.channel_axis,
+        nan_count=statistics.nan_count or 0,
+        nonzero_count=statistics.element_count - round((statistics.zero_fraction or 0.0) * statistics.element_count),
+        channel_nonzero=statistics.channel_nonzero,
+    )
+    low, high = statistics.min, statistics.max
+    if statistics.mean is None or statistics.std is None or low is None or high is None:
+        return known
+    largest = max(abs(low), abs(high))
+    exponent = math.frexp(largest)[1] if largest > _LARGEST_SQUARED else 0
+    std, mean_abs, l2 = (
+        math.ldexp(each or 0.0, -exponent) for each in (statistics.std, statistics.mean_abs, statistics.l2)
+    )
+    spread = statistics.distribution
+    if spread is not None and spread.values is not None:
+        keys, counts = spread.binned()
+        spread = replace(spread, values=None, keys=keys, counts=counts)
+    return known._replace(
+        finite_count=count,
+        mean=statistics.mean,
+        squared_deviations=std**2 * count,
+        min=low,
+        max=high,
+        abs_sum=mean_abs * count,
+        square_sum=l2**2,
+        distribution=spread,
+        exponent=exponent,
+    )

@@ -1,0 +1,257 @@
+"""Merge chunks in their order into the survey of all inputs, one in memory at a time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookscope.errors import ModelError
+from hookscope.inputs.pipeline import InputPipeline
+from hookscope.inspection.batch_shapes import BatchShapes
+from hookscope.inspection.rows import value_flags, with_whole_shape
+from hookscope.results.activations import LayerRow, UncalledLayer, Verification
+from hookscope.results.cost import ReceptiveField
+from hookscope.results.distribution import Distribution, edges_of
+from hookscope.results.inputs import Provenance
+from hookscope.results.statistics import TensorStatistics
+from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, headroom_of
+from hookscope.statistics import Reduction, merge, summarise
+from hookscope.surveys.channel_totals import ChannelTotals
+from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_sidecar
+from hookscope.surveys.duplicates import Duplicates, duplicates
+from hookscope.surveys.feature_files import FeatureParts, FeatureTarget
+from hookscope.surveys.measure_chunk import MeasuredChunk
+from hookscope.surveys.pictures import InputPictures
+from hookscope.surveys.plan import Plan
+from hookscope.surveys.selectivity import Selectivity, selectivity
+
+# Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2.
+_MASSIVE_MAGNITUDE, _MASSIVE_RATIO = 100.0, 1000.0
+
+_OF_VALUES = ("unmeasured", "non-finite", "constant", "all zero", "dead channels")
+
+
+@dataclass(slots=True)
+class _MergedRow:
+    row: LayerRow
+    reduction: Reduction
+    totals: ChannelTotals | None
+    shapes: BatchShapes = field(default_factory=BatchShapes)
+
+
+@dataclass(slots=True)
+class Merging:
+    """Chunks merged so far, in their order.
+
+    Attributes:
+        offsets: Of each chunk the number of its first input, and its files.
+    """
+
+    plan: Plan
+    target: FeatureTarget | None = None
+    rows: dict[str, _MergedRow] = field(default_factory=dict)
+    input_count: int = 0
+    place_count: int = 0
+    class_counts: dict[int, int] = field(default_factory=dict)
+    unusable: list[Unusable] = field(default_factory=list)
+    uncalled: dict[str, UncalledLayer] | None = None
+    warnings: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    verification: Verification | None = None
+    offsets: list[tuple[int, ChunkFiles]] = field(default_factory=list)
+    features: FeatureParts | None = None
+
+    def add(self, chunk: MeasuredChunk, files: ChunkFiles, sidecar: Sidecar) -> None:
+        """Take in the next chunk."""
+        for each in chunk.rows:
+            label = each.row.label
+            if each.totals is not None:
+                inputs = each.totals.top.inputs
+                inputs[inputs >= 0] += self.place_count
+            known = self.rows.get(label)
+            if known is None:
+                known = self.rows[label] = _MergedRow(each.row, each.reduction, each.totals)
+            else:
+                known.row = replace(known.row, also=tuple(dict.fromkeys((*known.row.also, *each.row.also))))
+                known.reduction = merge(known.reduction, each.reduction)
+                known.totals = _merged_totals(known.totals, each.totals)
+            known.shapes.add(len(chunk.inputs), each.reduction.shape)
+        for measured in chunk.inputs:
+            if measured.label is not None:
+                self.class_counts[measured.label] = self.class_counts.get(measured.label, 0) + 1
+        self.offsets.append((self.place_count, files))
+        self.input_count += len(chunk.inputs)
+        self.place_count += chunk.place_count
+        self.unusable += chunk.unusable
+        if chunk.inputs:
+            silent = {each.layer: each for each in chunk.uncalled}
+            self.uncalled = (
+                silent
+                if self.uncalled is None
+                else {name: each for name, each in self.uncalled.items() if name in silent}
+            )
+        self.warnings |= dict.fromkeys(chunk.warnings)
+        self.notes |= dict.fromkeys(chunk.notes)
+        self.verification = self.verification or chunk.verification
+        if self.target is not None:
+            self.features = self.features or FeatureParts(self.target)
+            self.features.add(files, sidecar, self.offsets[-1][0])
+
+    def result(self, source: InputPipeline | None = None) -> Survey:
+        """Return the survey of all chunks, and write the features.
+
+        Args:
+            source: Where inputs in memory come from, to draw them again.
+
+        Raises:
+            ModelError: If no input could be measured.
+            OutputError: If features cannot be written.
+        """
+        if not self.input_count:
+            first = self.unusable[0].message if self.unusable else "there are none"
+            raise ModelError(f"None of the inputs could be measured: {first}")
+        plan = self.plan
+        names = self._names()
+        known = summarise([each.reduction for each in self.rows.values()])
+        rows = tuple(
+            self._row(index, each, statistics, names)
+            for index, (each, statistics) in enumerate(zip(self.rows.values(), known, strict=True))
+        )
+        pictures = InputPictures(plan.preprocessing)
+        if source is not None:
+            pictures = InputPictures(plan.preprocessing, source.files, source.batch)
+        features = None if self.features is None else self.features.write(plan.model.name, plan.classes)
+        counts = {
+            name: self.class_counts[number] for number, name in enumerate(plan.classes) if number in self.class_counts
+        }
+        return Survey(
+            model=plan.model,
+            input_count=self.input_count,
+            rows=rows,
+            classes=counts,
+            uncalled=tuple((self.uncalled or {}).values()),
+            unusable=tuple(self.unusable),
+            warnings=tuple(self.warnings),
+            notes=(*self.notes, *self._remarks()),
+            seed=plan.seed,
+            device=plan.device,
+            dtype=plan.dtype,
+            batch_size=plan.batch_size,
+            chunk_size=plan.chunk_size,
+            chunk_count=len(plan.chunk_sizes),
+            features=features,
+            verification=self.verification,
+            provenance=Provenance(
+                plan.patterns,
+                plan.preprocessing,
+                unusable_inputs=tuple(each.message for each in self.unusable),
+                versions=plan.versions,
+                threads=plan.threads,
+            ),
+            names=names,
+            pictures=pictures,
+        )
+
+    def _remarks(self) -> Iterator[str]:
+        apart = [
+            each.row.label for each in self.rows.values() if each.totals is not None and not each.totals.is_by_input
+        ]
+        if apart:
+            more = f" and {len(apart) - 1:,} more" if len(apart) > 1 else ""
+            yield f"Axis 0 of {apart[0]}{more} does not count inputs: which inputs excite its channels is not known."
+
+    def _names(self) -> dict[int, str]:
+        """Return the names of the inputs in lists, by their numbers: of those in memory with their numbers."""
+        listed = [each.totals.top.inputs.ravel() for each in self.rows.values() if each.totals is not None]
+        wanted = {*np.unique(np.concatenate(listed)).tolist()} if listed else set()
+        names: dict[int, str] = {}
+        for offset, files in self.offsets:
+            sidecar = read_sidecar(files)
+            for each in () if sidecar is None else sidecar.inputs:
+                number = offset + each.number
+                if number in wanted:
+                    names[number] = each.name_in(offset)
+        return names
+
+    def _row(self, index: int, merged: _MergedRow, statistics: TensorStatistics, names: Mapping[int, str]) -> SurveyRow:
+        row = merged.row
+        statistics = with_whole_shape(statistics, merged.shapes)
+        nonzero = merged.reduction.channel_nonzero
+        channels = Channels()
+        if merged.totals is not None and nonzero is not None and nonzero.size == merged.totals.high.size:
+            channels = self._channels(merged.totals, nonzero, names)
+        flags = [*value_flags(statistics), *(each for each in row.flags if each not in _OF_VALUES)]
+        return SurveyRow(
+            index=index,
+            layer=row.layer,
+            kind=row.kind,
+            call=row.call,
+            slot=row.slot,
+            parameter_count=row.parameter_count,
+            activation=statistics,
+            flags=tuple(flags),
+            aliases=row.aliases,
+            also=row.also,
+            source=row.source,
+            channels=channels,
+            headroom=headroom_of(statistics),
+            massive=_massive(channels, statistics.distribution),
+            receptive_field=self._field(row),
+        )
+
+    def _channels(self, totals: ChannelTotals, nonzero: NDArray[np.float64], names: Mapping[int, str]) -> Channels:
+        count = totals.high.size
+        values, top = totals.values, totals.top
+        by_class = selectivity(totals) if self.plan.classes and totals.is_by_input else Selectivity.none(count)
+        twins = duplicates(np.concatenate(totals.sample)) if totals.sample else Duplicates.none(count)
+        has_any = values.count > 0
+        variance = np.divide(values.deviations, values.count, out=np.zeros(count), where=has_any)
+        inputs = totals.pooled.count
+        firing = np.full(count, np.nan)
+        if totals.is_by_input:
+            np.divide(totals.firing, inputs, out=firing, where=inputs > 0)
+        arrays = ChannelArrays(
+            firing_inputs=firing,
+            firing_positions=nonzero / totals.total,
+            mean=np.where(has_any, values.mean, np.nan),
+            std=np.where(has_any, np.sqrt(variance), np.nan),
+            min=np.where(has_any, totals.low, np.nan),
+            max=np.where(has_any, totals.high, np.nan),
+            nonfinite_count=(totals.total - values.count).astype(np.int64),
+            best_class=by_class.best,
+            selectivity=by_class.share,
+            duplicate_of=twins.of,
+            correlation=twins.correlation,
+            top_values=top.values,
+            top_inputs=top.inputs if totals.is_by_input else np.full_like(top.inputs, -1),
+            top_positions=top.positions,
+        )
+        return Channels(arrays, names, self.plan.classes)
+
+    def _field(self, row: LayerRow) -> ReceptiveField | None:
+        is_module = row.owner is None and not row.slot
+        found = (each.field for each in self.plan.fields if (each.layer, each.call) == (row.layer, row.call))
+        return next(found, None) if is_module else None
+
+
+def _merged_totals(first: ChannelTotals | None, second: ChannelTotals | None) -> ChannelTotals | None:
+    if first is None or second is None or first.high.size != second.high.size:
+        return None
+    first.merge(second)
+    return first
+
+
+def _massive(channels: Channels, spread: Distribution | None) -> tuple[int, ...]:
+    """Return the channels with massive activations: see `SurveyRow.massive`."""
+    arrays = channels.arrays
+    if spread is None or arrays is None:
+        return ()
+    keys, counts = spread.binned()
+    order = np.argsort(np.abs(keys), kind="stable")
+    below = np.cumsum(counts[order])
+    middle = np.abs(keys)[order][np.searchsorted(below, (below[-1] + 1) // 2)]
+    median = float(np.mean(edges_of(np.array([middle], np.int32)))) if middle else 0.0
+    limit = max(_MASSIVE_MAGNITUDE, _MASSIVE_RATIO * median)
+    greatest = np.fmax(np.abs(arrays.min), np.abs(arrays.max))
+    return tuple(np.flatnonzero(np.nan_to_num(greatest) > limit).tolist())

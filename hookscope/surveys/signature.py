@@ -1,0 +1,94 @@
+"""What a chunk depends on, by name: chunks are merged only if all of it is the same."""
+
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from hookscope.hooks.pytree import tensors_in
+from hookscope.inputs import Batch
+from hookscope.inputs.clips import Clip, Source
+from hookscope.results.inputs import Preprocessing
+from hookscope.statistics.storage import plain_array
+
+
+def common_signature(
+    module: nn.Module, device: torch.device, preprocessing: Preprocessing, settings: Mapping[str, object]
+) -> dict[str, str]:
+    """Return what all chunks of a survey have in common, as text."""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return {
+        "hookscope": version("hookscope"),
+        "torch": torch.__version__,
+        "processor": f"{platform.machine()} {where}",
+        "device": device.type,
+        "threads": str(torch.get_num_threads()),
+        "model": model_digest(module),
+        "preprocessing": _digest(repr(sorted(asdict(preprocessing).items()))),
+        **{name: str(value) for name, value in settings.items()},
+    }
+
+
+def model_digest(module: nn.Module) -> str:
+    """Return a digest of a network's structure, parameters and buffers."""
+    digest = hashlib.sha256(repr(module).encode())
+    for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()]):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    values = tensor.detach()
+    if values.layout != torch.strided or values.is_nested or values.is_quantized or values.is_meta:
+        return repr(values).encode()
+    return plain_array(values.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)).data
+
+
+def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
+    """Return a digest of the names and sizes of a chunk's files, of the pixels of pictures, or of a batch's values."""
+    digest = hashlib.sha256()
+    for each in files:
+        if isinstance(each, Image):
+            digest.update(f"{each.mode} {each.size}".encode() + each.tobytes())
+        elif isinstance(each, Clip):
+            digest.update(f"{each.folder} {[frame.name for frame in each.frames]}".encode())
+        else:
+            digest.update(f"{each} {_size_of(each)}\n".encode())
+    for _, tensor in () if batch is None else tensors_in([*batch.args, dict(batch.kwargs)]):
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return None
+
+
+def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Return the names of what differs between two signatures: "threads (1, here 2)"."""
+    names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    shown = []
+    for name in names:
+        values = [each.get(name, "none") for each in (found, wanted)]
+        shown.append(name if max(map(len, values)) > 40 else f"{name} ({values[0]}, here {values[1]})")
+    return shown
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def names_digest(names: Sequence[str]) -> str:
+    """Return a digest of names in their order; "" without any."""
+    return _digest("\n".join(names)) if names else ""

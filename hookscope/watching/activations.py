@@ -1,0 +1,180 @@
+"""The activations of one watched step: hooks that are put on before its forward passes and taken off after them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.checks.rules.activations import SATURATED_BEYOND
+from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.calls import Hook
+from hookscope.hooks.forward_hooks import Capture, observed
+from hookscope.hooks.observed import ModuleCall, Observation
+from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.rows import Rows, layer_rows, merge_observations
+from hookscope.results.activations import LayerRow
+from hookscope.results.training import WatchedLayer
+from hookscope.statistics import Measured, Reducer
+from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.storage import gathered
+from hookscope.watching.networks import WatchedNetwork
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One forward pass: whether the network was in train mode, how many inputs it had, and what was seen."""
+
+    training: bool
+    input_count: int
+    seen: list[Observation[Measured]]
+
+
+@dataclass(slots=True)
+class ForwardPasses:
+    """The forward passes of one network while its hooks are on.
+
+    A pass counts if gradients are recorded where it begins: those under `no_grad`, as of a validation, do not. What
+    activation checkpointing computes again is not seen twice. Of passes in train and in eval mode, those count that
+    were in the mode of the step.
+    """
+
+    watched: WatchedNetwork
+    failed: Callable[[Exception], None]
+    _inspected: InspectedNetwork | None = None
+    _capture: Capture[Measured] | None = None
+    _block: ExitStack = field(default_factory=ExitStack)
+    _plain: Reducer = field(default_factory=Reducer)
+    _bounded: Reducer = field(default_factory=lambda: Reducer(distributions=True))
+    _axes: AxisReader = field(default_factory=AxisReader)
+    _mode: bool = True
+    _mode_of_step: bool = True
+    _depth: int = 0
+    _counts: bool = False
+    _input_count: int = 0  # of the pass, by its first output with a batch axis
+    _passes: list[_Pass] = field(default_factory=list)
+    _listed: frozenset[str] = frozenset()
+
+    def begin(self) -> None:
+        """Put hooks on; `end` takes them off."""
+        layers = self.watched.layers()
+        self._inspected = self.watched.inspected()
+        self._listed = frozenset(layers)
+        self._passes = []
+        self._depth = 0
+        self._axes.restart()
+        root = self.watched.network
+        self._mode = self._mode_of_step = root.training
+        self._block = ExitStack()
+        key = object()
+        root._forward_pre_hooks[key] = Hook(self._pass_begins)  # type: ignore[index]
+        root._forward_hooks[key] = Hook(self._pass_ends)  # type: ignore[index]
+        root._forward_hooks_always_called[key] = True  # type: ignore[index]
+        self._block.callback(root._forward_pre_hooks.pop, key, None)  # type: ignore[arg-type]
+        self._block.callback(root._forward_hooks.pop, key, None)  # type: ignore[arg-type]
+        self._block.callback(root._forward_hooks_always_called.pop, key, None)  # type: ignore[arg-type]
+        # What a network returns is looked at for the rules, listed or not.
+        everything = {**layers, "": root}
+        self._capture = self._block.enter_context(observed(everything, self._observe, self._is_counted))
+
+    def go_last(self) -> None:
+        """Put the hooks behind others that were put on since; a step that has begun its forward passes keeps them."""
+        if self._capture is not None and not self._passes and not self._capture.observations:
+            self.end()
+            self.begin()
+
+    def step_begins(self) -> None:
+        """Note the mode that the network is in as its optimiser steps: a validation may follow."""
+        self._mode_of_step = self.watched.network.training
+
+    def end(self) -> None:
+        """Take the hooks off; the passes are kept until the next `begin`. Does no harm when done twice."""
+        self._finish_pass()
+        self._block.close()
+        self._capture = None
+
+    def rows(self) -> tuple[LayerRow, ...]:
+        """Return the outputs of the passes in the mode of the step, the network's own among them."""
+        assert self._inspected is not None  # noqa: S101
+        rows = Rows()
+        for each in self._passes:
+            if each.training == self._mode_of_step:
+                merge_observations(rows, each.seen, each.input_count)
+        self._passes = []
+        return layer_rows(self._inspected, rows)
+
+    def is_listed(self, row: LayerRow) -> bool:
+        """Tell whether a row is of a layer that was asked for, and not another's output passed on."""
+        return row.layer in self._listed and not row.repeats
+
+    def _pass_begins(self, _module: nn.Module, _args: object) -> None:
+        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again
+            return
+        self._depth += 1
+        if self._depth == 1:
+            try:
+                self._finish_pass()
+            except Exception as error:  # noqa: BLE001 - never into a training
+                self.failed(error)
+            self._counts = torch.is_grad_enabled()
+            self._mode = self.watched.network.training
+
+    def _pass_ends(self, _module: nn.Module, _args: object, _output: object) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            self._depth = max(0, self._depth - 1)
+
+    def _is_counted(self) -> bool:
+        return self._counts if self._depth else torch.is_grad_enabled()
+
+    def _finish_pass(self) -> None:
+        if self._capture is None:
+            return
+        with torch.no_grad(), plain_arithmetic():
+            self._plain.settle()
+            self._bounded.settle()
+        self._axes.restart()
+        seen = self._capture.restart()
+        if seen:
+            self._passes.append(_Pass(self._mode, self._input_count, seen))
+        self._input_count = 0
+
+    def _observe(self, call: ModuleCall, _slot: str, tensor: Tensor) -> Measured:
+        try:
+            if type(tensor) is not Tensor:
+                tensor = gathered(tensor)
+            if not self._input_count and tensor.dim() > 1:
+                self._input_count = tensor.shape[0]
+            axis = None if tensor.is_nested or call.vmapped else self._axes.channel_axis(call.maker, tensor.shape)
+            reducer = self._bounded if type(call.module).__name__ in SATURATED_BEYOND else self._plain
+            return reducer.reduce(tensor, axis)
+        except Exception as error:  # noqa: BLE001 - never into a training
+            self.failed(error)
+            return _UNMEASURED
+
+
+_UNMEASURED = Reducer().reduce(torch.empty(0))
+
+
+def watched_layer(row: LayerRow, prefix: str) -> WatchedLayer:
+    """Return a row as a watched step lists it."""
+    found = row.activation
+    is_measured = found.unmeasured is None and found.nan_count is not None
+    return WatchedLayer(
+        label=f"{prefix}{row.label}" if row.layer or prefix else "(model)",
+        kind=row.kind,
+        mean=found.mean,
+        std=found.std,
+        min=found.min,
+        max=found.max,
+        zero_fraction=found.zero_fraction,
+        dead_channel_fraction=found.dead_channel_fraction,
+        saturated_fraction=saturated_fraction(row),
+        nonfinite_count=(found.nan_count or 0) + (found.inf_count or 0) if is_measured else None,
+    )
+
+
+def saturated_fraction(row: LayerRow) -> float | None:
+    """Return the share of a bounded activation's outputs where its slope is nearly zero; None for other layers."""
+    bounds, distribution = SATURATED_BEYOND.get(row.kind), row.activation.distribution
+    return None if bounds is None or distribution is None else distribution.share_outside(*bounds)

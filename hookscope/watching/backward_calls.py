@@ -1,0 +1,129 @@
+"""See calls of `backward`: the loss, and the line of the script that called.
+
+`Tensor.backward` looks `torch.autograd.backward` up at each call, so that is what is replaced, for as long as the
+process lives. `GradScaler.scale` leaves the scale at the node that it makes: it may be divided before `backward`.
+"""
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.autograd.graph import Node
+
+_SCALE = "hookscope scale"
+
+# Between `scale` and `backward` little is done: a division by the count of accumulated batches.
+_MOST_NODES = 8
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def observe_backward(before: Callable[[Tensor | None, str], None], after: Callable[[], None]) -> None:
+    """Have `before` and `after` called around each call of `backward`; they must not raise.
+
+    `before` gets the loss and the place of the call, "train.py:9"; None for what is no loss: a list, or values with a
+    gradient of their own. Calls from inside of a backward pass, as of reentrant checkpointing, are not the script's.
+    """
+    backward = torch.autograd.backward
+
+    @functools.wraps(backward)
+    def observed(tensors: Any, grad_tensors: Any = None, *args: Any, **keywords: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            return backward(tensors, grad_tensors, *args, **keywords)
+        before(_loss(tensors, grad_tensors), _place(sys._getframe(1)))
+        backward(tensors, grad_tensors, *args, **keywords)
+        after()
+        return None
+
+    # In a compiled step dynamo would follow the calls, and run none of them.
+    torch.autograd.backward = torch._disable_dynamo(observed)  # type: ignore[attr-defined]
+    scale = GradScaler.scale
+
+    @functools.wraps(scale)
+    def observed_scale(scaler: GradScaler, outputs: Any) -> Any:
+        scaled = scale(scaler, outputs)
+        if scaler.is_enabled():
+            _mark(scaled, scaler)
+        return scaled
+
+    GradScaler.scale = observed_scale  # type: ignore[method-assign, assignment]
+
+
+def value_of(loss: Tensor) -> Tensor:
+    """Return the value of a loss, copied, and without the scale of a GradScaler."""
+    with torch.no_grad():
+        scale = _scale_of(loss)
+        value = loss.detach().reshape(())
+        return value.clone() if scale is None else value / scale
+
+
+def _loss(tensors: Any, gradients: Any) -> Tensor | None:
+    if isinstance(tensors, list | tuple) and len(tensors) == 1:
+        tensors = tensors[0]
+    return tensors if isinstance(tensors, Tensor) and tensors.numel() == 1 and gradients is None else None
+
+
+_scalers: set[int] = set()  # those that have scaled something: without any, graphs need not be looked at
+
+
+def _mark(scaled: Any, scaler: GradScaler) -> None:
+    if isinstance(scaled, Tensor):
+        if scaled.grad_fn is not None:
+            _scalers.add(id(scaler))
+            _metadata(scaled.grad_fn)[_SCALE] = scaler._scale
+    elif isinstance(scaled, list | tuple):
+        for each in scaled:
+            _mark(each, scaler)
+
+
+def _metadata(node: Node) -> dict[str, Any]:
+    return node.metadata  # type: ignore[return-value]  # torch has it as a property, and declares a method
+
+
+def _scale_of(loss: Tensor) -> Tensor | None:
+    """Return what `GradScaler.scale` has multiplied a loss by."""
+    todo = [loss.grad_fn] if _scalers else []
+    for node in todo:
+        if node is None:
+            continue
+        scale = _metadata(node).get(_SCALE)
+        if isinstance(scale, Tensor):
+            return scale
+        if len(todo) < _MOST_NODES:
+            todo += [below for below, _ in node.next_functions]
+    return None
+
+
+def _place(frame: FrameType | None) -> str:
+    """Return the innermost line that is the script's own, "train.py:9"; a library's if there is none."""
+    library = ""
+    while frame is not None:
+        owner = _owner(frame.f_code.co_filename)
+        if owner == "script":
+            return _line(frame)
+        if owner == "library" and not library:
+            library = _line(frame)
+        frame = frame.f_back
+    return library
+
+
+def _line(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+@cache
+def _owner(path: str) -> str:
+    if path.startswith((_TORCH, _HOOKSCOPE)):
+        return "torch"
+    return "library" if path.startswith(("<", *_LIBRARIES)) else "script"

@@ -1,0 +1,153 @@
+"""What a script trains: the optimisers and networks among the objects that are alive, and the parameters of a loss."""
+
+import gc
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookscope.hooks.selection import unwrap
+from hookscope.watching.gradients import parameters_of
+from hookscope.watching.networks import GraphLeaves, inner_optimizer
+
+# Nodes of a loss's graph that are looked at: those of a network with some thousand layers.
+_MOST_NODES = 100_000
+
+
+def living() -> tuple[list[nn.Module], list[Optimizer]]:
+    """Return the modules and the optimisers that are alive, the oldest first.
+
+    Only their types are looked at: objects such as proxies run code when they are asked for their class.
+    """
+    kinds: dict[type, int] = {}
+    found: tuple[list[nn.Module], list[Optimizer]] = ([], [])
+    for each in gc.get_objects():
+        kind = type(each)
+        which = kinds.get(kind)
+        if which is None:
+            which = kinds[kind] = 0 if issubclass(kind, nn.Module) else 1 if issubclass(kind, Optimizer) else 2
+        if which < 2 and ("_modules" if which == 0 else "param_groups") in each.__dict__:  # __init__ has come so far
+            found[which].append(each)
+    return found
+
+
+def optimizers_among(living_optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """Return optimisers with parameters: each once, without those that wrap another one."""
+    inner = {id(each): each for each in map(inner_optimizer, living_optimizers)}
+    return [each for each in inner.values() if parameters_of(each) and not isinstance(each, GraphLeaves)]
+
+
+def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the fewest networks that hold the parameters, as far as modules hold them.
+
+    A network is a module in no other one, so that of a network whose head is trained it is not the head. Of those that
+    hold the same parameters it is the one with the fewest others.
+    """
+    wanted = {id(each) for each in parameters}
+    held = _held_by(wanted, modules)
+    inside = {id(part) for module in modules for part in module._modules.values()}
+    roots = [each for each in held if each not in inside]
+    # What tracing and compiling have made of a network holds its parameters, too.
+    roots.sort(key=lambda each: isinstance(held[each].module, torch.fx.GraphModule))
+    networks: list[nn.Module] = []
+    while wanted and roots:
+        most = max(len(held[each].wanted & wanted) for each in roots)
+        if not most:
+            break
+        best = [each for each in roots if len(held[each].wanted & wanted) == most]
+        fewest = min(held[each].parameter_count for each in best)
+        best = [each for each in best if held[each].parameter_count == fewest]
+        found = held[best[0]] if len(best) == 1 else _shared_by(best, held)
+        networks.append(found.module)
+        wanted -= found.wanted
+    order = {id(module): position for position, module in enumerate(modules)}
+    return sorted(networks, key=lambda each: order[id(each)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A module with the wanted parameters that it holds, by `id`, and how many it holds in all."""
+
+    module: nn.Module
+    wanted: frozenset[int]
+    parameter_count: int
+
+
+def _held_by(wanted: set[int], modules: Sequence[nn.Module]) -> dict[int, _Held]:
+    """Return the modules that hold wanted parameters, by `id`."""
+    above: dict[int, list[nn.Module]] = {}
+    todo = []
+    for module in modules:
+        for child in module._modules.values():
+            above.setdefault(id(child), []).append(module)
+        if any(id(each) in wanted for each in module._parameters.values()):
+            todo.append(module)
+    held: dict[int, _Held] = {}
+    while todo:
+        module = todo.pop()
+        if id(module) not in held:
+            parameters = {id(each) for each in module.parameters()}
+            held[id(module)] = _Held(module, frozenset(parameters & wanted), len(parameters))
+            todo += above.get(id(module), ())
+    return held
+
+
+def _shared_by(roots: Sequence[int], held: Mapping[int, _Held]) -> _Held:
+    """Return the network that several modules wrap; the first of them if they share none."""
+    parts = [{id(part) for part in held[root].module.modules()} for root in roots]
+    for part in held[roots[0]].module.modules():
+        each = held.get(id(part))
+        if each is not None and each.wanted == held[roots[0]].wanted and all(id(part) in inside for inside in parts):
+            return each
+    return held[roots[0]]
+
+
+def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
+    """Return the leaves that the graph of a loss ends in, parameters if there are any; and whether it runs compiled."""
+    leaves: list[Tensor] = []
+    is_compiled = False
+    todo = [loss.grad_fn]
+    seen = set(todo)
+    while todo and len(seen) < _MOST_NODES:
+        node = todo.pop()
+        if node is None:
+            continue
+        is_compiled |= "CompiledFunction" in node.name()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor):
+            leaves.append(leaf)
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                todo.append(below)
+    parameters: list[Tensor] = [each for each in leaves if isinstance(each, nn.Parameter)]
+    return parameters or leaves, is_compiled
+
+
+def found_text(networks: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> str:
+    """Return what was found: "ResNet (SGD, lr 0.1) and Discriminator (Adam, lr 0.0002)"."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    rest = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    for network in networks:
+        mine = {id(each) for each in network.parameters()}
+        rest -= mine
+        theirs = [each for each in optimizers if any(id(parameter) in mine for parameter in parameters_of(each))]
+        groups.setdefault(tuple(map(_optimizer_text, theirs)), []).append(type(unwrap(network)).__name__)
+    if rest and not networks:
+        groups[tuple(map(_optimizer_text, optimizers))] = [f"{len(rest)} parameters"]
+    return in_words([f"{in_words(names)} ({'; '.join(theirs)})" for theirs, names in groups.items()])
+
+
+def _optimizer_text(optimizer: Optimizer) -> str:
+    if isinstance(optimizer, GraphLeaves):
+        return "no optimizer: loss and gradients only"
+    rates = [*dict.fromkeys(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)]
+    rate = f", lr {rates[0]:g}" if len(rates) == 1 else f", lr {min(rates):g} to {max(rates):g}" if rates else ""
+    return f"{type(optimizer).__name__}{rate}"
+
+
+def in_words(words: Sequence[str]) -> str:
+    """Return "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,237 @@
+"""Edits while it trains: of layers, of gradients as the optimiser gets them, of weights after each step, and freezing.
+
+Layers are edited by hooks, in every forward and backward pass. The gradient of a parameter is edited where its
+optimiser gets it, after accumulation, unscaling and clipping: a limit would mean something else for a part of a batch,
+or for a gradient that a GradScaler has multiplied.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hookscope.errors import LayerNotFoundError, UsageError
+from hookscope.hooks.interventions import hook_edits
+from hookscope.hooks.patterns import is_operation_pattern, parse_pattern
+from hookscope.hooks.selection import select_layers
+from hookscope.inspection.edit_placement import PlacedEdits, place_edits
+from hookscope.inspection.edits import Edit, bind_edits, parse_edit
+from hookscope.inspection.parameter_edits import BoundEdit, bound_to_parameters, note_of_several
+from hookscope.statistics.channel_axis import AxisReader
+from hookscope.text import safe_text
+from hookscope.watching.gradients import parameters_of
+from hookscope.watching.networks import WatchedNetwork
+
+_OF_LAYERS = ("input", "output", "grad")
+
+# Operations whose numbers are in the units of what they edit.
+_WITH_UNITS = ("add", "clamp", "clip-norm", "noise")
+
+
+@dataclass(frozen=True, slots=True)
+class FittedEdits:
+    """Edits that fit the networks of a training.
+
+    Attributes:
+        edits: All of them, as they were given.
+        layers: Those of layers, by network.
+        gradients: Those of parameters' gradients.
+        values: Those of parameters.
+        frozen: Parameters that are trained no longer.
+    """
+
+    edits: tuple[Edit, ...] = ()
+    layers: tuple[tuple[nn.Module, PlacedEdits], ...] = ()
+    gradients: tuple[BoundEdit, ...] = ()
+    values: tuple[BoundEdit, ...] = ()
+    frozen: tuple[BoundEdit, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The edits as they were written."""
+        return tuple(each.text for each in self.edits)
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each edit that selects several layers or parameters."""
+        names: dict[str, list[str]] = {}
+        for each in (*self.gradients, *self.values, *self.frozen):
+            names.setdefault(each.edit.text, []).append(each.name)
+        notes = [note for _, placed in self.layers for note in placed.notes()]
+        return notes + [note_of_several(text, found) for text, found in names.items() if len(found) > 1]
+
+    def of_scaled_gradients(self) -> list[str]:
+        """Return the edits whose numbers are in the units of the loss, which a GradScaler multiplies."""
+        of_layers = {text for _, placed in self.layers for text in placed.layers}
+        return [
+            each.text
+            for each in self.edits
+            if each.place == "grad" and each.text in of_layers and each.operation in _WITH_UNITS
+        ]
+
+
+@dataclass(slots=True)
+class TrainingEdits:
+    """The edits of a training.
+
+    Attributes:
+        fitted: Those in force.
+        step: Number of the step in progress; noise is drawn anew for each.
+    """
+
+    networks: Sequence[WatchedNetwork]
+    fitted: FittedEdits = field(default_factory=FittedEdits)
+    step: int = 0
+    _handles: list[RemovableHandle] = field(default_factory=list)
+    _frozen_here: list[nn.Parameter] = field(default_factory=list)
+    _axes: AxisReader = field(default_factory=AxisReader)
+    _applications: Counter[str] = field(default_factory=Counter)
+    _in_steps_before: Counter[str] = field(default_factory=Counter)
+
+    def fit(self, texts: Sequence[str]) -> FittedEdits:
+        """Return edits ready to be put in force; nothing is changed yet.
+
+        Raises:
+            LayerNotFoundError: If an edit selects nothing in any network.
+            UsageError: If an expression is malformed, or cannot be used in a training.
+        """
+        edits = tuple(parse_edit(text, training=True) for text in dict.fromkeys(texts))
+        for edit in edits:
+            _refuse_what_no_hook_can(edit)
+        layers: list[tuple[nn.Module, PlacedEdits]] = []
+        of_parameters: list[BoundEdit] = []
+        for network, bound in zip(self.networks, self._bound(edits), strict=True):
+            of_layers = {edit.text for _, edit in bound if edit.place in _OF_LAYERS}
+            wanted = [edit for edit in edits if edit.text in of_layers]
+            if wanted and network.compiled:
+                raise UsageError(
+                    f"Edit '{safe_text(wanted[0].text)}' cannot be made: {network.name} is compiled, where hooks do "
+                    "not fire. Train it without torch.compile, or edit parameters, with param:."
+                )
+            if wanted:
+                placed = place_edits(wanted, network.network, None, self._axes, lambda: self.step)
+                layers.append((network.network, placed))
+            if (freeze := next((edit for _, edit in bound if edit.place == "freeze"), None)) is not None:
+                _refuse_if_waited_for(freeze, network.given)
+            others = [(name, edit) for name, edit in bound if edit.place not in _OF_LAYERS]
+            of_parameters += bound_to_parameters(network.network, others)
+        gradients, values, frozen = (_at(of_parameters, place) for place in ("parameter grad", "value", "freeze"))
+        for each in (*gradients, *values):
+            each.edited(each.parameter.detach())  # refuses channels that it does not have
+        return FittedEdits(edits, tuple(layers), gradients, values, frozen)
+
+    def put_in_force(self, fitted: FittedEdits) -> None:
+        """Make these edits from now on, and those before no longer: what they froze is trained again."""
+        before, self.fitted = self.fitted, fitted
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        for network, placed in fitted.layers:
+            hook_edits(network, placed.by_name, self._handles)
+        kept = {id(each.parameter) for each in fitted.frozen}
+        for parameter in self._frozen_here:
+            if id(parameter) not in kept:
+                parameter.requires_grad_(True)
+        fresh = [each.parameter for each in fitted.frozen if each.parameter.requires_grad]
+        for parameter in fresh:
+            parameter.requires_grad_(False)
+            parameter.grad = None  # an optimiser would take one more step with it
+        self._frozen_here = [each for each in self._frozen_here if id(each) in kept] + fresh
+        self._applications.clear()
+        self._in_steps_before.clear()
+        _write([each for each in fitted.values if each.edit.text not in before.texts], self.step)
+
+    def edit_gradients(self, optimizer: Optimizer) -> None:
+        """Edit the gradients that an optimiser is about to step with."""
+        if not self.fitted.gradients:
+            return
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimiser unscales by itself
+        with torch.no_grad():
+            for each in _held_by(optimizer, self.fitted.gradients):
+                gradient = each.parameter.grad
+                if gradient is None:
+                    continue
+                given = gradient if scale is None else gradient / scale.to(gradient.device)
+                edited = each.edited(given, self.step)
+                if edited is not given:
+                    gradient.copy_(edited if scale is None else edited * scale.to(gradient.device))
+                    self._applications[each.edit.text] += 1
+
+    def edit_values(self, optimizer: Optimizer) -> None:
+        """Edit the parameters that an optimiser has stepped."""
+        if self.fitted.values:
+            self._applications.update(_write(_held_by(optimizer, self.fitted.values), self.step))
+
+    def end_step(self) -> tuple[tuple[str, int], ...]:
+        """Return the edits, each with how many tensors it has changed, or keeps frozen, in the step that ends."""
+        self._axes.restart()
+        counts = Counter(self._applications)
+        for _, placed in self.fitted.layers:
+            counts.update(placed.applications)
+        counts, self._in_steps_before = counts - self._in_steps_before, counts
+        counts.update(each.edit.text for each in self.fitted.frozen)
+        return tuple((text, counts[text]) for text in self.fitted.texts)
+
+    def _bound(self, edits: Sequence[Edit]) -> list[list[tuple[str, Edit]]]:
+        """Return what edits select in each network; an edit need not select anything in all of them."""
+        found: list[list[tuple[str, Edit]]] = [[] for _ in self.networks]
+        for edit in edits:
+            failures = []
+            for network, bound in zip((each.network for each in self.networks), found, strict=True):
+                names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+                try:
+                    bound.extend(bind_edits([edit], partial(_selected, network), names))
+                except LayerNotFoundError as error:
+                    failures.append(error)
+            if len(failures) == len(found):
+                raise failures[0]
+        return found
+
+
+def _selected(network: nn.Module, pattern: str) -> list[str]:
+    return [*select_layers(network, [pattern])]
+
+
+def _refuse_what_no_hook_can(edit: Edit) -> None:
+    if edit.parameters_only:
+        return
+    shown = safe_text(edit.text)
+    if is_operation_pattern(edit.pattern):
+        raise UsageError(f"Edit '{shown}' cannot be made: in a training, only layers and parameters can be edited.")
+    if parse_pattern(edit.pattern).position is not None:
+        raise UsageError(f"Edit '{shown}' chooses by execution order, which is not known before it trains.")
+
+
+def _refuse_if_waited_for(freeze: Edit, network: nn.Module) -> None:
+    if isinstance(network, DistributedDataParallel) and not network.find_unused_parameters:
+        raise UsageError(
+            f"Edit '{safe_text(freeze.text)}' cannot be made: DistributedDataParallel waits for the gradient of every "
+            "parameter. Give it find_unused_parameters=True, or freeze before it wraps the network."
+        )
+
+
+def _at(bound: Sequence[BoundEdit], place: str) -> tuple[BoundEdit, ...]:
+    return tuple(each for each in bound if each.edit.place == place)
+
+
+def _held_by(optimizer: Optimizer, edits: Sequence[BoundEdit]) -> list[BoundEdit]:
+    held = {id(each) for each in parameters_of(optimizer)}
+    return [each for each in edits if id(each.parameter) in held]
+
+
+def _write(edits: Sequence[BoundEdit], step: int) -> Counter[str]:
+    """Edit parameters, and return how many each edit has changed. Autograd hears of it, as of an optimiser's step."""
+    changed: Counter[str] = Counter()
+    with torch.no_grad():
+        for each in edits:
+            values = each.parameter.detach()
+            edited = each.edited(values, step)
+            if edited is not values:
+                each.parameter.copy_(edited)
+                changed[each.edit.text] += 1
+    return changed

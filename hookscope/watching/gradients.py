@@ -1,0 +1,115 @@
+"""The gradients as an optimiser gets them: their norms, read before the step and left on their device."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_HALF = frozenset({torch.float16, torch.bfloat16})
+
+
+@dataclass(frozen=True, slots=True)
+class GradientReading:
+    """What one optimiser got.
+
+    Attributes:
+        names: Of the parameters with a gradient, in the optimiser's order.
+        ids: `id` of these parameters.
+        norms: L2 norm of each gradient, (P,), on the device of the first, multiplied by `scale`.
+        without: Names of trainable parameters without a gradient.
+        frozen: Names of parameters that need none.
+        rates: Learning rate of each group.
+        scale: Gradients are that many times too large, as fused optimisers get them from a GradScaler; None for 1.
+        found_inf: More than 0 where a fused optimiser skips the step; None where a GradScaler does not ask it to.
+    """
+
+    names: Sequence[str]
+    ids: Sequence[int]
+    norms: Tensor
+    without: Sequence[str]
+    frozen: Sequence[str]
+    rates: Sequence[float | Tensor]
+    scale: Tensor | None
+    found_inf: Tensor | None
+
+
+def read_gradients(
+    optimizer: Optimizer,
+    names_of: Callable[[Sequence[Tensor]], list[str]],
+    known: Mapping[int, Tensor] | None = None,
+) -> GradientReading:
+    """Read what an optimiser is about to step with; nothing waits for a device.
+
+    `known` has the norms by `id` of the parameter where they are known already, as of sharded ones.
+    """
+    given = parameters_of(optimizer)
+    trained = [each for each in given if each.grad is not None]
+    idle = [each for each in given if each.grad is None] if len(trained) < len(given) else []
+    if known is None:
+        norms = norms_of([each.grad for each in trained if each.grad is not None])
+    else:
+        trained = [each for each in trained if id(each) in known]
+        norms = [known[id(each)] for each in trained]
+    return GradientReading(
+        names=names_of(trained),
+        ids=[*map(id, trained)],
+        norms=together(norms),
+        without=names_of([each for each in idle if each.requires_grad]),
+        frozen=names_of([each for each in idle if not each.requires_grad]),
+        rates=[group["lr"] for group in optimizer.param_groups if "lr" in group],
+        scale=_scalar(getattr(optimizer, "grad_scale", None)),
+        found_inf=_scalar(getattr(optimizer, "found_inf", None)),
+    )
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups, in order."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the L2 norm of each tensor, on its device; of half precision in float32."""
+    if any(each.layout is not torch.strided for each in tensors):
+        tensors = [_dense(each) for each in tensors]
+    kinds = [(each.device, each.dtype) for each in tensors]
+    groups = {*kinds}
+    if len(groups) <= 1:
+        return _norms_of_a_kind(tensors)
+    norms: dict[int, Tensor] = {}
+    for kind in groups:
+        positions = [position for position, each in enumerate(kinds) if each == kind]
+        norms.update(zip(positions, _norms_of_a_kind([tensors[position] for position in positions]), strict=True))
+    return [norms[position] for position in range(len(tensors))]
+
+
+def together(scalars: Sequence[Tensor]) -> Tensor:
+    """Return scalars as one vector, on the device of the first."""
+    if not scalars:
+        return torch.empty(0)
+    device = scalars[0].device
+    return torch.stack(
+        [*scalars] if all(each.device == device for each in scalars) else [x.to(device) for x in scalars]
+    )
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm over all tensors, on the device of the first."""
+    norm: Tensor = torch.linalg.vector_norm(together(norms_of(tensors)))
+    return norm
+
+
+def _norms_of_a_kind(tensors: Sequence[Tensor]) -> list[Tensor]:
+    if not tensors:
+        return []
+    dtype = torch.float32 if tensors[0].dtype in _HALF else None
+    return [*torch._foreach_norm([*tensors], 2, dtype)]
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
+
+
+def _scalar(value: object) -> Tensor | None:
+    return value.detach().reshape(()) if isinstance(value, Tensor) else None

@@ -1,0 +1,225 @@
+"""The networks that are watched, the names of their parameters, and what cannot be watched."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hookscope.errors import LayerNotFoundError, UsageError
+from hookscope.hooks.selection import select_layers, unwrap
+from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.watching.gradients import parameters_of
+from hookscope.watching.shards import is_sharded
+
+Networks = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+Optimizers = Optimizer | Sequence[Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedNetwork:
+    """One network.
+
+    Attributes:
+        prefix: Before the names of its layers and parameters, "generator."; "" for the only one.
+        given: As it was given; `network` is without the wrappers of compiling and of several devices.
+        compiled: Whether it, or a part of it, runs compiled, where hooks do not fire.
+    """
+
+    prefix: str
+    given: nn.Module
+    network: nn.Module
+    patterns: tuple[str, ...]
+    compiled: bool
+
+    @property
+    def name(self) -> str:
+        """Its class."""
+        return type(self.network).__name__
+
+    def layers(self) -> dict[str, nn.Module]:
+        """Return the layers to watch, by name; networks may change while they train."""
+        try:
+            return select_layers(self.network, self.patterns)
+        except LayerNotFoundError:
+            return {}
+
+    def inspected(self) -> InspectedNetwork:
+        """Return its modules as they are now."""
+        return inspected_network(self.network)
+
+    def parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """Return its parameters by name; a tied one once."""
+        return self.network.named_parameters(self.prefix.removesuffix("."))
+
+
+def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool = False) -> tuple[WatchedNetwork, ...]:
+    """Return the networks that were given, by name where there are several; `sharded` ones only if that is said.
+
+    Raises:
+        UsageError: For what is no network, or one that cannot be watched.
+        LayerNotFoundError: If a pattern selects nothing in any of them.
+    """
+    named = _named(model)
+    for network in named.values():
+        _refuse(network, sharded=sharded)
+    several = len(named) > 1 or isinstance(model, Mapping)
+    found = tuple(
+        WatchedNetwork(f"{name}." if several else "", each, unwrap(each), tuple(patterns), is_compiled(each))
+        for name, each in named.items()
+    )
+    if patterns:
+        failures = []
+        for each in found:
+            try:
+                select_layers(each.network, patterns)
+            except LayerNotFoundError as error:
+                failures.append(error)
+        if len(failures) == len(found):
+            raise failures[0]
+    return found
+
+
+def is_compiled(network: nn.Module) -> bool:
+    """Tell whether a network or a part of it runs compiled."""
+    return any("_orig_mod" in each._modules or each._compiled_call_impl is not None for each in network.modules())
+
+
+def watched_optimizers(optimizer: Optimizers, networks: Iterable[WatchedNetwork]) -> tuple[Optimizer, ...]:
+    """Return the optimisers that were given.
+
+    Raises:
+        UsageError: For what is no optimiser, or one without a parameter of the networks.
+    """
+    given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(given, Sequence) or not given or not all(isinstance(each, Optimizer) for each in given):
+        raise UsageError(
+            f"optimizer={_shown(optimizer)} is no torch.optim.Optimizer: give that of the training, or a list of them."
+        )
+    known = {id(parameter) for each in networks for _, parameter in each.parameters()}
+    found = tuple(inner_optimizer(each) for each in given)
+    for each in found:
+        if not any(id(parameter) in known for parameter in parameters_of(each)):
+            raise UsageError(
+                f"No parameter of the optimizer {type(each).__name__} belongs to the network: give the network that it "
+                "trains, and an optimizer that was made after the network was moved or replaced."
+            )
+    return found
+
+
+def setting_text(optimizer: Optimizer) -> str:
+    """Return an optimiser with its settings: "SGD, lr 0.1, momentum 0.9"."""
+    if isinstance(optimizer, GraphLeaves):
+        return "no optimizer"
+    words = [type(optimizer).__name__]
+    for name, value in optimizer.defaults.items():
+        if isinstance(value, bool):
+            words += [name] if value else []
+        elif isinstance(value, int | float | Tensor) and (value != 0 or name == "lr"):
+            words.append(f"{name} {float(value):g}")
+        elif isinstance(value, tuple) and value and all(isinstance(each, int | float) for each in value):
+            words.append(f"{name} {' '.join(f'{each:g}' for each in value)}")
+    return ", ".join(words)
+
+
+class GraphLeaves(Optimizer):
+    """Stands for the optimiser of a script that has none: the parameters that the graph of its loss ends in."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """Take the parameters."""
+        super().__init__([*parameters], {})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Change nothing: hooks of the step read the gradients."""
+
+
+class ParameterNames:
+    """The names of all parameters, found again when one comes that is not known."""
+
+    def __init__(self, networks: Sequence[WatchedNetwork], optimizers: Sequence[Optimizer]) -> None:
+        """Read the networks."""
+        self._networks = networks
+        self._optimizers = optimizers
+        self._known: dict[int, tuple[str, Tensor | None]] = {}
+        self.all: dict[str, nn.Parameter] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Read the networks again: parameters may have been added, or replaced."""
+        self.all = {name: each for network in self._networks for name, each in network.parameters()}
+        self._known = {id(each): (name, each) for name, each in self.all.items()}
+        for number, optimizer in enumerate(self._optimizers):
+            which = f"optimizers[{number}]" if len(self._optimizers) > 1 else "optimizer"
+            for group_number, group in enumerate(optimizer.param_groups):
+                for position, each in enumerate(group["params"]):
+                    name = f"{which}.param_groups[{group_number}][{position}]"
+                    if isinstance(optimizer, GraphLeaves):
+                        name = f"parameter {position}"
+                    self._known.setdefault(id(each), (name, each))
+
+    def knows(self, parameter: Tensor) -> bool:
+        """Tell whether a parameter belongs to the networks or the optimisers."""
+        known = self._known.get(id(parameter))
+        return known is not None and known[1] is parameter
+
+    def of(self, parameters: Sequence[Tensor]) -> list[str]:
+        """Return the names of parameters of the networks or the optimisers."""
+        known = self._known
+        found = [known.get(id(each), _UNKNOWN) for each in parameters]
+        if not all(each is name[1] for each, name in zip(parameters, found, strict=True)):
+            self.renew()
+            found = [self._known.get(id(each), _UNKNOWN) for each in parameters]
+        return [name for name, _ in found]
+
+
+_UNKNOWN: tuple[str, Tensor | None] = ("unknown parameter", None)
+
+
+def _named(model: Networks) -> dict[str, nn.Module]:
+    if isinstance(model, nn.Module):
+        return {type(model).__name__: model}
+    if isinstance(model, Mapping):
+        named = {str(name): each for name, each in model.items()}
+    elif isinstance(model, Sequence) and not isinstance(model, str):
+        kinds = [type(each).__name__ for each in model]
+        named = {
+            kind if kinds.count(kind) == 1 else f"{kind}[{kinds[:number].count(kind)}]": each
+            for number, (kind, each) in enumerate(zip(kinds, model, strict=True))
+        }
+    else:
+        named = {}
+    if not named or not all(isinstance(each, nn.Module) for each in named.values()):
+        raise UsageError(f"model={_shown(model)} is no network: give a torch.nn.Module, a list or a dict of them.")
+    return named
+
+
+def _refuse(network: nn.Module, *, sharded: bool) -> None:
+    name = type(network).__name__
+    for part in network.modules():
+        if isinstance(part, nn.DataParallel):
+            raise UsageError(
+                f"{name} runs in nn.DataParallel, which copies the network to every device at each step: what hooks "
+                "see there is lost with the copies. Use DistributedDataParallel, or one device."
+            )
+        if isinstance(part, nn.Module) and type(part).__name__ in _SHARDED:
+            raise UsageError(f"{name} is sharded ({type(part).__name__}): {_OF_SHARDS}")
+    for parameter_name, parameter in network.named_parameters():
+        if is_lazy(parameter):
+            raise UsageError(f"'{parameter_name}' of {name} is lazy: run the network once before it is watched.")
+        if not sharded and is_sharded([parameter]):
+            raise UsageError(f"'{parameter_name}' of {name} is a DTensor: {_OF_SHARDS}")
+
+
+_SHARDED = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
+_OF_SHARDS = "norms of one process's shard would be taken for those of the whole. Watch a training on one process."
+
+
+def inner_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimiser that steps, inside those that wrap another one: accelerate's, Lightning's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner_optimizer(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer
+
+
+def _shown(value: object) -> str:
+    return type(value).__name__

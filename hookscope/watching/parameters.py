@@ -1,0 +1,148 @@
+"""The parameters of one watched step: weights before the step, gradients as the optimiser got them, and the update."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from hookscope.results.gradients import ParameterRow
+from hookscope.results.statistics import TensorStatistics
+from hookscope.results.training import WatchedParameter
+from hookscope.statistics import Measured, Reducer, collect, summarise
+from hookscope.watching.gradients import norms_of
+from hookscope.watching.shards import ShardedNorms
+from hookscope.watching.transfers import Transfer
+
+
+@dataclass(slots=True)
+class ParameterMeasurement:
+    """What is measured of the parameters during a watched step.
+
+    Attributes:
+        shards: The norms of a sharded network, that are known already; nothing else is measured of it.
+        shapes: Of the gradients, by name.
+    """
+
+    parameters: Mapping[str, Tensor]
+    shards: ShardedNorms | None = None
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _weights: dict[str, Tensor] = field(default_factory=dict)
+    _gradients: dict[str, Measured] = field(default_factory=dict)
+    _scales: dict[str, Tensor] = field(default_factory=dict)
+    _updates: dict[str, Tensor] = field(default_factory=dict)
+    _before: dict[int, list[tuple[str, Tensor, Tensor]]] = field(default_factory=dict)
+    _reducer: Reducer = field(default_factory=Reducer)
+
+    def measure_weights(self) -> None:
+        """Take the norms of all weights, once, before anything steps."""
+        if self.shards is not None:
+            self._weights = self._known(self.shards.weights)
+        elif not self._weights:
+            measured = {name: each for name, each in self.parameters.items() if _has_norm(each)}
+            self._weights = dict(zip(measured, norms_of([each.detach() for each in measured.values()]), strict=True))
+
+    def measure_gradients(self, names: Iterable[str], scale: Tensor | None) -> None:
+        """Reduce the gradients that an optimiser got; they are `scale` times too large."""
+        for name in names:
+            parameter = self.parameters.get(name)
+            if parameter is None or parameter.grad is None or name in self._gradients:
+                continue
+            self.shapes[name] = tuple(parameter.shape)
+            if self.shards is not None:
+                continue
+            self._gradients[name] = self._reducer.reduce(parameter.grad)
+            if scale is not None:
+                self._scales[name] = scale
+
+    def keep(self, optimizer: int, names: Iterable[str]) -> None:
+        """Copy the weights that an optimiser is about to change."""
+        if self.shards is not None:
+            return
+        kept = [(name, self.parameters[name]) for name in names if name in self.parameters]
+        self._before[optimizer] = [(name, each, each.detach().clone()) for name, each in kept]
+
+    def measure_updates(self, optimizer: int) -> None:
+        """Take the norms of what an optimiser has changed."""
+        kept = self._before.pop(optimizer, [])
+        if not kept:
+            return
+        changes = [after.detach() - before for _, after, before in kept]
+        self._updates.update(zip([name for name, _, _ in kept], norms_of(changes), strict=True))
+
+    def finish(self) -> "ParameterNumbers":
+        """Return the numbers; waits for a device."""
+        self._reducer.settle()
+        self._before.clear()
+        reductions = collect([*self._gradients.values()])
+        gradients = dict(zip(self._gradients, summarise(reductions), strict=True))
+        norms: dict[str, Tensor] = {}
+        if self.shards is not None:
+            norms, self._updates = self._known(self.shards.gradients), self._known(self.shards.updates)
+        tables = (self._weights, self._updates, self._scales, norms)
+        numbers = iter(Transfer([each for table in tables for each in table.values()]).read())
+        weights, updates, scales, told = ({name: next(numbers) for name in table} for table in tables)
+        return ParameterNumbers(weights, updates, gradients, scales, told)
+
+    def _known(self, norms: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        return {name: norms[id(each)] for name, each in self.parameters.items() if id(each) in norms}
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterNumbers:
+    """Weight norms, update norms, statistics of gradients and their scales, by name; of shards the gradients' norms."""
+
+    weights: Mapping[str, float]
+    updates: Mapping[str, float]
+    gradients: Mapping[str, TensorStatistics]
+    scales: Mapping[str, float]
+    norms: Mapping[str, float]
+
+    def row(self, name: str, parameter: Tensor) -> WatchedParameter:
+        """Return the row of one parameter."""
+        if name in self.norms:
+            weight, update = self.weights.get(name), self.updates.get(name)
+            return WatchedParameter(name, "gradient", weight, gradient_norm=self.norms[name], update_norm=update)
+        found = self.gradients.get(name)
+        status: Literal["gradient", "no gradient", "frozen"] = "no gradient" if parameter.requires_grad else "frozen"
+        if found is None or found.unmeasured is not None:
+            return WatchedParameter(name, status if found is None else "gradient", self.weights.get(name))
+        scale = self.scales.get(name, 1.0)
+        nonfinite = (found.nan_count or 0) + (found.inf_count or 0)
+        broken = None if not nonfinite else math.nan if found.nan_count else math.inf
+        return WatchedParameter(
+            name,
+            "gradient",
+            self.weights.get(name),
+            gradient_norm=broken or _scaled(found.l2, scale),
+            gradient_max=broken or _scaled(found.max_abs, scale),
+            gradient_zero_fraction=found.zero_fraction,
+            gradient_nonfinite_count=nonfinite,
+            update_norm=self.updates.get(name),
+        )
+
+    def result_row(self, index: int, name: str, own_name: str, kind: str, parameter: Tensor) -> ParameterRow:
+        """Return a parameter as `hookscope grads` lists it, for its rules; `own_name` is that in its network."""
+        row = self.row(name, parameter)
+        shape = tuple(parameter.shape)
+        gradient = self.gradients.get(name) or TensorStatistics(shape, str(parameter.dtype)[6:], parameter.numel())
+        norm, weight = row.gradient_norm, row.weight_norm
+        return ParameterRow(
+            index=index,
+            name=own_name,
+            kind=kind,
+            trainable=parameter.requires_grad,
+            status="gradient" if row.status == "gradient" and norm else "zero" if norm == 0 else "not reached",
+            gradient=gradient,
+            weight_l2=weight,
+            ratio=norm / weight if norm is not None and weight else None,
+        )
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value / scale
+
+
+def _has_norm(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() or parameter.is_complex()

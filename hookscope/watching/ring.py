@@ -1,0 +1,103 @@
+"""The last steps of a training, and how far a new value is from them."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from hookscope.results.training import TrainingStep
+
+LENGTH = 200
+"""Steps that are kept."""
+
+# Fewer steps are no usual spread.
+_FEWEST = 20
+
+# How often median and spread are taken anew: they hardly change from one step to the next.
+_RENEWED_AFTER = 10
+
+# The median of absolute deviations, times this, is the standard deviation of a normal distribution.
+_DEVIATIONS = 1.4826
+
+
+# A spread of 10 %: less is that of a training that hardly moves.
+_LEAST_SPREAD = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A value above the usual: `deviations` is the robust z-score, |x - median| / (1.4826 · MAD) of logarithms."""
+
+    value: float
+    median: float
+    deviations: float
+    count: int
+
+
+class _Usual:
+    """Median and spread of one quantity over the ring.
+
+    Losses and norms spread by factors, so their logarithms are looked at, unless a value is 0 or negative. Then the
+    spread is at least an eighth of the range: without a logarithm the usual range is all that outliers can be told by.
+    """
+
+    def __init__(self, quantity: Callable[[TrainingStep], float | None]) -> None:
+        self._quantity = quantity
+        self._age = _RENEWED_AFTER
+        self._known: tuple[float, float, int, bool] | None = None
+
+    def jump(self, step: TrainingStep, ring: deque[TrainingStep]) -> Jump | None:
+        """Return how far a step is above the ring; None while the ring is too short, or the step is not above it."""
+        self._age += 1
+        if self._age >= _RENEWED_AFTER and len(ring) >= _FEWEST:
+            self._renew(ring)
+        value = self._quantity(step)
+        if self._known is None or value is None or not math.isfinite(value):
+            return None
+        middle, spread, count, logarithmic = self._known
+        if value <= middle:
+            return None
+        distance = math.log(value / middle) if logarithmic else value - middle
+        return Jump(value, middle, distance / spread, count)
+
+    def _renew(self, ring: deque[TrainingStep]) -> None:
+        values = [value for each in ring if (value := self._quantity(each)) is not None and math.isfinite(value)]
+        if len(values) < _FEWEST:
+            return
+        self._age = 0
+        middle, logarithmic = median(values), min(values) > 0
+        if logarithmic:
+            deviation = median(abs(math.log(value / middle)) for value in values)
+            spread = max(_DEVIATIONS * deviation, _LEAST_SPREAD)
+        else:
+            deviation = median(abs(value - middle) for value in values)
+            spread = max(_DEVIATIONS * deviation, (max(values) - min(values)) / 8, abs(middle) * _LEAST_SPREAD, 1e-12)
+        self._known = middle, spread, len(values), logarithmic
+
+
+class Ring:
+    """The last `LENGTH` steps."""
+
+    def __init__(self) -> None:
+        """Start without steps."""
+        self.steps: deque[TrainingStep] = deque(maxlen=LENGTH)
+        self._loss = _Usual(lambda step: step.loss)
+        self._norm = _Usual(lambda step: norm_of(step) or None)
+
+    def __iter__(self) -> Iterator[TrainingStep]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
+        """Add a step; return how far its loss and its gradient norm are above those before it."""
+        jumps = (None, None) if step.skipped else (self._loss.jump(step, self.steps), self._norm.jump(step, self.steps))
+        self.steps.append(step)
+        return jumps
+
+
+def norm_of(step: TrainingStep) -> float | None:
+    """Return the gradient norm before clipping, or as it is where nothing was clipped."""
+    return step.gradient_norm if step.norm_before_clipping is None else step.norm_before_clipping

@@ -1,0 +1,363 @@
+"""The rules of a training: those of every step, and those of `check` and `grads` that judge a watched step."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hookscope.checks.rules import RULES
+from hookscope.checks.rules.rule import Objection as CheckObjection
+from hookscope.checks.rules.rule import RuleTerms, terms_of
+from hookscope.checks.settings import CheckSettings
+from hookscope.results.activations import Activations, LayerRow
+from hookscope.results.check import CheckMeasurements
+from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
+from hookscope.results.inputs import InputRecord
+from hookscope.results.network import ModelInfo
+from hookscope.results.training import TrainingStep, WatchedParameter
+from hookscope.text import counted, safe_text, some_of
+from hookscope.watching.activations import saturated_fraction
+from hookscope.watching.ring import Jump, Ring, norm_of
+
+Level = Literal["fail", "warn"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRule:
+    """A rule of every step.
+
+    Attributes:
+        limit: None for a rule without a number.
+        meaning: What it objects to, in one sentence.
+        basis: What the limit was tried on.
+        patience: So many judgements in a row must pass before it ceases to object.
+    """
+
+    level: Level
+    limit: float | None
+    meaning: str
+    basis: str = ""
+    patience: int = 20
+
+
+_HEALTHY = "ten healthy trainings of 300 steps, under four seeds: jumps stay below 7.1"
+
+TRAINING_RULES: Mapping[str, TrainingRule] = {
+    "non-finite-loss": TrainingRule("fail", 0, "The loss is NaN or Inf."),
+    "non-finite-gradient": TrainingRule("fail", 0, "A gradient that the optimiser gets holds NaN or Inf."),
+    "non-finite-weight": TrainingRule("fail", 0, "A weight holds NaN or Inf before the step."),
+    "loss-jump": TrainingRule(
+        "warn", 12, "The loss is far above that of the last 200 steps, in robust deviations of its logarithm.", _HEALTHY
+    ),
+    "gradient-jump": TrainingRule("warn", 12, "The gradient norm, before clipping, is as far above its own.", _HEALTHY),
+    "unused-parameter": TrainingRule("warn", 20, "A trainable parameter has had no gradient for so many steps."),
+    "dead-gradient": TrainingRule(
+        "warn", 20, "The gradient of a parameter has been exactly 0 for so many steps.", _HEALTHY
+    ),
+    "frozen-parameter": TrainingRule("warn", None, "A parameter that was trained needs no gradient any more."),
+    "unoptimised-parameter": TrainingRule(
+        "warn", None, "A parameter was unfrozen, or added, but belongs to no optimiser.", patience=1
+    ),
+    "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped so many steps in a row.", patience=1),
+    "large-update": TrainingRule(
+        "warn", 1.0, "One step changes a weight by more than this share of its norm.", _HEALTHY, patience=2
+    ),
+}
+"""The rules that only a training has, by name; limits are fixed."""
+
+_LAYER_RULES = (
+    *("non-finite-activation", "overflowing-activation", "fp16-headroom"),
+    *("dead-layer", "dead-channels", "saturated-activation"),
+)
+
+# Each is about what the one before it leaves.
+_GRADIENT_RULES = ("zero-gradient", "vanishing-gradient", "gradient-imbalance")
+
+WATCHED_RULES = (*_LAYER_RULES, *_GRADIENT_RULES)
+"""The rules of `hookscope check` and `grads` that watched steps are judged by.
+
+Other rules of `grads` need gradients of outputs, or of what layers are given, which are not measured in a training;
+other rules of `check` need the values of weights and channels, or are off there too.
+"""
+
+# The limit that a rule is held to, where it is not the greatest share.
+_LIMITS: Mapping[str, str] = {
+    "zero-gradient": "rounding",
+    "vanishing-gradient": "min_ratio",
+    "gradient-imbalance": "max_ratio",
+    "overflowing-activation": "max_magnitude",
+    "fp16-headroom": "max_fraction_of_range",
+}
+
+_FP16_MAX = 65504.0
+
+# Watched steps in a row that must pass before a rule about them ceases to object.
+_WATCHED_PATIENCE = 2
+
+# From here on a loss or a norm is worth a look, without a word.
+LOOK_AT_JUMP = 8.0
+
+_SHOWN_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """What a rule objects to at one step.
+
+    Attributes:
+        where: A parameter, the label of a layer's output, or "" for the training as a whole.
+        message: One sentence with value and limit.
+    """
+
+    rule: str
+    level: Level
+    where: str
+    value: float | None
+    limit: float | None
+    message: str
+
+
+def patience_of(rule: str) -> int:
+    """Return how many judgements in a row must pass before a rule ceases to object."""
+    return TRAINING_RULES[rule].patience if rule in TRAINING_RULES else _WATCHED_PATIENCE
+
+
+def objection(rule: str, where: str, value: float | None, message: str) -> Objection:
+    """Return an objection of a rule of every step."""
+    known = TRAINING_RULES[rule]
+    return Objection(rule, known.level, where, value, known.limit, safe_text(message))
+
+
+def jump_objection(rule: str, what: str, jump: Jump | None) -> list[Objection]:
+    """Return the objection to a loss or a norm that is far above the last steps; none below the limit."""
+    limit = TRAINING_RULES[rule].limit or math.inf
+    if jump is None or jump.deviations <= limit:
+        return []
+    message = (
+        f"The {what} is {jump.value:.4g}, {jump.deviations:.3g} robust deviations above {jump.median:.4g}, "
+        f"the median of the last {jump.count} steps (limit {limit:g})."
+    )
+    return [objection(rule, "", jump.deviations, message)]
+
+
+def first_not_finite(
+    step: TrainingStep, ring: Ring, broken: Sequence[str], with_gradient: int, bad_weights: Sequence[str] | None
+) -> list[Objection]:
+    """Return what is wrong at a step with NaN or Inf, with the history before it, its causes first.
+
+    Args:
+        step: The step.
+        ring: The steps before.
+        broken: Parameters whose gradient is not finite, in the order of the network.
+        with_gradient: How many parameters have a gradient.
+        bad_weights: Weights that were not finite before the step; None if that is not known.
+    """
+    history = _history(step, ring)
+    found: list[Objection] = []
+    if bad_weights:
+        message = (
+            f"{listed(bad_weights)} {'was' if len(bad_weights) == 1 else 'were'} not finite before step {step.step} "
+            f"(limit 0): an earlier update made NaN or Inf. {history}"
+        )
+        found.append(objection("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
+    if step.loss is not None and not math.isfinite(step.loss):
+        weights = (
+            "" if bad_weights is None or bad_weights else " All weights were finite: its batch, or a layer, made it."
+        )
+        gradients = (
+            f" {len(broken)} of {counted(with_gradient, 'gradient')} {'is' if len(broken) == 1 else 'are'} not finite."
+        )
+        places = [place for place, loss in step.losses if not math.isfinite(loss)]
+        at = f" at {places[0]}" if places else ""
+        message = f"The loss{at} is {step.loss} (limit: finite).{weights}{gradients if broken else ''} {history}"
+        found.append(objection("non-finite-loss", "", step.loss, message))
+    elif broken:
+        last, loss = broken[-1], "not known" if step.loss is None else f"{step.loss:.4g}"
+        message = (
+            f"The gradient of '{last}' is NaN or Inf (limit 0), as {len(broken)} of {with_gradient} are, while the "
+            f"loss is {loss}: it is the last of them in the network, so the backward of its layer, or of what follows, "
+            f"made it. {history}"
+        )
+        found.append(objection("non-finite-gradient", last, float(len(broken)), message))
+    return found
+
+
+def _history(step: TrainingStep, ring: Ring) -> str:
+    """Return what the ring shows before the first NaN or Inf, and what to do."""
+    before = [each for each in ring if each.step < step.step and not each.skipped]
+    earlier = next((each.step for each in before if not all(map(math.isfinite, _known_numbers(each)))), None)
+    if earlier is not None:
+        return f"The first NaN or Inf came at step {earlier}."
+    norms = [norm for each in before if (norm := norm_of(each)) is not None and math.isfinite(norm)]
+    losses = [each.loss for each in before if each.loss is not None and math.isfinite(each.loss)]
+    if len(norms) < 2:
+        return "No steps before it show how it came: lower the learning rate, or look at the input."
+    usual, last = sorted(norms)[len(norms) // 2], norms[-1]
+    tail = " → ".join(f"{norm:.3g}" for norm in norms[-4:])
+    loss = f", the loss {' → '.join(f'{each:.3g}' for each in losses[-4:])}" if losses else ""
+    if last > 10 * usual:
+        remedy = "lower the learning rate, warm it up or clip gradients"
+        return f"Before it the gradient norm went {tail} (median {usual:.3g}){loss}: {remedy}."
+    return f"Before it the gradient norm went {tail}{loss}, as usual: look at the batch of step {step.step}."
+
+
+def _known_numbers(step: TrainingStep) -> list[float]:
+    return [each for each in (step.loss, step.gradient_norm) if each is not None]
+
+
+def large_updates(rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]]) -> list[Objection]:
+    """Return the objections to weights that one step changes too much; biases and scales do not count."""
+    limit = TRAINING_RULES["large-update"].limit or math.inf
+    beyond = [
+        (ratio, row.name)
+        for row in rows
+        if (ratio := row.update_ratio) is not None
+        and ratio > limit
+        and sum(size > 1 for size in shapes.get(row.name, ())) >= 2
+    ]
+    return [
+        objection(
+            "large-update",
+            name,
+            ratio,
+            f"The step changes '{name}' by {ratio:.3g} of its norm (limit {limit:g}): the learning rate is too high.",
+        )
+        for ratio, name in sorted(beyond, reverse=True)
+    ]
+
+
+def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[Objection]:
+    """Return the objections to parameters without a gradient, or with one of exactly 0, for so many steps."""
+    limit = TRAINING_RULES[rule].limit or math.inf
+    what = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
+    return [
+        objection(rule, name, float(count), f"'{name}' {what} for {count} steps (limit {limit:g}).")
+        for name, count in counts.items()
+        if count >= limit
+    ]
+
+
+def skipped_steps(count: int, largest: str) -> list[Objection]:
+    """Return the objection to steps that a GradScaler has skipped in a row."""
+    limit = TRAINING_RULES["skipped-steps"].limit or math.inf
+    if count < limit:
+        return []
+    where = f", first in '{largest}'" if largest else ""
+    message = (
+        f"GradScaler has skipped {count} steps in a row (limit {limit:g}): gradients overflow{where}. Start with a "
+        "lower init_scale; if that is no help, the network itself makes NaN or Inf."
+    )
+    return [objection("skipped-steps", largest, float(count), message)]
+
+
+def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[Objection]]:
+    """Return what the rules of `hookscope check` object to in the outputs of a watched step, by rule."""
+    found: dict[str, list[Objection]] = {}
+    dead: set[str] = set()
+    by_label = {row.label: row for row in rows}
+    for name in _LAYER_RULES:
+        # What is computed in other dtypes does not overflow in float16.
+        judged = [row for row in rows if row.activation.dtype == "float16"] if name == "fp16-headroom" else rows
+        forward = Activations(model=model, inputs=_inputs_of(rows), rows=tuple(judged))
+        measured = CheckMeasurements(model, (), forward, origin_searched=False)
+        terms = terms_of(RULES[name], CheckSettings())
+        broken = bool(found.get("non-finite-activation"))
+        raised = [] if broken else [*RULES[name].evaluate(measured, terms)]
+        raised = [each for each in raised if each.target.where not in dead]
+        if name == "dead-layer":
+            dead.update(each.target.where for each in raised)
+        found[name] = [_of_check(terms, each, by_label, prefix) for each in raised]
+    return found
+
+
+def judged_parameters(
+    model: ModelInfo,
+    rows: Sequence[LayerRow],
+    parameters: Sequence[ParameterRow],
+    loss: float | None,
+    prefix: str,
+    names: Sequence[str],
+) -> dict[str, list[Objection]]:
+    """Return what the rules of `hookscope grads` on parameters object to, by rule.
+
+    Args:
+        model: The network.
+        rows: Outputs of its layers, none where they were not watched.
+        parameters: Its parameters.
+        loss: As it was passed to `step`.
+        prefix: Before the names of its parameters.
+        names: Which of the rules.
+    """
+    gradients = Gradients(
+        model=model,
+        inputs=_inputs_of(rows),
+        rows=tuple(rows),
+        loss=LossRecord("training", "", loss or 0.0),
+        gradients=(),
+        parameters=tuple(parameters),
+        mode="train",
+    )
+    measured = CheckMeasurements(model, (), None, gradients=gradients, origin_searched=False)
+    found: dict[str, list[Objection]] = {name: [] for name in names}
+    for name in names:
+        terms = terms_of(RULES[name], CheckSettings())
+        found[name] = [_of_check(terms, each, {}, prefix) for each in RULES[name].evaluate(measured, terms)]
+        if found[name]:
+            break
+    return found
+
+
+def gradient_rules(*, has_counted: bool, is_adaptive: bool) -> list[str]:
+    """Return the rules that gradients of a watched step are judged by.
+
+    Args:
+        has_counted: Whether a gradient has been more than rounding before: one that is not any more has converged.
+        is_adaptive: Whether optimisers even out gradients of different sizes.
+    """
+    left_out = {*(["zero-gradient"] if has_counted else []), *(["gradient-imbalance"] if is_adaptive else [])}
+    return [name for name in _GRADIENT_RULES if name not in left_out]
+
+
+def _of_check(terms: RuleTerms, raised: CheckObjection, rows: Mapping[str, LayerRow], prefix: str) -> Objection:
+    """Return an objection of a rule of `check` or `grads` as one of the training."""
+    name = terms.rule.identifier
+    row = rows.get(raised.target.where)
+    # The smallest of many is another weight at each step.
+    where = "" if name == "gradient-imbalance" else raised.target.where
+    limit = _limit(terms, _LIMITS.get(name, "max_fraction"))
+    level: Level = "warn" if "warn" in (terms.level, raised.at_most) else "fail"
+    return Objection(
+        name,
+        level,
+        f"{prefix}{where or '(model)'}",
+        None if row is None else _value_of(name, row),
+        0.0 if name == "non-finite-activation" else limit,
+        safe_text(f"{prefix and f'{prefix[:-1]}: '}{raised.message}"),
+    )
+
+
+def _value_of(rule: str, row: LayerRow) -> float | None:
+    found = row.activation
+    if rule == "non-finite-activation":
+        return float((found.nan_count or 0) + (found.inf_count or 0))
+    if rule == "saturated-activation":
+        return saturated_fraction(row)
+    if rule in ("overflowing-activation", "fp16-headroom"):
+        greatest = max(abs(found.min or 0.0), abs(found.max or 0.0))
+        return greatest / _FP16_MAX if rule == "fp16-headroom" else greatest
+    return found.dead_channel_fraction
+
+
+def _limit(terms: RuleTerms, name: str) -> float | None:
+    return terms.limit(name) if name in terms.rule.limits else None
+
+
+def _inputs_of(rows: Sequence[LayerRow]) -> tuple[InputRecord, ...]:
+    """Return as many inputs as the first output has, for the sentences of rules."""
+    shape = next((row.activation.shape for row in rows if len(row.activation.shape) > 1), (1,))
+    return (InputRecord("batch", None, None, tuple(shape[1:]), ()),) * max(1, min(shape[0], 100_000))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names in quotes, and how many more there are."""
+    return some_of([f"'{name}'" for name in names], _SHOWN_NAMES)

@@ -1,0 +1,227 @@
+"""Run a training script as `python` runs it, and have it watched once it has imported torch.
+
+Nothing of torch is imported here: a script may set environment variables before it does. The script is `__main__` in
+this process, compiled under its own path. `runpy.run_path` would do less: it clears `__main__` when the script ends,
+while its functions may still be called at exit.
+"""
+
+import atexit
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hookscope.errors import UsageError
+from hookscope.regular_files import open_regular
+from hookscope.text import exception_line, printable, safe_text
+
+if TYPE_CHECKING:
+    from hookscope.watching.script_watch import ScriptWatch
+
+_HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
+_KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *each)) for each in (("_compile.py",), ("_dynamo", "eval_frame.py")))
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script that can be run.
+
+    Attributes:
+        name: Its path, or the name of a module.
+        arguments: Its `sys.argv[1:]`.
+        every: This, and the following, as for `hookscope.watch`.
+    """
+
+    name: str
+    is_module: bool
+    arguments: tuple[str, ...]
+    every: int
+    out: Path | None
+    layer: tuple[str, ...]
+
+    def run(self) -> None:
+        """Run it; whatever it raises is raised, and shown without a frame of hookscope's.
+
+        Raises:
+            UsageError: If a module cannot be found.
+        """
+        watching = _Watching(self)
+        sys.argv = [self.name, *self.arguments]
+        _set_path("" if self.is_module else str(Path(os.path.realpath(self.name)).parent))
+        if "torch" in sys.modules:  # imported by whatever started this process
+            watching.begin()
+        else:
+            sys.meta_path.insert(0, _FindsTorch(watching.begin))
+        main = ModuleType("__main__")
+        code: CodeType | None = None
+        try:
+            code = _prepare_module(main, self.name) if self.is_module else _prepare_file(main, self.name)
+            sys.modules["__main__"] = main
+            exec(code, main.__dict__)  # noqa: S102 - the user's own script
+        except UsageError as error:
+            if code is None:
+                raise
+            _end_with(error, watching)
+        except BaseException as error:  # noqa: BLE001 - whatever ends a script
+            _end_with(error, watching)
+
+
+@dataclass(slots=True)
+class _Watching:
+    """The watch of the script, which begins once torch is imported."""
+
+    script: Script
+    watch: "ScriptWatch | None" = None
+    process: int = 0
+    has_failed: bool = False
+
+    def __post_init__(self) -> None:
+        self.process = os.getpid()
+        atexit.register(self._say_if_nothing_was_seen)
+
+    def begin(self) -> None:
+        if os.getpid() != self.process:
+            return
+        try:
+            from hookscope.watching.script_watch import ScriptWatch  # noqa: PLC0415 - imports torch
+
+            self.watch = ScriptWatch(self.script.every, self.script.out, self.script.layer, say)
+        except Exception as error:  # noqa: BLE001 - never into a script
+            say(f"Not watched, because hookscope failed: {exception_line(error)}.")
+
+    def _say_if_nothing_was_seen(self) -> None:
+        if os.getpid() == self.process and not self.has_failed and (self.watch is None or not self.watch.has_watched):
+            why = "the script did not import torch" if self.watch is None else "no optimizer stepped"
+            say(f"No training was seen in this process: {why}. Processes that a script starts are not watched.")
+
+
+def say(line: str) -> None:
+    """Print a line of the watch on stderr."""
+    try:
+        sys.stderr.write(safe_text(f"hookscope watch: {line}") + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or none
+        return
+
+
+def _set_path(folder: str) -> None:
+    """Put the script's folder where Python has put that of hookscope's entry point."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder or os.getcwd()  # noqa: PTH109 - as Python does
+
+
+def _prepare_file(main: ModuleType, name: str) -> CodeType:
+    path = os.path.abspath(name)  # noqa: PTH100 - as Python does, links are kept
+    main.__dict__.update(
+        __file__=path, __builtins__=__builtins__, __cached__=None, __loader__=SourceFileLoader("__main__", path)
+    )
+    with open_regular(Path(path)) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _prepare_module(main: ModuleType, name: str) -> CodeType:
+    spec = _found_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _found_spec(f"{name}.__main__")
+    loader = None if spec is None else spec.loader
+    code = loader.get_code(spec.name) if isinstance(loader, InspectLoader) and spec is not None else None
+    if spec is None or code is None:
+        raise UsageError(f"There is no module '{printable(name)}' to run: give its name as `python -m` takes it.")
+    main.__dict__.update(
+        __file__=spec.origin,
+        __builtins__=__builtins__,
+        __cached__=spec.cached,
+        __loader__=spec.loader,
+        __package__=spec.parent,
+        __spec__=spec,
+        __doc__=None,
+    )
+    sys.argv[0] = str(spec.origin)
+    return code
+
+
+def _found_spec(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:  # of a package around it; another one is the script's own
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise
+    except ValueError:
+        return None
+
+
+class _FindsTorch(MetaPathFinder):
+    """Calls when torch has been imported, and is gone then."""
+
+    def __init__(self, imported: Callable[[], None]) -> None:
+        self._imported = imported
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            _call_after(spec.loader, self._imported)
+        return spec
+
+
+def _call_after(loader: Loader, imported: Callable[[], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module  # the class has it still
+        execute(module)
+        imported()
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def _end_with(error: BaseException, watching: _Watching) -> NoReturn:
+    """Raise what ended the script on to the interpreter, which prints it without frames of hookscope's."""
+    watching.has_failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
+    if watching.watch is not None and not isinstance(error, SystemExit):
+        watching.watch.end(exception_line(error))
+    shown = sys.excepthook
+
+    def excepthook(kind: type[BaseException], value: BaseException, _traceback: TracebackType | None) -> None:
+        _strip(value, set())
+        shown(kind, value, value.__traceback__)
+
+    sys.excepthook = excepthook
+    raise error
+
+
+def _strip(error: BaseException, seen: set[int]) -> None:
+    """Take hookscope's frames, and all before the script's, out of an exception's traceback and of those it chains."""
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        if traceback.tb_frame.f_code is Script.run.__code__:
+            frames.clear()
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    is_ours = False
+    for each in reversed(frames):
+        path = each.tb_frame.f_code.co_filename
+        # Of torch, those that keep dynamo out of our functions go with them.
+        is_ours = path.startswith(_HOOKSCOPE) or (is_ours and path.endswith(_KEEPS_DYNAMO_OUT))
+        if not is_ours:
+            each.tb_next = kept
+            kept = each
+    error.__traceback__ = kept
+    related: list[Any] = [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
+    for each in related:
+        if isinstance(each, BaseException):
+            _strip(each, seen)

@@ -1,0 +1,309 @@
+"""The training of a script that knows nothing of it: what it trains is found at its first step, and watched."""
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from hookscope.errors import HookscopeError, UsageError
+from hookscope.text import exception_line
+from hookscope.watching import torch_calls
+from hookscope.watching.backward_calls import observe_backward, value_of
+from hookscope.watching.discovery import found_text, graph_of, in_words, living, networks_of, optimizers_among
+from hookscope.watching.gradients import parameters_of
+from hookscope.watching.networks import GraphLeaves, inner_optimizer, is_compiled
+from hookscope.watching.rules import listed
+from hookscope.watching.shards import FIRST_STEP, ShardedNorms, is_sharded
+from hookscope.watching.steps import HeardLoss
+from hookscope.watching.watch import Watch, with_gradients
+
+# A script that has called `backward` so often while no optimiser was alive has none. The first call may be a rehearsal.
+_WITHOUT_OPTIMIZER = 2
+
+# Losses that wait for the first step of an optimiser.
+_KEPT_LOSSES = 1_000
+
+# Norms before clipping that wait for a watch: one for each optimiser.
+_KEPT_CLIPS = 8
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _guarded(
+    method: Callable[Concatenate["ScriptWatch", P], R],
+) -> Callable[Concatenate["ScriptWatch", P], R | None]:
+    """Keep errors of hookscope's own, children and what follows an error out of the script."""
+
+    @wraps(method)
+    def guarded(self: "ScriptWatch", *args: P.args, **keywords: P.kwargs) -> R | None:
+        if self._is_over or os.getpid() != self._process:
+            return None
+        try:
+            return method(self, *args, **keywords)
+        except HookscopeError as error:
+            self._is_over = True
+            self._say(f"Not watched: {error}")
+        except Exception as error:  # noqa: BLE001 - never into a training
+            self._is_over = True
+            self._say(f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.")
+        return None
+
+    return cast("Callable[Concatenate[ScriptWatch, P], R | None]", guarded)
+
+
+class ScriptWatch:
+    """What is known of a script's training; at most one `Watch` at a time."""
+
+    def __init__(self, every: int, out: Path | None, layer: Sequence[str], say: Callable[[str], None]) -> None:
+        """Have torch call when the script trains; torch has been imported a moment ago."""
+        self._every, self._out, self._layer = every, out, layer
+        self._print = say
+        self._process = os.getpid()
+        self._is_over = False
+        self._watch: Watch | None = None
+        self._watched: dict[int, Optimizer] = {}
+        self._retired: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._heard: list[HeardLoss] = []
+        self._clipped: list[tuple[Sequence[Tensor], Tensor]] = []
+        self._places: dict[str, None] = {}
+        self._found = ""
+        self._waiting: list[str] = []
+        self._leaves: GraphLeaves | None = None
+        self._backward_count = 0
+        self._shards: ShardedNorms | None = None
+        self._depth = 0
+        self._has_stepped = False
+        self._is_compiled = False
+        self._said: set[str] = set()
+        register_optimizer_step_pre_hook(_as_written(self._before_step))
+        register_optimizer_step_post_hook(_as_written(self._after_step))
+        observe_backward(self._before_backward, self._after_backward)
+        torch_calls.listen(self)
+
+    @property
+    def has_watched(self) -> bool:
+        """Whether a training was seen, or it has been said why not."""
+        return self._watch is not None or self._is_over or self._shards is not None
+
+    def end(self, reason: str) -> None:
+        """End the watch, because of the exception that ends the script."""
+        if self._watch is not None and os.getpid() == self._process:
+            self._watch.end(reason)
+            self._announce()
+
+    # --- What torch calls --------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        self._find_if_new(optimizer)
+        shards = self._shards
+        # What follows is never left out, whatever has failed: the other processes wait for it.
+        if shards is None or id(optimizer) not in self._watched or os.getpid() != self._process:
+            return None
+        self._depth += 1
+        if self._depth > 1:  # a subclass calls the step of its base
+            return None
+        self._has_stepped = True
+        with torch.no_grad():
+            shards.begin_step()
+        return with_gradients(shards.read_gradients, args, keywords)
+
+    def _after_step(self, optimizer: Optimizer, _args: object, _keywords: object) -> None:
+        if self._shards is not None and id(optimizer) in self._watched and os.getpid() == self._process:
+            self._depth -= 1
+            if self._depth == 0:
+                with torch.no_grad():
+                    self._shards.end_step()
+        self._finish()
+
+    @_guarded
+    def _find_if_new(self, optimizer: Optimizer) -> None:
+        if id(optimizer) not in self._watched and inner_optimizer(optimizer) is optimizer:
+            self._find(optimizer)
+
+    @_guarded
+    def _before_backward(self, loss: Tensor | None, place: str) -> None:
+        if self._shards is not None and self._watch is None:  # the first process speaks
+            return
+        if loss is None:
+            self._say_once(f"{place} calls backward on several values, or with gradients: its loss is not seen.")
+            return
+        if self._watch is None:
+            del self._heard[:-_KEPT_LOSSES]
+        elif self._watch.is_closed:
+            return
+        self._places[place] = None
+        self._heard.append((place, value_of(loss)))
+        if self._leaves is not None:
+            self._leaves.param_groups[0]["params"] = graph_of(loss)[0]
+        elif self._watch is None and self._backward_count < _WITHOUT_OPTIMIZER:
+            self._backward_count += 1
+            leaves, self._is_compiled = graph_of(loss)
+            if self._backward_count == _WITHOUT_OPTIMIZER and leaves and not optimizers_among(living()[1]):
+                self._leaves = GraphLeaves(leaves)
+
+    @_guarded
+    def _after_backward(self) -> None:
+        if self._leaves is not None:
+            self._leaves.step()
+
+    @_guarded
+    def _clips(self, parameters: Sequence[Tensor]) -> bool:
+        return self._shards is None and (self._watch is None or not self._watch.clips(parameters))
+
+    def clips(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell whether a clipping comes before the watch that it belongs to; called by `torch_calls`."""
+        return bool(self._clips(parameters))
+
+    @_guarded
+    def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """Keep a norm before clipping for the watch that will follow; called by `torch_calls`."""
+        self._clipped = [*self._clipped[1 - _KEPT_CLIPS :], (parameters, norm.clone())]
+
+    @_guarded
+    def scaled_step_begins(self, optimizer: Optimizer, _scale: Tensor | None) -> None:
+        """Find what is trained even if the first steps are skipped; called by `torch_calls`."""
+        self._find_if_new(optimizer)
+        self._has_stepped = False
+
+    def scaled_step_ended(self, optimizer: Optimizer) -> None:
+        """End a step that was skipped; called by `torch_calls`."""
+        if self._shards is not None and id(optimizer) in self._watched and not self._has_stepped:
+            self._shards.skip_step()
+        self._finish()
+
+    # --- From one training to the next -------------------------------------------------------------------------------
+
+    def _find(self, optimizer: Optimizer) -> None:
+        """Watch what an optimiser trains that is not known: the first one, or another one, as of a second training."""
+        last_step = self._let_go()
+        if optimizer in self._retired:  # it goes on: those before it may, too
+            self._retired.clear()
+        self._share_norms(optimizer)
+        if _rank():
+            self._is_over = self._shards is None
+            return
+        modules, others = living()
+        if self._shards is not None:
+            optimizers = [optimizer]
+        elif isinstance(optimizer, GraphLeaves):  # noticed at the second step, by its second loss
+            optimizers = [optimizer]
+            last_step = max(last_step, self._backward_count - 1)
+            del self._heard[:-1]
+        else:
+            optimizers = [each for each in optimizers_among(others) if each is optimizer or each not in self._retired]
+            self._leaves = None
+        networks = networks_of((each for one in optimizers for each in parameters_of(one)), modules)
+        self._watch = Watch(
+            tuple(networks),
+            optimizers,
+            every=self._every,
+            out=self._out,
+            layer=self._layer,
+            activations=not self._is_compiled and self._shards is None,
+            resume=True,
+            on_line=self._say,
+            edits=(),
+            heard=self._heard,
+            last_step=last_step,
+            shards=self._shards,
+        )
+        self._watched = {id(each): each for each in optimizers}
+        self._found = found_text(networks, optimizers)
+        for parameters, norm in self._clipped:
+            self._watch.clipped(parameters, norm)
+        self._clipped = []
+        self._say_what_is_not_seen(self._watch, networks, last_step)
+
+    def _share_norms(self, optimizer: Optimizer) -> None:
+        """Begin to add up norms with the other processes if parameters are sharded.
+
+        Raises:
+            UsageError: For a second optimiser; every process raises it at the same step.
+        """
+        is_several = self._shards is not None
+        self._shards = None
+        parameters = parameters_of(optimizer)
+        if is_sharded(parameters):
+            if is_several:
+                raise UsageError("several optimizers train sharded networks, and their steps cannot be told apart.")
+            self._shards = ShardedNorms(parameters, self._every)
+            self._watched = {id(optimizer): optimizer}
+
+    def _say_what_is_not_seen(self, watch: Watch, networks: Sequence[nn.Module], last_step: int) -> None:
+        if self._shards is not None:
+            self._say(
+                "The network is sharded: its modules gather and free parameters around each call, so hooks stay off "
+                f"them and activations are not watched. Norms begin at step {last_step + FIRST_STEP}."
+            )
+        elif self._is_compiled and not any(map(is_compiled, networks)):
+            self._say("The loss comes out of compiled code, where hooks do not fire: activations are not watched.")
+        idle = [] if self._leaves is not None else watch.not_optimised()
+        if idle:
+            self._say(f"Trainable, but in no optimizer: {listed(idle)}.")
+
+    def _let_go(self) -> int:
+        """End the watch so far; return its last step. What the script has dropped is freed."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return 0
+        watch.end("another optimizer stepped")
+        self._announce()
+        self._retired.update(self._watched.values())
+        self._watched.clear()
+        last_step = watch.log.ends[-1].step
+        vars(watch).clear()  # its parts refer to each other, and to what the script may have dropped
+        return last_step
+
+    @_guarded
+    def _finish(self) -> None:
+        if self._watch is None:
+            return
+        if self._shards is not None and self._shards.refusal:
+            self._say_once(f"Norms are not known: {self._shards.refusal}.")
+        self._watch.finish_if_complete()
+        if self._found and (self._watch.is_closed or self._watch.log.steps):
+            self._announce()
+
+    def _announce(self) -> None:
+        """Print what was found, and what was said until then: where losses come from is known after a step."""
+        found, self._found = self._found, ""
+        if found:
+            places = [*self._places]
+            where = f"loss{'es' if len(places) > 1 else ''} at {in_words(places)}" if places else "loss not seen"
+            waiting, self._waiting = self._waiting, []
+            for line in (f"watching {found}, {where}", *waiting):
+                self._say(line)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        if self._found:
+            self._waiting.append(line)
+        else:
+            self._print(line)
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def _as_written(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a hook that also runs inside a compiled step; torch._dynamo is not imported before it is called."""
+
+    @wraps(method)
+    def hook(*args: P.args, **keywords: P.kwargs) -> R:
+        return method(*args, **keywords)
+
+    return torch._disable_dynamo(hook)  # type: ignore[attr-defined]

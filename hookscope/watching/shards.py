@@ -1,0 +1,136 @@
+"""Norms of a network whose parameters are spread over processes, as FSDP2 and tensor parallelism do (DTensor).
+
+Every process must take part in every sum, or the others wait forever. So sums are taken here, in an order that only
+depends on the count of steps; an error in what a process adds makes it add NaN, and never stops it.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.watching.gradients import norms_of
+
+FIRST_STEP = 3
+"""The first step with sums: a process that takes it knows that all others have come through the first step, where each
+says that it is watched."""
+
+
+def is_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Tell whether any of these is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(each, module.DTensor) for each in tensors)
+
+
+class ShardedNorms:
+    """L2 norms of whole parameters, their gradients and their updates, on each process, at one step of an optimiser.
+
+    Attributes:
+        refusal: Why nothing is summed; "" as long as it is.
+        weights: By `id` of the parameter, at watched steps; empty at others. Of weights before the step.
+        gradients: At each step; without those of parameters that have none on this process.
+        updates: At watched steps.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], every: int) -> None:
+        """Tell the other processes that this one is watched."""
+        self._parameters = parameters
+        self._every = every
+        self._step = 0
+        self._before: list[Tensor] = []
+        self.refusal = ""
+        self.weights: dict[int, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
+        self.updates: dict[int, Tensor] = {}
+        self._keys = [f"hookscope/watches/{rank}" for rank in range(torch.distributed.get_world_size())]
+        _store().set(self._keys[torch.distributed.get_rank()], "1")
+
+    @property
+    def is_next_watched(self) -> bool:
+        """Whether all norms of the next step will be known."""
+        return not self.refusal and self._step + 1 >= FIRST_STEP and (self._step + 1) % self._every == 0
+
+    def begin_step(self) -> None:
+        """Count a step; at a watched one, sum the weights, and keep this process's part of them."""
+        self._step += 1
+        self.weights, self.gradients, self.updates = {}, {}, {}
+        if self._step == FIRST_STEP and not _store().check(self._keys):
+            self.refusal = "not every process runs under hookscope watch: norms of their shards cannot be added up"
+        if self._is_watched():
+            self.weights = self._summed(lambda: self._parameters)
+            try:
+                self._before = [_local(each).clone() for each in self._parameters]
+            except RuntimeError:  # no memory: updates will be NaN
+                self._before = []
+
+    def skip_step(self) -> None:
+        """Count a step that GradScaler has skipped, on every process."""
+        self._step += 1
+        self.weights, self.gradients, self.updates = {}, {}, {}
+
+    @torch.no_grad()
+    def read_gradients(self, *, is_first: bool) -> None:
+        """Sum the gradients, before the optimiser changes them; of a closure's, those of its first call."""
+        if is_first and self._is_active():
+            summed = self._summed(
+                lambda: [torch.zeros(0) if each.grad is None else each.grad for each in self._parameters]
+            )
+            self.gradients = {id(each): summed[id(each)] for each in self._parameters if each.grad is not None}
+
+    def end_step(self) -> None:
+        """At a watched step, sum what the optimiser has changed."""
+        if self._is_watched():
+            before, self._before = self._before, []
+            self.updates = self._summed(
+                lambda: [_local(each) - earlier for each, earlier in zip(self._parameters, before, strict=True)]
+            )
+
+    def _is_active(self) -> bool:
+        return not self.refusal and self._step >= FIRST_STEP
+
+    def _is_watched(self) -> bool:
+        return self._is_active() and self._step % self._every == 0
+
+    def _summed(self, parts: Callable[[], Sequence[Tensor]]) -> dict[int, Tensor]:
+        """Return norms over all processes, by `id` of the parameter; float64 holds squares of all float32 numbers."""
+        device = _local(self._parameters[0]).device
+        try:
+            norms = [each.to(device).double().square() for each in norms_of([*map(_local, parts())])]
+            squares = torch.stack(norms)
+        except Exception:  # noqa: BLE001 - the others wait for this process
+            squares = torch.full((len(self._parameters),), torch.nan, dtype=torch.float64, device=device)
+        for group, members in self._groups():
+            part = squares[members]
+            try:
+                torch.distributed.all_reduce(part, group=group)
+            except RuntimeError:  # another process is gone; the script will hear of it itself
+                self.refusal = "the processes cannot reach each other any more"
+                return {}
+            squares[members] = part
+        return dict(zip(map(id, self._parameters), squares.sqrt().float().unbind(), strict=True))
+
+    def _groups(self) -> list[tuple[Any, list[int]]]:
+        """Return the groups of processes that hold shards, with the positions of their parameters.
+
+        Over dimensions of a mesh that replicate nothing is summed: each process has the whole there.
+        """
+        groups: dict[tuple[int, int], tuple[Any, list[int]]] = {}
+        for position, each in enumerate(self._parameters):
+            if is_sharded([each]):
+                mesh: Any = each.device_mesh  # type: ignore[attr-defined]
+                for dimension, placement in enumerate(each.placements):  # type: ignore[attr-defined]
+                    if not placement.is_replicate():
+                        found = groups.setdefault((id(mesh), dimension), (mesh.get_group(dimension), []))
+                        found[1].append(position)
+        return [*groups.values()]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process has."""
+    return tensor.detach().to_local() if is_sharded([tensor]) else tensor.detach()  # type: ignore[attr-defined]
+
+
+def _store() -> Any:
+    return torch.distributed.distributed_c10d._get_default_store()

@@ -1,0 +1,164 @@
+"""One step of a training in the making, and the record of it once its numbers have arrived."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import islice
+from operator import itemgetter
+
+from torch import Tensor
+
+from hookscope.results.training import TrainingStep
+from hookscope.watching.gradients import GradientReading
+from hookscope.watching.parameters import ParameterMeasurement
+from hookscope.watching.transfers import Transfer
+
+_LARGEST = 10
+
+HeardLoss = tuple[str, float | Tensor]
+"""Where `backward` was called, "train.py:9", and on what; "" for a loss that was passed to `step`."""
+
+
+@dataclass(slots=True)
+class StepInProgress:
+    """What has been seen of a step so far.
+
+    Attributes:
+        losses: Several where gradients are accumulated, or `backward` is called at several places.
+        readings: By `id` of the optimiser.
+        stepped: `id` of the optimisers that have stepped, or have skipped the step.
+        clips: Parameters by `id`, and the L2 norm of their gradients before clipping.
+        reason: Why it is measured in full; "" if it is not.
+        bad_weights: Weights that were not finite before the step, where gradients were not finite and that was seen at
+            once; None where it was not looked at.
+        edited: Parameters that an edit keeps frozen, or whose gradient it changes.
+        edits: As in `TrainingStep`.
+    """
+
+    number: int
+    reason: str = ""
+    losses: list[HeardLoss] = field(default_factory=list)
+    readings: dict[int, GradientReading] = field(default_factory=dict)
+    stepped: set[int] = field(default_factory=set)
+    clips: list[tuple[frozenset[int], Tensor]] = field(default_factory=list)
+    skipped: bool = False
+    measurement: ParameterMeasurement | None = None
+    bad_weights: list[str] | None = None
+    edited: frozenset[str] = frozenset()
+    edits: tuple[tuple[str, int], ...] = ()
+
+    def sent(self) -> "SentStep":
+        """Begin to fetch the numbers."""
+        scalars: list[Tensor] = []  # and vectors of norms
+        for reading in self.readings.values():
+            scalars.append(reading.norms)
+            scalars += [each for each in (reading.scale, reading.found_inf) if each is not None]
+            scalars += [each.detach().reshape(()) for each in reading.rates if isinstance(each, Tensor)]
+        scalars += [norm for _, norm in self.clips]
+        scalars += [each for _, each in self.losses if isinstance(each, Tensor)]
+        return SentStep(self, Transfer(scalars))
+
+
+@dataclass(frozen=True, slots=True)
+class SentStep:
+    """A step whose numbers are on their way."""
+
+    step: StepInProgress
+    transfer: Transfer
+
+    def arrived(self) -> "ArrivedStep":
+        """Return the step with its numbers; waits for them."""
+        numbers = iter(self.transfer.read())
+        step = self.step
+        norms: dict[str, float] = {}
+        ids: dict[str, int] = {}
+        rates: list[float] = []
+        skipped, largest_scale = step.skipped, 1.0
+        for reading in step.readings.values():
+            found = [*islice(numbers, len(reading.names))]
+            scale = 1.0 if reading.scale is None else next(numbers)
+            skipped |= reading.found_inf is not None and next(numbers) > 0
+            rates += [next(numbers) if isinstance(each, Tensor) else float(each) for each in reading.rates]
+            found = found if scale == 1 else [norm / scale for norm in found]
+            norms.update(zip(reading.names, found, strict=True))
+            if step.clips:
+                ids.update(zip(reading.names, reading.ids, strict=True))
+            largest_scale = scale if reading.scale is not None else largest_scale
+        clips = [(clipped, next(numbers) / largest_scale) for clipped, _ in step.clips]
+        losses = [(at, next(numbers) if isinstance(each, Tensor) else float(each)) for at, each in step.losses]
+        loss, by_place = _loss(losses)
+        record = TrainingStep(
+            step=step.number,
+            loss=loss,
+            gradient_norm=math.hypot(*norms.values()) if norms else None,
+            norm_before_clipping=_before_clipping(norms, ids, clips),
+            largest=_largest(norms),
+            learning_rates=tuple(rates),
+            skipped=skipped,
+            losses=by_place,
+            edits=step.edits,
+        )
+        return ArrivedStep(step, record, norms)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedStep:
+    """A step with its numbers.
+
+    Attributes:
+        norms: L2 norm of the gradient by parameter.
+    """
+
+    step: StepInProgress
+    record: TrainingStep
+    norms: dict[str, float]
+
+    @property
+    def broken(self) -> list[str]:
+        """Parameters whose gradient is not finite."""
+        return [name for name, norm in self.norms.items() if not math.isfinite(norm)]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the loss and every gradient are."""
+        loss, norm = self.record.loss, self.record.gradient_norm
+        return (loss is None or math.isfinite(loss)) and (norm is None or math.isfinite(norm))
+
+
+def _loss(losses: Sequence[tuple[str, float]]) -> tuple[float | None, tuple[tuple[str, float], ...]]:
+    """Return the loss of a step, and its parts where `backward` was called at several places.
+
+    What was passed to `step` is averaged. What `backward` was called on is summed: gradients are those of the sum.
+    """
+    if not losses:
+        return None, ()
+    given = [value for place, value in losses if not place]
+    if given:
+        return sum(given) / len(given), ()
+    places: dict[str, float] = {}
+    for place, value in losses:
+        places[place] = places.get(place, 0.0) + value
+    return sum(places.values()), tuple(places.items()) if len(places) > 1 else ()
+
+
+def _before_clipping(
+    norms: dict[str, float], ids: dict[str, int], clips: Sequence[tuple[frozenset[int], float]]
+) -> float | None:
+    """Return the norm over all gradients before clipping: of clipped ones as the clipping saw them first."""
+    if not clips:
+        return None
+    clipped: set[int] = set()
+    parts: list[float] = []
+    for members, norm in clips:
+        if not members <= clipped:
+            parts.append(norm)
+            clipped |= members
+    parts += [norm for name, norm in norms.items() if ids[name] not in clipped]
+    return math.hypot(*parts)
+
+
+def _largest(norms: dict[str, float]) -> tuple[tuple[str, float], ...]:
+    if any(map(math.isnan, norms.values())):  # NaN first, which compares with nothing
+        return tuple(nlargest(_LARGEST, norms.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1]))
+    return tuple(nlargest(_LARGEST, norms.items(), key=itemgetter(1)))

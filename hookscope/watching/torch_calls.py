@@ -1,0 +1,169 @@
+"""See calls of `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.step` while somebody listens.
+
+Scripts import the clipping functions by name before anybody listens, so replacing an attribute of a module would miss
+them. Both are wrappers around a function in a cell of theirs; that cell is what changes, and is put back.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import CellType, GeneratorType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+from hookscope.watching.gradients import total_norm
+
+
+class Listener(Protocol):
+    """Hears of calls; its methods must not raise."""
+
+    def clips(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell whether the gradients of these parameters, which are about to be clipped, are of interest."""
+        ...
+
+    def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """Hear that gradients were clipped; `norm` is their L2 norm before that."""
+        ...
+
+    def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Hear that a GradScaler is about to step; `scale` is that of the gradients, None if they are unscaled."""
+        ...
+
+    def scaled_step_ended(self, optimizer: Optimizer) -> None:
+        """Hear that a GradScaler has stepped, or has skipped the step."""
+        ...
+
+
+_listeners: list[Listener] = []
+_undo: list[Callable[[], None]] = []
+
+
+def listen(listener: Listener) -> None:
+    """Have `listener` hear of calls until `unlisten`."""
+    if not _listeners:
+        _install()
+    _listeners.append(listener)
+
+
+def unlisten(listener: Listener) -> None:
+    """Stop; does no harm when done twice."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+        if not _listeners:
+            while _undo:
+                _undo.pop()()
+
+
+def sees_clipping() -> bool:
+    """Tell whether this torch has the clipping functions as wrappers, so that calls of them are seen."""
+    return _wrapped(clip_grad.clip_grad_norm_) is not None and _wrapped(clip_grad.clip_grad_value_) is not None
+
+
+def _install() -> None:
+    for public, observed in (
+        (clip_grad.clip_grad_norm_, _observed_norm_clipping),
+        (clip_grad.clip_grad_value_, _observed_value_clipping),
+    ):
+        cell = _wrapped(public)
+        if cell is not None:
+            original = cell.cell_contents
+            cell.cell_contents = observed(original)
+            _undo.append(functools.partial(_set_cell, cell, original))
+    step = GradScaler.step
+    GradScaler.step = _observed_step(step)  # type: ignore[method-assign]
+    _undo.append(functools.partial(setattr, GradScaler, "step", step))
+
+
+def _set_cell(cell: CellType, content: object) -> None:
+    cell.cell_contents = content
+
+
+def _wrapped(function: Any) -> CellType | None:
+    code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    cells = dict(zip(code.co_freevars, closure or (), strict=True)) if code is not None else {}
+    return cells.get("func")
+
+
+def _observed_norm_clipping(clip: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(clip)
+    def clip_grad_norm_(
+        parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **keywords: Any
+    ) -> Tensor:
+        if torch.compiler.is_compiling():
+            return clip(parameters, max_norm, norm_type, *args, **keywords)
+        given, parameters = _kept(parameters)
+        listening = [each for each in _listeners if each.clips(given)]
+        before = None if not listening or float(norm_type) == 2 else _gradient_norm(given)
+        norm = clip(parameters, max_norm, norm_type, *args, **keywords)
+        for each in listening:
+            each.clipped(given, norm.detach() if before is None else before)
+        return norm
+
+    return clip_grad_norm_
+
+
+def _observed_value_clipping(clip: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(clip)
+    def clip_grad_value_(parameters: Any, *args: Any, **keywords: Any) -> None:
+        if torch.compiler.is_compiling():
+            return clip(parameters, *args, **keywords)
+        given, parameters = _kept(parameters)
+        listening = [each for each in _listeners if each.clips(given)]
+        before = _gradient_norm(given) if listening else None
+        clip(parameters, *args, **keywords)
+        for each in listening:
+            if before is not None:
+                each.clipped(given, before)
+        return None
+
+    return clip_grad_value_
+
+
+def _observed_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def observed(scaler: GradScaler, optimizer: Optimizer, *args: Any, **keywords: Any) -> Any:
+        if not scaler.is_enabled():
+            return step(scaler, optimizer, *args, **keywords)
+        for each in _listeners:  # of which the first may add another one
+            each.scaled_step_begins(optimizer, _scale_of(scaler, optimizer))
+        try:
+            return step(scaler, optimizer, *args, **keywords)
+        finally:
+            for each in reversed([*_listeners]):
+                each.scaled_step_ended(optimizer)
+
+    return observed
+
+
+def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
+    """Return the scale that gradients still have, without waiting for it."""
+    try:
+        if scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY:
+            return None
+        return scaler._get_scale_async()
+    except (AttributeError, KeyError, AssertionError):  # private, so another torch may lack it
+        return None
+
+
+def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
+    """Return the parameters as a list, and as they can still be iterated: a generator is used up by looking at it."""
+    if isinstance(parameters, Tensor):
+        return [parameters], parameters
+    given = list(parameters)
+    if isinstance(parameters, GeneratorType):
+        return given, _again(given)
+    return given, parameters if isinstance(parameters, Sequence) else given
+
+
+def _again(parameters: Sequence[Tensor]) -> Iterator[Tensor]:
+    yield from parameters
+
+
+def _gradient_norm(parameters: Sequence[Tensor]) -> Tensor | None:
+    gradients = [each.grad for each in parameters if each.grad is not None]
+    with torch.no_grad():
+        return total_norm(gradients) if gradients else None

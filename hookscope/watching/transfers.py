@@ -1,0 +1,67 @@
+"""Numbers on their way from a device: copied without waiting, and read when they have arrived."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+
+class Transfer:
+    """Numbers of any devices, that are read together.
+
+    Where a device has no events that tell when a copy is complete, reading waits for it.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Begin to copy; tensors are scalars and vectors of any real dtype."""
+        self._sizes = [each.numel() for each in tensors]
+        self._groups: list[tuple[list[int], Tensor, torch.Event | None]] = []
+        positions: dict[torch.device, list[int]] = {}
+        for position, each in enumerate(tensors):
+            positions.setdefault(each.device, []).append(position)
+        for device, members in positions.items():
+            vector = torch.cat([tensors[position].reshape(-1) for position in members])
+            event = None
+            if device.type != "cpu" and _has_events(device):
+                host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=device.type == "cuda")
+                vector = host.copy_(vector, non_blocking=True)
+                event = _recorded(device)
+            self._groups.append((members, vector, event))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether reading would not wait; never known of a device without events."""
+        return all(vector.is_cpu and (event is None or event.query()) for _, vector, event in self._groups)
+
+    def read(self) -> list[float]:
+        """Return the numbers of all tensors, in order; waits until they are there."""
+        parts: list[list[float]] = [[] for _ in self._sizes]
+        for members, vector, event in self._groups:
+            if event is not None:
+                event.synchronize()
+            numbers, begin = vector.cpu().tolist(), 0
+            for position in members:
+                end = begin + self._sizes[position]
+                parts[position] = numbers[begin:end]
+                begin = end
+        return [*chain.from_iterable(parts)]
+
+
+@cache
+def _has_events(device: torch.device) -> bool:
+    """Tell whether events of a device can be recorded, asked for and waited for."""
+    try:
+        event = _recorded(device)
+        event.query()
+        event.synchronize()
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return True
+
+
+def _recorded(device: torch.device) -> torch.Event:
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event

@@ -1,0 +1,69 @@
+"""Which rules object at the moment, and when that changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hookscope.results.training import TrainingVerdict
+from hookscope.watching.rules import Objection, listed, patience_of
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Objections that began together: their places, and how many judgements in a row have passed since."""
+
+    first: Objection
+    places: frozenset[str]
+    passed: int = 0
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """The objections that stand, by rule."""
+
+    _standing: dict[str, list[_Standing]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """How many verdicts have begun and not ended."""
+        return sum(map(len, self._standing.values()))
+
+    def judged(self, step: int, rule: str, objections: Sequence[Objection]) -> list[TrainingVerdict]:
+        """Take in everything that a rule objects to at a step; return what has changed.
+
+        Places that begin together are one verdict. It ends when the rule has passed at all of them, often enough in a
+        row.
+        """
+        standing = self._standing.setdefault(rule, [])
+        if not standing and not objections:
+            return []
+        objected = {each.where for each in objections}
+        known = {place for each in standing for place in each.places}
+        changes: list[TrainingVerdict] = []
+        for each in [*standing]:
+            each.passed = 0 if each.places & objected else each.passed + 1
+            if each.passed >= patience_of(rule):
+                standing.remove(each)
+                changes.append(_verdict(step, each.first, ended=True))
+        fresh = [each for each in objections if each.where not in known]
+        if fresh:
+            standing.append(_Standing(fresh[0], frozenset(each.where for each in fresh)))
+            changes.append(_verdict(step, fresh[0], [each.where for each in fresh[1:]]))
+        return changes
+
+
+def _verdict(step: int, objection: Objection, others: Sequence[str] = (), *, ended: bool = False) -> TrainingVerdict:
+    message = objection.message
+    if others:
+        message += f" The same holds for {len(others):,} more: {listed(others)}."
+    if ended:
+        message = f"No longer, at '{objection.where}'." if objection.where else "No longer."
+    return TrainingVerdict(
+        step=step,
+        rule=objection.rule,
+        level=objection.level,
+        where=objection.where,
+        value=None if ended else objection.value,
+        limit=objection.limit,
+        state="ended" if ended else "began",
+        message=message,
+    )

@@ -1,0 +1,781 @@
+"""Watch a training: what `hookscope.watch` returns."""
+
+import atexit
+import functools
+import math
+import os
+import platform
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookscope.errors import UsageError
+from hookscope.hooks.patterns import refuse_positions
+from hookscope.results.activations import LayerRow
+from hookscope.results.runs.training_log import TrainingLogFile, TrainingRecord
+from hookscope.results.training import (
+    TrainingEnd,
+    TrainingLog,
+    TrainingStart,
+    TrainingStep,
+    TrainingVerdict,
+    WatchedLayer,
+    WatchedStep,
+)
+from hookscope.text import counted, exception_line, one_line, safe_text
+from hookscope.watching import rules, torch_calls
+from hookscope.watching.activations import ForwardPasses, watched_layer
+from hookscope.watching.edits import FittedEdits, TrainingEdits
+from hookscope.watching.gradients import norms_of, parameters_of, read_gradients
+from hookscope.watching.networks import (
+    GraphLeaves,
+    Networks,
+    Optimizers,
+    ParameterNames,
+    WatchedNetwork,
+    setting_text,
+    watched_networks,
+    watched_optimizers,
+)
+from hookscope.watching.parameters import ParameterMeasurement, ParameterNumbers
+from hookscope.watching.ring import Ring
+from hookscope.watching.rules import Objection
+from hookscope.watching.shards import ShardedNorms
+from hookscope.watching.steps import ArrivedStep, HeardLoss, SentStep, StepInProgress
+from hookscope.watching.transfers import Transfer
+from hookscope.watching.verdicts import Verdicts
+
+# Watched steps and verdicts that stay in memory; the file has all.
+_KEPT_WATCHED = 20
+_KEPT_VERDICTS = 1_000
+
+# After a step that was watched for a jump, so many are not watched for another: else a restless run is watched always.
+_REST = 10
+
+# Of an accelerator, so many steps may be on their way before the oldest is waited for.
+_MOST_ON_THEIR_WAY = 32
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatenate["Watch", P], R | None]:
+    """Keep errors of hookscope's own out of the training: one is a line, and the end of watching."""
+
+    @functools.wraps(method)
+    def guarded(self: "Watch", *args: P.args, **keywords: P.kwargs) -> R | None:
+        if self._is_closed or os.getpid() != self._process:
+            return None
+        try:
+            with torch.no_grad():
+                return method(self, *args, **keywords)
+        except Exception as error:  # noqa: BLE001 - never into a training
+            self._give_up(error)
+            return None
+
+    return cast("Callable[Concatenate[Watch, P], R | None]", guarded)
+
+
+class Watch:
+    """A training that is being watched, as `hookscope.watch` returns it.
+
+    It is a context manager: `with hookscope.watch(model, optimizer) as watch`.
+
+    Attributes:
+        out: The folder; None without one.
+        notes: What cannot be seen of this training, a sentence each.
+    """
+
+    def __init__(  # noqa: PLR0913 - the options of `hookscope.watch`
+        self,
+        model: Networks,
+        optimizer: Optimizers,
+        *,
+        every: int,
+        out: Path | None,
+        layer: Sequence[str],
+        activations: bool,
+        resume: bool,
+        on_line: Callable[[str], None] | None,
+        edits: Sequence[str],
+        heard: list[HeardLoss] | None = None,
+        last_step: int = 0,
+        shards: ShardedNorms | None = None,
+    ) -> None:
+        """Put the hooks on; see `hookscope.watch`.
+
+        Of a script nobody calls `step`: `heard` then gets the losses, each is taken by the step of the optimiser that
+        follows, and `finish_if_complete` ends a step. `last_step` is that of an earlier watch without a file. `shards`
+        has the norms of a network that is sharded.
+        """
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise UsageError(f"every={every!r} is not a positive whole number: give, for example, every=100.")
+        refuse_positions(layer)
+        self._process = os.getpid()
+        self._is_closed = True
+        if heard is None:
+            self._networks = watched_networks(model, layer)
+            self._optimizers = watched_optimizers(optimizer, self._networks)
+        else:  # a script's, that are known to belong together; there may be no network
+            self._networks = watched_networks(model, layer, sharded=shards is not None) if model else ()
+            self._optimizers = tuple(cast("Sequence[Optimizer]", optimizer))
+        self._names = ParameterNames(self._networks, self._optimizers)
+        self._edits = TrainingEdits(self._networks)
+        fitted = self._edits.fit(edits)
+        self._every = every
+        self._patterns = tuple(layer)
+        self._on_line = on_line or _to_stderr
+        self.out = out
+        self.notes = self._blind_spots(activations=activations)
+        self._passes = [
+            ForwardPasses(each, self._failed_in_forward) for each in self._networks if activations and not each.compiled
+        ]
+        self._ring = Ring()
+        self._verdicts = Verdicts()
+        self._sent: deque[SentStep] = deque()
+        self._depths: dict[int, int] = {}
+        self._stepping: set[int] = set()
+        self._idle: dict[str, int] = {}
+        self._zero: dict[str, int] = {}
+        self._trained: set[str] = set()
+        self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
+        self._frozen_at_first = {name for name, each in self._names.all.items() if not each.requires_grad}
+        self._known_at_first = frozenset(self._names.all)
+        self._skips = 0
+        self._was_broken = False
+        self._zero_count = 0
+        self._failure: Exception | None = None
+        self._said: set[str] = set()
+        self._jump = ""
+        self._rests_until = 0
+        self._kept_watched: deque[WatchedStep] = deque(maxlen=_KEPT_WATCHED)
+        self._kept_verdicts: deque[TrainingVerdict] = deque(maxlen=_KEPT_VERDICTS)
+        self._starts: tuple[TrainingStart, ...] = ()
+        self._ends: tuple[TrainingEnd, ...] = ()
+        self._file = None if out is None else TrainingLogFile(out, resume=resume, warn=self._say)
+        self._first = 1 + max(last_step, self._file.last_step if self._file is not None else 0)
+        self._shards = shards
+        self._heard = [] if heard is None else heard
+        self._expected = {id(each) for each in self._optimizers}
+        self._current = StepInProgress(self._first)
+        self._begin(fitted)
+
+    def step(self, loss: float | Tensor | None = None) -> None:
+        """End a step: call it once in each turn of the loop, after `optimizer.step()`.
+
+        Where gradients are accumulated, a turn without a step of the optimiser adds its loss to the mean of the step.
+
+        Args:
+            loss: The loss, a number or a tensor with one value; it is not waited for on an accelerator.
+        """
+        self._depths.clear()  # of a step that raised
+        self._stepped(loss)
+
+    @_guarded
+    def finish_if_complete(self) -> None:
+        """End the step if every optimiser of the step before has stepped; of the first step, every optimiser."""
+        if self._current.stepped >= self._expected and not any(self._depths.values()):
+            self._finish_step()
+
+    @property
+    def edits(self) -> tuple[str, ...]:
+        """The edits in force, `"fc:grad:clip-norm(1)"`; assign others to change them from the next forward pass on.
+
+        What an edit froze is trained again once it is gone; weights keep the values that edits have given them.
+
+        Raises:
+            LayerNotFoundError: If an edit selects nothing.
+            UsageError: If an edit is malformed, cannot be made in this training, or the watch is closed.
+        """
+        return self._edits.fitted.texts
+
+    @edits.setter
+    def edits(self, edits: str | Sequence[str]) -> None:
+        if self._is_released:
+            raise UsageError("The watch is closed: nothing can be edited any more.")
+        self._put_in_force(self._edits.fit([edits] if isinstance(edits, str) else edits))
+
+    def close(self) -> None:
+        """Stop watching and editing: take the hooks off and close the file. Does no harm when done twice."""
+        self._close("closed")
+
+    def end(self, reason: str = "the process ended") -> None:
+        """Close a watch that the script has left open."""
+        self._close(reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close("closed" if error is None else exception_line(error))
+
+    def __repr__(self) -> str:
+        networks = ", ".join(each.name for each in self._networks)
+        state = "closed" if self._is_closed else f"at step {self._current.number}"
+        return f"<Watch of {networks}, {state}: {counted(self._verdicts.count, 'standing verdict')}>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended: closed, or given up after an error of hookscope's."""
+        return self._is_closed
+
+    @property
+    def verdicts(self) -> tuple[TrainingVerdict, ...]:
+        """What rules began or ceased to object to, in order; of very many, the last."""
+        return tuple(self._kept_verdicts)
+
+    @property
+    def log(self) -> TrainingLog:
+        """The last 200 steps, the last 20 watched steps, and the verdicts; the file has all."""
+        return TrainingLog(self._starts, tuple(self._ring), tuple(self._kept_watched), self.verdicts, self._ends)
+
+    # --- Beginning and ending ----------------------------------------------------------------------------------------
+
+    def _begin(self, edits: FittedEdits) -> None:
+        before, after = _as_written(self._before_step), _as_written(self._after_step)
+        # Ours come last: they see what other hooks have made of the gradients.
+        handles = [each.register_step_pre_hook(before) for each in self._optimizers]
+        handles += [each.register_step_post_hook(after) for each in self._optimizers]
+        self._handles = handles
+        self._is_closed = self._is_released = False
+        torch_calls.listen(self)
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+        start = TrainingStart(
+            step=self._first,
+            networks=tuple(each.name for each in self._networks),
+            optimizers=tuple(map(setting_text, self._optimizers)),
+            every=self._every,
+            patterns=self._patterns,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions={
+                "hookscope": version("hookscope"),
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+        )
+        self._starts = (start,)
+        self._write(start)
+        for note in self.notes:
+            self._say(note)
+        self._put_in_force(edits)
+        self._prepare()
+
+    def _put_in_force(self, edits: FittedEdits) -> None:
+        self._edits.step = self._current.number
+        self._edits.put_in_force(edits)
+        self._edited = frozenset(self._names.of([each.parameter for each in (*edits.gradients, *edits.frozen)]))
+        self._current.edited |= self._edited
+        self._untried = {*edits.texts}
+        for each in self._passes:
+            each.go_last()
+        for note in edits.notes():
+            self._say_once(note, note)
+
+    def _close(self, reason: str) -> None:
+        if os.getpid() != self._process:
+            return
+        if not self._is_closed:
+            self._finish(reason)
+        if not self._is_released:
+            self._release()
+
+    def _finish(self, reason: str) -> None:
+        try:
+            with torch.no_grad():
+                if self._current.stepped:
+                    self._finish_step()
+                self._drain(wait=True)
+        except Exception as error:  # noqa: BLE001 - the training goes on
+            self._say(f"Watching ends: {exception_line(error)}. The training goes on.")
+        self._end(reason)
+
+    def _give_up(self, error: Exception) -> None:
+        edited = " Its edits stay." if self.edits else ""
+        self._say(f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.{edited}")
+        self._end(exception_line(error))
+        if not self.edits:
+            self._release()
+
+    def _release(self) -> None:
+        """Leave networks and optimisers without hooks and edits."""
+        self._is_released = True
+        atexit.unregister(self._at_exit)
+        self._edits.put_in_force(FittedEdits())
+        for handle in self._handles:
+            handle.remove()
+
+    def _end(self, reason: str) -> None:
+        self._is_closed = True
+        torch_calls.unlisten(self)
+        for each in self._passes:
+            each.end()
+        end = TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000))
+        self._ends = (end,)
+        self._write(end)
+        if self._file is not None:
+            self._file.close()
+
+    def _failed_in_forward(self, error: Exception) -> None:
+        # Inside a forward pass hooks cannot be taken off; the next step does it.
+        self._failure = self._failure or error
+
+    def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
+        compiled = [each.name for each in self._networks if each.compiled]
+        notes = []
+        if compiled and activations:
+            are = "is" if len(compiled) == 1 else "are"
+            notes.append(
+                f"{', '.join(compiled)} {are} compiled, where hooks do not fire: activations are not watched, "
+                "parameters, gradients and updates are."
+            )
+        if not torch_calls.sees_clipping():
+            notes.append("This torch does not let clip_grad_norm_ be seen: norms before clipping are not known.")
+        return tuple(notes)
+
+    # --- What torch calls --------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Edit and read the gradients, or have the closure of the step do so once it has run."""
+        if os.getpid() != self._process:
+            return None
+        key = id(optimizer)
+        self._depths[key] = self._depths.get(key, 0) + 1
+        if self._depths[key] > 1:  # a subclass calls the step of its base
+            return None
+        self._step_begins(optimizer)
+        return with_gradients(functools.partial(self._gradients_are_there, optimizer), args, kwargs)
+
+    def _gradients_are_there(self, optimizer: Optimizer, *, is_first: bool) -> None:
+        self._edits.edit_gradients(optimizer)
+        if is_first:
+            self._read(optimizer)
+
+    @_guarded
+    def _step_begins(self, optimizer: Optimizer) -> None:
+        if id(optimizer) in self._current.stepped:  # nobody has called `step` since
+            self._finish_step()
+        self._current.stepped.add(id(optimizer))
+        self._stepping.add(id(optimizer))
+        measurement = self._current.measurement
+        if measurement is not None:
+            measurement.measure_weights()
+            if not isinstance(optimizer, GraphLeaves):
+                measurement.keep(id(optimizer), self._names.of(parameters_of(optimizer)))
+
+    @_guarded
+    def _read(self, optimizer: Optimizer) -> None:
+        step = self._current
+        known = None if self._shards is None else self._shards.gradients
+        reading = read_gradients(optimizer, self._names.of, known)
+        step.readings[id(optimizer)] = reading
+        self._take_heard()
+        if step.measurement is not None:
+            for each in self._passes:
+                each.step_begins()
+            others = [] if len(step.readings) > 1 else self.not_optimised()
+            step.measurement.measure_gradients([*reading.names, *others], reading.scale)
+        if (
+            known is None
+            and reading.norms.is_cpu
+            and step.bad_weights is None
+            and not bool(reading.norms.sum().isfinite())
+        ):
+            step.bad_weights = self._bad_weights(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if os.getpid() != self._process:
+            return
+        key = id(optimizer)
+        self._depths[key] = max(0, self._depths.get(key, 1) - 1)
+        if self._depths[key] == 0:
+            self._heard.clear()  # a closure was called again, at weights on the way
+            self._edits.edit_values(optimizer)
+            self._measure_updates(optimizer)
+
+    @_guarded
+    def _measure_updates(self, optimizer: Optimizer) -> None:
+        if self._current.measurement is not None:
+            self._current.measurement.measure_updates(id(optimizer))
+
+    def _take_heard(self) -> None:
+        self._current.losses += self._heard
+        self._heard.clear()
+
+    def clips(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell whether parameters that are being clipped are watched; called by `torch_calls`."""
+        if self._is_closed or os.getpid() != self._process or not parameters or self._shards is not None:
+            return False
+        return self._names.knows(parameters[0])
+
+    @_guarded
+    def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """Hear of a norm before clipping; called by `torch_calls`."""
+        members = frozenset(id(each) for each in parameters)
+        # Clipped after the optimiser has stepped: this belongs to the next step.
+        if self._optimizers_of(members) & self._current.stepped:
+            inside = any(self._depths.get(id(each), 0) for each in self._optimizers)  # in a closure
+            if not inside:
+                self._finish_step()
+        self._current.clips.append((members, norm.clone().reshape(())))
+
+    @_guarded
+    def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
+        """Hear that a GradScaler is about to step; called by `torch_calls`."""
+        if id(optimizer) not in map(id, self._optimizers):
+            return
+        self._stepping.discard(id(optimizer))
+        for text in self._edits.fitted.of_scaled_gradients():
+            self._say_once(
+                f"scaled {text}",
+                f"Edit '{text}' gets gradients that are multiplied by the scale of the GradScaler, as are those of all "
+                "layers; with param: it gets unscaled ones.",
+            )
+        if scale is not None and not getattr(optimizer, "_step_supports_amp_scaling", False):
+            # It was clipped before it was unscaled; the gradients are unscaled before the optimiser gets them.
+            mine = {id(each) for each in parameters_of(optimizer)}
+            self._current.clips = [
+                (members, norm / scale if members & mine else norm) for members, norm in self._current.clips
+            ]
+
+    @_guarded
+    def scaled_step_ended(self, optimizer: Optimizer) -> None:
+        """Hear that a GradScaler has stepped, or not; called by `torch_calls`."""
+        if id(optimizer) in map(id, self._optimizers) and id(optimizer) not in self._stepping:
+            self._step_begins_skipped(optimizer)
+
+    def _step_begins_skipped(self, optimizer: Optimizer) -> None:
+        if id(optimizer) in self._current.stepped:
+            self._finish_step()
+        self._current.stepped.add(id(optimizer))
+        self._current.skipped = True
+        self._take_heard()
+        known: dict[int, Tensor] | None = None if self._shards is None else {}
+        self._current.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, known)
+
+    # --- From step to step -------------------------------------------------------------------------------------------
+
+    @_guarded
+    def _stepped(self, loss: float | Tensor | None) -> None:
+        if self._failure is not None:
+            raise self._failure
+        value = self._loss_of(loss)
+        if value is not None:
+            self._current.losses.append(("", value))
+        if self._current.stepped:
+            self._finish_step()
+
+    def _loss_of(self, loss: object) -> float | Tensor | None:
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            return loss.detach().clone().reshape(())
+        if isinstance(loss, int | float):
+            return float(loss)
+        if loss is not None:
+            what = f"a tensor of {counted(loss.numel(), 'value')}" if isinstance(loss, Tensor) else type(loss).__name__
+            line = f"The loss is not watched: {what} was passed to step(), a number or a tensor of one is needed."
+            self._say_once("loss", line)
+        return None
+
+    def _prepare(self) -> None:
+        """Decide whether the step that begins is measured in full, and put the hooks of its forward passes on."""
+        step = self._current
+        is_due = step.number % self._every == 0 if self._shards is None else self._shards.is_next_watched
+        if is_due:
+            step.reason = "every"
+        elif self._jump and self._shards is None and step.number >= self._rests_until:
+            step.reason = self._jump
+            self._rests_until = step.number + _REST
+        self._jump = ""
+        if not step.reason:
+            return
+        self._names.renew()
+        step.measurement = ParameterMeasurement(self._listed_parameters(), self._shards)
+        # Not at the first step: what is compiled at its first call would be compiled with the hooks.
+        if step.number > self._first:
+            for each in self._passes:
+                each.begin()
+
+    def _listed_parameters(self) -> dict[str, torch.nn.Parameter]:
+        if not self._patterns:
+            return dict(self._names.all)
+        layers = {f"{each.prefix}{name}" for each in self._networks for name in each.layers()}
+        return {name: each for name, each in self._names.all.items() if layers.intersection(_modules_around(name))}
+
+    def _finish_step(self) -> None:
+        step = self._current
+        for each in self._passes:
+            each.end()
+        self._expected = step.stepped
+        step.edits = self._edits.end_step()
+        self._say_what_was_not_made(step)
+        self._sent.append(step.sent())
+        self._current = StepInProgress(step.number + 1, edited=self._edited)
+        self._edits.step = step.number + 1
+        arrived = self._drain(wait=step.measurement is not None)
+        if step.measurement is not None and arrived is not None:
+            self._finish_watched(step, arrived, step.measurement.finish())
+        self._prepare()
+
+    def _say_what_was_not_made(self, step: StepInProgress) -> None:
+        """Say which edits have not been made in the first step that they were in force."""
+        if step.skipped:
+            return
+        for text, count in step.edits if self._untried else ():
+            if text in self._untried and not count:
+                reason = "its layer did not run, or got no gradient"
+                self._say_once(f"not made {text}", f"Edit '{text}' changed nothing at step {step.number}: {reason}.")
+        self._untried.clear()
+
+    def _drain(self, *, wait: bool) -> ArrivedStep | None:
+        """Take in the steps whose numbers have arrived, or all; return the last."""
+        arrived = None
+        while self._sent and (wait or self._sent[0].transfer.is_complete or len(self._sent) > _MOST_ON_THEIR_WAY):
+            arrived = self._sent.popleft().arrived()
+            self._take_in(arrived)
+        return arrived
+
+    def _take_in(self, arrived: ArrivedStep) -> None:
+        """Judge a step by the rules of every step, and write it."""
+        record = arrived.record
+        self._write(record)
+        broken = self._in_network_order(arrived.broken)
+        is_broken = not arrived.is_finite and not record.skipped
+        found: dict[str, list[Objection]] = {name: [] for name in _NOT_FINITE}
+        if is_broken:
+            bad_weights = arrived.step.bad_weights
+            for each in rules.first_not_finite(record, self._ring, broken, len(arrived.norms), bad_weights):
+                found[each.rule].append(each)
+        loss_jump, norm_jump = self._ring.add(record)
+        found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
+        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
+        self._skips = self._skips + 1 if record.skipped else 0
+        found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        zeros = 0
+        if not record.skipped:
+            zeros = self._count_idle(arrived)
+            found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle)
+            found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._zero)
+            found["frozen-parameter"] = self._newly_frozen(arrived)
+        for name, objections in found.items():
+            self._judge(record.step, name, objections)
+        if is_broken and not self._was_broken:
+            self._jump = "non-finite"
+        elif loss_jump is not None and loss_jump.deviations > rules.LOOK_AT_JUMP:
+            self._jump = "loss"
+        elif norm_jump is not None and norm_jump.deviations > rules.LOOK_AT_JUMP:
+            self._jump = "gradient norm"
+        elif zeros > self._zero_count:
+            self._jump = "zero gradient"
+        if not record.skipped:
+            self._zero_count = zeros
+            self._was_broken = is_broken
+
+    def _count_idle(self, arrived: ArrivedStep) -> int:
+        """Count for how many steps parameters have had no gradient, or one of 0; return how many have one of 0."""
+        for reading in arrived.step.readings.values():
+            for name in reading.without:
+                self._idle[name] = self._idle.get(name, 0) + 1
+            if self._idle:
+                for name in (*reading.names, *reading.frozen):
+                    self._idle.pop(name, None)
+            self._trained.update(reading.names)
+        zeros = [name for name, norm in arrived.norms.items() if norm == 0 and name not in arrived.step.edited]
+        if self._zero or zeros:
+            self._zero = {
+                **{name: count for name, count in self._zero.items() if name not in arrived.norms},
+                **{name: self._zero.get(name, 0) + 1 for name in zeros},
+            }
+        return len(zeros)
+
+    def _newly_frozen(self, arrived: ArrivedStep) -> list[Objection]:
+        frozen = [
+            name
+            for each in arrived.step.readings.values()
+            for name in each.frozen
+            if name in self._trained and name not in arrived.step.edited
+        ]
+        message = "'{}' needs no gradient any more (requires_grad is False), though it was trained before."
+        return [rules.objection("frozen-parameter", name, None, message.format(name)) for name in frozen]
+
+    def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
+        """Write and judge what was measured of a watched step."""
+        assert step.measurement is not None  # noqa: S101
+        parameters = step.measurement.parameters
+        rows = tuple(numbers.row(name, each) for name, each in parameters.items())
+        layers: list[WatchedLayer] = []
+        seen: dict[str, tuple[LayerRow, ...]] = {}
+        for each in self._passes if step.number > self._first else ():
+            found = seen[each.watched.prefix] = each.rows()
+            layers += [watched_layer(row, each.watched.prefix) for row in found if each.is_listed(row)]
+            if not found:
+                self._say_once(
+                    f"no forward {each.watched.name}",
+                    f"No forward pass of {each.watched.name} was seen at step {step.number}: it is compiled, or not "
+                    "called as a module. Its activations are not watched.",
+                )
+        watched = WatchedStep(step.number, step.reason, rows, tuple(layers))
+        self._kept_watched.append(watched)
+        self._write(watched)
+        judged = {name: list[Objection]() for name in rules.WATCHED_RULES} if any(seen.values()) else {}
+        for network in self._networks:
+            found = seen.get(network.prefix, ())
+            if found:
+                for name, objections in rules.judged_layers(network.inspected().info, found, network.prefix).items():
+                    judged[name] += objections
+            if arrived.is_finite and not _has_no_gradient(arrived.record) and not judged.get("non-finite-activation"):
+                told = self._judged_gradients(network, found, parameters, numbers, arrived.record.loss)
+                for name, objections in told.items():
+                    judged.setdefault(name, []).extend(objections)
+        if not arrived.record.skipped:
+            shapes = {name: tuple(each.shape) for name, each in parameters.items()}
+            judged["large-update"] = rules.large_updates(rows, shapes) if arrived.is_finite else []
+        judged["unoptimised-parameter"] = self._unoptimised()
+        for name, objections in judged.items():
+            self._judge(step.number, name, objections)
+
+    def _judged_gradients(
+        self,
+        network: WatchedNetwork,
+        layers: Sequence[LayerRow],
+        parameters: Mapping[str, Tensor],
+        numbers: ParameterNumbers,
+        loss: float | None,
+    ) -> dict[str, list[Objection]]:
+        inspected = network.inspected()
+        kinds = {name: type(module).__name__ for name, module in inspected.modules.items()}
+        found = [
+            numbers.result_row(index, name, own_name, kinds.get(own_name.rpartition(".")[0], ""), parameters[name])
+            for index, (name, own_name) in enumerate(
+                (name, name.removeprefix(network.prefix)) for name, _ in network.parameters() if name in parameters
+            )
+        ]
+        is_adaptive = any(type(each) is not torch.optim.SGD for each in self._optimizers)
+        names = rules.gradient_rules(has_counted=network.prefix in self._counted, is_adaptive=is_adaptive)
+        judged = rules.judged_parameters(inspected.info, layers, found, loss, network.prefix, names)
+        if not judged.get("zero-gradient"):
+            self._counted.add(network.prefix)
+        return judged
+
+    def _unoptimised(self) -> list[Objection]:
+        """Return the objections to parameters that were unfrozen or added since the start, and that nothing trains."""
+        new = [
+            name for name in self.not_optimised() if name in self._frozen_at_first or name not in self._known_at_first
+        ]
+        message = "'{}' needs a gradient now, but belongs to no watched optimizer: add it with add_param_group."
+        return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in new]
+
+    def not_optimised(self) -> list[str]:
+        """Return the trainable parameters that no watched optimiser has."""
+        held = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
+        return [name for name, each in self._names.all.items() if each.requires_grad and id(each) not in held]
+
+    def _bad_weights(self, optimizer: Optimizer) -> list[str]:
+        held = [each for each in parameters_of(optimizer) if each.is_floating_point() or each.is_complex()]
+        norms = Transfer(norms_of([each.detach() for each in held])).read()
+        names = self._names.of([each for each, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
+        return self._in_network_order(names)
+
+    def _in_network_order(self, names: Sequence[str]) -> list[str]:
+        if len(names) < 2:
+            return [*names]
+        order = {name: position for position, name in enumerate(self._names.all)}
+        return sorted(names, key=lambda name: order.get(name, len(order)))
+
+    def _optimizers_of(self, members: frozenset[int]) -> set[int]:
+        return {id(each) for each in self._optimizers if any(id(one) in members for one in parameters_of(each))}
+
+    # --- Writing and speaking ----------------------------------------------------------------------------------------
+
+    def _judge(self, step: int, rule: str, objections: Sequence[Objection]) -> None:
+        for verdict in self._verdicts.judged(step, rule, objections):
+            self._kept_verdicts.append(verdict)
+            self._write(verdict)
+            ended = " ended" if verdict.state == "ended" else ""
+            self._say(f"step {verdict.step}: {verdict.rule}{ended}: {verdict.message}")
+
+    def _write(self, record: TrainingRecord) -> None:
+        if self._file is not None:
+            self._file.append(record)
+
+    def _say_once(self, what: str, line: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        self._on_line(safe_text(line))
+
+
+def with_gradients(
+    call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call with `is_first=True` now, or after each call of a step's closure: gradients before the first one are stale.
+
+    Returns:
+        The arguments of the step with another closure; None where there is no closure.
+    """
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        call(is_first=True)
+        return None
+    calls = 0
+
+    @functools.wraps(closure)
+    def watched() -> Any:
+        nonlocal calls
+        loss = closure()
+        calls += 1
+        call(is_first=calls == 1)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": watched}
+    return (args[0], watched, *args[2:]), kwargs
+
+
+_NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
+
+
+def _has_no_gradient(record: TrainingStep) -> bool:
+    """Tell whether a step had no gradients that could be judged."""
+    return record.skipped or not record.gradient_norm
+
+
+def _as_written(method: Callable[P, R]) -> Callable[P, R]:
+    """Return a hook that also runs inside a compiled step, as written."""
+
+    def hook(*args: P.args, **keywords: P.kwargs) -> R:
+        return method(*args, **keywords)
+
+    return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _modules_around(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts))]
+
+
+def _to_stderr(line: str) -> None:
+    try:
+        sys.stderr.write(f"hookscope.watch: {line}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or none
+        return
+
+
+def _close_at_exit(watch: "weakref.ref[Watch]") -> None:
+    alive = watch()
+    if alive is not None:
+        alive.end()

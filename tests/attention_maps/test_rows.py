@@ -1,0 +1,345 @@
+"""Weights compared with what torch, torchvision, timm and transformers compute where they do show them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.hooks.attention import AttentionCall, AttentionMode
+from hookscope.hooks.selection import module_index
+
+
+def seen_by_mode(network: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[AttentionCall], list[Tensor], Any]:
+    """Run a network; return its calls, all rows of each, and the output."""
+    calls: list[AttentionCall] = []
+    rows: list[Tensor] = []
+
+    def take(call: AttentionCall) -> None:
+        calls.append(call)
+        if call.rows is not None:
+            rows.append(call.rows.part(0, call.rows.shape[-2]))
+
+    with AttentionMode(module_index(network)[0], take):
+        output = network(*args, **kwargs)
+    return calls, rows, output
+
+
+class Attends(nn.Module):
+    """Calls a function with what it is given."""
+
+    def __init__(self, function: Callable[..., Tensor], **options: Any) -> None:
+        super().__init__()
+        self.function, self.options = function, options
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args, **self.options)
+
+
+def by_numpy(query: Tensor, key: Tensor, mask: NDArray[np.float64] | float, scale: float) -> NDArray[np.float64]:
+    """Return softmax(q k^T scale + mask) in float64, by its definition."""
+    scores = query.double().numpy() @ np.swapaxes(key.double().numpy(), -1, -2) * scale + mask
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
+    return shares
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+CAUSAL = np.where(np.tri(6, 6, dtype=bool), 0.0, -np.inf)
+BIAS = drawn(3, 6, 6, seed=9)
+ALLOWED = torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(3)) > 0.4
+ALLOWED[..., 0] = True
+
+
+@pytest.mark.parametrize(
+    ("options", "mask", "scale"),
+    [
+        ({}, 0.0, 0.5),
+        ({"scale": 0.3}, 0.0, 0.3),
+        ({"is_causal": True}, CAUSAL, 0.5),
+        ({"attn_mask": BIAS}, BIAS.double().numpy(), 0.5),
+        ({"attn_mask": ALLOWED}, np.where(ALLOWED.numpy(), 0.0, -np.inf), 0.5),
+        ({"attn_mask": BIAS[:1, :1], "dropout_p": 0.5}, BIAS[:1, :1].double().numpy(), 0.5),
+    ],
+    ids=["plain", "scale", "causal", "bias", "allowed", "dropout"],
+)
+def test_rows_are_those_of_the_definition(
+    options: Mapping[str, Any], mask: NDArray[np.float64] | float, scale: float
+) -> None:
+    query, key, value = (drawn(2, 3, 6, 4, seed=each) for each in range(3))
+    calls, (rows,), _ = seen_by_mode(Attends(F.scaled_dot_product_attention, **options), query, key, value)
+    assert np.abs(rows.numpy() - by_numpy(query, key, mask, scale)).max() < 1e-6
+    assert torch.allclose(rows.sum(-1), torch.ones(2, 3, 6), atol=1e-6)
+    assert calls[0].entry == "scaled dot product"
+    whole = calls[0].rows
+    assert whole is not None
+    assert torch.equal(torch.cat([whole.part(0, 4), whole.part(4, 6)], -2), rows) or torch.allclose(
+        torch.cat([whole.part(0, 4), whole.part(4, 6)], -2), rows, atol=1e-7
+    )
+
+
+def test_grouped_queries_share_keys() -> None:
+    query, key, value = drawn(2, 6, 5, 4), drawn(2, 2, 5, 4, seed=1), drawn(2, 2, 5, 4, seed=2)
+    _, (rows,), _ = seen_by_mode(Attends(F.scaled_dot_product_attention, enable_gqa=True), query, key, value)
+    # Queries 0 to 2 look at the first head of keys, 3 to 5 at the second.
+    expected = by_numpy(query, torch.stack([key[:, 0]] * 3 + [key[:, 1]] * 3, 1), 0.0, 0.5)
+    assert np.abs(rows.numpy() - expected).max() < 1e-6
+
+
+def test_keys_may_be_others_than_queries() -> None:
+    query, key, value = drawn(2, 3, 5, 4), drawn(2, 3, 9, 4, seed=1), drawn(2, 3, 9, 4, seed=2)
+    _, (rows,), _ = seen_by_mode(Attends(F.scaled_dot_product_attention), query, key, value)
+    assert np.abs(rows.numpy() - by_numpy(query, key, 0.0, 0.5)).max() < 1e-6
+
+
+def test_a_query_that_may_look_at_nothing_has_no_weight_as_in_torch() -> None:
+    query, key = drawn(1, 1, 3, 4), drawn(1, 1, 3, 4, seed=1)
+    allowed = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+    identity = torch.eye(3).reshape(1, 1, 3, 3)
+    _, (rows,), output = seen_by_mode(Attends(F.scaled_dot_product_attention, attn_mask=allowed), query, key, identity)
+    assert torch.allclose(rows, output, atol=1e-6)
+    assert rows[0, 0, 1].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_has_the_rows_of_float32(dtype: torch.dtype) -> None:
+    query, key, value = (drawn(2, 3, 40, 16, seed=each, dtype=dtype) for each in range(3))
+    _, (rows,), _ = seen_by_mode(Attends(F.scaled_dot_product_attention), query, key, value)
+    expected = by_numpy(query, key, 0.0, 0.25)
+    ulps = np.abs(rows.numpy() - expected) / (expected * torch.finfo(dtype).eps)
+    assert ulps.max() < 2
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_torchs_own_attention_has_the_weights_that_it_returns(train: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(12, 3, dropout=0.5, batch_first=True)
+    tokens, others = drawn(2, 5, 12), drawn(2, 7, 12, seed=1)
+    masked = torch.zeros(2, 7, dtype=torch.bool)
+    masked[1, 5:] = True
+    layer.train(train)
+    calls, (rows,), _ = seen_by_mode(layer, tokens, others, others, key_padding_mask=masked, need_weights=False)
+    layer.eval()
+    expected = layer(tokens, others, others, key_padding_mask=masked, average_attn_weights=False)[1]
+    assert torch.equal(rows, expected)
+    whole = calls[0].rows
+    assert whole is not None
+    assert torch.allclose(torch.cat([whole.part(0, 2), whole.part(2, 5)], 2), expected, atol=1e-6)
+    assert torch.allclose(rows.sum(-1), torch.ones(2, 3, 5), atol=1e-6)
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = F.dropout((query @ key.transpose(-2, -1) / 2).softmax(dim=-1), 0.5)
+    return weights @ value
+
+
+def by_einsum(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = torch.einsum("bhid,bhjd->bhij", query, key).div(2).softmax(-1)
+    return torch.einsum("b h i j, b h j d -> b h i d", weights, value)
+
+
+def values_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = torch.softmax(query @ key.mT / 2, 3).to(torch.float64).to(torch.float32)
+    return value.transpose(2, 3) @ weights.permute(0, 1, 3, 2)
+
+
+@pytest.mark.parametrize("function", [written_out, by_einsum, values_first])
+def test_a_softmax_that_meets_values_is_attention(function: Callable[..., Tensor]) -> None:
+    query, key, value = (drawn(2, 3, 6, 4, seed=each) for each in range(3))
+    calls, (rows,), _ = seen_by_mode(Attends(function), query, key, value)
+    assert np.abs(rows.numpy() - by_numpy(query, key, 0.0, 0.5)).max() < 1e-6
+    assert calls[0].entry == "softmax"
+
+
+def overwritten(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = (query @ key.mT).softmax(-1)
+    weights += 1
+    return weights @ value
+
+
+def test_weights_that_are_overwritten_are_not_shown() -> None:
+    calls, rows, _ = seen_by_mode(Attends(overwritten), *(drawn(2, 3, 6, 4, seed=each) for each in range(3)))
+    assert rows == []
+    assert "overwritten" in calls[0].reason
+
+
+def over_channels(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT).softmax(1) @ value
+
+
+def test_a_softmax_over_another_axis_is_none() -> None:
+    calls, _, _ = seen_by_mode(Attends(over_channels), *(drawn(2, 3, 6, 4, seed=each) for each in range(3)))
+    assert calls == []
+
+
+def test_outputs_and_gradients_are_those_without_to_the_last_bit() -> None:
+    torch.manual_seed(0)
+    network = nn.TransformerEncoderLayer(12, 3, 24, dropout=0.3, batch_first=True)
+    tokens = drawn(2, 5, 12)
+
+    def passed(*, looking: bool) -> list[Tensor]:
+        torch.manual_seed(7)
+        network.zero_grad()
+        given = tokens.clone().requires_grad_()
+        output = seen_by_mode(network, given)[2] if looking else network(given)
+        output.square().sum().backward()
+        gradients = [each.grad for each in network.parameters() if each.grad is not None]
+        assert given.grad is not None
+        return [output.detach(), given.grad, *(each.clone() for each in gradients)]
+
+    for one, other in zip(passed(looking=True), passed(looking=False), strict=True):
+        assert torch.equal(one, other)
+
+
+# --- Whole networks, beside what their libraries show ---
+
+
+def of_timm(name: str, **options: Any) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
+    """Return a network, and what its attention dropouts are given where fused attention is off."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    network = timm.create_model(name, **options).eval()
+    before = timm.layers.use_fused_attn()
+    timm.layers.set_fused_attn(False)
+    try:
+        plain = timm.create_model(name, **options).eval()
+    finally:
+        timm.layers.set_fused_attn(bool(before))
+    plain.load_state_dict(network.state_dict())
+
+    def oracle(pictures: Tensor) -> list[Tensor]:
+        found: list[Tensor] = []
+        handles = [
+            module.register_forward_hook(lambda _module, _args, output: found.append(output.detach().clone()))
+            for each, module in plain.named_modules()
+            if each.endswith("attn_drop") and "cls" not in each
+        ]
+        with torch.no_grad():
+            plain(pictures)
+        for handle in handles:
+            handle.remove()
+        return found
+
+    return network, oracle
+
+
+def of_transformers(name: str, **options: Any) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
+    """Return a network that runs a fused kernel, and the attentions that it returns where it does not."""
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(**options)
+    kind = getattr(transformers, f"{name}Model")
+    torch.manual_seed(0)
+    network = kind(config).eval()
+    plain = kind._from_config(config, attn_implementation="eager").eval()
+    plain.load_state_dict(network.state_dict())
+
+    def oracle(pictures: Tensor) -> list[Tensor]:
+        found: list[Tensor] = []  # Swin returns those of the last block of each stage alone
+        for each in plain.modules():
+            if type(each).__name__ == "SwinAttention":
+                each.register_forward_hook(lambda _module, _args, output: found.append(output[1].detach()))
+        with torch.no_grad():
+            returned = plain(pictures, output_attentions=True).attentions
+        return found or [each for each in returned if each is not None]
+
+    return network, oracle
+
+
+def of_torchvision(make: Callable[[Any], nn.Module]) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
+    """Return a network, and what its attention layers return when they are asked."""
+    models = pytest.importorskip("torchvision").models
+    torch.manual_seed(0)
+    network = make(models).eval()
+
+    def oracle(pictures: Tensor) -> list[Tensor]:
+        found: list[Tensor] = []
+
+        def asked(module: nn.Module, args: Any, kwargs: Any) -> None:
+            given = dict(kwargs) | {"need_weights": True, "average_attn_weights": False}
+            found.append(type(module).forward(module, *args, **given)[1])
+
+        layers = [each for each in network.modules() if isinstance(each, nn.MultiheadAttention)]
+        handles = [each.register_forward_pre_hook(asked, with_kwargs=True) for each in layers]
+        with torch.no_grad():
+            network(pictures)
+        for handle in handles:
+            handle.remove()
+        return found
+
+    return network, oracle
+
+
+TINY: Mapping[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+NETWORKS: Mapping[str, tuple[Callable[[], tuple[nn.Module, Callable[[Tensor], list[Tensor]]]], int]] = {
+    "torchvision-vit": (lambda: of_torchvision(lambda m: m.VisionTransformer(64, 16, 2, 4, 64, 128)), 64),
+    "timm-vit": (lambda: of_timm("vit_tiny_patch16_224", img_size=64, depth=2), 64),
+    "timm-deit3": (lambda: of_timm("deit3_small_patch16_224", img_size=64, depth=2), 64),
+    "timm-deit-distilled": (lambda: of_timm("deit_tiny_distilled_patch16_224", img_size=64, depth=2), 64),
+    "timm-dinov2-registers": (lambda: of_timm("vit_small_patch14_reg4_dinov2", img_size=56, depth=2), 56),
+    "timm-beit": (lambda: of_timm("beit_base_patch16_224", depth=2), 224),
+    "timm-eva02": (lambda: of_timm("eva02_tiny_patch14_224", img_size=56, depth=2), 56),
+    "timm-siglip": (lambda: of_timm("vit_base_patch16_siglip_224", img_size=64, depth=2), 64),
+    "timm-pvt": (lambda: of_timm("pvt_v2_b0"), 64),
+    "timm-swin": (
+        lambda: of_timm(
+            "swin_tiny_patch4_window7_224", img_size=64, window_size=4, depths=(2, 2), num_heads=(2, 4), embed_dim=32
+        ),
+        64,
+    ),
+    "timm-swinv2": (
+        lambda: of_timm(
+            "swinv2_tiny_window8_256", img_size=64, window_size=4, depths=(2, 2), num_heads=(2, 4), embed_dim=32
+        ),
+        64,
+    ),
+    "timm-coatnet": (lambda: of_timm("coatnet_nano_rw_224"), 224),
+    "timm-mobilevit": (lambda: of_timm("mobilevit_xxs"), 128),
+    "timm-maxvit": (lambda: of_timm("maxvit_rmlp_pico_rw_256"), 256),
+    "transformers-vit": (lambda: of_transformers("ViT", image_size=64, patch_size=16, **TINY), 64),
+    "transformers-dinov2": (lambda: of_transformers("Dinov2", image_size=56, patch_size=14, **TINY), 56),
+    "transformers-dinov2-registers": (
+        lambda: of_transformers("Dinov2WithRegisters", image_size=56, patch_size=14, **TINY),
+        56,
+    ),
+    "transformers-clip": (lambda: of_transformers("CLIPVision", image_size=64, patch_size=16, **TINY), 64),
+    "transformers-beit": (
+        lambda: of_transformers("Beit", image_size=64, patch_size=16, use_relative_position_bias=True, **TINY),
+        64,
+    ),
+    "transformers-segformer": (
+        lambda: of_transformers(
+            "Segformer", depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 3, 4]
+        ),
+        64,
+    ),
+    "transformers-swin": (
+        lambda: of_transformers("Swin", image_size=64, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4),
+        64,
+    ),
+}
+
+
+@pytest.mark.sample("torchvision-vit")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_block_has_the_weights_that_its_library_shows(name: str) -> None:
+    make, size = NETWORKS[name]
+    network, oracle = make()
+    pictures = drawn(2, 3, size, size)
+    expected = oracle(pictures)
+    result = hookscope.attention(network, pictures, save_tensors=True)
+    assert len(result.blocks) >= len(expected) > 0
+    seen = [each for each in result.blocks if each.queries > 1]  # pooling layers have no such dropout
+    for block, weights in zip(seen, expected, strict=True):
+        ours = result.tensors[block.label]
+        assert torch.allclose(ours.reshape(weights.shape), weights, atol=1e-6, rtol=0)
+        assert torch.allclose(ours.sum(-1), torch.ones(ours.shape[:-1]), atol=1e-5)
+    assert result.warnings == ()
+    assert result.census.startswith(f"{len(result.blocks)} of {len(result.blocks)} block")

@@ -1,0 +1,358 @@
+"""What a run gathers: numbers, maps, windows and rollout, against NumPy and networks built to be known."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.attention_maps import reductions
+from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
+from tests.attention_maps.small_networks import HalfSeen, RedSeeker, SmallTransformer
+
+Weights = NDArray[np.float64]
+
+
+@pytest.fixture
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return SmallTransformer()
+
+
+@pytest.fixture
+def pictures() -> Tensor:
+    return torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def weights_of(network: nn.Module, pictures: Tensor) -> list[Weights]:
+    """Return the weights of a `SmallTransformer`, as torch's layers return them when they are asked."""
+    found: list[Weights] = []
+
+    def asked(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, object]) -> None:
+        given = kwargs | {"need_weights": True, "average_attn_weights": False}
+        found.append(type(module).forward(module, *args, **given)[1].double().numpy())
+
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    layers = [each for each in network.modules() if isinstance(each, nn.MultiheadAttention)]
+    handles = [each.register_forward_pre_hook(asked, with_kwargs=True) for each in layers]
+    training = network.training
+    network.eval()
+    with torch.no_grad():
+        network(pictures)
+    network.train(training)
+    for handle in handles:
+        handle.remove()
+    torch.backends.mha.set_fastpath_enabled(was)
+    return found
+
+
+def test_numbers_are_those_of_numpy(network: nn.Module, pictures: Tensor) -> None:
+    result = hookscope.attention(network, pictures)
+    assert result.census == "2 of 2 blocks seen"
+    expected = weights_of(network, pictures)
+    rows = iter(result.rows)
+    places = np.stack(np.meshgrid(np.arange(4), np.arange(4), indexing="ij"), -1).reshape(16, 2)
+    away = np.linalg.norm(places[:, None] - places[None], axis=-1)
+    for weights in expected:
+        for head in range(3):
+            row, shares = next(rows), weights[:, head]
+            assert row.head == head
+            entropy = -(shares * np.log(shares)).sum(-1).mean()
+            on_patches = shares[:, 1:, 1:]
+            distance = ((on_patches * away).sum(-1) / on_patches.sum(-1)).mean()
+            assert row.entropy == pytest.approx(entropy, rel=1e-5)
+            assert row.distance == pytest.approx(distance, rel=1e-5)
+            assert row.class_share == pytest.approx(shares[:, :, 0].mean(), rel=1e-5)
+            assert row.register_share is None
+            assert row.top_share == pytest.approx(shares.mean(1).max(-1).mean(), rel=1e-5)
+            assert not row.is_one_token
+
+
+def test_maps_of_each_query_are_rows_of_the_weights(network: nn.Module, pictures: Tensor) -> None:
+    result = hookscope.attention(network, pictures, query=["cls", "mean", "17,9"], head=[0, 2], block=[0, -1])
+    expected = weights_of(network, pictures)
+    assert len(result.maps) == 2 * 3 * 2 * 2  # inputs, queries, blocks, heads
+    for each in result.maps:
+        weights = expected[[block.label for block in result.blocks].index(each.block)][each.input_index, each.head]
+        # Pixel (17, 9) is in row 1 and column 2 of patches of 8 pixels, 1 + 4 + 2 tokens from the first.
+        row = {"class token": weights[0], "mean of queries": weights.mean(0), "patch 1,2": weights[7]}[each.query]
+        assert np.abs(each.values.reshape(-1) - row[1:]).max() < 1e-6
+        assert each.elsewhere == pytest.approx(row[0], abs=1e-6)
+        assert each.extent == (0.0, 0.0, 1.0, 1.0)
+        assert each.box == ((0.5, 0.25, 0.75, 0.5) if each.query == "patch 1,2" else None)
+    patches = next(each for each in result.patches if (each.input_index, each.block) == (1, result.blocks[1].label))
+    assert np.abs(patches.values.reshape(16, 16) - expected[1][1].mean(0)[1:, 1:]).max() < 1e-6
+
+
+def test_rollout_is_the_product_of_half_identities(network: nn.Module, pictures: Tensor) -> None:
+    result = hookscope.attention(network, pictures, rollout=True)
+    product = np.eye(17)[None]
+    for weights in weights_of(network, pictures):
+        product = (0.5 * weights.mean(1) + 0.5 * np.eye(17)) @ product
+    for each in (one for one in result.maps if one.block == "rollout"):
+        assert np.abs(each.values.reshape(-1) - product[each.input_index, 0, 1:]).max() < 1e-6
+
+
+def test_a_few_queries_at_a_time_come_to_the_same(
+    network: nn.Module, pictures: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = hookscope.attention(network, pictures, query=["cls", "3,30"], rollout=True)
+    monkeypatch.setattr(reductions, "_CHUNK_BYTES", 4 * 2 * 3 * 17 * 5)  # five queries of both inputs
+    parts = hookscope.attention(network, pictures, query=["cls", "3,30"], rollout=True)
+    for one, other in zip(whole.rows, parts.rows, strict=True):
+        assert one.entropy == pytest.approx(other.entropy, rel=1e-6)
+        assert one.distance == pytest.approx(other.distance, rel=1e-6)
+        assert one.top_token == other.top_token
+    for first, second in zip(whole.maps, parts.maps, strict=True):
+        assert np.abs(first.values - second.values).max() < 1e-6
+
+
+def test_a_network_in_train_mode_is_looked_at_without_dropout_and_left_as_it_was(
+    network: nn.Module, pictures: Tensor
+) -> None:
+    network.train()
+    before = {name: each.clone() for name, each in network.state_dict().items()}
+    was = torch.backends.mha.get_fastpath_enabled()
+    state = torch.get_rng_state()
+    result = hookscope.attention(network, pictures, save_tensors=True)
+    assert network.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.backends.mha.get_fastpath_enabled() is was
+    assert all(torch.equal(before[name], each) for name, each in network.state_dict().items())
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in network.modules())
+    for block, weights in zip(result.blocks, weights_of(network, pictures), strict=True):
+        assert np.abs(result.tensors[block.label].double().numpy() - weights).max() < 1e-6
+    assert result.warnings == ()
+
+
+def painted(path: Path, corner: tuple[int, int], orientation: int) -> Path:
+    """Save a dull picture of 96 x 64 pixels with a red square, stored rotated, that EXIF puts upright."""
+    upright = Image.new("RGB", (96, 64), (20, 40, 40))
+    upright.paste((255, 0, 0), (corner[0], corner[1], corner[0] + 16, corner[1] + 16))
+    turn = {1: None, 3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+    stored = upright if turn[orientation] is None else upright.transpose(turn[orientation])
+    exif = Image.Exif()
+    exif[274] = orientation
+    stored.save(path, exif=exif)
+    assert ImageOps.exif_transpose(Image.open(path)).getpixel((corner[0] + 8, corner[1] + 8)) == (255, 0, 0)
+    return path
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize("corner", [(16, 0), (48, 16), (64, 48)])
+@pytest.mark.sample("corner0-6")
+def test_the_class_token_finds_the_red_square_on_rotated_and_cropped_photographs(
+    tmp_path: Path, corner: tuple[int, int], orientation: int
+) -> None:
+    picture = painted(tmp_path / "red.png", corner, orientation)
+    # The input is the middle 64 x 64 of the photograph, halved: a patch is 16 pixels of it.
+    result = hookscope.attention(RedSeeker(), picture, resize="32", crop="32", mean="none", std="none", head=0, block=0)
+    (found,) = result.maps
+    assert found.query == "class token"
+    expected = (corner[1] // 16, (corner[0] - 16) // 16)
+    assert np.unravel_index(found.values.argmax(), (4, 4)) == expected
+    assert found.values.max() > 0.9
+    saved = hookscope.attention(
+        RedSeeker(), picture, resize="32", crop="32", mean="none", std="none", head=0, block=0
+    ).save(tmp_path / "run")
+    drawn = np.asarray(Image.open(next((saved / "overlays").glob("*.png"))).convert("RGB")).astype(int)
+    grey = np.asarray(Image.new("RGB", (96, 64), (20, 40, 40))).astype(int)
+    assert drawn.shape == grey.shape
+    # Of the dull part, what is farthest from a grey photograph is nearest to the square.
+    away = np.abs(drawn - drawn[..., :1]).sum(-1).astype(float)
+    y, x = np.unravel_index(away.argmax(), away.shape)
+    assert corner[0] - 12 <= x < corner[0] + 28
+    assert corner[1] - 12 <= y < corner[1] + 28
+
+
+def test_a_head_that_looks_at_one_token_is_flagged() -> None:
+    result = hookscope.attention(RedSeeker(), torch.rand(2, 3, 32, 32))
+    assert [each.is_one_token for each in result.rows] == [False, True, False, True]
+    assert [each.top_token for each in result.rows[1::2]] == [0, 0]
+    assert "2 heads with more than 90 % of the weight on one token" in str(result)
+
+
+# --- What is not seen ---
+
+
+def test_a_network_that_is_seen_in_part_says_which_block_is_not(pictures: Tensor) -> None:
+    torch.manual_seed(0)
+    result = hookscope.attention(HalfSeen(), pictures)
+    assert result.census == (
+        "1 of 2 blocks seen; not seen: linear: no softmax over tokens (linear attention, or a kernel that torch "
+        "functions do not show)"
+    )
+    with pytest.raises(UsageError, match="`rollout` is undefined here: 1 of 2 blocks seen"):
+        hookscope.attention(HalfSeen(), pictures, rollout=True)
+
+
+def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
+    with pytest.raises(NothingMatchedError, match="no module of it computes any") as refused:
+        hookscope.attention(nn.Sequential(nn.Conv2d(3, 4, 3)), pictures)
+    assert refused.value.exit_code == 5
+
+
+@pytest.mark.filterwarnings("ignore:`?torch.jit")
+def test_a_network_of_torchscript_is_refused_as_such() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3)))
+    with pytest.raises(NothingMatchedError, match="the calls of TorchScript are not shown"):
+        hookscope.attention(scripted, torch.rand(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"query": "register:1"}, UsageError, "no block that was asked for"),
+        ({"query": "32,5"}, UsageError, "lies outside of what the network sees of tensor: x from 0 to 32"),
+        ({"query": "left"}, UsageError, "'left' is not possible: give cls, register:1"),
+        ({"head": 3}, UsageError, "has 3 heads, from 0"),
+        ({"head": -1}, UsageError, "heads are counted from 0"),
+        ({"block": 2}, LayerNotFoundError, "There is no block 2: 2 were seen"),
+        ({"block": "layers.1.selfattn"}, LayerNotFoundError, "layers.1.self_attn"),
+        ({"tokens": "4x4"}, UsageError, "is not of the form"),
+    ],
+)
+def test_options_that_cannot_be_right_are_refused(
+    network: nn.Module, pictures: Tensor, options: dict[str, str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        hookscope.attention(network, pictures, **options)  # type: ignore[arg-type]
+
+
+def timm_network(name: str, **options: object) -> nn.Module:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    made: nn.Module = timm.create_model(name, **options)
+    return made
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "options", "size", "census"),
+    [
+        ("xcit_nano_12_p16_224", {"depth": 2}, 224, "2 of 4 blocks seen; not seen: blocks.0.attn, blocks.1.attn: its"),
+        ("volo_d1_224", {"img_size": 64}, 64, "16 of 20 blocks seen; not seen: network.0.0.attn"),
+        ("cait_xxs24_224", {"img_size": 64, "depth": 2}, 64, "2 of 4 blocks seen; not seen: blocks.0.attn"),
+        ("davit_tiny", {}, 64, "6 of 12 blocks seen"),
+        ("hiera_tiny_224", {}, 224, "12 of 12 blocks seen"),
+        ("mvitv2_tiny", {"img_size": 64}, 64, "10 of 10 blocks seen"),
+        ("levit_128s", {}, 224, "11 of 11 blocks seen"),
+        ("mobilenetv4_hybrid_medium", {}, 128, "8 of 8 blocks seen"),
+    ],
+)
+def test_attention_over_channels_and_neighbours_is_not_drawn(
+    name: str, options: dict[str, object], size: int, census: str
+) -> None:
+    result = hookscope.attention(timm_network(name, **options), torch.randn(2, 3, size, size))
+    assert result.census.startswith(census)
+    if name.startswith("hiera"):
+        assert not result.maps
+        assert "unrolled" in result.blocks[0].remark
+
+
+@pytest.mark.exhaustive
+def test_a_network_of_linear_attention_is_refused_with_its_blocks() -> None:
+    with pytest.raises(NothingMatchedError, match=r"0 of 4 blocks seen; not seen: stages\.2\.blocks\.1"):
+        hookscope.attention(timm_network("efficientvit_b0"), torch.randn(1, 3, 64, 64))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "pvt_v2_b0", "cait_xxs24_224"])
+def test_rollout_is_refused_where_it_means_nothing(name: str) -> None:
+    options = {"img_size": 64, "depth": 2} if name.startswith("cait") else {}
+    size = 64 if options or name.startswith("pvt") else 224
+    with pytest.raises(UsageError, match=r"`rollout` is undefined here: .*(windows|different tokens|pools)"):
+        hookscope.attention(timm_network(name, **options), torch.randn(1, 3, size, size), rollout=True)
+
+
+# --- Windows ---
+
+
+def of_swin(library: str, size: int) -> nn.Module:
+    torch.manual_seed(0)
+    if library == "torchvision":
+        models = pytest.importorskip("torchvision").models
+        made: nn.Module = models.SwinTransformer([4, 4], 16, [2, 2], [2, 4], [4, 4])
+        return made
+    if library == "timm":
+        options = {"window_size": 4, "depths": (2, 2), "num_heads": (2, 4), "embed_dim": 16}
+        return timm_network("swin_tiny_patch4_window7_224", img_size=size, **options)
+    transformers = pytest.importorskip("transformers")
+    options = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "image_size": size}
+    hugging: nn.Module = transformers.SwinModel(transformers.SwinConfig(**options))
+    return hugging
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [64, 72])
+@pytest.mark.parametrize("library", ["torchvision", "timm", "transformers"])
+def test_windows_of_swin_are_put_back_where_they_lie(library: str, size: int) -> None:
+    """Where they lie is counted here token by token, from the definition of the shift."""
+    network, picture = of_swin(library, size), torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(5))
+    side = size // 4
+    pixel = (4 * (side - 2) + 1, 4 * 1 + 2)  # column side - 2, row 1
+    result = hookscope.attention(
+        network, picture, query=[f"{pixel[0]},{pixel[1]}", "mean"], block=[0, 1], save_tensors=True
+    )
+    assert result.census == "4 of 4 blocks seen"
+    padded = -(-side // 4) * 4
+    for number, shift in ((0, 0), (1, 2)):
+        block = result.blocks[number]
+        assert (block.key_grid, block.windows) == ((side, side), (padded // 4) ** 2)
+        weights = result.tensors[block.label][0].double().numpy()  # (windows, heads, 16, 16)
+        # timm shifts the map before it is padded, the others after.
+        period = side if library == "timm" else padded
+        token_at = {}
+        for row in range(side):
+            for column in range(side):
+                down, across = (row - shift) % period, (column - shift) % period
+                window = down // 4 * (padded // 4) + across // 4
+                token_at[row, column] = (window, down % 4 * 4 + across % 4)
+        ours = {each.query: each.values for each in result.maps if each.block == block.label}
+        window, token = token_at[1, side - 2]
+        expected = np.zeros((side, side))
+        mean = np.zeros((side, side))
+        for (row, column), (other, key) in token_at.items():
+            if other == window:
+                expected[row, column] = weights[window, :, token, key].mean()
+            mean[row, column] = weights[other, :, :, key].mean() / len(weights)
+        assert np.abs(ours[f"patch 1,{side - 2}"] - expected).max() < 1e-6
+        assert np.abs(ours["mean of queries"] - mean).max() < 1e-6
+
+
+@pytest.mark.exhaustive
+def test_keys_on_a_coarser_grid_have_maps_of_that_grid() -> None:
+    result = hookscope.attention(timm_network("pvt_v2_b0"), torch.randn(1, 3, 64, 64), block=0, save_tensors=True)
+    block = result.blocks[0]
+    assert (block.query_grid, block.key_grid) == ((16, 16), (2, 2))
+    weights = result.tensors[block.label][0].double().numpy()
+    assert np.abs(result.maps[0].values.reshape(-1) - weights.mean((0, 1))).max() < 1e-6
+    rows = np.arange(16) + 0.5
+    keys = np.array([4.0, 12.0])  # the middles of halves, in patches of the queries
+    places = np.stack(np.meshgrid(rows, rows, indexing="ij"), -1).reshape(256, 2)
+    coarse = np.stack(np.meshgrid(keys, keys, indexing="ij"), -1).reshape(4, 2)
+    away = np.linalg.norm(places[:, None] - coarse[None], axis=-1)
+    assert result.rows[0].distance == pytest.approx((weights[0] * away).sum(-1).mean(), rel=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_registers_have_queries_and_shares_of_their_own() -> None:
+    network = timm_network("vit_small_patch14_reg4_dinov2", img_size=56, depth=2)
+    with torch.no_grad():
+        network.reg_token.normal_()  # type: ignore[operator, union-attr]
+        network.cls_token.normal_()  # type: ignore[operator, union-attr]
+    asked: list[str] = ["cls", "register:1", "register:4"]
+    result = hookscope.attention(network, torch.randn(1, 3, 56, 56), query=asked, save_tensors=True)
+    weights = result.tensors[result.blocks[1].label][0].double().numpy()
+    for each, token in zip(result.maps, (0, 1, 4), strict=True):
+        assert np.abs(each.values.reshape(-1) - weights[:, token, 5:].mean(0)).max() < 1e-6
+    row = result.rows[6]
+    assert row.class_share == pytest.approx(weights[0, :, 0].mean(), rel=1e-5)
+    assert row.register_share == pytest.approx(weights[0, :, 1:5].sum(-1).mean(), rel=1e-5)
+    with pytest.raises(UsageError, match="no block that was asked for"):
+        hookscope.attention(network, torch.randn(1, 3, 56, 56), query="register:5")

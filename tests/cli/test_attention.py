@@ -1,0 +1,97 @@
+"""`hookscope attention` from the outside: what it prints, refuses and leaves on the disk."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hookscope
+from hookscope.render.html.attention import quantised
+from hookscope.results.runs.attention import read_attention
+from tests.cli.conftest import CAT, Run
+
+NETWORK = """
+from tests.attention_maps.small_networks import HalfSeen, SmallTransformer
+
+
+def small():
+    return SmallTransformer()
+
+
+def half():
+    return HalfSeen()
+"""
+SIZES = ("--resize", "32", "--crop", "32")
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    (tmp_path / "seen.py").write_text(NETWORK, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("network")
+def test_the_first_line_is_the_census_and_the_run_can_be_read_back(run: Run, tmp_path: Path) -> None:
+    asked = ("--query", "cls", "--query", "200,150", "--rollout", "--save-tensors")
+    ended = run("attention", "seen.py:small", CAT, *SIZES, *asked, "--out", "a", "--report", "a.html")
+    assert ended.code == 0, ended.stderr
+    assert "2 of 2 blocks seen." in ended.stdout
+    with (tmp_path / "a" / "heads.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    heads = [(str(block), str(head)) for block in (0, 1) for head in range(3)]
+    assert [(row["index"], row["head"]) for row in rows] == heads
+    stored = read_attention(tmp_path / "a")
+    assert [each.block for each in stored.result.maps] == ["rollout", "layers.1.self_attn"] * 2
+    assert stored.result.rows[3].entropy == pytest.approx(float(rows[3]["entropy"]))
+    weights = stored.read_patches(stored.patches[0])
+    assert weights.shape == (16, 4, 4)
+    assert weights.sum((1, 2)).max() < 1
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert 'data-rows="4" data-columns="4"' in page
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "a" / "attention.safetensors")
+    assert tensors["layers.1.self_attn"].shape == (1, 3, 17, 17)
+    assert torch.allclose(tensors["layers.1.self_attn"].sum(-1), torch.ones(1, 3, 17), atol=1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("network")
+def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run, tmp_path: Path) -> None:
+    ended = run("attention", "seen.py:half", CAT, *SIZES, "--json")
+    assert ended.code == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    assert document["census"].startswith("1 of 2 blocks seen; not seen: linear")
+    assert document["unseen"][0]["kind"] == "LinearAttention"
+    ended = run("attention", "net.py:tiny", CAT, *SIZES)
+    assert (ended.code, ended.stdout) == (5, "")
+    assert "has no attention that can be seen" in ended.stderr
+    ended = run("attention", "seen.py:small", CAT, *SIZES, "--query", "5,5")
+    assert ended.code == 2
+    assert "--query 5,5 lies outside of what the network sees of" in ended.stderr
+    ended = run("attention", "seen.py:half", CAT, *SIZES, "--rollout")
+    assert ended.code == 2
+    assert "--rollout is undefined here" in ended.stderr
+    ended = run("attention", "seen.py:small")
+    assert ended.code == 2
+    assert "Missing IMAGE" in ended.stderr
+    assert tmp_path.exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("network")
+def test_a_run_whose_maps_are_others_is_refused(run: Run, tmp_path: Path) -> None:
+    assert run("attention", "seen.py:small", CAT, *SIZES, "--out", "a").code == 0
+    document = json.loads((tmp_path / "a" / "attention.json").read_text(encoding="utf-8"))
+    np.save(tmp_path / "a" / document["maps"][0]["values"], np.zeros((3, 4), np.float32))
+    with pytest.raises(hookscope.InputError, match=r"is not the map that attention\.json says"):
+        read_attention(tmp_path / "a")
+
+
+def test_pages_have_each_patch_in_255ths_of_its_largest_weight() -> None:
+    levels, tops = quantised(np.array([[[0.0, 0.5], [0.25, np.nan]], [[0.0, 0.0], [0.0, 0.0]]], np.float32))
+    assert levels.tolist() == [[[0, 255], [128, 0]], [[0, 0], [0, 0]]]
+    assert tops.tolist() == [0.5, 0.0]

@@ -1,0 +1,60 @@
+"""`hookscope history`: what it prints and writes, and its exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.conftest import Run
+from tests.docs.test_schemas import check, check_run
+
+
+def weights(at: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(at)
+    return {"conv.weight": torch.randn(8, 4, 3, 3), "conv.bias": torch.randn(8)}
+
+
+@pytest.mark.exhaustive
+def test_the_command_answers_in_a_sentence_and_writes_a_run(run: Run, tmp_path: Path) -> None:
+    for at in range(1, 4):
+        state = weights(0)
+        state["conv.weight"] = state["conv.weight"] * (1 + at / 100)
+        state["conv.bias"][0] = torch.nan if at == 3 else 0
+        torch.save({"epoch": at, "model": state, "optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, f"{at}.pt")
+    ended = run("history", "*.pt", "--report", "page.html", "--json")
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[2] == "conv.bias holds NaN or Inf in 3.pt, the last file."
+    document = check("history", ended.stdout)
+    assert document["exit_code"] == 1
+    assert document["files"][0]["optimisers"][0]["rates"] == [0.1]
+    check_run(tmp_path / document["run"])
+    assert (tmp_path / "page.html").is_file()
+    assert json.loads((tmp_path / document["run"] / "run.json").read_text())["verb"] == "history"
+
+
+def test_a_glob_that_the_shell_expanded_is_named(run: Run) -> None:
+    for at in (1, 2):
+        torch.save(weights(at), f"{at}.pt")
+    ended = run("history", "1.pt", "2.pt")
+    assert ended.code == 2
+    assert "a glob in quotes" in ended.stderr
+
+
+@pytest.mark.exhaustive
+def test_pictures_run_the_network_of_each_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))\n", "utf-8"
+    )
+    for at in range(3):
+        bias = torch.full((3,), -50.0)
+        bias[at] = 50
+        torch.save({"1.weight": torch.zeros(3, 192) + 1e-3, "1.bias": bias}, f"{at}.pt")
+    torch.save(torch.rand(1, 3, 8, 8), "x.pth")
+    ended = run("history", "?.pt", "x.pth", "--arch", "net.py:build", "--json", "--ignore", "*-parameter")
+    document = check("history", ended.stdout)
+    best = [file["predictions"][0]["classes"][0]["index"] for file in document["files"]]
+    assert best == [0, 1, 2]
+    assert "goes from class 0 to class 2; it changes 2 times, last in 2.pt." in " ".join(ended.stderr.split())
+    assert document["activations"]
+    check_run(tmp_path / document["run"])

@@ -1,0 +1,179 @@
+"""`hookscope survey`: what it prints and writes, under torchrun and in shards, and its exit codes."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.cli.conftest import Run
+from tests.docs.test_schemas import check, check_run
+
+NETWORK = """
+import os
+import signal
+
+from torch import nn
+
+
+class Slow(nn.Module):
+    def forward(self, x):
+        if os.environ.get("DIES") == os.environ.get("RANK", "0"):
+            with open("calls", "a+") as calls:  # what the network holds is restored after each chunk
+                calls.write("x")
+                calls.seek(0)
+                if len(calls.read()) == 6:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+def build():
+    return nn.Sequential(Slow(), nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+"""
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Fifty inputs in two folders, one of them unreadable."""
+    folder = tmp_path / "data"
+    torch.manual_seed(7)
+    for number in range(50):
+        path = folder / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, torch.randn(3, 8, 8).numpy())
+    (folder / "a" / "7.npy").write_bytes(b"\x93NUMPY, and no more")
+    return folder
+
+
+def command(*arguments: object, processes: int = 1) -> list[str]:
+    """Return a command line, under torchrun if there are several processes."""
+    options = ["--batch-size", "4", "--chunk-size", "8", "--crops", "0", "--quiet"]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "-m"]
+    start = launcher if processes > 1 else ["-m"]
+    return [sys.executable, *start, "hookscope", "survey", "net.py:build", *map(str, arguments), *options]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("data")
+def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    variables = environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def ended(out: str, *options: str, processes: int = 1, **further: str) -> subprocess.CompletedProcess[str]:
+        line = command("data", "--out", out, *options, processes=processes)
+        return subprocess.run(
+            line, cwd=tmp_path, env=variables | further, capture_output=True, text=True, timeout=500, check=False
+        )
+
+    assert ended("one").returncode == 3  # an input cannot be read
+    for processes in (2, 3):
+        assert "7.npy" in ended(str(processes), processes=processes).stderr
+    killed = ended("killed", processes=2, DIES="1")
+    assert killed.returncode != 0
+    assert "SIGKILL" in killed.stderr
+    assert not (tmp_path / "killed").exists()
+    assert list((tmp_path / "killed.chunks").glob("*.json"))
+    ended("killed", "--resume", processes=3)
+    for name in ("2", "3", "killed"):
+        for file in ("channels.safetensors", "bins.safetensors", "channels.csv"):
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
+        assert not (tmp_path / f"{name}.chunks").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("data")
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, environment: dict[str, str]) -> None:
+    text = NETWORK.replace("return x", "import time; time.sleep(0.3); return x")
+    (tmp_path / "net.py").write_text(text, encoding="utf-8")
+    variables = environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        command("data", "--out", "run"), cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True
+    ) as started:
+        deadline = time.monotonic() + 200
+        while not (tmp_path / "run.chunks" / "000001.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(started.pid, signal.SIGINT)
+        _, errors = started.communicate(timeout=200)
+    assert started.returncode == 130
+    assert "finished chunks wait in run.chunks: the same command with --resume goes on." in errors
+
+
+def test_the_command_merges_shards_and_lists_what_it_could_not_read(data: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    usual = ("--batch-size", 4, "--chunk-size", 16, "--crops", 0)
+    for share in ("1/2", "2/2"):
+        ended = run("survey", "net.py:build", data, *usual, "--shard", share, "--out", "s")
+        assert ended.code == 0, ended.stderr
+        assert "s.chunks holds the chunks of this shard" in ended.stdout
+    merged = run("survey", "--merge", "s")
+    assert merged.code == 3
+    assert "7.npy" in merged.errors[0]
+    assert (tmp_path / "s" / "survey.json").exists()
+    assert not (tmp_path / "s.chunks").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("data")
+def test_a_full_disk_is_one_line_and_leaves_no_broken_chunk(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    variables = environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    limit = resource.RLIMIT_FSIZE
+    ended = subprocess.run(
+        command("data", "--out", "run"),
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(limit, (4000, 4000)),
+    )
+    assert ended.returncode == 3
+    assert "hookscope: error: Cannot write a chunk to 'run.chunks': file too large." in ended.stderr
+    assert not list((tmp_path / "run.chunks").glob("*[0-9].json"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_json_fits_its_schema_and_the_run_its_own(data: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    ended = run("survey", "net.py:build", data, "--by-class", "--batch-size", 8, "--crops", 0, "--out", "r", "--json")
+    assert ended.code == 3
+    document = check("survey", ended.stdout)
+    assert document["classes"] == {"a": 25, "b": 25}
+    assert document["unusable"][0]["exit_code"] == 3
+    assert [row["kind"] for row in document["rows"]][1:3] == ["Conv2d", "ReLU"]
+    check_run(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Missing MODEL and INPUT, or --merge DIR."),
+        (("net.py:build",), "Missing INPUT: name the network, and a folder or files."),
+        (("net.py:build", "data", "--features", "f.safetensors"), "--features needs --layer"),
+        (("net.py:build", "data", "--shard", "9/8"), "--shard '9/8' is no share"),
+        (("net.py:build", "data", "--shard", "1/8", "--json"), "--shard measures a part and shows nothing"),
+        (("net.py:build", "--merge", "x"), "--merge takes DIR alone"),
+        (("net.py:build", "data", "data", "--by-class"), "--by-class takes one folder"),
+    ],
+)
+@pytest.mark.usefixtures("data")
+def test_what_cannot_be_is_one_line(run: Run, tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    ended = run("survey", *arguments)
+    assert ended.code == 2
+    assert sentence in ended.errors[0]
+    assert len(ended.errors) == 1
+
+
+def test_a_folder_without_chunks_cannot_be_merged(run: Run) -> None:
+    ended = run("survey", "--merge", "nothing")
+    assert ended.code == 3
+    assert "there is no plan.json" in ended.errors[0]

@@ -1,0 +1,19 @@
+"""The page about training lists the rules that there are, with their levels and limits, in both languages."""
+
+import re
+
+import pytest
+
+from hookscope.watching.rules import TRAINING_RULES, WATCHED_RULES
+from tests.docs.pages import DOCS
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["training.md", "training.zh.md"])
+def test_the_table_has_every_rule_with_its_level_and_limit(name: str) -> None:
+    text = (DOCS / "questions" / name).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| (fail|warn) \| ([\d.]*) ?\|", text, re.MULTILINE)
+    assert {rule: (level, float(limit) if limit else None) for rule, level, limit in rows} == {
+        rule: (each.level, each.limit) for rule, each in TRAINING_RULES.items()
+    }
+    assert all(f"`{rule}`" in text for rule in WATCHED_RULES)

@@ -1,0 +1,126 @@
+"""Files that hold the arguments of a network together, and what is told where an argument is missing or wrong."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import nn
+
+import hookscope
+from hookscope.errors import HookscopeError, UsageError
+from hookscope.inputs import read_named
+from tests.inputs.written import PLAIN
+
+
+class Two(nn.Module):
+    """A picture and five numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.numbers = nn.Linear(5, 4)
+
+    def forward(self, image: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+        return self.conv(image).mean((2, 3)) + self.numbers(meta)
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.embedding(ids).mean(1))
+        return scores
+
+
+class Functions(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(x).mean((2, 3))
+
+
+@pytest.fixture
+def given() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"image": torch.randn(2, 3, 8, 8, generator=generator), "meta": torch.randn(2, 5, generator=generator)}
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict", "safetensors"])
+def test_a_file_of_several_tensors_gives_the_arguments(
+    given: dict[str, torch.Tensor], form: str, tmp_path: Path
+) -> None:
+    path = tmp_path / ("x.safetensors" if form == "safetensors" else "x.pt")
+    if form == "safetensors":
+        save_file(given, path)
+    else:
+        torch.save((*given.values(),) if form == "tuple" else given, path)
+    network = Two()
+    row = hookscope.activations(network, path, layer="numbers", save_tensors=True)["numbers"]
+    expected = network.numbers(given["meta"]).detach()
+    assert (row.shape, row.mean) == ((2, 4), pytest.approx(float(expected.mean()), abs=1e-6))
+    report = hookscope.check(network, images=str(path), select="forward")
+    assert (report.passed, len(report.inputs)) == (True, 2)
+    assert hookscope.grads(network, [path]).rows[0].shape == (2, 4, 6, 6)
+
+
+def test_an_argument_that_forward_does_not_know_is_told_with_those_it_knows(given: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(HookscopeError, match="unexpected keyword argument 'extra'; its arguments are image, meta"):
+        hookscope.activations(Two(), given["image"], input={"extra": given["meta"]})
+    with pytest.raises(HookscopeError, match=r"A tensor by name needs its batch axis: \(1, 5\), not \(5,\)"):
+        hookscope.activations(Cat(), given["image"][:1], input={"meta": torch.zeros(5)})
+
+
+class Cat(Two):
+    def forward(self, image: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.conv(image).mean((2, 3)), self.numbers(meta)], 1)
+
+
+def test_a_row_of_numbers_has_the_dtype_that_is_named() -> None:
+    (ids,) = read_named(["ids=4,8,1:int64"], PLAIN)
+    assert torch.equal(ids.value, torch.tensor([[4, 8, 1]]))
+    row = hookscope.activations(Tokens(), [], input=["ids=4,8,1:int64"], layer="embedding")["embedding"]
+    assert row.shape == (1, 3, 4)
+    (halves,) = read_named(["x=0.5,1:float16"], PLAIN)
+    assert halves.value.dtype is torch.float16
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ids=1,2:int46", "unknown dtype 'int46'. Nearest: 'int64'"),
+        ("ids=1,2.5:int64", "not all of these are numbers of int64"),
+        ("ids=1,300:uint8", "not all of these are numbers of uint8"),
+    ],
+)
+def test_numbers_that_the_dtype_does_not_have_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_named([text], PLAIN)
+
+
+def test_floating_numbers_for_an_embedding_name_the_option() -> None:
+    with pytest.raises(HookscopeError, match="NAME=1,2,3:int64"):
+        hookscope.activations(Tokens(), [], input=["ids=4,8,1"])
+
+
+@pytest.mark.parametrize("method", ["grad-cam", "gradient"])
+def test_attribute_names_the_embedding_of_tokens(method: str) -> None:
+    with pytest.raises(UsageError, match=r"look at what its embedding returns, .*\bembedding\.$"):
+        hookscope.attribute(Tokens(), torch.tensor([[1, 2, 3]]), method=method)
+
+
+def test_a_network_of_functions_is_pointed_to_its_operations() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    note = "Functions has no modules inside: --ops shows its operations."
+    assert note in hookscope.activations(Functions(), x).notes
+    assert note in hookscope.grads(Functions(), x).notes
+    assert note not in hookscope.activations(Functions(), x, ops=True).notes
+    assert note not in hookscope.activations(nn.ReLU(), x).notes
+
+
+def test_without_parameters_there_are_no_weights_to_shuffle() -> None:
+    result = hookscope.attribute(Functions(), torch.randn(1, 3, 8, 8), method="gradient")
+    assert "weights" not in {each.name for each in result.sanity}
+    assert "Sanity: weights is left out, because the network has no parameters to shuffle." in result.notes

@@ -1,0 +1,446 @@
+"""What modules cost: closed forms, bytes by hand, torch's own counter, and torchinfo's figures."""
+
+import time
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
+
+import hookscope
+from hookscope.errors import LayerNotFoundError, ModelError
+from hookscope.inspection.cost import Call, network_cost
+from hookscope.models.construction import silenced_known_warnings
+from hookscope.render.html import report_html
+from hookscope.results.cost import CostSums, NetworkCost
+from hookscope.results.runs.reading import read_run
+from tests.networks import NETWORKS
+
+FLOAT = 4  # bytes
+
+
+class Computes(nn.Module):
+    """A module whose forward is a function, over a weight if it has one."""
+
+    def __init__(self, compute: Callable[..., Any], weight: Tensor | None = None) -> None:
+        super().__init__()
+        self.compute = compute
+        self.weight = None if weight is None else nn.Parameter(weight)
+
+    def forward(self, *given: Any) -> Any:
+        return self.compute(*given) if self.weight is None else self.compute(*given, self.weight)
+
+
+def cost_of(network: nn.Module, *args: Any, timed: bool = False, **kwargs: Any) -> NetworkCost:
+    return network_cost(Call(network.eval(), args, kwargs), timed=timed)
+
+
+def multiply_adds_of(network: nn.Module | Callable[..., Any], *args: Any) -> int:
+    network = network if isinstance(network, nn.Module) else Computes(network)
+    return cost_of(network, *args).whole.total.multiply_adds
+
+
+# torch's counter leaves vectors out.
+WITH_VECTORS = {
+    torch.ops.aten.mv: lambda matrix, _vector, **_: 2 * prod(matrix),
+    torch.ops.aten.dot: lambda vector, _other, **_: 2 * prod(vector),
+    torch.ops.aten.vdot: lambda vector, _other, **_: 2 * prod(vector),
+}
+
+
+def flops_of(network: nn.Module, *args: Any) -> int:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with FlopCounterMode(display=False, custom_mapping=WITH_VECTORS) as counter, torch.no_grad():
+            network.eval()(*args)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    total: int = counter.get_total_flops()
+    return total
+
+
+# --- Multiply-adds ---
+
+X = torch.zeros
+
+
+@pytest.mark.parametrize(
+    ("network", "args", "expected"),
+    [
+        # Each output value of a convolution is a sum over the kernel and the input channels of its group.
+        (nn.Conv2d(6, 9, (3, 5), stride=2, padding=1), [X(2, 6, 17, 20)], 2 * 9 * 9 * 9 * 6 * 15),
+        (nn.Conv2d(6, 9, 3, groups=3, dilation=2), [X(1, 6, 17, 20)], 9 * 13 * 16 * 2 * 9),
+        (nn.Conv2d(8, 8, 3, groups=8, padding=1, bias=False), [X(1, 8, 7, 7)], 8 * 49 * 9),
+        (nn.Conv1d(4, 6, 5, stride=3), [X(2, 4, 20)], 2 * 6 * 6 * 4 * 5),
+        (nn.Conv3d(2, 3, 2), [X(1, 2, 4, 5, 6)], 3 * 3 * 4 * 5 * 2 * 8),
+        # A transposed one takes every input value once for each weight of its channel.
+        (nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1, groups=2), [X(2, 6, 5, 7)], 2 * 6 * 35 * 2 * 9),
+        (nn.ConvTranspose1d(3, 5, 4, stride=3, dilation=2), [X(1, 3, 8)], 3 * 8 * 5 * 4),
+        (nn.Linear(10, 7), [X(3, 10)], 3 * 7 * 10),
+        (nn.Linear(10, 7, bias=False), [X(2, 5, 10)], 10 * 7 * 10),
+        (lambda a, b: a @ b, [X(2, 3, 4, 5), X(5, 6)], 2 * 3 * 4 * 5 * 6),
+        (lambda a, b: a @ b, [X(3, 4), X(4)], 12),
+        (lambda a, b: a @ b, [X(4), X(4)], 4),
+        (lambda a, b: torch.einsum("bhid,bhjd->bhij", a, b), [X(2, 3, 5, 4), X(2, 3, 6, 4)], 2 * 3 * 5 * 6 * 4),
+        (torch.addbmm, [X(3, 5), X(2, 3, 4), X(2, 4, 5)], 2 * 3 * 4 * 5),
+        (torch.baddbmm, [X(2, 3, 5), X(2, 3, 4), X(2, 4, 5)], 2 * 3 * 4 * 5),
+        (torch.addmv, [X(3), X(3, 4), X(4)], 12),
+        # Scores and their mean, whatever is masked.
+        (F.scaled_dot_product_attention, [X(2, 3, 5, 8), X(2, 3, 7, 8), X(2, 3, 7, 4)], 2 * 3 * 5 * 7 * (8 + 4)),
+        (
+            lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True),
+            [X(1, 2, 6, 8)] * 3,
+            2 * 6 * 6 * 16,
+        ),
+        (
+            lambda *qkv: F.scaled_dot_product_attention(*qkv, enable_gqa=True),
+            [X(1, 4, 6, 8), X(1, 2, 6, 8), X(1, 2, 6, 8)],
+            4 * 6 * 6 * 16,
+        ),
+        # Four projections of T tokens, and attention.
+        (nn.MultiheadAttention(8, 2, batch_first=True), [X(3, 5, 8)] * 3, 3 * (4 * 5 * 64 + 2 * 25 * 8)),
+        # The fused layer is taken apart: attention and an MLP of 16.
+        (
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            [X(3, 5, 8)],
+            3 * (4 * 5 * 64 + 2 * 25 * 8 + 2 * 5 * 8 * 16),
+        ),
+        # Four gates, or three, at each step, from the input and the state.
+        (nn.LSTM(4, 6), [X(5, 2, 4)], 5 * 2 * 4 * 6 * (4 + 6)),
+        (nn.LSTM(4, 6, num_layers=2, bidirectional=True), [X(5, 2, 4)], 10 * 2 * 24 * ((4 + 6) + (12 + 6))),
+        (nn.GRU(4, 6, batch_first=True), [X(2, 5, 4)], 5 * 2 * 3 * 6 * (4 + 6)),
+        (nn.RNN(4, 6), [X(5, 2, 4)], 5 * 2 * 6 * (4 + 6)),
+        # Sums of products are counted, nothing else.
+        (nn.Sequential(nn.BatchNorm2d(3), nn.GELU(), nn.AvgPool2d(2), nn.Softmax(1)), [X(1, 3, 4, 4)], 0),
+        (lambda a: a.cumsum(0).sort().values + F.interpolate(a[None, None], scale_factor=2).sum(), [X(4, 4)], 0),
+    ],
+)
+def test_multiply_adds_are_those_of_the_closed_form(network: Any, args: list[Tensor], expected: int) -> None:
+    cost = cost_of(network if isinstance(network, nn.Module) else Computes(network), *args)
+    assert cost.whole.total.multiply_adds == expected
+    assert cost.uncounted == ()
+
+
+def test_inside_inference_mode_operations_are_taken_apart() -> None:
+    layer = nn.Linear(10, 7).requires_grad_(False)
+
+    def infers(given: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return layer(given * 1)
+
+    assert multiply_adds_of(infers, X(3, 10)) == 210
+
+
+def test_resnet18_takes_1_81_billion_also_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        network = torchvision.models.resnet18().eval()
+        for side in (224, 64):
+            cost = cost_of(network, torch.empty(1, 3, side, side))
+            # All but the head falls with the number of pixels.
+            assert cost.whole.total.multiply_adds == (1_814_073_344 - 512_000) * side**2 // 224**2 + 512_000
+            assert cost.whole.total.multiply_adds == sum(each.own.multiply_adds for each in cost.modules)
+
+
+def test_operations_without_a_formula_are_listed_and_not_guessed() -> None:
+    class Transforms(nn.Module):
+        def forward(self, given: Tensor) -> Tensor:
+            return torch.fft.rfft(torch.fft.rfft(given).real).abs() + torch.linalg.inv(given)[:, :1].abs()
+
+    network = nn.Sequential(nn.Linear(4, 4), Transforms())
+    cost = cost_of(network, torch.eye(4))
+    assert cost.whole.total.multiply_adds == 64
+    assert {each.name: (each.call_count, each.layer) for each in cost.uncounted} == {
+        "aten._fft_r2c": (2, "1"),
+        "aten.linalg_inv_ex": (1, "1"),
+    }
+
+
+def test_a_formula_that_was_registered_with_torch_counts() -> None:
+    @torch.library.custom_op("hookscope_test::triple", mutates_args=())
+    def triple(given: Tensor) -> Tensor:
+        return given * 3
+
+    triple.register_fake(torch.empty_like)
+    frozen = Computes(torch.ops.hookscope_test.triple)
+    assert [each.name for each in cost_of(frozen, X(5, 2)).uncounted] == ["hookscope_test.triple"]
+    try:
+        register_flop_formula(torch.ops.hookscope_test.triple)(lambda shape, **_: 2 * prod(shape))
+        cost = cost_of(frozen, X(5, 2))
+        assert (cost.whole.total.multiply_adds, cost.uncounted) == (10, ())
+    finally:
+        flop_registry.pop(torch.ops.hookscope_test.triple)
+
+
+def test_deformable_convolution_counts_as_convolution() -> None:
+    def deformed(given: Tensor, weight: Tensor) -> Tensor:
+        return torchvision.ops.deform_conv2d(given, torch.zeros(2, 18, 6, 6), weight)
+
+    network = Computes(deformed, torch.ones(5, 3, 3, 3))
+    assert multiply_adds_of(network, torch.rand(2, 3, 8, 8)) == 2 * 5 * 36 * 27
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings(
+    "ignore:torch.ao.quantization:DeprecationWarning", "ignore:Using `torch.compile:UserWarning"
+)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_cost_half_of_torchs_flops_and_leaves_and_the_rest_are_the_whole(name: str) -> None:
+    torch.manual_seed(0)
+    with silenced_known_warnings():
+        network = NETWORKS[name].build().eval()
+    args = NETWORKS[name].args()
+    before = {key: value.clone() for key, value in network.state_dict().items() if isinstance(value, Tensor)}
+    cost = cost_of(network, *args)
+    after = network.state_dict()
+    assert all(torch.equal(value, after[key]) or value.isnan().any() for key, value in before.items())
+    assert all(each.grad is None for each in network.parameters())
+    whole = cost.whole.total
+    assert whole == cost.leaves + cost.outside
+    assert whole == sum((each.own for each in cost.modules), CostSums())
+    assert whole.parameter_count == sum(each.numel() for each in network.parameters())
+    for each in cost.modules:
+        assert each.own.multiply_adds <= each.total.multiply_adds <= whole.multiply_adds, each.layer
+    if name not in NOT_FOR_TORCHS_COUNTER:
+        assert whole.multiply_adds * 2 == flops_of(network, *args)
+
+
+NOT_FOR_TORCHS_COUNTER = frozenset({"ragged and nothing", "gradients inside"})  # it raises
+
+# torchinfo 1.8.0: `summary(model, (1, 3, 224, 224)).total_mult_adds`.
+TORCHINFO = {
+    "resnet18": 1_814_083_944,
+    "resnet50": 4_089_238_376,
+    "vgg16": 15_483_821_032,
+    "alexnet": 714_682_664,
+    "mobilenet_v2": 300_809_384,
+    "densenet121": 2_834_246_312,
+    "efficientnet_b0": 385_867_108,
+    "googlenet": 1_498_391_752,
+    "vit_b_16": 173_232_616,
+    "swin_t": 34_368_232,
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", TORCHINFO)
+def test_what_torchinfo_counts_differs_where_it_is_explained(name: str) -> None:
+    """torchinfo takes parameters times places of the output: biases and normalisation are among them. In transformers
+    it takes a linear layer once, not for each token, and sees neither attention nor its projections."""
+    options = {"init_weights": False, "aux_logits": False} if name == "googlenet" else {}
+    with torch.device("meta"):
+        network = torchvision.models.get_model(name, weights=None, **options).eval()
+        picture = torch.empty(1, 3, 224, 224)
+    cost = cost_of(network, picture)
+    assert cost.whole.total.multiply_adds * 2 == flops_of(network, picture)
+    places: dict[nn.Module, int] = {}  # of an output's map; torchinfo takes 1 for other layers
+
+    def note(module: nn.Module, _given: Any, output: Tensor) -> None:
+        places[module] = prod(output.shape[2:]) if isinstance(module, nn.Conv2d) else 1
+
+    kinds = nn.Conv2d | nn.Linear | nn.BatchNorm2d | nn.LayerNorm
+    hooks = [each.register_forward_hook(note) for each in network.modules() if isinstance(each, kinds)]
+    network(picture)
+    for hook in hooks:
+        hook.remove()
+    theirs = sum(each.numel() * count for module, count in places.items() for each in module.parameters())
+    assert theirs == TORCHINFO[name]
+    if name not in ("vit_b_16", "swin_t"):
+        norms = {module for module in places if isinstance(module, nn.BatchNorm2d)}
+        extra = sum(each.numel() for module in norms for each in module.parameters())
+        for module, count in places.items():
+            extra += 0 if module in norms or module.bias is None else module.bias.numel() * count
+        assert TORCHINFO[name] - cost.whole.total.multiply_adds == extra
+
+
+# --- What a module holds and saves ---
+
+
+def saved_by(network: nn.Module, *args: Any) -> int:
+    return cost_of(network, *args).whole.total.saved_bytes
+
+
+def test_bytes_saved_for_backward_are_those_by_hand() -> None:
+    linear = nn.Linear(10, 7)
+    assert saved_by(linear, X(4, 10)) == 4 * 10 * FLOAT, "its input; the weight is there anyway"
+    assert saved_by(nn.Linear(10, 7).requires_grad_(False), X(4, 10)) == 0, "nothing to differentiate"
+    # The output of a ReLU is the input of what follows: one memory. That of the linear layer before is not kept.
+    two = nn.Sequential(nn.Linear(10, 7), nn.ReLU(), nn.Linear(7, 3))
+    cost = cost_of(two, X(4, 10))
+    assert cost.whole.total.saved_bytes == 4 * (10 + 7) * FLOAT
+    assert [each.own.saved_bytes for each in cost.modules] == [0, 160, 112, 0], "where it is saved first"
+    assert [each.output_bytes for each in cost.modules] == [4 * 3 * FLOAT, 112, 112, 48]
+    # A sigmoid keeps its output, a product both factors, an exponential its output, once.
+    square = Computes(lambda given, weight: (given * weight).exp() * 2, torch.ones(5))
+    assert saved_by(square, X(3, 5)) == (15 + 15) * FLOAT
+    # A view keeps all that it looks into: the first row of the input of 4 x 10.
+    assert saved_by(Computes(lambda given, weight: given[:1] @ weight, torch.ones(10, 7)), X(4, 10)) == 160
+    # A maximum keeps its input and where it was, in 8 bytes each.
+    pooled = nn.Sequential(nn.Conv2d(3, 4, 1), nn.MaxPool2d(2))
+    assert saved_by(pooled, X(1, 3, 4, 4)) == (3 * 16 + 4 * 16) * FLOAT + 4 * 4 * 8
+    half = nn.Linear(10, 7).to(torch.bfloat16)
+    assert saved_by(half, X(4, 10, dtype=torch.bfloat16)) == 80
+
+
+def test_checkpointing_shows_in_the_bytes_saved() -> None:
+    inner = nn.Sequential(nn.Linear(10, 10), nn.Sigmoid(), nn.Linear(10, 10), nn.Sigmoid())
+
+    class Saves(nn.Module):
+        def __init__(self, *, recomputes: bool) -> None:
+            super().__init__()
+            self.first, self.inner, self.recomputes = nn.Linear(10, 10), inner, recomputes
+
+        def forward(self, given: Tensor) -> Tensor:
+            given = self.first(given)
+            return checkpoint(self.inner, given, use_reentrant=False) if self.recomputes else self.inner(given)
+
+    row = 4 * 10 * FLOAT
+    assert saved_by(Saves(recomputes=False), X(4, 10)) == 4 * row  # two inputs, two outputs of the sigmoids
+    assert saved_by(Saves(recomputes=True), X(4, 10)) == 2 * row  # both inputs
+
+
+def test_a_tied_parameter_counts_once_and_belongs_to_the_first() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encode, self.decode = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+            self.decode.weight = self.encode.weight
+
+        def forward(self, given: Tensor) -> Tensor:
+            return self.decode(self.encode(given))
+
+    network = Tied().to(torch.float64)
+    network.encode.weight.requires_grad_(False)
+    cost = cost_of(network, torch.zeros(2, 3, dtype=torch.long))
+    assert cost.whole.total == CostSums(6 * 6 * 11, 66, 66 * 8, 0, 0)
+    assert (cost["encode"].own.parameter_count, cost["decode"].own.parameter_count) == (66, 0)
+    assert (cost["encode"].total.parameter_count, cost["decode"].total.parameter_count) == (66, 66)
+    assert cost.whole.total == cost.leaves + cost.outside
+
+
+def test_shared_modules_lists_and_forward_called_by_name_are_counted_where_they_run() -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = nn.Linear(4, 4)
+            self.a, self.b = nn.Sequential(shared, nn.ReLU()), nn.Sequential(shared)
+            self.parts = nn.ModuleList([nn.Linear(4, 2), nn.Linear(2, 1)])
+            self.silent = nn.Sequential(nn.Linear(1, 3))
+
+        def forward(self, given: Tensor) -> Tensor:
+            given = self.b(self.a(given)) @ torch.ones(4, 4)
+            for part in self.parts:
+                given = part(given)
+            return self.silent.forward(given)
+
+    cost = cost_of(Shares(), X(5, 4))
+    counted = {each.layer: (each.total.multiply_adds, each.own.multiply_adds) for each in cost.modules}
+    assert counted == {
+        "": (5 * (16 * 3 + 8 + 2 + 3), 80),
+        "a": (80, 0),
+        "a.0": (160, 160),  # two calls
+        "a.1": (0, 0),
+        "b": (80, 0),
+        "parts": (50, 0),
+        "parts.0": (40, 40),
+        "parts.1": (10, 10),
+        "silent": (15, 0),
+        "silent.0": (15, 15),
+    }
+    assert cost["parts"].output_bytes is None
+    assert cost.whole.total == cost.leaves + cost.outside
+    with pytest.raises(LayerNotFoundError, match=r"parts\.0"):
+        cost["parts.00"]
+
+
+def test_networks_that_raise_with_gradients_are_counted_without_and_say_so() -> None:
+    class Overwrites(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, given: Tensor) -> Tensor:
+            self.layer.weight.mul_(1)  # torch refuses this where gradients are wanted
+            return self.layer(given)
+
+    cost = cost_of(Overwrites(), X(2, 4))
+    assert cost.whole.total.multiply_adds == 32
+    assert cost.whole.total.saved_bytes == 0
+    assert "Bytes saved for the backward pass are missing" in cost.notes[0]
+    with pytest.raises(ModelError, match="no such luck"):
+        cost_of(Computes(lambda _: (_ for _ in ()).throw(ValueError("no such luck"))), X(1))
+
+
+def test_a_network_comes_out_as_it_went_in() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    given = torch.rand(2, 3, 8, 8)
+    kept, state = given.clone(), torch.get_rng_state()
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    network_cost(Call(network, [given], {}))
+    assert network.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert torch.equal(given, kept)
+    assert not given.requires_grad
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.backends.mha.get_fastpath_enabled() == enabled
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+
+
+# --- Time ---
+
+
+def test_times_hold_what_runs_inside_and_are_the_median_of_several_passes() -> None:
+    class Sleeps(nn.Module):
+        def __init__(self, seconds: Callable[[], float]) -> None:
+            super().__init__()
+            self.seconds = seconds
+
+        def forward(self, given: Tensor) -> Tensor:
+            time.sleep(self.seconds())
+            return given
+
+    passes: list[float] = []
+
+    def now_and_then() -> float:  # one pass in three is slow
+        passes.append(0.2 if len(passes) % 3 == 0 else 0.01)
+        return passes[-1]
+
+    network = nn.Sequential(nn.Sequential(Sleeps(lambda: 0.03)), Sleeps(now_and_then), nn.Identity())
+    cost = cost_of(network, X(1), timed=True)
+    seconds: Mapping[str, float | None] = {each.layer: each.seconds for each in cost.modules}
+    assert 0.03 <= (seconds["0.0"] or 0) <= (seconds["0"] or 0) < 0.1
+    assert 0.01 <= (seconds["1"] or 0) < 0.1
+    assert (seconds["2"] or 1) < 0.01
+    assert cost.pass_count >= 3
+    assert cost.device == "cpu"
+    assert cost_of(network, X(1)).whole.seconds is None
+
+
+def test_a_run_has_the_cost_of_its_first_input_and_writes_it(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+    run = hookscope.activations(network, torch.rand(3, 3, 8, 8), cost=True)
+    assert run.cost is not None
+    assert run.cost.input_shapes == ((1, 3, 8, 8),), "one input, whatever the batch"
+    assert run.cost.whole.total.multiply_adds == 4 * 36 * 27 + 4 * 36 * 2
+    folder = run.save(tmp_path / "run")
+    lines = (folder / "cost.csv").read_text("utf-8").splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["layer", "", "0", "1", "2", "3"]
+    page = report_html(read_run(folder))
+    assert "mult-adds" in page
+    assert "of the time in" in page
+    assert "mult-adds" not in report_html(
+        read_run(hookscope.activations(network, torch.rand(1, 3, 8, 8)).save(tmp_path / "plain"))
+    )
+
+
+def test_a_module_table_converts_with_its_costs() -> None:
+    frame = hookscope.layers(nn.Linear(3, 2), input_shape=(1, 3), cost=True).to_pandas()
+    assert frame["multiply_adds"].tolist() == [6]

@@ -1,0 +1,167 @@
+"""Edits of parameters' values: a network edited so equals one whose state dict was edited, and is left as it was."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import hookscope
+from hookscope.errors import LayerNotFoundError, UsageError
+from hookscope.inspection.edits import parse_edit
+from tests.networks import Apply
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    parts = (
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.ConvTranspose2d(4, 5, 2),
+        Apply(lambda x: x.mean((2, 3))),
+    )
+    return nn.Sequential(*parts, nn.Linear(5, 2))
+
+
+X = normal(2, 3, 8, 8, seed=1)
+
+
+def rounded(values: Tensor) -> Tensor:
+    step = values.abs().max() / 127
+    return (values / step).round() * step
+
+
+def channels(values: Tensor, axis: int, kept: int) -> Tensor:
+    found = torch.zeros_like(values)
+    found.select(axis, kept).copy_(values.select(axis, kept))
+    return found
+
+
+EDITS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "zero": ("0.weight", torch.zeros_like),
+    "zero(channels=0,2,3)": ("0.weight", lambda values: channels(values, 0, 1)),
+    "zero(channels=0,1,2,4)": ("3.weight", lambda values: channels(values, 1, 3)),
+    "scale(2)": ("5.bias", lambda values: values * 2),
+    "add(-0.5)": ("1.weight", lambda values: values - 0.5),
+    "clamp(min=0)": ("5.weight", lambda values: values.clamp(min=0)),
+    "round(int8)": ("0.weight", rounded),
+    "round(float16)": ("5.weight", lambda values: values.half().float()),
+    "round(dtype=float8_e4m3fn)": ("5.weight", lambda values: values.to(torch.float8_e4m3fn).float()),
+}
+
+
+@pytest.mark.parametrize("operation", EDITS)
+def test_the_run_is_that_of_a_network_whose_state_dict_was_edited(operation: str) -> None:
+    name, edited = EDITS[operation]
+    model, other = network(), network()
+    other.load_state_dict({**other.state_dict(), name: edited(other.state_dict()[name])})
+    found = hookscope.grads(model, X, loss="sum", layer="*", edit=f"param:{name}:value:{operation}", save_tensors=True)
+    expected = hookscope.grads(other, X, loss="sum", layer="*", save_tensors=True)
+    assert found.loss == expected.loss
+    assert found.parameters == expected.parameters  # with the norms of edited weights
+    assert found.tensors is not None
+    assert expected.tensors is not None
+    assert all(torch.equal(values, expected.tensors[label]) for label, values in found.tensors.items())
+    assert found.comparison is not None
+    plain = hookscope.grads(network(), X, loss="sum", layer="*")
+    assert found.loss is not None
+    assert plain.loss is not None
+    assert found.comparison.losses == (plain.loss.value, found.loss.value)
+    before = network().state_dict()
+    assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
+
+
+@pytest.mark.parametrize("fraction", [0, 0.3, 0.5, 1])
+def test_pruning_is_that_of_torch(fraction: float) -> None:
+    values = normal(7, 9)
+    part = nn.Linear(9, 7)
+    part.weight.data.copy_(values)
+    prune.l1_unstructured(part, "weight", float(fraction))  # type: ignore[no-untyped-call]
+    assert torch.equal(parse_edit(f"param:x:value:prune({fraction})").apply(values, 0), part.weight.detach())
+
+
+def test_rounding_lets_a_gradient_pass() -> None:
+    values = normal(4, 4).requires_grad_()
+    edited = parse_edit("x:output:round(int8)").apply(values, 1)
+    assert torch.equal(edited, rounded(values.detach()))
+    edited.backward(torch.ones_like(edited))
+    assert torch.equal(values.grad if values.grad is not None else edited, torch.ones(4, 4))
+    assert torch.equal(parse_edit("x:output:round(int8)").apply(torch.zeros(3), None), torch.zeros(3))
+
+
+def test_tied_parameters_are_edited_once_and_views_of_their_memory_follow() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.two.weight = self.one.weight
+            self.view = self.one.weight.detach()[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x)) + self.view
+
+    model = Tied()
+    x, weight = normal(1, 3), model.one.weight.detach().clone()
+    run = hookscope.activations(model, x, layer="*", edit="param:*weight:value:scale(2)", save_tensors=True)
+    assert run.tensors is not None
+    torch.testing.assert_close(run.tensors["(model)"], x @ (2 * weight).T @ (2 * weight).T + 2 * weight[0])
+    assert torch.equal(model.one.weight, weight)
+
+
+def test_several_parameters_are_said_and_what_holds_no_floats_is_a_warning() -> None:
+    run = hookscope.activations(network(), X, edit="param:*bias:value:zero")
+    assert "Edit 'param:*bias:value:zero' changes 4 parameters: 0.bias, 1.bias, 3.bias and 1 more." in run.notes
+    model = network()
+    model.register_parameter("counts", nn.Parameter(torch.arange(3), requires_grad=False))
+    run = hookscope.activations(model, X, edit="param:counts:value:zero")
+    assert any("'param:counts:value:zero' changed nothing" in text for text in run.warnings)
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        ("0.weight:value:zero", UsageError, "only a parameter has a value: begin with param:"),
+        ("param:0.weight:output:zero", UsageError, "a parameter has no output: give grad or value"),
+        ("param:0.weight:value:prune(1.5)", UsageError, "fraction has to be a fraction from 0 to 1"),
+        ("param:0.weight:value:round", UsageError, "round needs a dtype"),
+        ("param:0.weight:value:round(int4)", UsageError, "there is no dtype 'int4' to round to"),
+        ("param:0.weight:value:zero(channels=4)", UsageError, "has 4 on axis 0, counted from 0"),
+        ("param:nothing:value:zero", LayerNotFoundError, "matches no parameter"),
+    ],
+)
+def test_what_cannot_be_edited_is_refused_and_nothing_is_changed(
+    edit: str, error: type[Exception], message: str
+) -> None:
+    model = network()
+    with pytest.raises(error, match=message):
+        hookscope.activations(model, X, edit=["param:*.weight:value:zero", edit])
+    before = network().state_dict()
+    assert all(torch.equal(values, before[key]) for key, values in model.state_dict().items())
+
+
+def test_values_come_back_when_the_network_raises() -> None:
+    def raises(_x: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    model = nn.Sequential(nn.Linear(3, 3), Apply(raises))
+    before = model[0].weight.detach().clone()
+    with pytest.raises(hookscope.ForwardError):
+        hookscope.activations(model, normal(1, 3), edit="param:0.weight:value:zero")
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_network_is_compared_with_itself_edited() -> None:
+    model, other = network(), network()
+    other.load_state_dict({**other.state_dict(), "5.weight": rounded(other.state_dict()["5.weight"])})
+    found = hookscope.diff(model, "same", X, edit_b="param:5.weight:value:round(int8)")
+    expected = hookscope.diff(model, other, X)
+    assert [row.measures for row in found.rows] == [row.measures for row in expected.rows]
+    assert found.rows[-1].measures is not None
+    assert found.rows[-1].measures.max_abs
+    assert torch.equal(model[5].weight, network()[5].weight)

@@ -1,0 +1,206 @@
+"""Norms of tokens against NumPy; planted outliers are named, and healthy random networks have none."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.inspection.forward import inspect
+from hookscope.results.token_norms import TokenNorms
+
+GRID, PREFIX, WIDTH = 6, 1, 32
+
+
+class Planted(nn.Module):
+    """Adds a number to one channel of one token."""
+
+    def __init__(self, token: int, channel: int, value: float) -> None:
+        super().__init__()
+        self.token, self.channel, self.value = token, channel, value
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        x[:, self.token, self.channel] += self.value
+        return x
+
+
+class Vision(nn.Module):
+    """A patch embedding, a class token, and what is planted behind it."""
+
+    num_prefix_tokens = PREFIX
+
+    def __init__(self, *planted: nn.Module) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.cls = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.norm, self.planted, self.head = nn.LayerNorm(WIDTH), nn.Sequential(*planted), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], 1)
+        scores: Tensor = self.head(self.planted(self.norm(tokens))[:, 0])
+        return scores
+
+
+@pytest.fixture
+def pictures() -> Tensor:
+    return torch.randn(3, 3, 4 * GRID, 4 * GRID, generator=torch.Generator().manual_seed(0))
+
+
+def vision(*planted: nn.Module) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Vision(*planted).eval()
+
+
+def tokens_of(network: nn.Module, x: Tensor, layer: str, batch_size: int = 8) -> TokenNorms:
+    found = hookscope.activations(network, x, layer=["*"], batch_size=batch_size)[layer].tokens
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_norms_are_those_of_numpy(pictures: Tensor, batch_size: int) -> None:
+    network = vision(nn.Linear(WIDTH, WIDTH), Planted(9, 3, 40.0))
+    with torch.no_grad():
+        values = network.planted(
+            network.norm(torch.cat([network.cls.expand(3, -1, -1), _patches(network, pictures)], 1))
+        )
+    norms = np.linalg.norm(values.double().numpy(), axis=2)  # (N, T)
+    medians = np.median(norms, axis=1)
+    spreads = 1.4826 * np.median(np.abs(norms - medians[:, None]), axis=1)
+    limits = np.maximum(2 * medians, medians + 6 * spreads)
+    found = tokens_of(network, pictures, "planted.1", batch_size)
+    assert (found.token_count, found.prefix, found.grid) == (GRID * GRID + 1, 1, (GRID, GRID))
+    assert found.median == pytest.approx(np.median(medians), rel=1e-6)
+    assert found.max == pytest.approx(norms.max(), rel=1e-6)
+    assert found.high_count == int((norms > limits[:, None]).sum()) == 3
+    for each in found.high:
+        assert each.norm == pytest.approx(norms[each.input_index, each.token], rel=1e-6)
+        assert each.limit == pytest.approx(limits[each.input_index], rel=1e-5)
+    assert sorted(each.input_index for each in found.high) == [0, 1, 2]
+
+
+def _patches(network: nn.Module, pictures: Tensor) -> Tensor:
+    patches: Tensor = network.patches(pictures).flatten(2).transpose(1, 2)  # type: ignore[operator]
+    return patches
+
+
+def test_planted_tokens_are_named_with_their_place(pictures: Tensor) -> None:
+    network = vision(Planted(PREFIX + 2 * GRID + 4, 7, 30.0), Planted(0, 5, 60.0))
+    found = tokens_of(network, pictures[:1], "planted.1")
+    assert [found.place(each.token) for each in found.high] == ["token 0 (prefix)", "token 17 (row 2, column 4)"]
+    assert not found.massive
+    assert not tokens_of(network, pictures[:1], "norm").high
+
+
+@pytest.mark.parametrize(("value", "is_massive"), [(0.0, False), (99.0, False), (900.0, True), (-900.0, True)])
+def test_massive_activations_are_those_of_sun_et_al(pictures: Tensor, value: float, is_massive: bool) -> None:
+    network = vision(Planted(5, 11, value))
+    row = hookscope.activations(network, pictures[:2], layer="planted.0")["planted.0"]
+    assert row.tokens is not None
+    assert ("massive activations" in row.flags) == is_massive == bool(row.tokens.massive)
+    for each in row.tokens.massive:
+        assert (each.token, each.channel) == (5, 11)
+        with torch.no_grad():
+            whole = network.planted(
+                network.norm(torch.cat([network.cls.expand(3, -1, -1), _patches(network, pictures)], 1))
+            )
+        values = whole[each.input_index].numpy()
+        assert each.value == pytest.approx(float(values[5, 11]))
+        assert each.median == pytest.approx(
+            float(np.median(np.abs(values))), rel=1e-5
+        )  # all values fit into the sample
+        assert abs(each.value) >= 1000 * each.median
+
+
+def test_the_rule_is_a_warning_and_off_until_it_is_selected(pictures: Tensor) -> None:
+    network = vision(Planted(5, 11, 2000.0), nn.Identity())
+    (finding,) = hookscope.check(network, images=pictures, select="massive-activation").findings
+    assert (finding.level, finding.where) == ("warn", "planted.0:setitem")
+    assert "in channel 11 of token 5 (row 0, column 4)" in finding.message
+    assert "3 tokens with such a value" in finding.message
+    assert "massive-activation" not in {each.rule for each in hookscope.check(network, images=pictures).findings}
+
+
+def test_only_batches_of_tokens_are_measured(pictures: Tensor) -> None:
+    class Others(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.few = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 8)
+            self.whole, self.square = nn.Linear(8, 5), nn.Linear(8, 36)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.patches(x).flatten(2).transpose(1, 2)
+            self.square(tokens)  # (N, T, T), as attention weights are
+            self.few(tokens[:, :7])
+            scores: Tensor = self.whole(tokens.reshape(-1, 8)).view(len(x), -1)
+            return scores
+
+    run = hookscope.activations(Others(), pictures)
+    assert [row.label for row in run if row.tokens is not None] == []
+
+
+def test_inputs_that_are_not_finite_are_left_out(pictures: Tensor) -> None:
+    pictures[1] = float("nan")
+    found = tokens_of(vision(Planted(9, 3, 40.0)), pictures, "planted.0")
+    assert sorted(each.input_index for each in found.high) == [0, 2]
+    assert np.isfinite([found.median, found.max]).all()
+
+
+SMALL = {
+    "vit_tiny_patch16_224": {"img_size": 64, "depth": 4},
+    "deit_tiny_distilled_patch16_224": {"img_size": 64, "depth": 4},
+    "vit_small_patch14_reg4_dinov2": {"img_size": 70, "depth": 4},
+    "beit_base_patch16_224": {"img_size": 64, "depth": 2, "embed_dim": 192, "num_heads": 3},
+    "eva02_tiny_patch14_224": {"img_size": 70, "depth": 4},
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", SMALL)
+def test_healthy_random_networks_are_silent(name: str, seed: int) -> None:
+    """Ten networks, all modules of each, on two inputs of noise: the nearest token has 1.9 times the median."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = timm.create_model(name, **SMALL[name]).eval()
+        side = SMALL[name]["img_size"]
+        run = inspect(network, torch.randn(2, 3, side, side), ["*"], tokens=True)
+    norms = [row.tokens for row in run.rows if row.tokens is not None]
+    assert len(norms) > 15
+    assert {(each.high_count, each.massive_count) for each in norms} == {(0, 0)}
+    assert all(each.grid is not None for each in norms)
+
+
+def test_files_have_the_numbers_and_the_places(pictures: Tensor, tmp_path: Path) -> None:
+    network = vision(Planted(9, 3, 900.0))
+    hookscope.activations(network, pictures, layer="planted.0").save(tmp_path / "run")
+    with (tmp_path / "run" / "tokens.csv").open(newline="", encoding="utf-8") as file:
+        listed = list(csv.DictReader(file))
+    assert [each["what"] for each in listed] == ["high norm"] * 3 + ["massive activation"] * 3
+    assert {each["place"] for each in listed} == {"token 9 (row 1, column 2)"}
+    with (tmp_path / "run" / "layers.csv").open(newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["high_norm_tokens"], row["massive_activations"]) == ("3", "3")
+    stored = json.loads((tmp_path / "run" / "layers.json").read_text())["rows"][0]["tokens"]
+    assert stored["massive"][0]["channel"] == 3
+    assert float(row["token_norm_max"]) == stored["max"]
+    quiet = vision(nn.Identity())
+    hookscope.activations(quiet, pictures, layer="norm").save(tmp_path / "quiet")
+    assert not (tmp_path / "quiet" / "tokens.csv").exists()
+
+
+def test_the_terminal_names_the_tokens_below_the_table(pictures: Tensor) -> None:
+    printed = " ".join(str(hookscope.activations(vision(Planted(9, 3, 900.0)), pictures, layer="planted.0")).split())
+    assert "high-norm tokens in 1 row, most in planted.0: 3 beyond the limit, token 9 (row 1, column 2) of" in printed
+    assert "massive activations in 1 row, first in planted.0: 9" in printed
+    assert "in channel 3 of token 9 (row 1, column 2), median magnitude 0." in printed
+    quiet = str(hookscope.activations(vision(nn.Identity()), pictures, layer="norm"))
+    assert "high-norm" not in quiet
+    assert "massive" not in quiet

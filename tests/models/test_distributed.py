@@ -1,0 +1,381 @@
+"""Distributed checkpoints: folders of slices, read as torch's own converter reads them, and refused where they lie."""
+
+import argparse
+import http
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+
+import hookscope
+from hookscope.checkpoints.fileformat import file_kind
+from hookscope.checkpoints.isolation import read_verified
+from hookscope.checkpoints.reading import ReadingRules
+from hookscope.errors import CheckpointError, HookscopeError, UntrustedFileError
+from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.contents import list_contents
+from tests.models import hostile
+from tests.models.distributed import Folder, save, size, torch_reads
+from tests.models.hostile import GOOD, Call
+
+
+def content_of(folder: Path) -> Any:
+    kinds = {folder: file_kind(folder)}
+    return read_verified(kinds, folder.name, lambda *_: None, ReadingRules("", allowed_globals=()))[folder].content
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            assert_equal(found[key], value)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for each, value in zip(found, expected, strict=True):
+            assert_equal(each, value)
+    else:
+        assert found == expected
+
+
+def training() -> dict[str, Any]:
+    network = hostile.network()
+    network.load_state_dict(GOOD)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=0.1)
+    network(torch.rand(1, 3, 9, 9)).sum().backward()
+    optimiser.step()
+    return {
+        "model": network.state_dict(),
+        "optimiser": optimiser.state_dict(),
+        "epoch": 3,
+        "rates": [0.5, torch.tensor([1.0, float("nan")]), {"deep": torch.tensor(2)}],
+        "half": torch.ones(2, 3, dtype=torch.bfloat16),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def test_a_folder_reads_as_torch_converts_it(tmp_path: Path) -> None:
+    folder = save(training(), tmp_path / "step-3")
+    assert_equal(content_of(folder), torch_reads(folder))
+    listing = list_contents(folder)
+    assert (listing.name, listing.kind) == ("step-3", "distributed")
+    assert listing.producer == "torch.distributed.checkpoint, 2 files"
+    assert listing.byte_count == sum(file.stat().st_size for file in folder.iterdir())
+    weights = listing.parts[0]
+    assert (weights.key, [each.key for each in weights.tensors]) == ("model", list(GOOD))
+
+
+CHUNKS = {
+    "rows": [((0, 0), (3, 4)), ((3, 0), (2, 4))],
+    "columns": [((0, 0), (5, 1)), ((0, 1), (5, 3))],
+    "blocks": [((0, 0), (2, 4)), ((2, 0), (3, 2)), ((2, 2), (3, 2))],
+    "an empty rank": [((0, 0), (5, 4)), ((5, 0), (0, 4))],
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+@pytest.mark.sample("blocks")
+def test_chunks_are_put_together_as_torch_does(tmp_path: Path, name: str) -> None:
+    folder = Folder()
+    folder.tensor("model.w", torch.arange(20.0).reshape(5, 4), *CHUNKS[name], keys=("model", "w"))
+    folder.tensor("model.b", torch.tensor(7, dtype=torch.int16), keys=("model", "b"))
+    path = folder.write(tmp_path / "x")
+    expected = {"model": {"w": torch.arange(20.0).reshape(5, 4), "b": torch.tensor(7, dtype=torch.int16)}}
+    assert_equal(torch_reads(path), expected)
+    assert_equal(content_of(path), expected)
+
+
+@pytest.mark.exhaustive
+def test_objects_beside_the_tensors_are_read_past_and_a_gate_asks(tmp_path: Path) -> None:
+    path = save({"model": GOOD, "args": argparse.Namespace(a=1)}, tmp_path / "plain")
+    assert list_contents(path).warnings == ("plain: skipped: 1 object of argparse.Namespace.",)
+    report = hookscope.check(path, arch="none")
+    assert report.passed
+    assert "names argparse.Namespace; nothing was imported" in " ".join(report.warnings)
+    path = save({"model": GOOD, "status": http.HTTPStatus.OK}, tmp_path / "other")
+    assert hookscope.check(path, arch="none").error_code == 4
+    assert hookscope.check(path, arch="none", allow_global=["http.HTTPStatus"]).passed
+    assert_equal(dict(read_checkpoint(path).state), GOOD)
+
+
+def good() -> Folder:
+    folder = Folder()
+    for name, tensor in GOOD.items():
+        folder.tensor(name, tensor, keys=("model", name))
+    folder.object("epoch", 3)
+    return folder
+
+
+def _chunks(*chunks: tuple[tuple[int, ...], tuple[int, ...]]) -> Callable[[Folder], None]:
+    """Describe the first bias, of 4 elements, by other chunks, all of which have its slice."""
+
+    def change(folder: Folder) -> None:
+        tensor = folder.metadata.state_dict_metadata["0.bias"]
+        assert isinstance(tensor, TensorStorageMetadata)
+        tensor.chunks = [ChunkStorageMetadata(size(*offsets), size(*sizes)) for offsets, sizes in chunks]
+        info = folder.metadata.storage_data.pop(MetadataIndex("0.bias", (0,)))
+        for offsets, _ in chunks:
+            folder.metadata.storage_data[MetadataIndex("0.bias", offsets)] = info
+
+    return change
+
+
+def _place(**fields: Any) -> Callable[[Folder], None]:
+    def change(folder: Folder) -> None:
+        index = MetadataIndex("0.bias", (0,))
+        folder.metadata.storage_data[index] = replace(folder.metadata.storage_data[index], **fields)
+
+    return change
+
+
+def _value(value: object) -> Callable[[Folder], None]:
+    """Put another value into the slice of the first bias."""
+
+    def change(folder: Folder) -> None:
+        folder.metadata.storage_data[MetadataIndex("0.bias", (0,))] = folder.place(value)
+
+    return change
+
+
+def _keys(**keys: tuple[Any, ...]) -> Callable[[Folder], None]:
+    def change(folder: Folder) -> None:
+        for name, way in keys.items():
+            folder.object(name, 1, keys=way)
+
+    return change
+
+
+def _shape(*sizes: int) -> Callable[[Folder], None]:
+    def change(folder: Folder) -> None:
+        tensor = folder.metadata.state_dict_metadata["0.bias"]
+        assert isinstance(tensor, TensorStorageMetadata)
+        tensor.size = size(*sizes)
+        tensor.chunks = [ChunkStorageMetadata(size(*(0 for _ in sizes)), size(*sizes))]
+        info = folder.metadata.storage_data.pop(MetadataIndex("0.bias", (0,)))
+        folder.metadata.storage_data[MetadataIndex("0.bias", [0 for _ in sizes])] = info
+
+    return change
+
+
+def _no_slices(folder: Folder) -> None:
+    folder.metadata.storage_data = {}
+
+
+def _repeated(folder: Folder) -> None:
+    for at in range(100):
+        folder.object(f"again{at}", 1)
+        folder.metadata.storage_data[MetadataIndex(f"again{at}")] = folder.metadata.storage_data[
+            MetadataIndex("0.bias", (0,))
+        ]
+
+
+LIES: dict[str, tuple[Callable[[Folder], None], str]] = {
+    "a file outside": (_place(relative_path="../__0_0.distcp"), "not a file beside it; refused"),
+    "an absolute path": (_place(relative_path="/etc/passwd"), "not a file beside it; refused"),
+    "a file that is not there": (_place(relative_path="__7_0.distcp"), "which is not there"),
+    "a file of another kind": (_place(relative_path=".metadata", offset=0), "is not what|damaged"),
+    "bytes beyond the end": (_place(length=10**9), "names bytes that '__0_0.distcp' does not have"),
+    "a negative offset": (_place(offset=-1), "is not what torch writes"),
+    "half of the bytes": (_place(length=300), "damaged"),
+    "other bytes": (_place(offset=3), "damaged|is not what"),
+    "slices that were transformed": (
+        _place(transform_descriptors=["stream.zstd"]),
+        "transformed when they were written",
+    ),
+    "chunks that overlap": (_chunks(((0,), (2,)), ((1,), (2,))), "do not cover it, each element once"),
+    "chunks that leave a gap": (_chunks(((0,), (1,)), ((2,), (2,))), "do not cover it"),
+    "chunks beyond the tensor": (_chunks(((0,), (2,)), ((3,), (2,))), "do not cover it"),
+    "chunks of other sizes": (_chunks(((0,), (2,)), ((2,), (2,))), "does not hold what its .metadata says|more bytes"),
+    "more chunks than any": (_chunks(*(((at,), (0,)) for at in range(10_001))), "more than 10000 chunks"),
+    "no slices": (_no_slices, "is not what torch writes"),
+    "one slice a hundred times": (_repeated, "names more bytes than its files have|does not hold"),
+    "a shape that nothing could hold": (_shape(10**12, 10**12), "smaller than the values in it"),
+    "a shape of the wrong length": (_shape(4, 10**6), "smaller than the values in it"),
+    "a negative size": (_shape(-4), "is not what torch writes"),
+    "a tensor of another dtype": (_value(GOOD["0.bias"].double()), "does not hold what its .metadata says"),
+    "a tensor of another shape": (_value(torch.ones(5)), "does not hold what its .metadata says"),
+    "a tensor that repeats one element": (_value(torch.ones(1).expand(4)), "claims 16 bytes of a storage of 4"),
+    "no tensor": (_value({"a": 1}), "does not hold what its .metadata says"),
+    "bytes that torch did not write": (_value(b"PK\x03\x04" + bytes(400)), "damaged"),
+    "a value inside another": (_keys(a=("epoch", "x")), "lies in another value"),
+    "a value twice": (_keys(a=("epoch",)), "is there twice"),
+    "a list with gaps": (_keys(a=("list", 0), b=("list", 2)), "a list with gaps"),
+    "a list without end": (_keys(a=("list", 10**9)), "is not what torch writes"),
+    "keys that are none": (_keys(a=((),)), "is not what torch writes"),
+    "keys without end": (_keys(a=("x",) * 101), "is not what torch writes"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+@pytest.mark.sample("a file outside", "chunks that overlap")
+def test_what_a_folder_claims_is_there_or_it_is_refused(tmp_path: Path, name: str) -> None:
+    change, phrase = LIES[name]
+    folder = good()
+    change(folder)
+    path = folder.write(tmp_path / "x")
+    with pytest.raises(CheckpointError, match=phrase):
+        read_checkpoint(path)
+
+
+@pytest.mark.exhaustive
+def test_slices_lie_in_the_folder_whatever_links_say(tmp_path: Path) -> None:
+    path = good().write(tmp_path / "x")
+    (path / "__0_0.distcp").rename(tmp_path / "elsewhere")
+    (path / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="a link out of its folder; refused"):
+        read_checkpoint(path)
+    (path / ".metadata").rename(tmp_path / "metadata")  # both in one place, as in the cache of Hugging Face
+    (path / ".metadata").symlink_to(tmp_path / "metadata")
+    assert_equal(dict(read_checkpoint(path).state), GOOD)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_one_file_alone_asks_for_its_folder(tmp_path: Path, name: str) -> None:
+    path = good().write(tmp_path / "x")
+    with pytest.raises(CheckpointError, match="one file of a distributed checkpoint; give its folder"):
+        read_checkpoint(path / name)
+
+
+@pytest.mark.exhaustive
+def test_a_folder_without_its_metadata_says_what_is_missing(tmp_path: Path) -> None:
+    path = good().write(tmp_path / "x")
+    (path / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match=r"whose \.metadata is not there"):
+        read_checkpoint(path)
+
+
+@pytest.mark.exhaustive
+def test_a_fifo_among_the_files_blocks_nobody(tmp_path: Path) -> None:
+    path = good().write(tmp_path / "x")
+    (path / "__0_0.distcp").unlink()
+    os.mkfifo(path / "__0_0.distcp")
+    with pytest.raises(CheckpointError, match="a named pipe"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("place", ["metadata", "planner", "slice of a tensor", "slice of an object"])
+@pytest.mark.parametrize("payload", hostile.PAYLOADS)
+@pytest.mark.sample("os.system-metadata", "os.system-slice of an object")
+def test_nothing_that_a_folder_names_runs(tmp_path: Path, payload: str, place: str) -> None:
+    canary = tmp_path / "canary"
+    bad = hostile.PAYLOADS[payload](canary)
+    folder = good()
+    if place == "metadata":
+        folder.metadata.storage_meta = bad
+    elif place == "planner":
+        folder.metadata.planner_data["epoch"] = bad
+    elif place == "slice of a tensor":
+        _value(argparse.Namespace(a=[bad]))(folder)
+    else:
+        folder.object("args", argparse.Namespace(a=[bad]))
+    path = folder.write(tmp_path / "x")
+    with pytest.raises(UntrustedFileError, match="import"):
+        list_contents(path)
+    report = hookscope.check(path, arch="none", allow_global=["*"], trust=True)
+    assert report.error_code == 4, report
+    assert not canary.exists()
+
+
+@pytest.mark.exhaustive
+def test_a_class_of_other_makers_in_the_metadata_is_refused_however_plain(tmp_path: Path) -> None:
+    folder = good()
+    folder.metadata.storage_meta = argparse.Namespace(a=1)  # type: ignore[assignment]
+    with pytest.raises(UntrustedFileError, match=r"would import argparse\.Namespace"):
+        list_contents(folder.write(tmp_path / "x"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("state", [b"N", b"}", b")", b"]", b"\x8c\x01x"])
+def test_states_that_torch_does_not_write_are_refused(tmp_path: Path, state: bytes) -> None:
+    path = good().write(tmp_path / "x")
+    content = (path / ".metadata").read_bytes()
+    (path / ".metadata").write_bytes(content[:-1].replace(content[2:11], b"", 1) + state + b"b.")
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_checkpoint(path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mutated_folder_reads_or_ends_in_one_sentence(tmp_path: Path, seed: int) -> None:
+    canary = tmp_path / "canary"
+    folder = good()
+    folder.object("args", argparse.Namespace(a=[1, 2]))
+    path = folder.write(tmp_path / "x")
+    contents = {file: file.read_bytes() for file in path.iterdir()}
+    generator = np.random.default_rng(seed)
+    call = pickle.dumps(Call(os.system, f"touch {canary}"), 4)[11:-1]
+    ways = set[str]()
+    for _ in range(150):
+        changed = path / str(generator.choice(["__0_0.distcp", ".metadata"], p=[0.2, 0.8]))
+        content = bytearray(contents[changed])
+        for _ in range(int(generator.integers(1, 4))):
+            at = int(generator.integers(len(content)))
+            match int(generator.integers(4)):
+                case 0:
+                    content[at] ^= 1 << int(generator.integers(8))
+                case 1:
+                    del content[at : at + int(generator.integers(1, 40))]
+                case 2:
+                    content[at:at] = content[: int(generator.integers(40))]
+                case _:
+                    content[at:at] = call
+        changed.write_bytes(content)
+        try:
+            list_contents(path)
+            ways.add("read")
+        except HookscopeError as error:
+            ways.add(type(error).__name__ if str(error).isprintable() else "unprintable")
+        changed.write_bytes(contents[changed])
+    assert not canary.exists()
+    assert {"CheckpointError", "UntrustedFileError"} <= ways <= {"CheckpointError", "UntrustedFileError", "read"}
+
+
+def _sharded(rank: int, port: int, folder: str, count: int) -> None:
+    """Train a network that is spread over processes for a step, and save it."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    from torch import distributed
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", rank=rank, world_size=count)
+    try:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5 * 16, 7))
+        fully_shard(network, mesh=init_device_mesh("cpu", (count,)))
+        optimiser = torch.optim.AdamW(network.parameters())
+        network(torch.rand(2, 3, 6, 6)).sum().backward()
+        optimiser.step()
+        model, state = get_state_dict(network, optimiser)
+        checkpoint.save({"model": model, "optimiser": state, "epoch": 1}, checkpoint_id=folder)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_processes_have_sharded_reads_as_torch_puts_it_together(tmp_path: Path, count: int) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path / "fsdp"
+    torch.multiprocessing.spawn(_sharded, (port, str(folder), count), nprocs=count)
+    assert len([*folder.glob("*.distcp")]) == count
+    expected = torch_reads(folder)
+    assert_equal(content_of(folder), expected)
+    assert expected["model"]["3.weight"].shape == (7, 80)
+    assert_equal(dict(read_checkpoint(folder).state), expected["model"])

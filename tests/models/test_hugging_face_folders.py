@@ -1,0 +1,332 @@
+"""A folder that transformers wrote is a network: the one that transformers loads, without running what it brings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from PIL import Image
+
+from hookscope.checkpoints.fileformat import is_hugging_face
+from hookscope.checkpoints.find_checkpoints import find_checkpoints
+from hookscope.errors import (
+    CheckpointError,
+    HookscopeError,
+    MisfitError,
+    ModelError,
+    ModelNotFoundError,
+    UntrustedFileError,
+    UsageError,
+)
+from hookscope.inputs import load_batches
+from hookscope.models.construction import FileOptions
+from hookscope.models.spec import load_model, parse_model
+from tests.cli.conftest import CAT
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+VIT = {**SMALL, "image_size": 32, "patch_size": 8}
+
+NETWORKS: dict[str, Callable[[], transformers.PreTrainedModel]] = {
+    "ViT": lambda: transformers.ViTForImageClassification(
+        transformers.ViTConfig(**VIT, id2label={0: "cat", 1: "dog", 2: "owl"})
+    ),
+    "ResNet": lambda: transformers.ResNetForImageClassification(
+        transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3)
+    ),
+    "Swin": lambda: transformers.SwinForImageClassification(
+        transformers.SwinConfig(embed_dim=12, depths=[1, 1], num_heads=[2, 2], image_size=32, window_size=4)
+    ),
+    "DINOv2": lambda: transformers.Dinov2Model(
+        transformers.Dinov2Config(**{key: SMALL[key] for key in [*SMALL][:3]}, image_size=28, patch_size=14)
+    ),
+    "backbone": lambda: transformers.ResNetBackbone(
+        transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage1"])
+    ),
+    "CLIP's vision": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**VIT)),
+    "segmentation": lambda: transformers.SegformerForSemanticSegmentation(
+        transformers.SegformerConfig(
+            hidden_sizes=[8, 8, 16, 16], depths=[1] * 4, num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16
+        )
+    ),
+    "detection": lambda: transformers.YolosForObjectDetection(
+        transformers.YolosConfig(**SMALL, image_size=[64, 64], num_detection_tokens=5)
+    ),
+}
+
+
+def write(name: str, folder: Path) -> transformers.PreTrainedModel:
+    """Save a network with weights that are not those of its initialisation; return it."""
+    torch.manual_seed(3)
+    network = NETWORKS[name]().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape))
+    network.save_pretrained(folder)
+    return network
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Path:
+    write("ViT", tmp_path / "vit")
+    return tmp_path / "vit"
+
+
+def change(folder: Path, name: str = "config.json", /, **settings: Any) -> Path:
+    path = folder / name
+    held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(held | settings), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sample("ViT")
+def test_the_network_is_the_one_that_transformers_loads(tmp_path: Path, name: str) -> None:
+    written = write(name, tmp_path / "network")
+    expected = type(written).from_pretrained(tmp_path / "network").eval()
+    loaded = load_model(str(tmp_path / "network"))
+    assert type(loaded.module) is type(expected)
+    assert not loaded.module.training
+    assert not loaded.info.random
+    assert loaded.info.weights == "model.safetensors"
+    found = loaded.module.state_dict()
+    assert list(found) == list(expected.state_dict())
+    assert all(torch.equal(found[key], tensor) for key, tensor in expected.state_dict().items())
+    pictures = torch.rand(1, 3, 64, 64) if name in ("segmentation", "detection") else torch.rand(1, 3, 32, 32)
+    pictures = torch.rand(1, 3, 28, 28) if name == "DINOv2" else pictures
+    with torch.no_grad():
+        for one, other in zip(loaded.module(pictures).to_tuple(), expected(pictures).to_tuple(), strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.exhaustive
+def test_labels_are_the_classes(vit: Path) -> None:
+    assert load_model(str(vit)).info.categories == ("cat", "dog", "owl")
+
+
+@pytest.mark.exhaustive
+def test_of_a_network_for_text_and_pictures_the_part_for_pictures_is_built(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    text = {**SMALL, "vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2}
+    whole = transformers.CLIPModel(transformers.CLIPConfig(vision_config=VIT, text_config=text)).eval()
+    whole.save_pretrained(tmp_path / "clip")
+    loaded = load_model(str(tmp_path / "clip"))
+    pictures = torch.rand(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(loaded.module(pictures).pooler_output, whole.vision_model(pictures).pooler_output)
+
+
+PROCESSORS: dict[str, Callable[[], Any]] = {
+    "exact size": lambda: transformers.ViTImageProcessor(size={"height": 24, "width": 40}),
+    "shorter side and crop": lambda: transformers.CLIPImageProcessor(
+        size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}
+    ),
+    "scaled more and cropped": lambda: transformers.ConvNextImageProcessor(size={"shortest_edge": 56}),
+    "not cropped when large": lambda: transformers.ConvNextImageProcessor(size={"shortest_edge": 384}),
+    "not normalised": lambda: transformers.ViTImageProcessor(size={"height": 32, "width": 32}, do_normalize=False),
+    "not resized": lambda: transformers.ViTImageProcessor(do_resize=False),
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.sample("shorter side and crop")
+def test_pictures_are_prepared_as_by_the_image_processor(vit: Path, name: str) -> None:
+    processor = PROCESSORS[name]()
+    processor.save_pretrained(vit)
+    preprocessing = load_model(str(vit)).preprocessing
+    [batch] = load_batches([str(CAT)], preprocessing, 1)
+    expected = processor(Image.open(CAT), return_tensors="pt")["pixel_values"]
+    (found,) = batch.args
+    assert found.shape == expected.shape
+    # Pillow and torchvision round to whole colours at different moments: a step is 1/255 over a std of at least 0.26.
+    difference = (found - expected).abs()
+    assert difference.mean() < 1 / 255 / 0.26
+    assert difference.max() < 8 / 255 / 0.26
+
+
+@pytest.mark.exhaustive
+def test_what_the_image_processor_does_and_hookscope_does_not_is_said(vit: Path) -> None:
+    size = {"shortest_edge": 64, "longest_edge": 90}
+    change(vit, "preprocessor_config.json", size=size, rescale_factor=1 / 127.5, resample=1)
+    said = " ".join(load_model(str(vit)).warnings)
+    for phrase in ("keeps the longer side within 90 pixels", "does not scale its pictures to 0 to 1", "with a filter"):
+        assert phrase in said
+
+
+@pytest.mark.exhaustive
+def test_without_an_image_processor_the_configuration_says_the_size(vit: Path) -> None:
+    assert load_model(str(vit)).preprocessing.crop == (32, 32)
+
+
+@pytest.mark.exhaustive
+def test_weights_can_be_left_out_and_given(vit: Path, tmp_path: Path) -> None:
+    assert load_model(str(vit), weights="none").info.random
+    other = {name: tensor + 1 for name, tensor in safetensors.torch.load_file(vit / "model.safetensors").items()}
+    safetensors.torch.save_file(other, tmp_path / "other.safetensors")
+    own, loaded = load_model(str(vit)), load_model(str(vit), weights=str(tmp_path / "other.safetensors"))
+    bias = "classifier.bias"
+    assert torch.equal(loaded.module.state_dict()[bias], own.module.state_dict()[bias] + 1)
+    (vit / "model.safetensors").unlink()
+    without = load_model(str(vit))
+    assert without.info.random
+    assert "RANDOM" in without.warnings[0]
+
+
+@pytest.mark.exhaustive
+def test_weights_that_do_not_fit_are_refused_unless_allowed(vit: Path) -> None:
+    state = safetensors.torch.load_file(vit / "model.safetensors")
+    del state["classifier.bias"]
+    state["extra"], state["classifier.weight"] = torch.ones(1), torch.ones(5, 32)
+    safetensors.torch.save_file(state, vit / "model.safetensors", {"format": "pt"})
+    with pytest.raises(MisfitError) as raised:
+        load_model(str(vit))
+    for phrase in (
+        "1 missing (classifier.bias)",
+        "1 of another shape (classifier.weight)",
+        "1 unknown to the network (e",
+    ):
+        assert phrase in str(raised.value)
+    loaded = load_model(str(vit), options=FileOptions(allow_missing=("classifier.*",), allow_unexpected=("*",)))
+    assert "classifier.bias, classifier.weight" in " ".join(loaded.warnings)
+
+
+@pytest.mark.exhaustive
+def test_with_arch_the_folder_is_its_weights(vit: Path) -> None:
+    with pytest.raises(MisfitError, match=r"model\.safetensors does not fit resnet18"):
+        load_model(str(vit), arch="resnet18")
+
+
+def test_a_folder_of_checkpoints_of_a_trainer_counts_each_once(vit: Path, tmp_path: Path) -> None:
+    torch.save({}, vit / "optimizer.pt")
+    assert is_hugging_face(vit)
+    assert find_checkpoints([str(tmp_path)]) == find_checkpoints([str(tmp_path / "v*")]) == [str(vit)]
+    assert parse_model(str(vit)).form == "hugging face"
+
+
+CODE = "import pathlib\npathlib.Path({canary!r}).touch()\n"
+
+
+def _kernels(folder: Path) -> None:
+    change(folder, attn_implementation="kernels-community/evil", _attn_implementation="kernels-community/evil")
+
+
+HARMLESS: dict[str, Callable[[Path], Any]] = {
+    "kernels": _kernels,
+    "a name elsewhere": lambda folder: change(folder, _name_or_path="someone/else"),
+    "no class": lambda folder: change(folder, architectures=None),
+}
+REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
+    "code for the network": (
+        lambda folder: change(folder, auto_map={"AutoModel": "modeling.Net"}),
+        UntrustedFileError,
+        "asks for code that comes with the weights (auto_map), which is never run",
+    ),
+    "code for a part": (
+        lambda folder: change(folder, vision_config={"auto_map": {"AutoConfig": "x.Y"}}),
+        UntrustedFileError,
+        "auto_map",
+    ),
+    "code for pictures": (
+        lambda folder: change(folder, "preprocessor_config.json", auto_map={"AutoImageProcessor": "modeling.P"}),
+        UntrustedFileError,
+        "asks for code that comes with it (auto_map)",
+    ),
+    "a module of the folder": (lambda folder: change(folder, architectures=["modeling.Net"]), ModelNotFoundError, ""),
+    "a name that is none": (lambda folder: change(folder, architectures=["__class__"]), ModelNotFoundError, ""),
+    "a class that is no network": (lambda folder: change(folder, architectures=["ViTConfig"]), ModelNotFoundError, ""),
+    "an unknown network": (lambda folder: change(folder, model_type="evilnet"), ModelNotFoundError, "'evilnet'"),
+    "settings that cannot be": (lambda folder: change(folder, hidden_size="x"), HookscopeError, ""),
+    "a network for text": (
+        lambda folder: change(folder, model_type="bert", architectures=["BertModel"]),
+        UsageError,
+        "takes input_ids, not pictures",
+    ),
+    "quantised weights": (
+        lambda folder: change(folder, quantization_config={"quant_method": "bitsandbytes"}),
+        UsageError,
+        "of quantised weights",
+    ),
+    "a size without end": (
+        lambda folder: change(folder, "preprocessor_config.json", size={"height": 10**12, "width": 1}),
+        CheckpointError,
+        "settings of an image processor",
+    ),
+    "a picture's settings that are no JSON": (
+        lambda folder: (folder / "preprocessor_config.json").write_text("["),
+        CheckpointError,
+        "not the JSON that transformers writes",
+    ),
+    "a network too large": (
+        lambda folder: change(folder, hidden_size=2**24, num_attention_heads=1, intermediate_size=2**30),
+        HookscopeError,
+        "",
+    ),
+}
+
+
+def armed(folder: Path, canary: Path) -> Path:
+    """Put Python into a folder wherever transformers looks for it."""
+    for name in ("modeling", "modeling_vit", "configuration_vit", "x"):
+        (folder / f"{name}.py").write_text(CODE.format(canary=str(canary)), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.sample("code for the network")
+def test_what_a_folder_asks_for_beside_a_network_is_refused(vit: Path, tmp_path: Path, name: str) -> None:
+    make, kind, phrase = REFUSED[name]
+    make(armed(vit, tmp_path / "canary"))
+    with pytest.raises(kind) as raised:
+        load_model(str(vit), options=FileOptions(trust=True))
+    assert phrase in str(raised.value)
+    assert str(raised.value).isprintable()
+    assert not isinstance(raised.value, ModelError) or "raised while" in str(raised.value)
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_a_folder_names_beside_its_network_is_not_looked_for(vit: Path, tmp_path: Path, name: str) -> None:
+    HARMLESS[name](armed(vit, tmp_path / "canary"))
+    loaded = load_model(str(vit), options=FileOptions(allow_unexpected=("classifier.*",), allow_missing=("*pooler*",)))
+    assert type(loaded.module).__name__.startswith("ViT")
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.exhaustive
+def test_a_backbone_is_not_downloaded(tmp_path: Path) -> None:
+    backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], out_features=["stage2"])
+    config = transformers.DetrConfig(
+        backbone_config=backbone, use_timm_backbone=False, d_model=16, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, num_queries=4,
+    )  # fmt: skip
+    transformers.DetrForObjectDetection(config).save_pretrained(tmp_path / "detr")
+    change(tmp_path / "detr", use_pretrained_backbone=True)
+    loaded = load_model(str(tmp_path / "detr"))  # the tests' conftest cuts the network off
+    assert type(loaded.module).__name__ == "DetrForObjectDetection"
+    change(tmp_path / "detr", use_timm_backbone=True, backbone="hf-hub:someone/evil", backbone_config=None)
+    with pytest.raises(HookscopeError):
+        load_model(str(tmp_path / "detr"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_a_mutated_configuration_builds_or_ends_in_one_sentence(vit: Path, tmp_path: Path) -> None:
+    armed(vit, tmp_path / "canary")
+    original = (vit / "config.json").read_bytes()
+    generator = np.random.default_rng(0)
+    for _ in range(150):
+        content = bytearray(original)
+        for _ in range(int(generator.integers(1, 3))):
+            content[int(generator.integers(len(content)))] ^= 1 << int(generator.integers(5))
+        (vit / "config.json").write_bytes(content)
+        try:
+            load_model(str(vit))
+        except HookscopeError as error:
+            said = str(error)
+            assert said.isprintable(), said
+    assert not (tmp_path / "canary").exists()

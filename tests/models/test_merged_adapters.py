@@ -1,0 +1,181 @@
+"""Adapters are merged into their network as peft merges them."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from hookscope.errors import CheckpointError, MisfitError, UsageError
+from hookscope.models import spec
+from hookscope.models.contents import list_contents
+from hookscope.models.spec import load_model
+
+NETWORK = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 12)
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.pointwise = nn.Conv2d(8, 12, 1)
+        self.q = nn.Linear(12, 6)
+        self.inner = nn.ModuleDict({"q": nn.Linear(12, 6, bias=False)})
+        self.head = nn.Linear(12, 2)
+
+
+def build():
+    torch.manual_seed(1)
+    return Net()
+"""
+
+CASES: dict[str, dict[str, Any]] = {
+    "linear": {"r": 4, "lora_alpha": 6, "target_modules": ["q"]},
+    "rank-stabilised": {"r": 4, "lora_alpha": 6, "target_modules": ["q"], "use_rslora": True},
+    "convolutions": {"r": 2, "lora_alpha": 3, "target_modules": ["conv", "pointwise"]},
+    "embedding": {"r": 3, "lora_alpha": 3, "target_modules": ["embed", "q"]},
+    "of several ranks": {"r": 4, "lora_alpha": 8, "target_modules": ["q", "conv"], "rank_pattern": {"inner.q": 2}},
+    "of several alphas": {"r": 4, "lora_alpha": 8, "target_modules": ["q", "conv"], "alpha_pattern": {"inner.q": 3}},
+    "with a new head": {"r": 2, "lora_alpha": 2, "target_modules": ["q"], "modules_to_save": ["head"]},
+    "with biases": {"r": 2, "lora_alpha": 2, "target_modules": ["q"], "bias": "lora_only"},
+}
+
+
+def adapted(tmp_path: Path, settings: dict[str, Any], *, trained: bool = True, safe: bool = True) -> nn.Module:
+    """Write net.py, and what peft saves of adapters for its network; return what peft merges."""
+    import peft
+
+    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    base = load_model(f"{tmp_path / 'net.py'}:build").module
+    wrapped = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(**settings))
+    if trained:
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for _, parameter in sorted(wrapped.named_parameters()):
+                if parameter.requires_grad:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    wrapped.save_pretrained(tmp_path / "adapter", safe_serialization=safe)
+    merged: nn.Module = wrapped.merge_and_unload()
+    return merged
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.sample("convolutions")
+def test_the_network_is_what_peft_merges(tmp_path: Path, name: str) -> None:
+    expected = adapted(tmp_path, CASES[name]).state_dict()
+    for source in ("adapter", "adapter/adapter_model.safetensors"):
+        loaded = load_model(str(tmp_path / source), arch=f"{tmp_path / 'net.py'}:build")
+        found = loaded.module.state_dict()
+        assert list(found) == list(expected)
+        for each, tensor in found.items():
+            torch.testing.assert_close(tensor, expected[each], rtol=1e-6, atol=1e-6)
+        assert "LoRA adapter" in loaded.notes[-1]
+        assert loaded.info.weights.endswith("with adapter_model.safetensors merged")
+    base = load_model(f"{tmp_path / 'net.py'}:build").module.state_dict()
+    assert any(not torch.equal(base[each], expected[each]) for each in base)
+
+
+@pytest.mark.exhaustive
+def test_an_adapter_that_has_learnt_nothing_is_said_to(tmp_path: Path) -> None:
+    expected = adapted(tmp_path, CASES["linear"], trained=False).state_dict()
+    loaded = load_model(str(tmp_path / "adapter"), arch=f"{tmp_path / 'net.py'}:build")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.module.state_dict().items())
+    assert "every lora_B is 0: untrained" in loaded.warnings[-1]
+    assert "every lora_B is 0: untrained" in list_contents(tmp_path / "adapter").warnings[0]
+
+
+@pytest.mark.exhaustive
+def test_a_base_of_another_file_can_be_given(tmp_path: Path) -> None:
+    adapted(tmp_path, CASES["linear"])
+    base = load_model(f"{tmp_path / 'net.py'}:build").module
+    torch.save({name: tensor + 1 for name, tensor in base.state_dict().items()}, tmp_path / "base.pt")
+    build = f"{tmp_path / 'net.py'}:build"
+    own = load_model(str(tmp_path / "adapter"), arch=build).module.state_dict()
+    other = load_model(str(tmp_path / "adapter"), arch=build, weights=str(tmp_path / "base.pt")).module.state_dict()
+    for name, tensor in other.items():
+        torch.testing.assert_close(tensor, own[name] + 1)
+
+
+@pytest.mark.exhaustive
+def test_shapes_alone_are_compared_on_the_meta_device(tmp_path: Path) -> None:
+    adapted(tmp_path, CASES["convolutions"])
+    loaded = spec.build_on_meta(str(tmp_path / "adapter"), arch=f"{tmp_path / 'net.py'}:build")
+    assert all(each.is_meta for each in loaded.module.parameters())
+
+
+@pytest.mark.exhaustive
+def test_without_a_network_it_says_that_it_needs_one(tmp_path: Path) -> None:
+    adapted(tmp_path, CASES["linear"])
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": "a/b"}))
+    with pytest.raises(UsageError, match=r"names 'a/b'\): name it with --arch"):
+        load_model(str(tmp_path / "adapter"))
+
+
+def _settings(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        state = safetensors.torch.load_file(path)
+        change(state)
+        safetensors.torch.save_file(state, path)
+
+    return changed
+
+
+Q = "base_model.model.q.lora_"
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no settings": (lambda folder: (folder / "adapter_config.json").unlink(), "without the adapter_config.json"),
+    "settings that are no JSON": (
+        lambda folder: (folder / "adapter_config.json").write_text("[1") and None,
+        "not the JSON that peft writes",
+    ),
+    "another method": (_settings(peft_type="LOHA"), "of the kind LOHA; only LoRA"),
+    "DoRA": (_settings(use_dora=True), "of the kind DoRA; only LoRA"),
+    "no alpha": (_settings(lora_alpha=None), "no number for lora_alpha"),
+    "an alpha that is no number": (_settings(lora_alpha=float("inf")), "no number for lora_alpha"),
+    "a pattern that takes for ever": (_settings(alpha_pattern={"(a+)+$": 1}), "patterns of layers that are no names"),
+    "a layer that is not there": (
+        _tensors(lambda state: state.update({"base_model.model.x.lora_A.weight": torch.ones(4, 12)})),
+        "lacks lora_A or lora_B for 'x'",
+    ),
+    "a pair for no layer": (
+        _tensors(
+            lambda state: state.update({f"base_model.model.x.lora_{part}.weight": torch.ones(4, 4) for part in "AB"})
+        ),
+        "is for 'x', which Net does not have",
+    ),
+    "another shape": (_tensors(lambda state: state.update({f"{Q}A.weight": torch.ones(4, 13)})), "for a weight of"),
+    "other ranks": (_tensors(lambda state: state.update({f"{Q}A.weight": torch.ones(3, 12)})), "for a weight of"),
+    "magnitudes": (
+        _tensors(lambda state: state.update({f"{Q}magnitude_vector": torch.ones(4)})),
+        "no plain LoRA; merge it with peft",
+    ),
+    "a tensor of no layer": (_tensors(lambda state: state.update(x=torch.ones(4))), "has a 'x'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.sample("no settings")
+def test_what_cannot_be_merged_is_refused(tmp_path: Path, name: str) -> None:
+    adapted(tmp_path, CASES["linear"])
+    change, phrase = WRONG[name]
+    change(tmp_path / "adapter")
+    with pytest.raises((CheckpointError, MisfitError), match=phrase.replace("(", r"\(")):
+        load_model(str(tmp_path / "adapter" / "adapter_model.safetensors"), arch=f"{tmp_path / 'net.py'}:build")

@@ -1,0 +1,59 @@
+"""The page of `attention` in a real browser, without a network: a patch that is picked has its own map."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import hookscope
+from hookscope.render.html.attention import attention_html
+from hookscope.results.attention import Attention
+from hookscope.results.runs.attention import read_attention
+from tests.attention_maps.small_networks import SmallTransformer
+from tests.render.chromium import Opened, needs_chromium
+
+pytestmark = [needs_chromium, pytest.mark.exhaustive]
+
+Open = Callable[..., Opened]
+CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"
+
+
+@pytest.fixture
+def result() -> Attention:
+    torch.manual_seed(0)
+    return hookscope.attention(SmallTransformer(), CAT, resize="32", crop="32", query=["cls", "200,150"])
+
+
+def test_a_click_picks_the_patch_under_it_and_keys_move_on(open_html: Open, result: Attention, tmp_path: Path) -> None:
+    opened = open_html(attention_html(read_attention(result.save(tmp_path / "run"))))
+    page = opened.page
+    assert page.locator(".told-patch").is_hidden()
+    region = result.inputs[0].region
+    assert region is not None
+    # The middle of row 2 and column 1 of four.
+    x = (region.left + (region.right - region.left) * 1.5 / 4) / region.width
+    y = (region.top + (region.bottom - region.top) * 2.5 / 4) / region.height
+    svg = page.locator("svg.photograph").first
+    box = svg.bounding_box()
+    assert box is not None
+    # The drawing keeps its shape inside the box.
+    scale = min(box["width"] / region.width, box["height"] / region.height)
+    wide, tall = region.width * scale, region.height * scale
+    left, top = (box["width"] - wide) / 2, (box["height"] - tall) / 2
+    svg.click(position={"x": left + x * wide, "y": top + y * tall})
+    largest = result.patches[0].values[2 * 4 + 1].max()
+    assert page.locator(".told-patch").inner_text() == f"row 2, column 1: colours from 0 to {largest:.4g}"
+    picked = page.locator("image.picked").get_attribute("href")
+    svg.press("ArrowRight")
+    largest = result.patches[0].values[2 * 4 + 2].max()
+    assert page.locator(".told-patch").inner_text() == f"row 2, column 2: colours from 0 to {largest:.4g}"
+    assert page.locator("image.picked").get_attribute("href") != picked
+    assert opened.wrong == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(open_html: Open, result: Attention, tmp_path: Path, width: int) -> None:
+    opened = open_html(attention_html(read_attention(result.save(tmp_path / "run"))), width=width)
+    assert opened.axe_violations() == []
+    assert opened.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

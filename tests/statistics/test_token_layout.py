@@ -1,0 +1,80 @@
+"""Where the picture lies in outputs: maps, channels last, tokens."""
+
+import pytest
+import torch
+
+from hookscope.errors import UsageError
+from hookscope.statistics.token_layout import Layout, Tokens, layout_of, parse_tokens
+
+
+def test_maps_have_their_grid_beside_the_channels() -> None:
+    assert layout_of((2, 64, 7, 9), 2, 1, []) == Layout((7, 9), 1)
+    assert layout_of((2, 7, 9, 64), 2, 3, []) == Layout((7, 9), 3)
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 1, 1), (2, 1000), (98, 64, 7, 7), (2, 3, 4, 16, 16), (), (2, 1, 64)])
+def test_some_outputs_have_no_place_for_the_picture(shape: tuple[int, ...]) -> None:
+    axis = 2 if len(shape) == 3 else 1
+    assert "no spatial extent" in str(layout_of(shape, 2, axis, [(14, 14)]))
+
+
+def test_tokens_lie_on_the_grid_of_a_convolution_behind_those_in_front() -> None:
+    assert layout_of((1, 197, 64), 1, 2, [(14, 14)]) == Layout((14, 14), 2, 1)
+    assert layout_of((1, 201, 64), 1, 2, [(14, 14)]) == Layout((14, 14), 2, 5)
+    assert layout_of((1, 8 * 12, 64), 1, 2, [(8, 12)], prefix=0) == Layout((8, 12), 2, 0)
+
+
+def test_hierarchical_grids_are_halved_up_or_down() -> None:
+    assert layout_of((1, 49, 64), 1, 2, [(56, 56)]) == Layout((7, 7), 2, 0)
+    assert layout_of((1, 16, 64), 1, 2, [(7, 7)]) == Layout((4, 4), 2, 0)
+    assert layout_of((1, 9, 64), 1, 2, [(7, 7)]) == Layout((3, 3), 2, 0)
+
+
+def test_what_the_network_says_of_its_prefix_counts() -> None:
+    assert layout_of((1, 198, 64), 1, 2, [(14, 14)], prefix=2) == Layout((14, 14), 2, 2)
+    assert "not known" in str(layout_of((1, 199, 64), 1, 2, [(14, 14)], prefix=2))
+    assert layout_of((1, 26, 64), 1, 2, [], prefix=1) == Layout((5, 5), 2, 1)
+
+
+def test_a_grid_is_never_guessed_from_a_square_number() -> None:
+    assert "give --tokens prefix=1,grid=HEIGHTxWIDTH" in str(layout_of((1, 196, 64), 1, 2, []))
+
+
+def test_the_user_s_word_counts_more() -> None:
+    given = Tokens(1, (2, 8))
+    assert layout_of((1, 17, 64), 1, 2, [(4, 4)], prefix=1, given=given) == Layout((2, 8), 2, 1)
+    assert layout_of((1, 18, 64), 1, 2, [(4, 4)], given=given) == "has 18 tokens, not the 1 + 2x8 of --tokens"
+
+
+def test_tokens_become_maps_row_by_row() -> None:
+    tokens = torch.arange(1 + 6).reshape(1, 7, 1) * torch.tensor([1, 10])
+    maps = Layout((2, 3), 2, 1).maps(tokens)
+    assert maps.tolist() == [[[[1, 2, 3], [4, 5, 6]], [[10, 20, 30], [40, 50, 60]]]]
+
+
+def test_channels_move_in_front() -> None:
+    values = torch.arange(6).reshape(1, 1, 3, 2)
+    assert Layout((1, 3), 3).maps(values).tolist() == [[[[0, 2, 4]], [[1, 3, 5]]]]
+    assert Layout((3, 2), 1).maps(values) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("prefix=1,grid=14x14", Tokens(1, (14, 14))),
+        (" grid = 7x9 ", Tokens(0, (7, 9))),
+        ("prefix=5, grid=3x4", Tokens(5, (3, 4))),
+        ("grid=49", Tokens(0, (49,))),
+        ("prefix=1,grid=8x7x7", Tokens(1, (8, 7, 7))),
+    ],
+)
+def test_tokens_are_read(text: str, expected: Tokens) -> None:
+    assert parse_tokens(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "14x14", "prefix=1", "grid=0x4", "grid=4x4x4x4", "prefix=-1,grid=4x4", "grid=4x4,prefix=1"]
+)
+def test_other_tokens_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is not of the form prefix=1,grid=14x14 \(height x width\)\.$"):
+        parse_tokens(text)

@@ -1,0 +1,156 @@
+"""Every figure of a survey equals that of all activations kept, over several chunks and batches."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.surveys.channel_rows import reduce_channels
+from tests.networks import TORCHVISION, Network
+from tests.surveys.kept import check_row, kept_outputs
+
+TOP = 4
+
+
+class Odd(nn.Module):
+    """Channels that are dead, far from zero, constant, NaN or Inf, and a ReLU in place that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.far = nn.Conv2d(8, 5, 1)
+        self.broken = nn.Conv2d(8, 3, 1)
+        self.head = nn.Linear(5, 4)
+        with torch.no_grad():
+            self.conv.bias[0] = -1e3  # dead behind the ReLU
+            self.far.weight.mul_(1e-3)
+            self.far.bias[:] = torch.tensor([1000.0, -300.0, 1.0, 0.0, 50.0])
+            self.far.weight[4] = 0  # constant
+            self.broken.weight[0] = 0
+            self.broken.bias[0] = torch.nan
+            self.broken.weight[1] *= 1e38
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.conv(x))
+        self.broken(x)
+        return self.head(self.relu(self.far(x).amax((2, 3))))
+
+
+def pictures(count: int, *shape: int) -> Tensor:
+    """Return random inputs, some of them equal, so that there are ties."""
+    made = torch.rand(count, *shape)
+    made[count // 2] = made[1]
+    made[count - 1] = made[2]
+    return made
+
+
+BUILDERS: dict[str, Callable[[], Network]] = {
+    "odd": lambda: Network(Odd, lambda: (pictures(45, 3, 9, 7),)),
+    "resnet18": lambda: Network(TORCHVISION["resnet18"].build, lambda: (pictures(21, 3, 32, 32),)),
+    "mobilenet_v3_small": lambda: Network(TORCHVISION["mobilenet_v3_small"].build, lambda: (pictures(21, 3, 32, 32),)),
+    "convnext": lambda: Network(TORCHVISION["convnext"].build, lambda: (pictures(21, 3, 32, 64),)),
+    "vit": lambda: Network(TORCHVISION["vit"].build, lambda: (pictures(21, 3, 112, 112),)),
+    "r3d": lambda: Network(TORCHVISION["r3d"].build, lambda: (pictures(13, 3, 4, 16, 16),)),
+    "double": lambda: Network(lambda: Odd().double(), lambda: (pictures(21, 3, 8, 8).double(),)),
+}
+
+
+@pytest.mark.sample("odd")
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_figure_equals_that_of_all_values(name: str) -> None:
+    torch.manual_seed(0)
+    network, (inputs,) = BUILDERS[name]().build(), BUILDERS[name]().args()
+    kept = kept_outputs(network, inputs, 4)
+    survey = hookscope.survey(network, inputs, batch_size=4, chunk_size=8, top=TOP)
+    names = [f"tensor[{number}]" for number in range(len(inputs))]
+    assert survey.input_count == len(inputs)
+    checked = 0
+    for row in survey:
+        if row.label in kept and row.channels and kept[row.label].shape[0] == len(inputs):
+            check_row(row, kept[row.label], names, TOP)
+            checked += 1
+    assert checked >= 0.9 * sum(1 for row in survey if row.slot == "" and row.channels)
+    assert checked > 4
+
+
+def test_inputs_in_another_order_give_the_same_counts_and_bins() -> None:
+    torch.manual_seed(0)
+    network, inputs = Odd(), pictures(37, 3, 9, 7)
+    first = hookscope.survey(network, inputs, batch_size=1, chunk_size=8)
+    second = hookscope.survey(network, inputs[torch.randperm(37)], batch_size=1, chunk_size=8)
+    for one, other in zip(first, second, strict=True):
+        a, b = one.activation.distribution, other.activation.distribution
+        assert a is not None
+        assert b is not None
+        assert (a.keys == b.keys).all()
+        assert (a.counts == b.counts).all()
+        counted = [(each.firing_inputs, each.firing_positions, each.min, each.max) for each in one.channels]
+        assert counted == [(each.firing_inputs, each.firing_positions, each.min, each.max) for each in other.channels]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_channel_far_from_zero_keeps_its_digits(layout: torch.memory_format) -> None:
+    values = (torch.randn(4, 3, 11, 5) * 1e-3 + torch.tensor([1000.0, 0.0, -7.0])[:, None, None]).contiguous(
+        memory_format=layout
+    )
+    rows = reduce_channels(values, 1, None)
+    wide = values.double().numpy().reshape(4, 3, -1)
+    np.testing.assert_allclose(rows.deviations, ((wide - wide.mean(2, keepdims=True)) ** 2).sum(2), rtol=1e-6)
+    np.testing.assert_allclose(rows.mean, wide.mean(2), rtol=1e-7, atol=1e-9)
+
+
+def test_classes_explain_a_channel_as_the_formula_says(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    for label, mean in (("a", 0.0), ("b", 1.0), ("c", 0.0)):
+        (tmp_path / label).mkdir()
+        for number in range(7):
+            np.save(tmp_path / label / f"{number}.npy", (torch.randn(3, 6, 6) + mean).numpy())
+    network = nn.Conv2d(3, 6, 3)
+    survey = hookscope.survey(network, tmp_path, by_class=True, batch_size=4, chunk_size=5)
+    assert survey.classes == {"a": 7, "b": 7, "c": 7}
+    files = sorted(tmp_path.glob("*/*.npy"))
+    with torch.no_grad():
+        pooled = network(torch.from_numpy(np.stack([np.load(each) for each in files]))).mean((2, 3)).double().numpy()
+    groups = np.array([each.parent.name for each in files])
+    for channel in survey[survey.rows[0].label].channels:
+        x = pooled[:, channel.channel]
+        whole = ((x - x.mean()) ** 2).sum()
+        within = sum(((x[groups == label] - x[groups == label].mean()) ** 2).sum() for label in "abc")
+        expected = (whole - within - 2 * within / (21 - 3)) / whole
+        assert channel.selectivity == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert channel.best_class == max("abc", key=lambda label: x[groups == label].mean())
+
+
+def test_a_copied_channel_is_found() -> None:
+    torch.manual_seed(0)
+    network = nn.Conv2d(3, 5, 3)
+    with torch.no_grad():
+        network.weight[4] = -2 * network.weight[1]
+    survey = hookscope.survey(network, torch.randn(40, 3, 8, 8))
+    twins = [(each.channel, each.duplicate_of) for each in survey.rows[0].duplicates]
+    assert twins == [(4, 1)]
+    assert survey.rows[0].channels[4].correlation == pytest.approx(-1, abs=1e-6)
+
+
+def test_values_beyond_float32_are_measured_without_a_warning(tmp_path: Path) -> None:
+    values = torch.tensor([[1e200, 3e38, 1.0], [3e200, -3e38, 2.0]], dtype=torch.float64).repeat(20, 1)
+    network = nn.Linear(3, 3, bias=False).double()
+    network.weight.data = torch.eye(3).double()
+    target = tmp_path / "f.safetensors"
+    survey = hookscope.survey(
+        network, values, layer="type:linear", batch_size=4, features=target, features_dtype="float16"
+    )
+    assert survey is not None
+    first, _, last = survey.rows[0].channels
+    assert (first.min, first.max, last.mean, last.std) == (1e200, 3e200, 1.5, 0.5)
+    wide = values.flatten().tolist()
+    mean = math.fsum(each / 1e200 for each in wide) / len(wide)
+    std = math.sqrt(math.fsum((each / 1e200 - mean) ** 2 for each in wide) / len(wide))
+    assert survey.rows[0].activation.mean == pytest.approx(mean * 1e200)
+    assert survey.rows[0].activation.std == pytest.approx(std * 1e200)

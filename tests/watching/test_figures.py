@@ -1,0 +1,355 @@
+"""The figures of a watch against hooks by hand, arithmetic and torch's own functions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.utils.checkpoint import checkpoint
+
+import hookscope
+from hookscope.results.training import WatchedLayer, WatchedParameter, WatchedStep
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 40), nn.Sigmoid(), nn.Linear(40, 3))
+
+
+def batch(seed: int, count: int = 50) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 6, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+
+
+def watch_of(network: Any, optimizer: Any, every: int = 1, **options: Any) -> hookscope.Watch:
+    return hookscope.watch(network, optimizer, every=every, on_line=lambda _: None, **options)
+
+
+def parameter(step: WatchedStep, name: str) -> WatchedParameter:
+    return next(each for each in step.parameters if each.name == name)
+
+
+def layer(step: WatchedStep, label: str) -> WatchedLayer:
+    return next(each for each in step.layers if each.label == label)
+
+
+def norm(tensors: list[Tensor]) -> float:
+    return torch.cat([each.double().reshape(-1) for each in tensors]).norm().item()
+
+
+@pytest.mark.parametrize("fused", [None, True])
+@pytest.mark.sample("None")
+def test_every_figure_equals_hooks_by_hand(fused: bool | None) -> None:
+    network = build()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01, fused=fused)
+    watch = watch_of(network, optimizer)
+    for number in range(1, 4):
+        given, labels = batch(number)
+        seen: dict[str, Tensor] = {}
+        handles = [
+            module.register_forward_hook(
+                lambda _module, _inputs, output, name=name, seen=seen: seen.update({name: output.detach().clone()})
+            )
+            for name, module in network.named_children()
+        ]
+        loss = F.cross_entropy(network(given), labels)
+        for handle in handles:
+            handle.remove()
+        loss.backward()
+        named = dict(network.named_parameters())
+        gradients = {name: each.grad.clone() for name, each in named.items() if each.grad is not None}
+        before = {name: each.detach().clone() for name, each in named.items()}
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.step(loss)
+        step, watched = watch.log.steps[-1], watch.log.watched[-1]
+        assert step.loss == loss.item()
+        assert step.gradient_norm == pytest.approx(norm([*gradients.values()]), rel=1e-6)
+        assert step.norm_before_clipping is None
+        by_size = sorted(gradients, key=lambda name: -gradients[name].norm().item())
+        assert [name for name, _ in step.largest] == by_size
+        assert [value for _, value in step.largest] == pytest.approx([norm([gradients[name]]) for name in by_size])
+        for name, after in named.items():
+            row, gradient = parameter(watched, name), gradients[name]
+            assert row.status == "gradient"
+            assert row.weight_norm == pytest.approx(norm([before[name]]), rel=1e-6)
+            assert row.gradient_norm == pytest.approx(norm([gradient]), rel=1e-6)
+            assert row.gradient_max == gradient.abs().max().item()
+            assert row.gradient_zero_fraction == pytest.approx((gradient == 0).double().mean().item())
+            assert row.gradient_nonfinite_count == 0
+            assert row.update_norm == pytest.approx(norm([after.detach() - before[name]]), rel=1e-5)
+        if number == 1:  # without activations, for what is compiled at its first call
+            assert watched.layers == ()
+            continue
+        assert [each.label for each in watched.layers] == ["0", "1", "2", "3", "4"]
+        for name, output in seen.items():
+            measured, values = layer(watched, name), output.double()
+            assert measured.mean == pytest.approx(values.mean().item(), abs=1e-6)
+            assert measured.std == pytest.approx(values.std(correction=0).item(), rel=1e-5)
+            assert (measured.min, measured.max) == (output.min().item(), output.max().item())
+            assert measured.zero_fraction == pytest.approx((output == 0).double().mean().item())
+            dead = (output == 0).all(0).double().mean().item()
+            assert measured.dead_channel_fraction == pytest.approx(dead)
+            assert measured.nonfinite_count == 0
+        gates = seen["3"]
+        saturated = ((gates <= 1 / 64) | (gates >= 63 / 64)).double().mean().item()
+        assert layer(watched, "3").saturated_fraction == pytest.approx(saturated)
+        assert layer(watched, "1").saturated_fraction is None
+    watch.close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_gradients_are_read_before_the_optimiser_edits_them(nesterov: bool) -> None:
+    weight = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.1, momentum=0.9, nesterov=nesterov, foreach=True)
+    watch = watch_of(weight, optimizer)
+    for _ in range(3):
+        weight(torch.tensor([[3.0, 4.0]])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.step()
+    watch.close()
+    assert [each.gradient_norm for each in watch.log.steps] == [5.0] * 3
+    assert [each.loss for each in watch.log.steps] == [None] * 3
+
+
+CLIPS: dict[str, Callable[[nn.Module], Any]] = {
+    "norm": lambda network: clip_grad_norm_(network.parameters(), 1.0),
+    "largest": lambda network: clip_grad_norm_(network.parameters(), 1e-3, norm_type=float("inf")),
+    "value": lambda network: clip_grad_value_(network.parameters(), 1e-3),
+    "a list": lambda network: nn.utils.clip_grad_norm_([*network.parameters()], 0.5),
+    "some": lambda network: clip_grad_norm_(network[0].parameters(), 0.5),
+    "in parts": lambda network: [clip_grad_norm_(part.parameters(), 0.5) for part in (network[0], network[2])],
+    "twice": lambda network: [clip_grad_norm_(network.parameters(), limit) for limit in (0.5, 0.1)],
+    "without effect": lambda network: clip_grad_norm_(network.parameters(), 1e9),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+def test_norms_are_known_before_and_after_clipping(clip: Callable[[nn.Module], Any]) -> None:
+    network = build()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    watch = watch_of(network, optimizer, every=100)
+    for number in range(3):
+        given, labels = batch(number)
+        (100 * F.cross_entropy(network(given), labels)).backward()
+        before = norm([each.grad for each in network.parameters() if each.grad is not None])
+        clip(network)
+        after = norm([each.grad for each in network.parameters() if each.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.step()
+        assert watch.log.steps[-1].norm_before_clipping == pytest.approx(before, rel=1e-6)
+        assert watch.log.steps[-1].gradient_norm == pytest.approx(after, rel=1e-6)
+    watch.close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_scaled_gradients_are_divided_and_skipped_steps_are_known(fused: bool, unscaled: bool) -> None:
+    network = build()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    watch = watch_of(network, optimizer)
+    for number in range(1, 4):
+        given, labels = batch(number)
+        loss = F.cross_entropy(network(given), labels)
+        alone = torch.autograd.grad(loss, [*network.parameters()], retain_graph=True)
+        scaler.scale(loss).backward()
+        if number == 2:
+            network[0].weight.grad[0, 0] = torch.inf
+        if unscaled:
+            scaler.unscale_(optimizer)
+        if number == 3:
+            clip_grad_norm_(network.parameters(), 1e9)
+        kept = [each.detach().clone() for each in network.parameters()]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        watch.step(loss)
+        step = watch.log.steps[-1]
+        assert step.step == number
+        assert step.skipped == (number == 2)
+        assert all(map(torch.equal, kept, network.parameters())) == (number == 2)
+        if number != 2:
+            assert step.gradient_norm == pytest.approx(norm([*alone]), rel=1e-5)
+        if number == 3:
+            assert step.norm_before_clipping == pytest.approx(norm([*alone]), rel=1e-5)
+    watch.close()
+    assert watch.log.watched[2].parameters[0].gradient_norm == pytest.approx(norm([alone[0]]), rel=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_accumulated_gradients_are_one_step_with_the_mean_loss_and_all_batches() -> None:
+    network = build()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    watch = watch_of(network, optimizer)
+    for number in (1, 2):
+        losses, outputs = [], []
+        for part in range(4):
+            given, labels = batch(10 * number + part)
+            output = network(given)
+            outputs.append(output.detach())
+            loss = F.cross_entropy(output, labels) / 4
+            loss.backward()
+            losses.append(loss.item())
+            if part < 3:
+                watch.step(loss)
+        gradient = norm([each.grad for each in network.parameters() if each.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.step(loss)
+        assert len(watch.log.steps) == number
+        assert watch.log.steps[-1].loss == pytest.approx(sum(losses) / 4)
+        assert watch.log.steps[-1].gradient_norm == pytest.approx(gradient, rel=1e-6)
+    together = torch.cat(outputs)
+    measured = layer(watch.log.watched[-1], "4")
+    assert measured.mean == pytest.approx(together.mean().item(), abs=1e-6)
+    assert measured.max == together.max().item()
+    watch.close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("in_eval_mode", [False, True])
+def test_validation_between_steps_is_not_taken_for_training(in_eval_mode: bool) -> None:
+    network = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    watch = watch_of(network, optimizer)
+    for number in (1, 2):
+        network.eval()
+        if in_eval_mode:  # and without no_grad
+            network(1e6 * batch(5)[0])
+        else:
+            with torch.no_grad():
+                network(1e6 * batch(5)[0])
+        network.train()
+        given, labels = batch(number)
+        output = network(given)
+        F.cross_entropy(output, labels).backward()
+        optimizer.step()
+        watch.step()
+    watch.close()
+    assert layer(watch.log.watched[-1], "2").max == output.max().item()
+    assert [each.label for each in watch.log.watched[-1].layers] == ["0", "1", "2"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_inside_checkpoints_are_measured_once(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, given: Tensor) -> Tensor:
+            return self.head(checkpoint(self.inner, given, use_reentrant=reentrant))
+
+    network = Checkpointed()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    watch = watch_of(network, optimizer)
+    for number in (1, 2):
+        given, labels = batch(number)
+        expected = network.inner(given.detach())
+        F.cross_entropy(network(given.requires_grad_()), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.step()
+    watch.close()
+    labels_seen = [each.label for each in watch.log.watched[-1].layers]
+    assert "inner.0" in labels_seen
+    assert labels_seen.count("inner.1") == 1
+    assert layer(watch.log.watched[-1], "inner.1").max == pytest.approx(expected.max().item())
+
+
+@pytest.mark.exhaustive
+def test_a_closure_is_read_after_its_first_call() -> None:
+    network = nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(network.parameters(), lr=0.1, max_iter=3)
+    watch = watch_of(network, optimizer)
+    given, wanted = torch.randn(20, 3), torch.randn(20, 1)
+    for _ in range(3):
+        norms: list[float] = []
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(network(given), wanted)
+            loss.backward()
+            norms.append(norm([each.grad for each in network.parameters() if each.grad is not None]))  # noqa: B023
+            return loss
+
+        before = network.weight.detach().clone()
+        watch.step(optimizer.step(closure))
+        assert watch.log.steps[-1].gradient_norm == pytest.approx(norms[0], rel=1e-6)
+        moved = parameter(watch.log.watched[-1], "weight").update_norm
+        assert moved == pytest.approx((network.weight.detach() - before).norm().item(), rel=1e-5)
+    watch.close()
+    assert len(watch.log.steps) == 3
+
+
+@pytest.mark.exhaustive
+def test_several_networks_and_optimisers_are_one_watch_with_their_names() -> None:
+    networks = [build(), build()]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=rate) for each, rate in zip(networks, (0.1, 0.2), strict=True)]
+    for given in (networks, {"a": networks[0], "b": networks[1]}):
+        with watch_of(given, optimizers) as watch:
+            for number in (1, 2):
+                pictures, labels = batch(number)
+                for network in networks:
+                    F.cross_entropy(network(pictures), labels).backward()
+                gradients = [
+                    each.grad.clone() for net in networks for each in net.parameters() if each.grad is not None
+                ]
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                watch.step()
+        step, watched = watch.log.steps[-1], watch.log.watched[-1]
+        assert step.gradient_norm == pytest.approx(norm(gradients), rel=1e-6)
+        assert step.learning_rates == (0.1, 0.2)
+        first, second = ("a.", "b.") if isinstance(given, dict) else ("Sequential[0].", "Sequential[1].")
+        assert [each.name for each in watched.parameters][:1] == [f"{first}0.weight"]
+        assert parameter(watched, f"{second}4.bias").update_norm is not None
+        assert layer(watched, f"{second}4").kind == "Linear"
+
+
+@pytest.mark.exhaustive
+def test_layers_that_were_asked_for_are_listed_alone() -> None:
+    network = build()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    with watch_of(network, optimizer, layer=["2", "type:Sigmoid"]) as watch:
+        for number in (1, 2):
+            given, labels = batch(number)
+            F.cross_entropy(network(given), labels).backward()
+            gradients = [each.grad.clone() for each in network.parameters() if each.grad is not None]
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+    watched = watch.log.watched[-1]
+    assert [each.label for each in watched.layers] == ["2", "3"]
+    assert [each.name for each in watched.parameters] == ["2.weight", "2.bias"]
+    assert watch.log.steps[-1].gradient_norm == pytest.approx(norm(gradients), rel=1e-6)
+    with pytest.raises(hookscope.LayerNotFoundError):
+        watch_of(network, optimizer, layer="conv")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_and_sparse_gradients_have_norms(dtype: torch.dtype) -> None:
+    network = nn.ModuleList([nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2).to(dtype)])
+    sparse, dense = (torch.optim.SGD(each.parameters(), lr=0.1) for each in network)
+    with watch_of(network, [sparse, dense], activations=False) as watch:
+        found = network[0](torch.tensor([1, 1, 3]))
+        network[1](found.to(dtype)).sum().backward()
+        gradients = [each.grad.to_dense() for each in network.parameters() if each.grad is not None]
+        for optimizer in (sparse, dense):
+            optimizer.step()
+        watch.step()
+    assert watch.log.ends[0].reason == "closed"
+    assert watch.log.steps[0].gradient_norm == pytest.approx(norm(gradients), rel=1e-3)

@@ -1,0 +1,66 @@
+"""Lightning and transformers' Trainer: scripts that run unchanged, and the callbacks on the page."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hookscope.results.runs.training_log import read_training
+from tests.docs.pages import DOCS, blocks
+from tests.watching.test_script import python, said
+from tests.watching.training_scripts import FRAMEWORK_SCRIPTS
+
+pytestmark = pytest.mark.exhaustive
+
+# What a script does to be given a callback.
+WITH_CALLBACK = {
+    "lightning": ("gradient_clip_val=1.0,", "gradient_clip_val=1.0, callbacks=Watching(),"),
+    "transformers": ("train_dataset=Data())", "train_dataset=Data(), callbacks=[Watching()])"),
+}
+
+
+@pytest.mark.parametrize("name", FRAMEWORK_SCRIPTS)
+def test_a_script_of_a_framework_runs_unchanged(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FRAMEWORK_SCRIPTS[name])
+    plain = python("train.py", "plain.pt", 0, folder=tmp_path)
+    arguments = ["-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--"]
+    watched = python(*arguments, "watched.pt", 0, folder=tmp_path)
+    assert plain.returncode == watched.returncode == 0, watched.stderr
+    assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
+    network = "Lit" if name == "lightning" else "Counting"
+    line = FRAMEWORK_SCRIPTS[name][
+        : FRAMEWORK_SCRIPTS[name].index("rainer.fit(" if name == "lightning" else ".train()")
+    ]
+    assert said(watched) == [f"watching {network} (AdamW, lr 0.01), loss at train.py:{line.count(chr(10)) + 1}"]
+    log = read_training(tmp_path / "run")
+    assert [each.step for each in log.steps] == [*range(1, 13)]
+    assert all(each.loss is not None and each.norm_before_clipping is not None for each in log.steps)
+    assert log.watched[-1].layers
+
+
+@pytest.mark.parametrize("name", FRAMEWORK_SCRIPTS)
+def test_a_fault_in_a_framework_is_named_at_its_step(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FRAMEWORK_SCRIPTS[name])
+    python("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", 7, folder=tmp_path)
+    first = read_training(tmp_path / "run").verdicts[0]
+    assert (first.step, first.rule) == (7, "non-finite-loss")
+
+
+@pytest.mark.parametrize("name", FRAMEWORK_SCRIPTS)
+def test_the_callback_on_the_page_watches(name: str, tmp_path: Path) -> None:
+    page = blocks((DOCS / "commands" / "watch.md").read_text("utf-8"))
+    (callback,) = [each.text for each in page if each.title == f"{name}_callback.py"]
+    (tmp_path / f"{name}_callback.py").write_text(callback)
+    before, after = WITH_CALLBACK[name]
+    source = FRAMEWORK_SCRIPTS[name]
+    assert before in source
+    (tmp_path / "train.py").write_text(f"from {name}_callback import Watching\n" + source.replace(before, after))
+    done = python("train.py", "watched.pt", 0, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "plain.py").write_text(source)
+    python("plain.py", "plain.pt", 0, folder=tmp_path)
+    assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
+    log = read_training(tmp_path / "runs" / "a")
+    assert [each.step for each in log.steps] == [*range(1, 13)]
+    assert all((each.loss is not None) == (name == "lightning") for each in log.steps)
+    assert [each.reason for each in log.ends] == ["closed"]
