@@ -49,7 +49,7 @@ _KEPT = "malloc keeps the memory that is freed, as in the other sections."
 _AS_IT_IS = "malloc is as glibc sets it, as in a user's process."
 
 
-def measure_activations(*, keeps_memory: bool) -> Section:
+def measure_activations(*, keeps_memory: bool, device: str = "cpu") -> Section:
     """Measure `hookscope.activations` over the plain forward pass."""
 
     def plain(net: nn.Module, batch: torch.Tensor) -> None:
@@ -57,11 +57,11 @@ def measure_activations(*, keeps_memory: bool) -> Section:
             net(batch)
 
     note = _NOTE.format("`hookscope.activations`", _KEPT if keeps_memory else _AS_IT_IS)
-    found = _measured(plain, hookscope.activations, _ACTIVATIONS, keeps_memory=keeps_memory)
+    found = _measured(plain, hookscope.activations, _ACTIVATIONS, device, keeps_memory=keeps_memory)
     return Section(_titled("hookscope.activations, over the plain forward pass", keeps_memory), note, found)
 
 
-def measure_gradients(*, keeps_memory: bool) -> Section:
+def measure_gradients(*, keeps_memory: bool, device: str = "cpu") -> Section:
     """Measure `hookscope.grads` over the plain forward and backward passes."""
 
     def plain(net: nn.Module, batch: torch.Tensor) -> None:
@@ -70,7 +70,7 @@ def measure_gradients(*, keeps_memory: bool) -> Section:
 
     note = _NOTE.format("`hookscope.grads` with the sum of the output as loss", _KEPT if keeps_memory else _AS_IT_IS)
     call = partial(hookscope.grads, loss="sum")
-    found = _measured(plain, call, _GRADIENTS, keeps_memory=keeps_memory)
+    found = _measured(plain, call, _GRADIENTS, device, keeps_memory=keeps_memory)
     return Section(_titled("hookscope.grads, over plain forward and backward", keeps_memory), note, found)
 
 
@@ -106,12 +106,13 @@ def _measured(
     plain: Callable[[nn.Module, torch.Tensor], None],
     call: Callable[..., object],
     budgets: dict[str, Budget],
+    device: str,
     *,
     keeps_memory: bool,
 ) -> tuple[Measurement, ...]:
     found = []
     for network, count in _CASES:
-        model, batch = seeded(network, count=count)
+        model, batch = seeded(network, device, count)
         own, checked, unchecked = deepcopy(model), deepcopy(model), deepcopy(model)
         rounds = _ROUNDS.get(network, _OTHER_ROUNDS)
         ways = {
@@ -120,8 +121,8 @@ def _measured(
             _UNCHECKED: Ready(None, partial(call, unchecked, batch, verify=False), rounds),
         }
         settle = partial(plain, model, batch)
-        seconds = interleaved(*timeable(ways), CLOCKS["cpu"], settle, keeps_memory=keeps_memory)
+        seconds = interleaved(*timeable(ways), CLOCKS[device], settle, keeps_memory=keeps_memory)
         subject = network if count == 1 else f"{network}, {count} pictures"
-        held = {_UNCHECKED: budgets[network]} if count == 1 and keeps_memory else {}
+        held = {_UNCHECKED: budgets[network]} if count == 1 and keeps_memory and device == "cpu" else {}
         found += over_first(subject, ways, seconds, held)
     return tuple(found)

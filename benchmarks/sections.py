@@ -59,6 +59,8 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "training": training.measure,
     },
     "cuda": {
+        "activations": partial(public_calls.measure_activations, keeps_memory=True, device="cuda"),
+        "grads": partial(public_calls.measure_gradients, keeps_memory=True, device="cuda"),
         "capture": partial(capture.measure, "cuda"),
         "gradients": partial(gradients.measure, "cuda"),
     },

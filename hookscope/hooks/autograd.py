@@ -122,6 +122,7 @@ class Alias(NamedTuple):
     counter: Tensor  # shares its version counter, but none of its memory
     version: int  # when it was made
     node: Node
+    sequence: int  # its number in the order of calls; torch 2.11 forgets it when the alias is gone
     original: tuple[Node, int]  # the node and output number that computed it
 
 
@@ -161,7 +162,7 @@ def used_beside(aliases: Sequence[Alias], nodes: Mapping[Node, None]) -> set[Sit
     for node in nodes:
         for edge in node.next_functions:
             alias = originals.get((edge[0], edge[1])) if edge[0] is not None else None
-            if alias is not None and node is not alias.node and node._sequence_nr() > alias.node._sequence_nr():
+            if alias is not None and node is not alias.node and node._sequence_nr() > alias.sequence:
                 wrong.add(alias.key)
     return wrong
 

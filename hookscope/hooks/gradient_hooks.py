@@ -195,7 +195,8 @@ class GradientWatch(Generic[T]):
                 made_by: Any = tensor.grad_fn  # neither is a leaf
                 node: Any = alias.grad_fn
                 of = (made_by, tensor.output_nr)
-                self._made_aliases.append(Alias(key, version_counter(alias), alias._version, node, of))
+                made = Alias(key, version_counter(alias), alias._version, node, node._sequence_nr(), of)
+                self._made_aliases.append(made)
             else:
                 with torch._C._EnableTorchFunction():  # a subclass chooses the class of its views
                     alias = tensor.view_as(tensor) if tensor.is_nested else tensor[...]

@@ -80,8 +80,8 @@ def gradients(model: Any, args: Any, **options: Any) -> Gradients | str:
         return str(error)
 
 
-def differences(label: str, here: TensorStatistics, there: TensorStatistics) -> list[str]:
-    """List what is not the same; sums are taken in another order there."""
+def differences(label: str, here: TensorStatistics, there: TensorStatistics, rounding: float = 0.0) -> list[str]:
+    """List what is not the same; sums are taken in another order there, and single values differ by `rounding`."""
     found = [name for name in _COUNTED if getattr(here, name) != getattr(there, name)]
     if here.unmeasured or there.unmeasured:
         found += ["unmeasured"] * (here.unmeasured != there.unmeasured)
@@ -89,17 +89,21 @@ def differences(label: str, here: TensorStatistics, there: TensorStatistics) -> 
     largest = max(abs(here.min or 0), abs(here.max or 0))
     for name in _COMPARED:
         ours, theirs = getattr(here, name), getattr(there, name)
+        slack = 1e-5 * largest + rounding * (math.sqrt(here.element_count) if name == "l2" else 1)
         same = ours == theirs or (
-            None not in (ours, theirs) and math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-5 * largest)
+            None not in (ours, theirs) and math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=slack)
         )
         found += [] if same else [f"{name} {ours} {theirs}"]
     if (here.sketch is None) != (there.sketch is None):
         found.append("sketch")
     elif here.sketch is not None and there.sketch is not None:
         far = estimated_distance(here.sketch, there.sketch)
-        found += [] if far <= 1e-3 * (here.l2 or 0) + 1e-5 * largest else [f"sketch {far}"]
+        slack = 1e-5 * largest + rounding * math.sqrt(here.element_count)
+        found += [] if far <= 1e-3 * (here.l2 or 0) + slack else [f"sketch {far}"]
     pairs = zip(here.quantiles or (), there.quantiles or (), strict=True)
-    same = all(math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3 * (here.std or 0)) for ours, theirs in pairs)
+    same = all(
+        math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3 * (here.std or 0) + rounding) for ours, theirs in pairs
+    )
     found += [] if same else [f"quantiles {here.quantiles} {there.quantiles}"]
     return [f"{label}: {name}" for name in found]
 
