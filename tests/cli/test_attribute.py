@@ -173,8 +173,10 @@ def test_the_terminal_has_a_finding_a_table_and_the_pictures_path(demo: tuple[En
     assert "cat.jpg, Egyptian cat (softmax 0.39): half of the grad-cam map lies in" in text
     assert "Egyptian cat 9.060 0.39 _swish#1 7x7" in text
     assert "_swish#1 (ReLU6, 7x7): last spatial output" in text
-    last = ended.stdout.splitlines()[-1]
-    assert last.startswith("hookscope-runs/attribute-demo-cat/overview.png is the picture; 2 overlays, 2 maps, ")
+    assert ended.stdout.splitlines()[-2:] == [
+        "Picture: hookscope-runs/attribute-demo-cat/overview.png",
+        "Same folder: 2 overlays, 2 maps, attribution.json, run.json",
+    ]
 
 
 def test_the_run_directory_holds_overview_overlays_and_raw_maps(demo: tuple[Ended, Path]) -> None:

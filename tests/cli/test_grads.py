@@ -218,9 +218,10 @@ def test_the_run_holds_tables_and_plots_and_is_said_to_be_where_it_is(run: Run, 
     ended = run("grads", "case.py:Textbook", "ones.npy")
     [path] = (folder / "hookscope-runs").iterdir()
     assert names_below(path) == RUN_FILES
-    told = ended.stdout.splitlines()[-1]
-    assert told.startswith(f"{path.relative_to(folder)}/overview.png is the picture; layers.csv, ")
-    assert told.endswith(" and run.json are beside it")
+    picture, others = ended.stdout.splitlines()[-2:]
+    assert picture == f"Picture: {path.relative_to(folder)}/overview.png"
+    assert others.startswith("Same folder: layers.csv, ")
+    assert others.endswith(", run.json")
     for name in ("gradient-flow", "gradient-histograms", "parameter-ratios"):
         with Image.open(path / "plots" / f"{name}.png") as plot:
             assert min(plot.size) > 100
