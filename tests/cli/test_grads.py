@@ -463,13 +463,14 @@ def test_why_parameters_get_no_gradient_is_what_is_known(run: Run, network: str,
 
 
 @pytest.mark.usefixtures("blocked")
-def test_where_the_forward_pass_raises_the_error_is_said_once_and_there_are_no_statuses(run: Run) -> None:
+def test_where_the_forward_pass_raises_the_error_is_said_once_and_there_is_no_table(run: Run) -> None:
     ended = run("grads", "blocked.py:raises", "--input-shape", "2,4", "--json")
     assert ended.code == 6
     assert len(ended.errors) == 1
     document = json.loads(ended.stdout)
     assert {row["status"] for row in [*document["gradients"], *document["parameters"]]} == {"unknown"}
-    assert "not reached" not in ended.stderr
+    assert "No loss and no gradients: the forward pass raised." in ended.stderr
+    assert "L2" not in ended.stderr
 
 
 @pytest.mark.usefixtures("blocked")
