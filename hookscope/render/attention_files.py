@@ -45,13 +45,15 @@ class SavedAttention:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes about maps that are not drawn over their photograph."""
-        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark))
+        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark and self.files))
 
     @property
     def last_lines(self) -> str:
         """The command's last lines."""
         others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
-        others += [counted(len(self.files), "overlay"), counted(len(self.files), "map"), *self.tables]
+        count = len(self.files)
+        others += [counted(count, "overlay"), counted(count, "map")] if count else []
+        others += self.tables
         return written_lines(self.folder / self.pictures[0].overview, others)
 
 
