@@ -169,7 +169,10 @@ class Sealed(Small):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)), "returns a map larger than 1x1: choose an operation with `layer` op:NAME"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)),
+            "returns a map larger than 1x1: choose an operation with `layer` op:NAME",
+        ),
         (Sealed, "Nothing that requires a gradient leads to the score"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
