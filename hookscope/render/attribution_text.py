@@ -88,7 +88,7 @@ def _deletion_text(check: SanityCheck, result: Attributions) -> str:
     more = {
         True: "what the map marks matters more",
         False: "what the map marks does not clearly matter more",
-        None: "blurring changes too little to judge the map",
+        None: "blurring does not lower it enough to judge the map",
     }[check.passed]
     what = input_word(result.maps[0].values.ndim)
     return (
