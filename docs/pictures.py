@@ -20,7 +20,7 @@ _ROOT = Path(__file__).parents[1]
 _IMAGES = _ROOT / "docs" / "images"
 _PAGES = _ROOT / "docs" / "pages"
 _CAT = "sample_images/cat.jpg"  # relative, so that no picture shows where the repository lies
-_LAYER = "_blocks.0._depthwise_conv"
+_LAYER = "_blocks.0._bn1"
 _DEEP = """from torch import nn
 
 
@@ -51,13 +51,12 @@ def _draw() -> None:
     shutil.copyfile(Path("grads", "plots", "gradient-flow.png"), _IMAGES / "gradient-flow.png")
     _hookscope("attribute", "demo", _CAT, "--top", "3", "--out", "attribute")
     _keep("attribute", "where-it-looks.jpg")
-    _hookscope("report", "conv", "--out", "report.html")
-    _photograph("report.html", f"#layer={_LAYER}", "#panel figure.ready", "report.png")
 
 
 def _write_pages() -> None:
     layers = ("--layer", "_blocks.0._*", "--layer", "!padding")
     _hookscope("activations", "demo", _CAT, *layers, "--out", "run", "--report", str(_PAGES / "activations.html"))
+    _photograph(_PAGES / "activations.html", f"#layer={_LAYER}", "#panel figure.ready", "report.png")
     Path("deep.py").write_text(_DEEP, encoding="utf-8")
     shape = ("--input-shape", "4,3,8,8")
     _hookscope("grads", "deep.py:build", *shape, "--out", "deep", "--report", str(_PAGES / "grads.html"))
@@ -124,14 +123,14 @@ def _hookscope(*command: str, code: int = 0) -> None:
         raise SystemExit(f"hookscope {' '.join(shown)} has not ended with {code}")
 
 
-def _photograph(page: str, fragment: str, shown: str, name: str) -> None:
+def _photograph(page: Path, fragment: str, shown: str, name: str) -> None:
     """Open a page, wait for what is meant to be `shown`, and keep what the window shows."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - for few of the pictures
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         opened = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
-        opened.goto(f"{Path(page).resolve().as_uri()}{fragment}")
+        opened.goto(f"{page.as_uri()}{fragment}")
         opened.wait_for_selector(shown)
         _save(opened.screenshot(), name)
         browser.close()

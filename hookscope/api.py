@@ -1470,7 +1470,7 @@ def _with_cost(
 
     counted = call_of(loaded)
     if counted is None:
-        return table  # which warns that there is no input
+        return replace(table, warnings=(*table.warnings, "No cost: the network has not run."))
     call = counted if real is None or real is loaded else call_of(real)
     try:
         cost = network_cost(call or counted, None if call is counted else counted)

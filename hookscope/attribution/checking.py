@@ -34,7 +34,7 @@ from hookscope.results.attributions import Method, SanityCheck, input_word
 
 Sanity = Literal["none", "quick", "full"]
 
-# Below it blurring can take so little away that the check says nothing.
+# Below it blurring can take so little away that the check is inconclusive.
 _LEAST_PROBABILITY = 0.05
 # Of these one map takes dozens of passes or more, and the first two checks need seven.
 _SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})

@@ -286,8 +286,8 @@ class MapLayers:
                 "them multiplies by zero, or cuts the gradient off. Look at `hookscope grads`."
             )
         return (
-            f"No layer of {name} returns maps, larger than 1x1: give --layer op:NAME (`hookscope layers MODEL --ops` "
-            "lists them), or take --method gradient, which looks at the picture itself."
+            f"No module of {name} returns a map larger than 1x1: choose an operation with --layer op:NAME (`hookscope "
+            "layers MODEL --ops` lists them), or take --method gradient, which needs no layer."
         )
 
     # --- Layers that are given ---

@@ -76,14 +76,7 @@ def run_attribution(
         LayerNotFoundError: If a pattern selects nothing.
         ModelError: If the network raised, with `on_error` on every input.
     """
-    if method not in get_args(Method):
-        raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
-    if targets and top is not None:
-        raise UsageError("--target and --top are both given: give either targets or how many of the best.")
-    if layers and not needs_layers(method):
-        raise UsageError(f"--method {method} looks at the input itself: leave out --layer.")
-    if top is not None and top < 1:
-        raise UsageError(f"--top {top} is not possible: give 1 or more.")
+    _check_options(method, targets, top, layers)
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
@@ -148,6 +141,17 @@ def run_attribution(
             {"method": method, "targets": [*targets], "top": top, "tokens": tokens, "sanity": sanity},
         ),
     )
+
+
+def _check_options(method: str, targets: Sequence[str], top: int | None, layers: Sequence[str]) -> None:
+    if method not in get_args(Method):
+        raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
+    if targets and top is not None:
+        raise UsageError("--target and --top are both given: give either targets or how many of the best.")
+    if layers and not needs_layers(method):
+        raise UsageError(f"--method {method} looks at the input itself: leave out --layer.")
+    if top is not None and top < 1:
+        raise UsageError(f"--top {top} is not possible: give 1 or more.")
 
 
 def _refuse_quantised(inspected: InspectedNetwork) -> None:

@@ -209,7 +209,8 @@ def deletion_check(found: Numbers, what: str = "picture") -> SanityCheck:
     """Judge `deletions` by the share of random places that do less harm than the place which the map ranks highest.
 
     The check holds if that share is large enough and blurring the place takes some of the probability away. It fails if
-    the share is too small. It says nothing where blurring changes too little, or raises the probability wherever it is.
+    the share is too small. It is inconclusive where blurring changes too little, or raises the probability
+    everywhere.
     """
     after, others = found[1], found[2:]
     harm = float(((others > after) + (others == after) / 2).mean())
@@ -227,11 +228,11 @@ def deletion_check(found: Numbers, what: str = "picture") -> SanityCheck:
     )
     if passed is None:
         meaning += (
-            "blurring does not take the target away, wherever it is"
+            "blurring does not take the target away anywhere"
             if value > before
             else f"too little to judge by (at least {_LEAST_EFFECT:.0%} is required)"
         )
-        meaning += ". The check says nothing about the map."
+        meaning += ". The check is inconclusive."
     else:
         meaning += f"it does more harm than {harm:.0%} of the random places"
         meaning += (

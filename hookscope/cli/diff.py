@@ -203,7 +203,7 @@ def diff(
     show_result(result, tables, messages, quiet=quiet, full=full)
     saved = save_differences(result, folder, command=command_line(), numbered=out is None)
     if not quiet:
-        print_saved(tables, saved.last_line, replaced)
+        print_saved(tables, saved.last_lines, replaced)
     if page is not None:
         written = api.report(saved.folder, page)
         if not quiet:

@@ -108,7 +108,7 @@ def is_interactive(console: "Console") -> bool:
 
 def page_line(page: Path) -> str:
     """Return the line about a page that was written."""
-    return f"{safe_text(str(page))} holds the report ({page.stat().st_size / 1e6:.1f} MB)"
+    return f"Report: {safe_text(str(page))} ({page.stat().st_size / 1e6:.1f} MB)"
 
 
 def _check_tensorboard(folder: Path, run: Path) -> None:

@@ -127,7 +127,7 @@ def history(
         typer.echo(f"hookscope: error: {safe_text(each.error)}", err=True)
     saved = save_history(result, folder, command=command_line(), numbered=out is None)
     if not quiet:
-        print_saved(tables, saved.last_line, replaced)
+        print_saved(tables, saved.last_lines, replaced)
     if page is not None:
         written = api.report(saved.folder, page)
         if not quiet:

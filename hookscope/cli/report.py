@@ -82,7 +82,7 @@ def _report_training(run: Path, out: Path | None, tensorboard: Path | None, *, q
         messages.print(f"note: {error}", soft_wrap=True)
     else:
         if not quiet:
-            tables.print(f"{safe_text(str(overview))} is the picture", soft_wrap=True)
+            tables.print(f"Picture: {safe_text(str(overview))}", soft_wrap=True)
     if tensorboard is not None:
         from hookscope.cli.tensorboard import write_training
 

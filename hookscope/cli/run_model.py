@@ -16,7 +16,7 @@ import typer
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import check_exports, export
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, HookscopeError, ImageError, UnfitInputError, most_severe
-from hookscope.text import counted, printable, safe_text, strict_json
+from hookscope.text import counted, printable, strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,7 @@ def run_model(
         saved = save_result(result, target, **save, command=command_line(), numbered=option.out is None)
         if not option.quiet:
             tables.print(note_lines(getattr(saved, "remarks", ())))
-            print_saved(tables, last_line(saved, len(result.inputs), given.get("grids_for", 0)), replaced)
+            print_saved(tables, last_lines(saved, len(result.inputs), given.get("grids_for", 0)), replaced)
         export(saved, result, (tables, messages), option)
     if option.json:
         document = {**result.to_dict(), "run": saved and str(saved.folder)}
@@ -165,7 +165,7 @@ def run_path(
 
 
 def print_saved(tables: "Console", last: str, replaced: str | None) -> None:
-    """Print the last line, and one about a run of another command that this one took the place of."""
+    """Print the last lines, and one about a run of another command that this one took the place of."""
     tables.print(last, soft_wrap=True)
     if replaced not in (None, command_line()):
         by = f" of `{printable(replaced)}`" if replaced else ""
@@ -193,18 +193,18 @@ def show_result(
         tables.print(terminal.findings_panel(result.verdicts))
 
 
-def last_line(saved: "SavedRun | SavedAttributions | SavedAttention", input_count: int, grids_for: int) -> str:
-    """Name the picture to look at first and what lies beside it, and say how to have fewer grids."""
+def last_lines(saved: "SavedRun | SavedAttributions | SavedAttention", input_count: int, grids_for: int) -> str:
+    """Return which files were written, and how to have fewer grids."""
     from hookscope.render.run_files import SavedRun
+    from hookscope.results.runs.directory import written_lines
 
     if not isinstance(saved, SavedRun):
-        return saved.last_line
+        return saved.last_lines
     cut = f" for the first {grids_for} of {input_count} inputs (--grids-for)" if grids_for < input_count else ""
     count = len(saved.grids)
     grids = [f"{counted(count, 'grid')}{cut}"] if count else []
     hint = " (fewer with --layer, none with --no-grids)" if count > _MANY_GRIDS else ""
-    others = f"{', '.join([*grids, *saved.files])} and run.json are beside it"
-    return f"{safe_text(str(saved.overview))} is the picture; {others}{hint}"
+    return written_lines(saved.overview, [*grids, *saved.files], hint)
 
 
 def report_all(failures: Sequence[HookscopeError]) -> int:

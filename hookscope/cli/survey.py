@@ -169,7 +169,7 @@ def _survey(given: dict[str, Any]) -> int:
         raise
     if not isinstance(result, Survey):
         if option.shard is not None and not option.quiet:
-            tables.print(f"{safe_text(str(chunks))} holds the chunks of this shard", soft_wrap=True)
+            tables.print(f"Chunks of this shard: {safe_text(str(chunks))}", soft_wrap=True)
         return 0
     return _finish(result, target, chunks, option, replaced)
 
@@ -202,10 +202,10 @@ def _finish(result: Any, target: Path, chunks: Path, option: SimpleNamespace, re
     saved = save_survey(result, target, crops=option.crops, command=command_line(), numbered=option.out is None)
     ChunkFolder(chunks).remove()
     if not option.quiet:
-        print_saved(tables, saved.last_line, replaced)
+        print_saved(tables, saved.last_lines, replaced)
         if result.features is not None:
             files = result.features.files
-            tables.print(f"{safe_text(files[-1])} names the inputs of the features", soft_wrap=True)
+            tables.print(f"Inputs of the features: {safe_text(files[-1])}", soft_wrap=True)
     if option.page is not None:
         written = api.report(saved.folder, option.page)
         if not option.quiet:

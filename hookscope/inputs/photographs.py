@@ -50,7 +50,7 @@ class Photographs:
         if seen is None:
             height, width = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
             grey = np.full((height, width, 3), _NO_PICTURE, np.uint8)
-            return Photograph(grey, _whole(grey), f"{reason} There is nothing to draw over.".lstrip())
+            return Photograph(grey, _whole(grey), f"{reason} Maps are drawn on grey, without a picture.".lstrip())
         seen = seen if seen.ndim == 3 else np.repeat(seen[:, :, None], 3, axis=2)
         return Photograph(seen, _whole(seen), f"{reason} This is what the network saw.".lstrip() if reason else "")
 

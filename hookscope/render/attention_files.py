@@ -18,10 +18,10 @@ from hookscope.results.attention import Attention, AttentionMap, PatchWeights
 from hookscope.results.inputs import Photograph
 from hookscope.results.runs.attention import SCHEMA_VERSION, attention_to_dict
 from hookscope.results.runs.attributions import StoredPicture
-from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.serialize import provenance_to_dict
 from hookscope.results.runs.tensors import write_tensors
-from hookscope.text import counted, safe_text, slug, strict_json
+from hookscope.text import counted, slug, strict_json
 
 TENSORS = "attention.safetensors"
 _AT_ONCE = 2  # overlays in memory: each is as large as the photograph
@@ -45,15 +45,16 @@ class SavedAttention:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes about maps that are not drawn over their photograph."""
-        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark))
+        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark and self.files))
 
     @property
-    def last_line(self) -> str:
-        """The command's last line: the first overview, and the files beside it."""
+    def last_lines(self) -> str:
+        """The command's last lines."""
         others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
-        others += [counted(len(self.files), "overlay"), counted(len(self.files), "map"), *self.tables]
-        overview = safe_text(str(self.folder / self.pictures[0].overview))
-        return f"{overview} is the picture; {', '.join(others)} and run.json are beside it"
+        count = len(self.files)
+        others += [counted(count, "overlay"), counted(count, "map")] if count else []
+        others += self.tables
+        return written_lines(self.folder / self.pictures[0].overview, others)
 
 
 def save_attention(result: Attention, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedAttention:

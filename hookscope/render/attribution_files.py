@@ -22,9 +22,9 @@ from hookscope.results.attention import Attention
 from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions
 from hookscope.results.inputs import InputRecord, Photograph, Region
 from hookscope.results.runs.attributions import SCHEMA_VERSION, StoredPicture, attributions_to_dict
-from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.serialize import provenance_to_dict
-from hookscope.text import counted, safe_text, slug, strict_json
+from hookscope.text import counted, slug, strict_json
 
 _PAGE_SIDE = 1600  # of the photograph that the page shows; sharp on any screen
 _AT_ONCE = 2  # overlays in memory: each is as large as the photograph
@@ -51,12 +51,11 @@ class SavedAttributions:
         return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark))
 
     @property
-    def last_line(self) -> str:
-        """The command's last line: the first overview, and the files beside it."""
+    def last_lines(self) -> str:
+        """The command's last lines."""
         others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
-        others += [counted(len(self.files), "overlay"), counted(len(self.files), "map")]
-        overview = safe_text(str(self.folder / self.pictures[0].overview))
-        return f"{overview} is the picture; {', '.join(others)}, attribution.json and run.json are beside it"
+        others += [counted(len(self.files), "overlay"), counted(len(self.files), "map"), "attribution.json"]
+        return written_lines(self.folder / self.pictures[0].overview, others)
 
 
 def save_attributions(

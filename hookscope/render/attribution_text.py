@@ -75,7 +75,7 @@ def sanity_lines(result: Attributions) -> Iterator[Text]:
 
 def verdict(check: SanityCheck) -> str:
     """Return what came of a check, in a word or two."""
-    return "says nothing" if check.passed is None else "ok" if check.passed else "failed"
+    return "inconclusive" if check.passed is None else "ok" if check.passed else "failed"
 
 
 def _styled_verdict(check: SanityCheck) -> tuple[str, str]:
@@ -88,7 +88,7 @@ def _deletion_text(check: SanityCheck, result: Attributions) -> str:
     more = {
         True: "what the map marks matters more",
         False: "what the map marks does not clearly matter more",
-        None: "blurring takes too little away to judge the map",
+        None: "blurring does not lower it enough to judge the map",
     }[check.passed]
     what = input_word(result.maps[0].values.ndim)
     return (

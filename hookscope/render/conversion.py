@@ -101,6 +101,10 @@ def _activations(result: Activations, *, width: int, full: bool) -> Iterator[Ren
 
 def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[RenderableType]:
     yield terminal.note_lines(result.notes)
+    if result.loss is None:  # the forward pass raised: rows have no values
+        yield Group(*terminal.title_lines(result), gradient_tables.loss_lines(None, None))
+        yield terminal.findings_panel(result.verdicts)
+        return
     yield gradient_tables.gradient_table(result, width=width, full=full)
     yield gradient_tables.parameter_table(result, width=width, full=full)
     yield terminal.uncalled_lines(result.uncalled, full=full)

@@ -14,9 +14,9 @@ from hookscope.render.weights_text import without_gradients
 from hookscope.results.differences import Differences
 from hookscope.results.grids import Grid
 from hookscope.results.runs.differences import PLOT, differences_to_dict
-from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.serialize import provenance_to_dict
-from hookscope.text import counted, safe_text, strict_json
+from hookscope.text import counted, strict_json
 
 # Fields of the record about inputs that only a comparison in lockstep prepares.
 _OF_INPUTS = ("preprocessing", "named_inputs", "unusable_inputs", "patterns")
@@ -36,13 +36,12 @@ class SavedDifferences:
     differing: int
 
     @property
-    def last_line(self) -> str:
-        """The command's last line."""
+    def last_lines(self) -> str:
+        """The command's last lines."""
         count = len(self.grids)
         of = f" of the {self.differing:,} rows that differ" if self.differing > count else ""
         drawn = [f"{counted(count, 'grid')} of A-B{of}"] if count else []
-        overview = safe_text(str(self.folder / OVERVIEW))
-        return f"{overview} is the picture; {', '.join([*drawn, *self.files])} and run.json are beside it"
+        return written_lines(self.folder / OVERVIEW, [*drawn, *self.files])
 
 
 def save_differences(

@@ -76,7 +76,7 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
 def loss_lines(loss: LossRecord | None, verification: Verification | None) -> RenderableType:
     """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · of (model)"."""
     if loss is None:
-        return safe_line("No loss: the forward pass raised.", style="bold red")
+        return safe_line("No loss and no gradients: the forward pass raised.", style="bold red")
     parts = [f"loss {loss.name} = {number_text(loss.value)}"]
     parts += [f"target: {loss.target}"] if loss.target else []
     parts += [f"of {', '.join(loss.outputs)}"] if loss.outputs else []

@@ -8,10 +8,10 @@ from hookscope.errors import UsageError
 from hookscope.render.overviews.history import draw_history
 from hookscope.render.tables import history_to_csv
 from hookscope.results.history import History
-from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.history import FILE, history_to_dict
 from hookscope.results.runs.serialize import as_json, provenance_to_dict
-from hookscope.text import safe_text, strict_json
+from hookscope.text import strict_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,9 @@ class SavedHistory:
     files: tuple[str, ...]
 
     @property
-    def last_line(self) -> str:
-        """The command's last line."""
-        overview = safe_text(str(self.folder / OVERVIEW))
-        return f"{overview} is the picture; {', '.join(self.files)} and run.json are beside it"
+    def last_lines(self) -> str:
+        """The command's last lines."""
+        return written_lines(self.folder / OVERVIEW, self.files)
 
 
 def save_history(result: History, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedHistory:

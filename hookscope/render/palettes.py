@@ -44,8 +44,8 @@ ALL_ZERO = 242
 BACKGROUND = 243
 TEXT = 255  # the entries from BACKGROUND to TEXT fade from one to the other, for smooth letters
 
-_BACKGROUND_COLOUR = (255, 255, 255)
-_TEXT_COLOUR = (24, 24, 24)
+_BACKGROUND_COLOUR = (36, 40, 46)  # those of overviews
+_TEXT_COLOUR = (236, 238, 241)
 _NON_FINITE_COLOURS = {
     "magenta": (255, 0, 255),
     "lime": (0, 255, 0),

@@ -9,6 +9,8 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.lettering import drawable, font, line_height
 from hookscope.render.overlays import ColourScale, colour_scale, overlay
+from hookscope.render.overviews.charts import VERMILION
+from hookscope.render.overviews.sheet import DIM, LINE, PAPER
 from hookscope.results.attributions import AttributionMap
 from hookscope.results.inputs import Photograph, Region
 
@@ -19,8 +21,7 @@ _SMALL = 14
 _MOST_CHANNELS = 12
 """Channels that are drawn, each in a lane of its own."""
 
-_INK, _DIM, _RULE = (24, 24, 24), (96, 103, 112), (205, 208, 212)
-_MAP_INK = (178, 52, 20)
+_CURVE, _GROUND = (0, 0, 0), 150  # that of colour bars, so that equal values have equal colours
 _NON_FINITE = (255, 0, 255)
 _TICKS = 5
 
@@ -55,10 +56,10 @@ def _lanes(given: NDArray[np.float32], width: int, each: AttributionMap | None) 
     inner = width - _LEFT - _RIGHT
     height = lane * len(shown)
     below = 0 if each is None else (_BETWEEN if height else 0) + _MAP
-    image = Image.new("RGB", (width, height + below + _FOOT), (255, 255, 255))
+    image = Image.new("RGB", (width, height + below + _FOOT), PAPER)
     if not len(shown):
         return image, 0
-    ground = np.full((height, inner, 3), 255, np.uint8)
+    ground = np.full((height, inner, 3), _GROUND, np.uint8)
     if each is not None:
         flat = replace(each, values=each.values[None], extent=(0.0, each.extent[0], 1.0, each.extent[1]))
         ground = overlay(Photograph(ground, Region(0, 0, height, inner, height, inner)), flat, colour_scale(each))
@@ -67,9 +68,9 @@ def _lanes(given: NDArray[np.float32], width: int, each: AttributionMap | None) 
     for place, channel in enumerate(shown):
         finite = channel[np.isfinite(channel)]
         low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
-        _draw_curve(pen, channel, (low, high), (_LEFT, place * lane, inner, lane), _INK)
+        _draw_curve(pen, channel, (low, high), (_LEFT, place * lane, inner, lane), _CURVE)
         _write_range(pen, (low, high), place * lane, lane)
-    pen.rectangle((_LEFT, 0, _LEFT + inner - 1, height - 1), outline=_RULE)
+    pen.rectangle((_LEFT, 0, _LEFT + inner - 1, height - 1), outline=LINE)
     return image, height + _BETWEEN
 
 
@@ -87,15 +88,15 @@ def _draw_map(image: Image.Image, each: AttributionMap, top: int) -> int:
         cells = len(each.values)
         at = (begin + (np.arange(cells) + 0.5) / cells * (end - begin)) * inner
         if cells > inner:
-            _draw_curve(pen, each.values, (low, high), box, _MAP_INK)
+            _draw_curve(pen, each.values, (low, high), box, VERMILION)
         else:
             # Beyond the outermost cells their values go on, as colours do.
             x = np.concatenate([[0.0], at[(at > 0) & (at < inner)], [float(inner)]])
-            _draw_line(pen, x, np.interp(x, at, each.values.astype(np.float64)), (low, high), box, _MAP_INK)
+            _draw_line(pen, x, np.interp(x, at, each.values.astype(np.float64)), (low, high), box, VERMILION)
     if low < 0 < high:
         zero = _height(np.array([0.0]), (low, high), top, _MAP)[0]
-        pen.line((_LEFT, zero, _LEFT + inner, zero), _RULE)
-    pen.rectangle((_LEFT, top, _LEFT + inner - 1, top + _MAP - 1), outline=_RULE)
+        pen.line((_LEFT, zero, _LEFT + inner, zero), LINE)
+    pen.rectangle((_LEFT, top, _LEFT + inner - 1, top + _MAP - 1), outline=LINE)
     _write_range(pen, (low, high), top, _MAP)
     return top + _MAP
 
@@ -166,7 +167,7 @@ def _write_range(pen: ImageDraw.ImageDraw, limits: tuple[float, float], top: int
     )
     for value, at in texts:
         words = drawable(f"{value:.3g}", 12)
-        pen.text((_LEFT - 6 - font(_SMALL, words).getlength(words), at), words, _DIM, font(_SMALL, words))
+        pen.text((_LEFT - 6 - font(_SMALL, words).getlength(words), at), words, DIM, font(_SMALL, words))
 
 
 def _write_steps(image: Image.Image, length: int, top: int) -> None:
@@ -177,5 +178,5 @@ def _write_steps(image: Image.Image, length: int, top: int) -> None:
         words = f"{round(share * length):,}"
         size = font(_SMALL, words).getlength(words)
         at = min(max(_LEFT + share * inner - size / 2, _LEFT), image.width - size - 2)
-        pen.line((_LEFT + share * (inner - 1), top, _LEFT + share * (inner - 1), top + 4), _DIM)
-        pen.text((at, top + 5), words, _DIM, font(_SMALL, words))
+        pen.line((_LEFT + share * (inner - 1), top, _LEFT + share * (inner - 1), top + 4), DIM)
+        pen.text((at, top + 5), words, DIM, font(_SMALL, words))

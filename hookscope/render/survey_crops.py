@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from hookscope.render.overviews.sheet import PAPER
 from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, TopInput
 from hookscope.text import slug
 
@@ -87,7 +88,7 @@ def telling_channels(row: SurveyRow, count: int) -> list[SurveyChannel]:
 
 def _canvas(lines: int, columns: int) -> NDArray[np.uint8]:
     width = 2 * (columns * (TILE + GAP) - GAP) + HALVES_GAP
-    return np.full((lines * (TILE + GAP) - GAP, width, 3), 255, np.uint8)
+    return np.full((lines * (TILE + GAP) - GAP, width, 3), PAPER, np.uint8)
 
 
 def _drawn(sheets: Sequence[_Sheet], result: Survey) -> Iterator[tuple[CropSheet, Image.Image]]:

@@ -13,11 +13,11 @@ from hookscope.errors import UsageError
 from hookscope.render.overviews.survey import draw_survey
 from hookscope.render.survey_crops import crop_sheets
 from hookscope.render.tables import channels_to_csv
-from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.serialize import as_json, provenance_to_dict
 from hookscope.results.runs.survey import ARRAYS, FILE, channel_arrays, survey_to_dict
 from hookscope.results.survey import CropSheet, Survey
-from hookscope.text import counted, safe_text, strict_json
+from hookscope.text import counted, strict_json
 
 CHANNELS, BINS = "channels.csv", "bins.safetensors"
 
@@ -30,13 +30,10 @@ class SavedSurvey:
     sheets: tuple[CropSheet, ...]
 
     @property
-    def last_line(self) -> str:
-        """The command's last line."""
-        overview = safe_text(str(self.folder / OVERVIEW))
+    def last_lines(self) -> str:
+        """The command's last lines."""
         crops = [counted(len(self.sheets), "sheet") + " of crops"] if self.sheets else []
-        return (
-            f"{overview} is the picture; {', '.join([*crops, CHANNELS, ARRAYS, BINS, FILE])} and run.json are beside it"
-        )
+        return written_lines(self.folder / OVERVIEW, [*crops, CHANNELS, ARRAYS, BINS, FILE])
 
 
 def save_survey(

@@ -9,11 +9,11 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overlays import colour_scale, overlay
+from hookscope.render.overviews.sheet import DIM, LINE, PAPER
 from hookscope.results.attributions import AttributionMap
 from hookscope.results.inputs import Photograph, Region
 
 _GAP, _SMALL = 16, 14  # pixels
-_DIM, _LINE = (96, 103, 112), (40, 44, 50)
 _TALLEST = 340
 _GREY = 205  # of 255: the ground where the volume itself is not known
 _AXES = ("plane", "row", "column")
@@ -35,7 +35,7 @@ def draw_volume_map(given: NDArray[np.float32] | None, each: AttributionMap, wid
     strongest = _strongest(each, size)
     if strongest != _middle(size):
         rows.append(_row(given, each, strongest, size, width, "strongest"))
-    image = Image.new("RGB", (width, sum(row.height for row in rows) + _GAP * (len(rows) - 1)), (255, 255, 255))
+    image = Image.new("RGB", (width, sum(row.height for row in rows) + _GAP * (len(rows) - 1)), PAPER)
     top = 0
     for row in rows:
         image.paste(row, (0, top))
@@ -77,7 +77,7 @@ def _row(
     room = width - 2 * _GAP
     factor = min(room / sum(wide), _TALLEST / max(tall))
     label = line_height(_SMALL) + 4
-    image = Image.new("RGB", (width, max(1, round(max(tall) * factor)) + label), (255, 255, 255))
+    image = Image.new("RGB", (width, max(1, round(max(tall) * factor)) + label), PAPER)
     pen = ImageDraw.Draw(image)
     left = 0
     for axis, place in enumerate(places):
@@ -92,9 +92,9 @@ def _row(
             photograph = Photograph(ground, Region(0, 0, height, across, height, across))
             ground = overlay(photograph, _slice(each, axis, (place + 0.5) / size[axis]), colour_scale(each))
         image.paste(Image.fromarray(ground), (left, 0))
-        pen.rectangle((left, 0, left + across - 1, height - 1), outline=_LINE)
+        pen.rectangle((left, 0, left + across - 1, height - 1), outline=LINE)
         words = f"{name}: {_AXES[axis]} {place} of {size[axis]}"
-        pen.text((left, height + 4), words, _DIM, font(_SMALL, words))
+        pen.text((left, height + 4), words, DIM, font(_SMALL, words))
         left += across + _GAP
     return image
 

@@ -141,7 +141,7 @@ class SanityCheck:
             runner-up class; "deletion": the target's probability after the most important tenth of the input was
             blurred; "completeness": how far integrated gradients fall short of the score's difference, as a share.
         value: The number.
-        passed: Whether it is within the limit; None if the check says nothing: blurring takes hardly anything away.
+        passed: Whether it is within the limit; None if it is inconclusive: blurring takes hardly anything away.
         compared_with: For "deletion" the probability before, and after blurring as much at random; else ().
         meaning: A sentence: what the number says, and what to do where the check failed.
     """

@@ -42,15 +42,21 @@ def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> DearestPart | N
     whole = cost.whole.seconds
     if not whole:
         return None
+    timed = [each for each in cost.modules[1:] if each.seconds is not None]
+    names = {each.layer for each in timed}
     children: dict[str, list[ModuleCost]] = {}
-    for each in cost.modules[1:]:
-        children.setdefault(each.layer.rpartition(".")[0], []).append(each)
+    for each in timed:
+        parent = each.layer.rpartition(".")[0]
+        while parent and parent not in names:  # a ModuleList: only what it holds is called
+            parent = parent.rpartition(".")[0]
+        children.setdefault(parent, []).append(each)
     layer, share = "", 1.0
     while share >= _NEARLY_ALL and layer in children:
         part = max(children[layer], key=lambda each: each.seconds or 0.0)
-        if part.seconds is None or (layer and part.seconds < (1 - _NEARLY_ALL) * whole):
+        seconds = part.seconds or 0.0
+        if layer and seconds < (1 - _NEARLY_ALL) * whole:
             break
-        layer, share = part.layer, min(part.seconds / whole, 1.0)
+        layer, share = part.layer, min(seconds / whole, 1.0)
     if not layer:
         return None
     modules = ((row.layer if row.owner is None else row.owner, row.activation) for row in rows)

@@ -157,7 +157,7 @@ def _of_unknown_grid(length: int, axes: int, prefix: int | None) -> Layout | str
     if axes == 2 and prefix is not None and side * side == length - prefix:
         return Layout((side, side), 2, prefix)
     example = "HEIGHTxWIDTH" if axes == 2 else "DEPTHxHEIGHTxWIDTH"
-    return f"has {length} tokens whose grid is not known: give --tokens prefix=1,grid={example}"
+    return f"has {length} tokens whose grid is not known; for patches give --tokens prefix=1,grid={example}"
 
 
 def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:

@@ -169,13 +169,16 @@ class Sealed(Small):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)), "returns maps, larger than 1x1: give `layer` op:NAME"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 3)),
+            "returns a map larger than 1x1: choose an operation with `layer` op:NAME",
+        ),
         (Sealed, "Nothing that requires a gradient leads to the score"),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             "are the scores themselves: give `layer` 0 to look at them",
         ),
-        (lambda: small.Written(lambda net, x: net.fc(x.flatten(1)) * 0, fc=nn.Linear(768, 3)), "returns maps"),
+        (lambda: small.Written(lambda net, x: net.fc(x.flatten(1)) * 0, fc=nn.Linear(768, 3)), "returns a map"),
         (
             lambda: small.Written(lambda net, x: net.conv(x).mean((2, 3)) * 0, conv=nn.Conv2d(3, 4, 3)),
             "is zero at every layer",
@@ -212,7 +215,7 @@ def test_tokens_whose_grid_is_not_known_need_a_word() -> None:
             return self.fc(torch.relu(self.mix(self.embed(patches))).mean(1))
 
     picture = torch.randn(1, 3, 8, 16)
-    with pytest.raises(UsageError, match="one has 8 tokens whose grid is not known: give `tokens`"):
+    with pytest.raises(UsageError, match="one has 8 tokens whose grid is not known; for patches give `tokens`"):
         attribute(Patches(), picture)
     (layer,) = attribute(Patches(), picture, tokens="grid=2x4").layers
     assert (layer.label, layer.grid) == ("mix", (2, 4))

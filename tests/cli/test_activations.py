@@ -135,16 +135,16 @@ def test_random_weights_are_told_on_stderr_in_the_record_and_in_the_title(resnet
     assert record["model"]["random"] is True
 
 
-def test_the_table_names_every_convolution_and_the_last_line_the_files(resnet34_run: tuple[Ended, Path]) -> None:
+def test_the_table_names_every_convolution_and_the_last_lines_the_files(resnet34_run: tuple[Ended, Path]) -> None:
     ended, run_path = resnet34_run
     lines = ended.stdout.splitlines()
     shown = [line.split()[1] for line in lines if re.match(r" *\d+ \S+ +Conv2d", line)]
     assert shown == [row["layer"] for row in rows_of(run_path)]
-    assert max(map(len, lines[:-1])) <= 80
-    assert lines[-1] == (
-        "hookscope-runs/activations-resnet34-cat/overview.png is the picture; 36 grids, layers.csv, layers.json and "
-        "run.json are beside it (fewer with --layer, none with --no-grids)"
-    )
+    assert max(map(len, lines[:-2])) <= 80
+    assert lines[-2:] == [
+        "Picture: hookscope-runs/activations-resnet34-cat/overview.png",
+        "Same folder: 36 grids, layers.csv, layers.json, run.json (fewer with --layer, none with --no-grids)",
+    ]
 
 
 def test_the_csv_says_what_the_json_says(resnet34_run: tuple[Ended, Path]) -> None:
@@ -313,7 +313,7 @@ def test_grids_are_drawn_for_the_first_pictures_only(
     expected = {f"grids/00{row}-{layer}-input{number}.png" for row, layer in ((0, 0), (1, 2)) for number in range(3)}
     inputs = {"inputs", *(f"inputs/{number:03d}.png" for number in range(5))}
     assert names_below(tmp_path / "out") == TABLES | inputs | {"grids"} | expected
-    told = "out/overview.png is the picture; 6 grids for the first 3 of 5 inputs (--grids-for), layers.csv"
+    told = "Same folder: 6 grids for the first 3 of 5 inputs (--grids-for), layers.csv"
     assert ended.stdout.splitlines()[-1].startswith(told)
     assert len({(tmp_path / "out" / name).read_bytes() for name in expected}) == 6
 
@@ -345,7 +345,7 @@ def test_with_json_stdout_is_one_document_and_tables_go_to_stderr(run: Run, tmp_
     assert document["run"] == "out"
     assert document["rows"] == rows_of(tmp_path / "out")
     assert "Conv2d" in ended.stderr
-    assert "out/overview.png is the picture; " in ended.stderr
+    assert "Picture: out/overview.png\n" in ended.stderr
 
 
 def test_quiet_prints_warnings_only(run: Run, tmp_path: Path) -> None:
@@ -387,9 +387,10 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(run: Run, monkeypatch: py
 
 def test_no_grids_draws_none(run: Run, tmp_path: Path) -> None:
     ended = run("activations", "net.py:tiny", CAT, "--no-grids", "--out", "out")
-    assert ended.stdout.splitlines()[-1] == (
-        "out/overview.png is the picture; layers.csv, layers.json and run.json are beside it"
-    )
+    assert ended.stdout.splitlines()[-2:] == [
+        "Picture: out/overview.png",
+        "Same folder: layers.csv, layers.json, run.json",
+    ]
     assert names_below(tmp_path / "out") == OF_ONE_PICTURE
 
 
@@ -463,7 +464,7 @@ def test_names_are_never_read_as_markup(run: Run, tmp_path: Path, pictures: list
     odd = pictures[0].rename(tmp_path / "[bold]a :cat:.png")
     ended = run("activations", "net.py:tiny", odd, "--out", "[red]b :dog:", "--no-grids")
     assert "[bold]a :cat:.png" in ended.stdout
-    assert ended.stdout.splitlines()[-1].startswith("[red]b :dog:/overview.png is the picture; ")
+    assert ended.stdout.splitlines()[-2] == "Picture: [red]b :dog:/overview.png"
 
 
 def test_equal_seeds_give_equal_files_and_other_seeds_other_weights(run: Run, tmp_path: Path) -> None:

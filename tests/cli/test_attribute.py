@@ -173,8 +173,10 @@ def test_the_terminal_has_a_finding_a_table_and_the_pictures_path(demo: tuple[En
     assert "cat.jpg, Egyptian cat (softmax 0.39): half of the grad-cam map lies in" in text
     assert "Egyptian cat 9.060 0.39 _swish#1 7x7" in text
     assert "_swish#1 (ReLU6, 7x7): last spatial output" in text
-    last = ended.stdout.splitlines()[-1]
-    assert last.startswith("hookscope-runs/attribute-demo-cat/overview.png is the picture; 2 overlays, 2 maps, ")
+    assert ended.stdout.splitlines()[-2:] == [
+        "Picture: hookscope-runs/attribute-demo-cat/overview.png",
+        "Same folder: 2 overlays, 2 maps, attribution.json, run.json",
+    ]
 
 
 def test_the_run_directory_holds_overview_overlays_and_raw_maps(demo: tuple[Ended, Path]) -> None:
@@ -276,8 +278,8 @@ def test_where_there_is_no_photograph_it_is_said(command: Run, tmp_path: Path) -
     given = ("net.py:painted", "a.npy", "--target", "0", "--layer", "1", "--sanity", "none", "--out", "out")
     ended = command("attribute", *given, cwd=tmp_path)
     assert (ended.code, ended.stderr) == (0, "")
-    assert "note: There is nothing to draw over." in ended.stdout
-    assert record_of(tmp_path / "out")["pictures"][0]["remark"] == "There is nothing to draw over."
+    assert "note: Maps are drawn on grey, without a picture." in ended.stdout
+    assert record_of(tmp_path / "out")["pictures"][0]["remark"] == "Maps are drawn on grey, without a picture."
 
 
 def test_checks_have_a_line_and_a_failed_one_a_warning(command: Run, tmp_path: Path, network: Path) -> None:
@@ -288,7 +290,7 @@ def test_checks_have_a_line_and_a_failed_one_a_warning(command: Run, tmp_path: P
     rho, number = "\N{GREEK SMALL LETTER RHO}", r"-?\d\.\d\d"
     assert re.search(rf"^sanity: weights {rho} {number} \w+ · class {rho} 1.00 failed$", ended.stdout, re.MULTILINE)
     number = r"\d\.\d+"
-    verdict = "(what the map marks|blurring) [a-z ]+: (ok|failed|says nothing)"
+    verdict = "(what the map marks|blurring) [a-z ]+: (ok|failed|inconclusive)"
     deletion = rf"from {number} to {number}, blurring a random 10 % to {number}; {verdict} "
     assert re.search(rf" deletion: .* takes the probability {deletion}", " ".join(ended.stdout.split())), ended.stdout
     # Both classes read the one map, so that it cannot tell them apart.

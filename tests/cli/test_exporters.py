@@ -160,7 +160,7 @@ def test_the_command_shows_its_overview_after_its_tables(
 ) -> None:
     given = ["-m", "hookscope", command, f"{networks}:tiny", str(CAT), *options, "--out", str(tmp_path / "out")]
     text = on_a_terminal([*given, "--show"], answers="nothing")
-    assert text.index("overview.png is the picture") < text.index("▀")
+    assert text.index("overview.png") < text.index("▀")
     [drawn] = half_blocks(text)
     with Image.open(tmp_path / "out/overview.png") as overview:
         wanted = np.asarray(overview.convert("RGB").resize(drawn.shape[1::-1]), float)
@@ -173,7 +173,7 @@ def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: 
     (tmp_path / "net.py").write_text(f"{networks.read_text()}\n\ndef scores():\n    {SCORES}\n", encoding="utf-8")
     given = ["attribute", f"{tmp_path / 'net.py'}:scores", str(CAT), *options, "--out", str(tmp_path / "out"), "--show"]
     text = on_a_terminal(["-m", "hookscope", *given], answers="nothing")
-    assert text.index("overview.png is the picture") < text.index("▀")
+    assert text.index("overview.png") < text.index("▀")
     [drawn] = half_blocks(text)
     with Image.open(tmp_path / "out/overview.png") as overview:
         wanted = np.asarray(overview.convert("RGB").resize(drawn.shape[1::-1]), float)
@@ -276,7 +276,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path
 def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run, command: str) -> None:
     ended = run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html")
     assert (ended.code, ended.stderr) == (0, "")
-    assert ended.stdout.splitlines()[-1].startswith("page.html holds the report (")
+    assert ended.stdout.splitlines()[-1].startswith("Report: page.html (")
     assert run("report", "out").code == 0
     assert Path("page.html").read_bytes() == Path("out.html").read_bytes()
 
@@ -285,7 +285,7 @@ def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run, comma
 def test_with_json_the_page_is_told_of_on_stderr_and_quiet_says_nothing(run: Run) -> None:
     told = run("activations", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--json")
     assert json.loads(told.stdout)["run"] == "out"
-    assert "page.html holds the report (" in told.stderr
+    assert "Report: page.html (" in told.stderr
     silent = run("grads", "net.py:tiny", CAT, "--out", "out", "--report", "page.html", "--quiet")
     assert (silent.code, silent.stdout, silent.stderr) == (0, "", "")
 

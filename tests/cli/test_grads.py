@@ -218,9 +218,10 @@ def test_the_run_holds_tables_and_plots_and_is_said_to_be_where_it_is(run: Run, 
     ended = run("grads", "case.py:Textbook", "ones.npy")
     [path] = (folder / "hookscope-runs").iterdir()
     assert names_below(path) == RUN_FILES
-    told = ended.stdout.splitlines()[-1]
-    assert told.startswith(f"{path.relative_to(folder)}/overview.png is the picture; layers.csv, ")
-    assert told.endswith(" and run.json are beside it")
+    picture, others = ended.stdout.splitlines()[-2:]
+    assert picture == f"Picture: {path.relative_to(folder)}/overview.png"
+    assert others.startswith("Same folder: layers.csv, ")
+    assert others.endswith(", run.json")
     for name in ("gradient-flow", "gradient-histograms", "parameter-ratios"):
         with Image.open(path / "plots" / f"{name}.png") as plot:
             assert min(plot.size) > 100
@@ -462,13 +463,14 @@ def test_why_parameters_get_no_gradient_is_what_is_known(run: Run, network: str,
 
 
 @pytest.mark.usefixtures("blocked")
-def test_where_the_forward_pass_raises_the_error_is_said_once_and_there_are_no_statuses(run: Run) -> None:
+def test_where_the_forward_pass_raises_the_error_is_said_once_and_there_is_no_table(run: Run) -> None:
     ended = run("grads", "blocked.py:raises", "--input-shape", "2,4", "--json")
     assert ended.code == 6
     assert len(ended.errors) == 1
     document = json.loads(ended.stdout)
     assert {row["status"] for row in [*document["gradients"], *document["parameters"]]} == {"unknown"}
-    assert "not reached" not in ended.stderr
+    assert "No loss and no gradients: the forward pass raised." in ended.stderr
+    assert "L2" not in ended.stderr
 
 
 @pytest.mark.usefixtures("blocked")

@@ -24,7 +24,7 @@ def names_in(folder: Path) -> list[str]:
 def test_a_report_stands_beside_its_run(run: Run, tmp_path: Path, stored: Path) -> None:
     ended = run("report", "runs/first")
     assert (ended.code, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("runs/first.html holds the report (")
+    assert ended.stdout.startswith("Report: runs/first.html (")
     assert (tmp_path / "runs/first.html").read_text(encoding="utf-8").startswith(MARK)
     assert names_in(stored.parent) == ["first", "first.html"]
     assert names_in(stored) == ["grids", "layers.json", "run.json"]

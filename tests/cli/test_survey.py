@@ -111,7 +111,7 @@ def test_the_command_merges_shards_and_lists_what_it_could_not_read(data: Path, 
     for share in ("1/2", "2/2"):
         ended = run("survey", "net.py:build", data, *usual, "--shard", share, "--out", "s")
         assert ended.code == 0, ended.stderr
-        assert "s.chunks holds the chunks of this shard" in ended.stdout
+        assert "Chunks of this shard: s.chunks" in ended.stdout
     merged = run("survey", "--merge", "s")
     assert merged.code == 3
     assert "7.npy" in merged.errors[0]

@@ -55,7 +55,7 @@ def test_a_file_that_is_gone_leaves_an_even_ground_where_nothing_was_kept(tmp_pa
     assert (shown.pixels == shown.pixels[0, 0]).all()
     assert shown.pixels.shape == (20, 20, 3)
     assert "no such file" in shown.remark
-    assert shown.remark.endswith("There is nothing to draw over.")
+    assert shown.remark.endswith("Maps are drawn on grey, without a picture.")
 
 
 def test_pictures_in_memory_that_look_alike_come_in_their_order():

@@ -125,6 +125,15 @@ def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
         ),
     )
     assert dearest_part(wrapped, []).layer == "net.trunk"  # type: ignore[union-attr]  # not what holds nearly all
+    listed = replace(
+        COST,
+        modules=(
+            *COST.modules[:2],  # a stem of 20 %
+            replace(COST.modules[2], layer="blocks", seconds=None),
+            replace(COST.modules[2], layer="blocks.0", seconds=0.0030),
+        ),
+    )
+    assert dearest_part(listed, []).layer == "blocks.0"  # type: ignore[union-attr]  # a ModuleList is never called
     assert dearest_part(replace(COST, modules=COST.modules[:1]), rows) is None
     assert dearest_part(replace(COST, modules=(replace(COST.modules[0], seconds=None),)), rows) is None
 

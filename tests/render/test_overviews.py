@@ -19,12 +19,12 @@ import hookscope
 from hookscope.inspection.forward import inspect
 from hookscope.render.lettering import drawable
 from hookscope.render.overviews.activations import draw_activations
-from hookscope.render.overviews.charts import BLUE, Chart, Marks, Series
+from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences, summarised
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
-from hookscope.render.overviews.sheet import MARGIN, WIDTH, draw_sheet
+from hookscope.render.overviews.sheet import AMBER, DIM, GREEN, INK, LINE, MARGIN, PAPER, RED, WIDTH, draw_sheet
 from hookscope.render.overviews.training import draw_training
 from hookscope.render.palettes import colour_levels
 from hookscope.results.activations import FeatureMaps, MapSummary
@@ -219,7 +219,7 @@ def test_a_mark_and_a_ground_stand_at_their_layer() -> None:
     plot_left = 92
     step = (WIDTH - MARGIN - plot_left) / 10
     assert np.nonzero(red)[1].mean() == pytest.approx(plot_left + 2.5 * step, abs=1.5)
-    tinted = (sheet == (250, 226, 214)).all(axis=2)
+    tinted = (sheet == (92, 50, 38)).all(axis=2)
     tinted[: MARGIN + 30] = False
     columns = np.nonzero(tinted)[1]
     assert (columns.min(), columns.max() + 1) == (
@@ -228,7 +228,32 @@ def test_a_mark_and_a_ground_stand_at_their_layer() -> None:
     )
 
 
+@pytest.mark.parametrize(("low", "high"), [(1e-9, 1.0), (0.9, 1.8), (1.2, 1.7), (3.0, 40.0), (1.61, 1.64)])
+def test_a_logarithmic_axis_has_a_few_numbers_however_short_it_is(
+    monkeypatch: pytest.MonkeyPatch, low: float, high: float
+) -> None:
+    with writing(monkeypatch) as written:
+        draw_sheet([Chart(title="values", series=[Series("", [low, high], BLUE)], count=2).block])
+    ticks = [float(each.text) for each in written if re.fullmatch(r"[0-9.e-]+", each.text)]
+    assert 2 <= len(ticks) <= 6
+    assert ticks == sorted(ticks)
+
+
 # Words, and that they can be read
+
+
+def test_words_have_the_contrast_that_wcag_asks_for_and_lines_that_of_graphics() -> None:
+    def luminance(colour: tuple[int, int, int]) -> float:
+        parts = [each / 255 for each in colour]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    def contrast(colour: tuple[int, int, int]) -> float:
+        low, high = sorted([luminance(colour), luminance(PAPER)])
+        return (high + 0.05) / (low + 0.05)
+
+    assert min(map(contrast, (INK, DIM, RED, AMBER, GREEN))) >= 4.5
+    assert min(map(contrast, (BLUE, ORANGE, VERMILION, GREY, LINE))) >= 3
 
 
 CHECKED = OverviewParts(ROWS, ROWS[4:6], (summary(4, (56, 56)), summary(5, (5, 200))))

@@ -197,7 +197,8 @@ def _noise(
         known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
         if known is None:
             raise UsageError(
-                f"{loaded.info.name} has an unknown input shape: give --images, or --input-shape for noise."
+                f"{loaded.info.name} has an unknown input shape: give pictures or tensor files with --images, "
+                "or --input-shape for noise."
             )
         shapes = (NoiseShape((max(_NOISE_INPUTS, known[0]), *known[1:])),)
     shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in named], others=others)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult
     from hookscope.results.check import CheckMeasurements
 
-_NONE = "your choice: what a network is for decides how often it may be wrong; 0 sets none"
+_NONE = "yours to set: how often a network may be wrong depends on what it is for; 0 sets no limit"
 
 # Classes that a finding names.
 _NAMED = 3
@@ -36,14 +36,13 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
 
     The greatest score of a picture must be that of its label. The rule fails if even the upper end of the 95% interval
     (Clopper and Pearson's, which is exact) lies below the limit, and passes if its lower end does not. In between there
-    are too few pictures to tell: that is a warning, which says about how many would be enough. Without a limit the
-    accuracy is reported, and there is a warning if it is indistinguishable from guessing: then labels, classes or
-    preprocessing do not belong together, or the network is not trained. It is off until `--data` or `data` below
-    [input] names pictures.
+    are too few pictures to tell: that is a warning, which states about how many would be enough. Without a limit the
+    accuracy is reported, with a warning if it is indistinguishable from guessing: then labels, classes or preprocessing
+    do not belong together, or the network is not trained. Off until `--data` or `data` below [input] names pictures.
 
-    With `--multi-label` a picture has any number of labels, and it is right if exactly these have a sigmoid above 0.5
-    (the exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then is to give each label as
-    often, but to any pictures.
+    With `--multi-label` a picture has any number of labels. It is right if exactly these have a sigmoid above 0.5 (the
+    exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then gives each label as often as the
+    network does, but to random pictures.
     """
     found = _labelled(measured).accuracy
     least = terms.limit("min_fraction")
@@ -82,13 +81,13 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
 def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Too few labelled pictures of one class are classified right.
 
-    Two classes that are swapped, or one that was lost in fine-tuning, hardly show in the accuracy over all. Each label
-    is judged as `accuracy` judges all of them, but with intervals that hold for all classes together with 95 %
-    confidence (Bonferroni's: each leaves out 5 % divided by the number of labels), so that of a thousand classes none
-    fails by chance. Classes with too few pictures to tell are one warning. Without a limit the lowest is only reported.
+    Two swapped classes, or one that was lost in fine-tuning, hardly show in the overall accuracy. Each label is judged
+    as `accuracy` judges all of them, but with intervals that hold for all classes together with 95 % confidence
+    (Bonferroni's: each leaves out 5 % divided by the number of labels), so that of a thousand classes none fails by
+    chance. Classes with too few pictures to tell are one warning. Without a limit the lowest is only reported.
 
-    With `--multi-label` it is the share of a label's pictures for which the network gives the label: its recall. What
-    is given to pictures without the label shows in its F1 and in `accuracy`.
+    With `--multi-label` the share is the label's recall: of the pictures that have the label, those that the network
+    gives it to. Labels given to pictures without them show in F1 and in `accuracy`.
     """
     least = terms.limit("min_fraction")
     found = _labelled(measured).accuracy
@@ -122,19 +121,19 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "max_fraction",
     0.01,
     "how much the share of wrong labelled pictures may grow from that in the baseline, 0-1",
-    "of 400 crops of photographs the demo network, with its weights rounded, takes some for another class,"
-    " right or wrong: 1 in float16, 9 in bfloat16, 28 in int8; 12 networks trained for seconds lose up to 0.005 of"
-    " 1,000 new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and none with another thread count,"
-    " memory format or kernel",
+    "rounding its weights changes the class that the demo network gives, right or wrong, for 1 of 400 "
+    "crops of photographs in float16, 9 in bfloat16 and 28 in int8; 12 networks trained for seconds lose "
+    "up to 0.005 of 1,000 new pictures in bfloat16, 0.002 with weights in int8, 0.001 in float16, and "
+    "none with another thread count, memory format or kernel",
 )
 def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """More labelled pictures are classified wrong than in the baseline.
 
-    The same pictures, known by the digest of their content, are compared one by one: those that were right and are
+    The same pictures, known by the digest of their content, are compared one by one. Those that were right and are
     wrong now are lost, the others gained. The rule fails if the loss is above the limit and McNemar's exact test rules
-    out chance (p at most 0.05, two-sided). A loss above the limit that may be chance is a warning, which says of about
-    how many pictures the test would show it; so are pictures of the baseline that are not in the data. Write the
-    baseline with `--data --update-baseline`; without labelled pictures in both it is off.
+    out chance (p at most 0.05, two-sided). A loss above the limit that may be chance is a warning, which states with
+    about how many pictures the test would show it. Pictures of the baseline that are not in the data are a warning,
+    too. Write the baseline with `--data --update-baseline`; without labelled pictures in both the rule is off.
     """
     assert terms.baseline is not None  # noqa: S101 - judging leaves this rule out without one
     if terms.baseline.multi_label != _labelled(measured).accuracy.multi_label:

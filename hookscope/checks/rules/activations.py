@@ -96,11 +96,12 @@ def acts_as(row: LayerRow | GradientRow) -> str:
 def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a ReLU are zero over all inputs.
 
-    A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information. Too
-    large a learning rate or too negative a bias does it. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
+    A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information.
+    Causes: too large a learning rate, too negative a bias. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
     modules or as functions, with at least 32 values a channel: fewer, as in squeeze-and-excitation, may all be zero by
-    chance. A convolution before a ReLU may be negative everywhere.
-    Channels of a trained network that are zero for noise wake up for a picture: so on noise the limit is higher, 88 %
+    chance. The convolution before a ReLU is not judged: it may be negative everywhere.
+
+    Channels of a trained network that are zero on noise wake up for a picture, so on noise the limit is higher, 88 %
     instead of 80 %. Give pictures.
     """
     forward = _forward(measured)
@@ -124,16 +125,16 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 @limit(
     "min_values",
     1024,
-    "outputs of a layer over all inputs, below which all may be zero by chance",
+    "outputs of a layer over all inputs; fewer may all be zero by chance",
     "",
 )
 def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A layer behind a ReLU is zero everywhere, over all inputs.
 
-    Where all channels are dead, nothing passes and nothing is learnt. Biases that were shifted, a weight with the wrong
-    sign or of another layer, or a diverged step do it; sound networks have none, except where a residual branch was
-    switched off on purpose. The rule judges ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While
-    weights are random or BatchNorm is untrained, it is a warning.
+    If all channels are dead, nothing passes and nothing is learnt. Causes: shifted biases, a weight with the wrong sign
+    or of another layer, a diverged step. Sound networks have no dead layer, except a residual branch that was switched
+    off on purpose. The rule judges ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While weights are
+    random or BatchNorm is untrained, it is a warning.
     """
     forward = _forward(measured)
     for row in forward.rows:
@@ -159,10 +160,10 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
 def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A layer or an operation returns the same number everywhere, over all inputs.
 
-    Whatever comes in, nothing of it passes: a ReLU behind a large negative bias, a factor that is 0, a sigmoid at its
-    bound. A residual branch that starts switched off, with a last weight of zeros, looks the same. A ReLU is judged
-    with at least 32 values, for fewer may all be zero by chance. What is computed from parameters, buffers and
-    constants alone, as masks are, is not judged, nor are whole numbers. Always a warning.
+    Nothing of the input passes: a ReLU behind a large negative bias, a factor of 0, a sigmoid at its bound. A residual
+    branch that starts switched off, with a last weight of zeros, looks the same. A ReLU is judged with at least 32
+    values, because fewer may all be zero by chance. Not judged: whole numbers, and what is computed from parameters,
+    buffers and constants alone, as masks are. Always a warning.
     """
     forward = _forward(measured)
     fixed = _computed_without_data(forward.rows)
@@ -188,10 +189,10 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     """A few values of a transformer are far larger than all others: massive activations.
 
     Most large language models and some large vision transformers have them, at fixed channels of one or a few tokens,
-    and work as biases of attention (Sun et al. 2024, arXiv 2402.17762, whose definition this is: above 100 in
+    where they work as biases of attention (Sun et al. 2024, arXiv 2402.17762; the definition is theirs: above 100 in
     magnitude, and at least 1,000 times the median magnitude of the output). They are no defect by themselves, but int8
-    quantisation and float16 lose what lies beside them, and in a small network that had none they indicate a training
-    that runs away. Judged are outputs (N, T, D) of 8 tokens or more. Always a warning; off unless it is selected.
+    quantisation and float16 lose the values beside them. In a small network that had none, they show that training
+    diverges. The rule judges outputs (N, T, D) of 8 tokens or more. Always a warning; off unless it is selected.
     """
     for row in _forward(measured).rows:
         if row.tokens is not None and row.tokens.massive:
@@ -232,22 +233,22 @@ def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
 @limit(
     "below",
     3e-3,
-    "magnitude that a quiet channel stays below; times the layer's greatest, where that is below 1",
+    "magnitude that a quiet channel stays below; multiplied by the layer's greatest if that is below 1",
     "|GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
 )
 @limit(
     "max_fraction",
     0.8,
     "share of a layer's channels that may be quiet over all inputs, 0-1",
-    "as for dead-channels; seeded networks of torchvision stay below 0.03 on noise, of 60 of timm the nearest has 0.36",
+    "as for dead-channels; seeded networks of torchvision stay below 0.03 on noise, the largest of 60 of timm is 0.36",
 )
 def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a smooth activation (GELU, SiLU) are nearly zero over all inputs.
 
-    GELU, SiLU and similar functions are never exactly zero, but far below zero they are nearly so, and so is their
-    slope. A channel is quiet if it stays that near to zero at every position of every input, while others of the layer
-    do not. A layer that is small as a whole works in the linear part around zero, where no channel is closed, unless
-    all of it is negative and its input is below -1. Judged with at least 32 values a channel, 64 of noise.
+    GELU, SiLU and similar functions are never exactly zero, but far below zero they and their slopes nearly are. A
+    channel is quiet if it stays that near to zero at every position of every input, while others of the layer do not. A
+    layer that is small as a whole works in the linear part around zero, where no channel is closed, unless all of it is
+    negative and its input is below -1. Judged with at least 32 values a channel, 64 on noise.
     """
     forward = _forward(measured)
     inputs = {row.label: row.activation.max for row in forward.rows}
@@ -280,9 +281,9 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Most outputs of a bounded activation lie where its slope is nearly zero.
 
-    Behind a sigmoid or tanh at its bounds the gradient nearly vanishes, and the output hardly depends on the input.
-    Weights are too large, or the input is not normalised. Gates that are open or closed on purpose look the same. A
-    sigmoid whose values the network returns, such as a mask's, is not judged: probabilities near 0 and 1 are its job.
+    At the bounds of a sigmoid or tanh the gradient nearly vanishes, and the output hardly depends on the input. Weights
+    are too large, or the input is not normalised. Gates that are open or closed on purpose look the same. A sigmoid
+    whose values the network returns, such as a mask's, is not judged: probabilities near 0 and 1 are its job.
     """
     # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
     # of training deep feedforward neural networks".
@@ -372,20 +373,20 @@ _MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
     "max_fraction_of_range",
     0.5,
     "greatest magnitude of activations and weights, in units of 65504, the greatest of float16",
-    "IEEE 754 binary16; half of it, as another picture may double a value",
+    "IEEE 754 binary16; half of it, because another picture may double a value",
 )
 @limit(
     "max_vanishing_fraction",
     0.1,
-    "share of a weight's non-zero values that may become zero in float16, being at most 2**-25, 0-1",
-    "IEEE 754 binary16; seeded networks of torchvision stay below 0.001, of 60 of timm the nearest has 0.025",
+    "share of a weight's non-zero values that may become zero in float16 (those of at most 2**-25), 0-1",
+    "IEEE 754 binary16; seeded networks of torchvision stay below 0.001, the largest of 60 of timm is 0.025",
 )
 def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Values come near float16's largest, or become zero in it.
 
     Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
-    judged as they are, on the inputs given; mixed precision, where sums are kept in float32, may do better. Irrelevant
-    if float16 is never used.
+    judged as they are, on the inputs given; mixed precision, which keeps sums in float32, may do better. Ignore this
+    rule if float16 is never used.
     """
     yield from _headroom(measured, terms, "float16", _FP16_MAX)
     vanishing = [
@@ -418,9 +419,9 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The square of an activation overflows float32.
 
-    A number above 1.8e19 has a square beyond float32: the next norm, variance or product of two such makes Inf. A
-    network that was trained never comes near; a flipped bit in the exponent of a weight, wrong units or missing
-    normalisation lead there. The first layer beyond is named. A warning while weights are random or BatchNorm is
+    The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
+    Inf. A trained network never comes near. A flipped bit in the exponent of a weight, wrong units or missing
+    normalisation lead there. The first such layer is named. It is a warning while weights are random or BatchNorm is
     untrained.
     """
     rows = of_modules(_forward(measured).rows)
@@ -451,8 +452,8 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
 def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Values come near bfloat16's largest.
 
-    bfloat16 has the range of float32, so this only breaks shortly before float32 does, but earlier than Inf. The
-    precision of bfloat16, 8 bits, is not judged.
+    bfloat16 has the range of float32, so values reach its end only shortly before that of float32; the rule warns
+    before they become Inf. The precision of bfloat16, 8 bits, is not judged.
     """
     yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
 

@@ -121,52 +121,56 @@ _MEASURED = "of 98 healthy networks (11 trained) over the sample images the near
     "max_variance_factor",
     5.0,
     "factor by which variances of a layer's input may differ from those stored, median over channels",
-    f"{_MEASURED} 2.5, and 9.1 of 15 in layers with few values",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 2.5, and 9.1 in layers "
+    "with few values (limit 15)",
 )
 @limit(
     "max_mean_distance",
     1.0,
     "distance of means from those stored, in stored standard deviations, median over channels",
-    f"{_MEASURED} 0.85, and 0.83 of 3 in layers with few values",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 0.85, and 0.83 in layers "
+    "with few values (limit 3)",
 )
 @limit(
     "min_mean_correlation",
     0.3,
     "least correlation of means with those stored, over channels",
-    f"{_MEASURED} 0.42",
+    "the smallest of 98 healthy networks (11 trained) over the sample images is 0.42",
 )
 @limit(
     "max_first_ratio",
     2.5,
-    "ratio of variances before the first BatchNorm to those stored from which there is a warning, median over channels",
-    f"{_MEASURED} 1.2; EfficientNet-Lite normalised by ImageNet's mean and std has 3.4",
+    "ratio of variances before the first BatchNorm to those stored, median over channels; above it the rule warns",
+    "the largest of 98 healthy networks (11 trained) over the sample images is 1.2; EfficientNet-Lite "
+    "normalised by ImageNet's mean and std has 3.4",
 )
 @limit(
     "max_channel_ratio",
     1e4,
-    "ratio of the variance of a single channel to that stored, from which there is a warning",
-    "of 12 healthy networks (3 trained) over the sample images the nearest has 82; EfficientNet-Lite2"
-    " normalised by ImageNet's mean and std has 450",
+    "ratio of the variance of a single channel to that stored; above it the rule warns",
+    "the largest of 12 healthy networks (3 trained) over the sample images is 82; EfficientNet-Lite2 "
+    "normalised by ImageNet's mean and std has 450",
 )
 def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The statistics stored in BatchNorm do not match its input.
 
-    In training, BatchNorm stores mean and variance of its input. Pictures like those of the training lead to much the
-    same; where they do not, the layer, or weights before it, were since initialised anew, scaled, swapped or taken from
-    another network, or the pictures are prepared differently. The first such layer in execution order is named, and the
-    later ones are counted. At the first BatchNorm of the network look at the preprocessing first: mean, standard
-    deviation, range. There a variance that is too large is a warning early on: pictures may be much flatter than
-    photos, but hardly more varied.
+    In training, BatchNorm stores mean and variance of its input. Pictures like the training pictures give nearly the
+    same. If they do not, the layer or the weights before it were initialised again, scaled, swapped or taken from
+    another network, or the pictures are prepared differently. The first such layer in execution order is named, and
+    later ones are counted. If it is the network's first BatchNorm, check the preprocessing first: mean, standard
+    deviation, range. There, too large a variance warns early: pictures may be much flatter than photos, but hardly more
+    varied.
 
-    Judged with at least four pictures, and layers with at least 100 values in each channel; with fewer than 500, three
-    times the factor and the distance are allowed. It is not judged on noise, nor for statistics at their initial
-    values. It is a warning where weights are pruned, and after so few batches that much of the initial values remains:
-    running statistics replace a share, mostly a tenth, at each batch. A single channel that varies thousands of times
-    as much as stored is a warning, too: a few filters before it, or its own statistics, are wrong. Pictures of another
-    kind than those of the training (drawings, scans, microscopy) differ, too: give pictures like those of the training.
-    A square kernel before a BatchNorm whose input and output channels were exchanged is found (all 12 of 6 networks
-    trained for seconds). Swapped colours, kernels with height and width exchanged, and swaps between similar channels
-    are not found.
+    Judged with at least four pictures, in layers with at least 100 values in each channel; with fewer than 500, three
+    times the factor and the distance are allowed. Not judged on noise, nor for statistics at their initial values. It
+    is a warning if weights are pruned, and after so few batches that much of the initial values remains: each batch
+    replaces a share of the running statistics, mostly a tenth. A single channel that varies thousands of times as much
+    as stored is a warning, too: a few filters before it, or its own statistics, are wrong.
+
+    Drawings, scans or microscopy differ from training photos, too: give pictures like those of the training. A square
+    kernel before a BatchNorm whose input and output channels were exchanged is found (all 12 of 6 networks trained for
+    seconds). Swapped colours, kernels with height and width exchanged, and swaps between similar channels are not
+    found.
     """
     rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
     known = [

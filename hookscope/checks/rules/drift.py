@@ -80,7 +80,7 @@ _UNRELATED = 1.0
 @limit(
     "max_growth",
     2.0,
-    "how many times as far as any layer before it a layer may move beyond the two limits on half precision",
+    "in half precision, how many times as far as any layer before it a layer beyond the two limits may move",
     "on 18 networks 1.33, as rounding errors grow from layer to layer",
 )
 @limit(
@@ -100,16 +100,16 @@ _UNRELATED = 1.0
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A layer returns different values than when the baseline was written.
 
-    The same inputs gave other values then. Values are compared in their order, so that swapped channels are drift
-    though every statistic is the same. The first layer in execution order is named: weights, preprocessing, or a
-    library changed there. With it come its channels whose mean plus standard deviation moved furthest, where they are
-    known (of more than 64, if no more than four moved), and the number of layers that follow. Only where all values are
-    the same are gradients compared, and the last layer whose gradient changed is named, as gradients go back from
-    there. If the change was meant, renew the baseline with --update-baseline. It is off until a baseline is given.
+    Values are compared in their order, so swapped channels are drift though every statistic is the same. The first
+    layer in execution order is named: weights, preprocessing, or a library changed there. The message adds the channels
+    whose mean plus standard deviation moved furthest, if they are known (of more than 64, if no more than four moved),
+    and the number of layers that follow. Gradients are compared only if all values are the same; the last layer whose
+    gradient changed is named, because gradients go back from there. If the change was meant, renew the baseline with
+    --update-baseline. Off until a baseline is given.
 
     A copy of a network in float16 or bfloat16 is no drift. Its rounding errors grow from layer to layer, so drift
     begins where they suddenly double. A change smaller than these errors cannot be detected. Dynamic int8 quantisation
-    of linear layers moves them by 0.007 to 0.06, which is drift: raise max_difference to 0.1 for it.
+    of linear layers moves layers by 0.007 to 0.06, which is drift: raise max_difference to 0.1 for it.
     """
     # Layers are compared in execution order; those that are gone come last. A layer without a counterpart, or with
     # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A named picture is not classified as expected.
 
-    A picture whose content is known must be classified accordingly: top1, the classes that the first k must contain,
-    min_probability. Nothing else reveals shuffled classes, wrong preprocessing or a half-trained network. It is off
-    until the configuration names expectations.
+    A picture with known content must be classified accordingly: top1, the classes that the first k must contain,
+    min_probability. Nothing else reveals shuffled classes, wrong preprocessing or a half-trained network. Off until the
+    configuration names expectations.
     """
     forward = measured.forward
     inputs = [record.name for record in forward.inputs] if forward else []

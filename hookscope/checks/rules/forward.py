@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The forward pass raises.
 
-    The network cannot run on its inputs. The message names the innermost module that was running and the shapes it was
-    given. If the input does not fit, say what it takes: shape, resize, crop or images. What the forward pass would have
-    shown is skipped.
+    The network cannot run on its inputs. The message names the innermost module that was running, and the shapes that
+    it was given. If the input does not fit, give what the network takes: shape, resize, crop or images. Rules that need
+    the forward pass are skipped.
     """
     failure = measured.forward.failure if measured.forward else None
     if failure:
@@ -55,16 +55,18 @@ def raised(phase: str, failure: Failure) -> str:
     return safe_text(f"The {phase} pass raised in {where}, given {given}: {failure.error}{failure.remedy}")
 
 
-@rule("non-finite-activation", "fail", "forward", holds="No module makes NaN or Inf out of finite inputs, masks apart.")
+@rule(
+    "non-finite-activation", "fail", "forward", holds="No module makes NaN or Inf out of finite inputs, except masks."
+)
 def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A module makes NaN or Inf out of finite inputs.
 
-    The first module in execution order that turns finite inputs into NaN or Inf is named, with its own parameters that
-    are not finite and the operation and line where its own code begins it; those that only pass it on are counted, and
-    the inputs that lead to it are named. Overflow, a division by zero, a root or logarithm of a negative number cause
-    it; so does a softmax over nothing but -Inf, as of a row that is masked throughout. -Inf in an attention mask is no
-    finding as long as it has no effect. The rules that it would break by itself are skipped. `hookscope activations`
-    and `grads` name the first output that holds NaN or Inf, and skip no rule.
+    The rule names the first module in execution order that turns finite inputs into NaN or Inf, its own parameters that
+    are not finite, and the operation and line if it begins in the module's own code. Modules that only pass it on are
+    counted, and the inputs that lead to it are named. Causes: an overflow, a division by zero, a root or logarithm of a
+    negative number, or a softmax over nothing but -Inf, as in a row that is masked throughout. -Inf in an attention
+    mask is no finding as long as it has no effect. Rules that this would break as well are skipped. `hookscope
+    activations` and `grads` name the first output that holds NaN or Inf, and skip no rule.
     """
     all_rows = measured.forward.rows if measured.forward else ()
     rows, origin = of_modules(all_rows), measured.origin
@@ -210,8 +212,8 @@ _MOST_HEADS = 2
 def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The output does not have the expected shape or dtype.
 
-    The shape or dtype of the output is not what shape or dtype below [output] ask for, or the output has another number
-    of classes than there are names. With neither asked for nor names known, any output passes.
+    The output differs from the shape or dtype below [output], or its number of classes differs from the number of class
+    names. With neither given and no names known, any output passes.
     """
     settings = terms.settings
     if settings.output_shape is None and settings.output_dtype is None:
@@ -236,17 +238,18 @@ def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     "min_difference",
     1e-6,
     "greatest difference between the outputs for different inputs, in units of the greatest output",
-    "eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while"
-    " its BatchNorm is untrained; of 60 of timm the nearest has 2e-4, heads of zeros and Inception v4 apart",
+    "eight roundings of float32; seeded networks of torchvision measure 5e-5 to 1.6, GoogLeNet 0 while "
+    "its BatchNorm is untrained; the smallest of 60 of timm is 2e-4, heads of zeros and Inception v4 "
+    "apart",
 )
 def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The output is the same for every input.
 
-    Different inputs give the same output: the signal is lost on the way, and only biases remain. A zero weight, a dead
-    layer, or a head that was never loaded do it. It is a warning where a lack of training explains it: while the last
-    weight or the last two are zero, as those of untrained heads may be, all statistics of BatchNorm are as they start,
-    or the weights are random (hookscope itself drew them, or nearly all look so in a network without BatchNorm). Needs
-    two different inputs.
+    Different inputs give the same output: the signal is lost on the way, and only biases remain. Causes: a zero weight,
+    a dead layer, a head that was never loaded. It is a warning if a lack of training explains it: the last weight or
+    the last two are zero, as those of untrained heads may be; all statistics of BatchNorm have their initial values; or
+    the weights are random (hookscope itself drew them, or nearly all look so in a network without BatchNorm). Needs two
+    different inputs.
     """
     known = [(each.input_difference, each) for each in measured.outputs if each.input_difference is not None]
     if not known:
@@ -276,15 +279,15 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "max_difference",
     1e-5,
     "greatest difference between two passes over the same batch, in units of the greatest output",
-    "seeded networks of torchvision repeat exactly, and sums in another order differ by less. For"
-    " float16 and bfloat16 at least 16 roundings",
+    "seeded networks of torchvision repeat exactly, and sums in another order differ by less; at least 16 "
+    "roundings for float16 and bfloat16",
 )
 def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The same input gives a different output the second time.
 
     The network draws random numbers in eval mode, or keeps state from one pass to the next: functional dropout without
-    `training=self.training`, noise, a cache. Skipped where outputs differ and observers of quantisation-aware training
-    are on: each pass moves the range by which they round.
+    `training=self.training`, noise, a cache. Skipped if outputs differ and observers of quantisation-aware training are
+    on: each pass moves the range that they round by.
     """
     for output in measured.outputs:
         yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
@@ -302,16 +305,16 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     "max_difference",
     1e-4,
     "greatest difference between an input in a batch and alone, in units of the greatest output",
-    "seeded networks of torchvision stay below 3e-6, which is rounding; of 34 of torchvision and timm whose"
-    " BatchNorm has statistics the nearest has 4.1e-5. For float16 and bfloat16 at least 16 roundings",
+    "seeded networks of torchvision stay below 3e-6, which is rounding; the largest of 34 of torchvision "
+    "and timm whose BatchNorm has statistics is 4.1e-5; at least 16 roundings for float16 and bfloat16",
 )
 def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """An input gives a different output in a batch than alone.
 
     Inputs of one batch influence each other: BatchNorm with batch statistics in eval mode (track_running_stats=False),
-    normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on what else is in the batch.
-    Skipped where outputs differ and layers are quantised dynamically, which round by the range of the whole batch, or
-    observers of quantisation-aware training are on.
+    normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on the rest of the batch. Skipped
+    if outputs differ and layers are quantised dynamically, which round by the range of the whole batch, or observers of
+    quantisation-aware training are on.
     """
     for output in measured.outputs:
         what = "differs between an input in a batch and the same input alone"

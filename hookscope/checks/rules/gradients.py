@@ -53,8 +53,7 @@ _NORMALISERS = frozenset(
 def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The loss is NaN or Inf.
 
-    The loss of the check is NaN or Inf. Mostly the forward pass is already not finite; else the loss takes the
-    logarithm of zero, or overflows.
+    Usually the forward pass is already not finite. Otherwise the loss takes the logarithm of zero, or overflows.
     """
     loss = taken_gradients(measured).loss
     if loss is not None and not math.isfinite(loss.value):
@@ -71,8 +70,8 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
 def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The backward of a layer makes NaN or Inf out of a finite gradient.
 
-    A backward that divides by zero, such as that of a root at 0 or a norm of zeros, makes NaN out of a finite gradient.
-    The layer that makes it is named, those that pass it on are not. Needs a finite loss.
+    A backward that divides by zero, such as that of a root at 0 or of a norm of zeros, makes NaN out of a finite
+    gradient. The layer that makes it is named; layers that pass it on are not. Needs a finite loss.
     """
     # The gradient of an output is made by what takes that output. So the layer named is the next one in forward order,
     # if its own gradient was the last to arrive finite; where gradients of inputs were measured, it is certain.
@@ -114,7 +113,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
 @limit(
     "rounding",
     1e-6,
-    "share of the loss, or of ‖g‖·‖x‖ one layer on, below which ‖g‖·‖x‖ is rounding",
+    "‖g‖·‖x‖ below this share of the loss, or of ‖g‖·‖x‖ one layer on, is rounding",
     "ten roundings of float32",
     "rounding",
 )
@@ -203,19 +202,20 @@ class _Stop:
     "off",
     "gradients",
     ("non-finite-gradient", "zero-gradient"),
-    holds="No layer on the path gets a gradient of exactly zero, but for reasons that are known.",
+    holds="No layer on the path gets a gradient of exactly zero, except for known reasons.",
 )
 def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Layers on the path get a gradient of exactly zero.
 
     A layer between the loss and the input gets a gradient of exactly zero: a dead ReLU, a detached branch, an
-    underflow. It is a warning where a weight that starts at zero blocks the path until its first update, where
-    stochastic depth has left out a branch for all inputs by chance, or where the loss depends on some outputs of the
-    network and not on others. A module that gets a gradient at another call or output passes, and so does one whose
-    parallel branch gets one: levels of a detector without an object, experts without a token.
+    underflow. It is a warning if a weight that starts at zero blocks the path until its first update, if stochastic
+    depth has dropped a branch for all inputs by chance, or if the loss depends on some outputs of the network and not
+    on others. A module passes if it gets a gradient at another call or output, or if its parallel branch gets one:
+    levels of a detector without an object, experts without a token.
 
     Recurrent weights without a gradient are a warning, too: the loss depends on the first step alone, before which the
-    hidden state is zero. Of the backward direction of a bidirectional layer that is the last one, `output[:, -1]`.
+    hidden state is zero. The first step of a bidirectional layer's backward direction is the last position, `output[:,
+    -1]`.
     """
     # Layers whose gradient stops at one place are one objection. A zero weight that gets a gradient is about to open:
     # residual branches and heads often start so. Outputs that lead only to excused ones are excused as well, if the
@@ -348,27 +348,28 @@ _FEWEST_STEPS = 8
     "off",
     "gradients",
     ("non-finite-gradient", "zero-gradient"),
-    holds="Most steps of what recurrent layers and attention are given get a gradient that counts.",
+    holds="Most input steps of recurrent layers and attention get a gradient that counts.",
     followers="layer",
 )
 @limit(
     "max_fraction",
     0.5,
-    "share of the steps whose gradient is lost beside the greatest of all steps, 0-1",
-    "a term below 2^-24 of a sum does not change it in float32; of networks trained on tasks over 28 to 100 steps 31 of"
-    " 32 that need all steps lose none and one 29%, seven that need the last three lose up to 61%; untrained LSTM, GRU"
-    " and RNN with a loss at the last step lose up to 44% of 50 steps, 66% to 76% of 120",
+    "share of the steps whose gradient is rounded away beside the greatest of all steps, 0-1",
+    "a term below 2^-24 of a sum does not change it in float32; of 32 networks trained on tasks that need "
+    "all of 28 to 100 steps, 31 lose none and one loses 29%; seven that need the last three lose up to "
+    "61%; untrained LSTM, GRU and RNN with a loss at the last step lose up to 44% of 50 steps, 66% to 76% "
+    "of 120",
     "over-time",
 )
 def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The gradient vanishes, or explodes, over time.
 
     A weight that is used at every step gets the sum of what all steps contribute. A contribution below 2^-24 of the
-    greatest (2^-53 in float64) is rounded away: what the network was given at that step changes nothing. Here that
-    holds for most steps of a recurrent layer or cell, or of attention's keys and values. Where gradients shrink on the
-    way back, the network learns from the last steps alone; a greater bias of the forget gate, orthogonal recurrent
-    weights, shorter sequences or a loss at every step let it look further back. Where they grow, make the recurrent
-    weights smaller and clip gradients. Saturated attention looks at single positions: scale its scores.
+    greatest (2^-53 in float64) is rounded away: the input at that step changes nothing. The rule reports a recurrent
+    layer or cell, or attention's keys and values, if that holds for most steps. If gradients shrink on the way back,
+    the network learns from the last steps alone; a greater bias of the forget gate, orthogonal recurrent weights,
+    shorter sequences or a loss at every step let it look further back. If they grow, make the recurrent weights smaller
+    and clip gradients. Saturated attention looks at single positions: scale its scores.
 
     An untrained LSTM or GRU with a loss at the last step keeps 30 to 40 steps. A network that needs no more may break
     this rule, so it is a warning at most. Steps that the loss does not depend on, or that a mask leaves out, do not

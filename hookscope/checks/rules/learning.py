@@ -52,14 +52,14 @@ _CAUSES = ("non-finite-gradient", "zero-gradient")
 @limit(
     "min_ratio",
     1e-4,
-    "median ‖g‖/‖w‖ of the first tenth of the weights, in units of the last tenth's",
+    "median ‖g‖/‖w‖ of the first tenth of the weights over that of the last tenth",
     "healthy networks of torchvision measure 0.1 to 1000, thirty sigmoid layers 1e-24",
     "vanishing",
 )
 def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The first weights learn far slower than the last.
 
-    ‖g‖/‖w‖, what a step changes relative to what is there, is far smaller for the first weights than for the last:
+    ‖g‖/‖w‖, the size of a step relative to the weight, is far smaller for the first weights than for the last. Causes:
     saturated activations, missing normalisation or skip connections, too small an initialisation.
     """
     # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not:
@@ -81,15 +81,15 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 @limit(
     "max_ratio",
     1e4,
-    "median ‖grad_output‖ of the first tenth of the layers, in units of the greatest of the last tenth",
+    "median ‖grad_output‖ of the first tenth of the layers over the greatest of the last tenth",
     "networks of torchvision in train mode stay below 200",
     "exploding",
 )
 def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Gradients grow on the way back to the first layers.
 
-    ‖grad_output‖ grows from the last layers to the first: too large an initialisation, or recurrence without clipping.
-    Untrained BatchNorm in eval mode does not normalise, so then it is a warning.
+    ‖grad_output‖ grows from the last layers to the first. Causes: too large an initialisation, or recurrence without
+    clipping. In eval mode with untrained BatchNorm, which does not normalise, it is a warning.
     """
     # Outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
     # large. The greatest of the last tenth keeps small branches at the end from making the beginning look large.
@@ -106,8 +106,8 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Trainable parameters never get a gradient.
 
-    Trainable parameters that the loss does not reach are dead weight, and DistributedDataParallel waits for them
-    forever. Heads that are only used in training appear unused in eval mode.
+    The loss does not reach them. They are dead weight, and DistributedDataParallel waits for them forever. Heads that
+    are only used in training appear unused in eval mode.
     """
     gradients = taken_gradients(measured)
     trainable = [each for each in gradients.parameters if each.trainable]
@@ -154,14 +154,14 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
 @limit(
     "max_ratio",
     1e6,
-    "greatest ‖g‖/‖w‖ of the weights, in units of the smallest",
+    "greatest ‖g‖/‖w‖ of the weights over the smallest",
     "networks of torchvision in train mode stay below 500000, ConvNeXt apart",
     "imbalance",
 )
 def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """One learning rate must serve weights with far different relative gradients.
 
-    The optimiser has one learning rate; where ‖g‖/‖w‖ of weights differ by orders of magnitude, some blow up before
+    The optimiser has one learning rate. If ‖g‖/‖w‖ differs by orders of magnitude between weights, some blow up before
     others move. Adaptive optimisers even it out. Biases, scales and zero weights do not count, and a vanishing gradient
     is not reported twice.
     """

@@ -24,10 +24,10 @@ _RANDOM_FRACTION = 0.8
 def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The file is incomplete, of an unknown kind, or not safe to read.
 
-    The file is read to its end without running anything in it: truncated downloads, damaged archives, unknown formats
-    and pickles that name other classes than plain data are refused. Nothing else can be checked then, so the check
-    fails whatever the level. Download or save the file again; name a class that may be read past, without being run,
-    with --allow-global; for a file of your own that needs unpickling give --trust.
+    The file is read to its end without running anything in it. Truncated downloads, damaged archives, unknown formats,
+    and pickles that name classes other than plain data are refused. Nothing else can be checked then, so the check
+    fails at any level. Download or save the file again. --allow-global skips a class that you name, without running it;
+    --trust unpickles a file of your own.
     """
     return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
 
@@ -36,15 +36,15 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objec
     "architecture",
     "fail",
     "network",
-    holds="Weights that were loaded have the names and shapes of the network, or may differ.",
+    holds="The loaded weights match the network's names and shapes, except where differences are allowed.",
 )
 def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The names and shapes in the file do not match the network.
 
-    Every name and shape of the network must be in the file, and nothing else. Half a checkpoint, one saved from another
-    version of the code, or weights of another network break it. Only what the file stores can be judged then, and the
-    check fails whatever the level. Name the network with --arch, or what may differ with --allow-missing and
-    --allow-unexpected; --arch none asks for no network.
+    The file must hold every name and shape of the network, and nothing else. Half a checkpoint, a checkpoint of another
+    version of the code, or the weights of another network break the rule. Only what the file stores can be judged then,
+    and the check fails at any level. Name the network with --arch, or allow differences with --allow-missing and
+    --allow-unexpected; --arch none judges the file without a network.
     """
     return iter(())  # likewise
 
@@ -54,15 +54,15 @@ def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Ob
     "fail",
     "stored",
     followers="tensor",
-    holds="No parameter or buffer holds NaN or Inf, masks and empty ranges apart.",
+    holds="No parameter or buffer holds NaN or Inf, except masks and empty ranges.",
 )
 def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A parameter or buffer holds NaN or Inf.
 
-    One NaN in a weight makes every output NaN. It comes from a step with too large a learning rate, an overflow in half
-    precision, or a damaged file. A buffer that holds nothing but zeros and infinities is a mask, and passes; so does a
-    minimum or maximum, by its name, that is infinite everywhere: it has seen no values yet, which is how quantisation's
-    observers start. Go back to an earlier checkpoint.
+    One NaN in a weight makes every output NaN. Causes: a step with too large a learning rate, an overflow in half
+    precision, a damaged file. A buffer that holds only zeros and infinities is a mask, and passes. So does a minimum or
+    maximum (by its name) that is infinite everywhere: quantisation observers start so, before they see a value. Go back
+    to an earlier checkpoint.
     """
     for values in measured.stored:
         if (values.nan_count or values.inf_count) and not (_is_mask(values) or _is_empty_range(values)):
@@ -74,10 +74,10 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
 def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A weight matrix or kernel is zero everywhere.
 
-    A weight with at least two axes longer than 1 that is zero passes nothing on. It was never loaded, was pruned, or
-    starts so by design: untrained heads and the last layer of residual branches do. Biases, including attention's
-    tables of them, and scales are not judged; nor are tables of positions ("pos" in the name) while weights are random
-    or BatchNorm is untrained, as some start at zero.
+    A zero weight with at least two axes longer than 1 passes nothing on. It was never loaded, was pruned, or starts at
+    zero by design, as untrained heads and the last layers of residual branches do. Biases, including attention's tables
+    of them, and scales are not judged. Tables of positions ("pos" in the name) are not judged while weights are random
+    or BatchNorm is untrained, because some start at zero.
     """
     passing = ("bias", "pos") if is_untrained(measured) else ("bias",)
     for values in measured.stored:
@@ -96,7 +96,7 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     """A weight matrix or kernel has one value everywhere, other than zero.
 
     A weight with at least two axes longer than 1 and a single value makes all its outputs the same. It was allocated,
-    but never initialised or loaded. Biases and scales are not judged, nor are tables of scales, which may start with
+    but never initialised or loaded. Biases and scales are not judged. Nor are tables of scales, which may start with
     one value: they are neither the weight of a known layer nor named "weight".
     """
     for values in measured.stored:
@@ -116,8 +116,8 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
 def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Two weights that are not tied hold the same values.
 
-    Two weights of equal values that do not share memory are usually a mistake: one was loaded twice, or layers were
-    copied and never trained apart. Tied weights and constant ones do not count.
+    Two equal weights that do not share memory are usually a mistake: one was loaded twice, or layers were copied and
+    never trained apart. Tied weights and constant weights do not count.
     """
     for values in measured.stored:
         if values.twin_of:
@@ -135,17 +135,17 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
 @limit(
     "max_zero_fraction",
     0.5,
-    "share of a layer's channels whose mean and variance may be zero, 0-1; none while all means are zero",
-    "of 8 trained networks three, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
+    "share of a layer's channels whose mean and variance may be zero, 0-1; none may be while all means are zero",
+    "3 of 8 trained networks, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
 )
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A running variance of BatchNorm is negative or zero.
 
-    A running variance is a mean of squares: negative, it is damaged, and the root of it NaN. In a few channels zero
-    means that they are dead; in many, that the buffer was zeroed instead of loaded: eval mode then divides by the root
-    of eps, which magnifies every deviation. One channel, zero or below float32's least normal number, 1.18e-38, is
-    enough where its running mean is not zero, so that it is not dead. So is one zero where all running means are zero,
-    as no training explains that variance.
+    A running variance is a mean of squares. A negative one is damaged, and its root is NaN. Zeros in a few channels
+    mean that these are dead. Zeros in many mean that the buffer was zeroed instead of loaded: eval mode then divides by
+    the root of eps, which magnifies every deviation. One channel that is zero, or below float32's least normal number,
+    1.18e-38, is enough if its running mean is not zero, because it is not dead then. One zero is also enough if all
+    running means are zero, because no training explains that variance.
     """
     # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
@@ -177,21 +177,22 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     "max_fraction",
     0.25,
     "share of a weight's output channels that may be zero, 0-1",
-    "of 8 trained networks three, EfficientNet-Lite0 to 2, have any: up to 4 of 32",
+    "3 of 8 trained networks, EfficientNet-Lite0 to 2, have any: up to 4 of 32",
 )
 @limit(
     "min_chance",
     1e-6,
-    "probability that the zero channels at the end of a weight are there by chance, from the share of others",
-    "four at the end of 64 of which no other is zero have 7e-8, three 4e-6",
+    "probability that the zero channels at the end of a weight are there by chance, given the share of "
+    "zero channels elsewhere",
+    "four zero channels at the end of 64, with no others, have 7e-8, three have 4e-6",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of a weight are zero everywhere, while others are not.
 
-    A row or kernel of zeros gives an output channel that is constant. Structured pruning does it on purpose; so does
-    weight decay on a channel that gets no gradient. Neither prefers the last channels: where all of these are zero and
-    few others, the end of the tensor was never written, or channels were padded. A weight that is zero as a whole is
-    left to zero-parameter, and rows of embeddings do not count as filters: that of the padding is zero by design.
+    A row or kernel of zeros makes a constant output channel. Structured pruning does it on purpose, and weight decay
+    does it to a channel without a gradient. Neither prefers the last channels: if all of these are zero and few others
+    are, the end of the tensor was never written, or channels were padded. A weight that is zero as a whole is left to
+    zero-parameter. Rows of embeddings do not count as filters: the padding row is zero by design.
     """
     for values in measured.stored:
         if not values.zero_filters or not values.filter_count or is_zero(values) or "Embedding" in values.kind:

@@ -42,25 +42,23 @@ _FEWEST_SIGNS = 2048
 @limit(
     "max_ratio",
     100.0,
-    "greatest magnitude of a weight over the 99.9 % quantile of its magnitudes, from which there is a warning",
-    "of 21 trained networks and 65 copies of them, pruned or rounded, the nearest has 48 (Silero VAD), of"
-    " 199 random ones 31",
+    "greatest magnitude of a weight over the 99.9 % quantile of its magnitudes; above it the rule warns",
+    "the largest of 21 trained networks and 65 pruned or rounded copies is 48 (Silero VAD), of 199 random networks 31",
 )
 @limit(
     "fail_ratio",
     1e4,
-    "the same, from which a value of at least 1,000 fails",
+    "the same ratio; above it a value of at least 1,000 fails",
     "a flipped exponent bit multiplies by 2**16 in float16, by 2**128 in float32 and bfloat16",
 )
 def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A value of a weight is far greater than all others.
 
-    A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
-    (a flipped bit of an exponent multiplies by up to 2**128) or from a diverging step; the greatest number of the type
-    itself is what an overflow is cut to. Such a value drowns everything beside it, and fails. Values that are hundreds
-    of times the others also occur in sound networks, and warn. The rule judges parameters and BatchNorm's statistics;
-    of fewer than 2,000 values the greatest is compared with the next. Go back to an earlier checkpoint, or download
-    again.
+    A single value thousands of times the others, or one whose square overflows its type, comes from a damaged file (a
+    flipped exponent bit multiplies by up to 2**128) or from a diverging step. The greatest number of the type itself is
+    a clipped overflow. Such a value drowns everything beside it, and fails. Values hundreds of times the others also
+    occur in sound networks, and warn. The rule judges parameters and BatchNorm's statistics; with fewer than 2,000
+    values, the greatest is compared with the next. Go back to an earlier checkpoint, or download again.
     """
     for values in measured.stored:
         if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
@@ -90,10 +88,10 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of one weight are equal to the last bit.
 
-    Two filters that start apart never meet in training. A faulty conversion or a tensor that was put together from
-    overlapping pieces copies them; a network that was widened by copying, and not trained since, has them on purpose.
-    Filters of zeros, and of fewer than 8 values other than zero (32 in a weight rounded to 8 bits), do not count, nor
-    does a depthwise weight that repeats one kernel, as a blur does.
+    Two filters that start apart never meet in training. A faulty conversion, or a tensor assembled from overlapping
+    pieces, copies them. A network that was widened by copying and not trained since has copies on purpose. Filters of
+    zeros do not count, nor do filters with fewer than 8 non-zero values (32 in a weight rounded to 8 bits), nor a
+    depthwise weight that repeats one kernel, as a blur does.
     """
     for values in measured.stored:
         if values.repeated_filters and values.filter_count:
@@ -105,22 +103,22 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
 @limit(
     "min_length",
     64,
-    "values in a row that are the same, from which a run is looked at",
-    "of 21 trained networks and 35 copies, rounded or structurally pruned, none has 32",
+    "equal values in a row, from which a run is judged",
+    "none of 21 trained networks and 35 rounded or structurally pruned copies has a run of 32",
 )
 @limit(
     "max_over_chance",
     16.0,
-    "length of a run over that of the longest expected by chance, from the share of the value elsewhere",
-    "of 30 copies of trained networks pruned value by value, 50 % to 98 %, the nearest has 6.5",
+    "length of a run over that of the longest expected by chance, given the share of the value elsewhere",
+    "the largest of 30 copies of trained networks pruned value by value, 50 % to 98 %, is 6.5",
 )
 def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A block of a weight has a single value, mostly zero, unlike the rest.
 
-    A page of a file that was never written reads as zeros, and a fault in a conversion leaves a block as it was
-    allocated. The longest run of one value in a weight's memory is compared with the longest expected by chance, given
-    the share of that value around it, so a network pruned value by value passes. Filters and inputs that are zero as a
-    whole are left out, as structured pruning and dead channels leave them; dead-filter reports such filters.
+    An unwritten page of a file reads as zeros, and a faulty conversion leaves a block as it was allocated. The longest
+    run of one value in a weight's memory is compared with the longest run expected by chance, given the share of that
+    value around it. So a network pruned value by value passes. Filters and inputs that are zero as a whole are left
+    out: structured pruning and dead channels leave them, and dead-filter reports such filters.
     """
     for values in measured.stored:
         run = values.constant_run
@@ -142,16 +140,16 @@ def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 @limit(
     "min_magnitude",
     4.0,
-    "greatest magnitude of a weight of whole numbers, from which it is reported",
+    "greatest magnitude from which a weight of whole numbers is reported",
     "binary and ternary networks hold up to 1, int4 reaches 7 or 8, int8 127",
 )
 def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A floating-point weight holds nothing but whole numbers: integers that lack their scale.
 
-    A quantised weight is an integer times a scale. Copied into a floating-point network without it, the integers make
-    every output tens to thousands of times too large; a normalisation may hide that. The rule judges kernels and
-    matrices of 1,024 values and more, with nothing called "scale" stored in the same module. Convert the file again,
-    and multiply each weight by its scale.
+    A quantised weight is an integer times a scale. Without the scale, the integers make every output of a
+    floating-point network tens to thousands of times too large; a normalisation may hide that. The rule judges kernels
+    and matrices of 1,024 values or more whose module stores nothing called "scale". Convert the file again, and
+    multiply each weight by its scale.
     """
     scaled = {_owner(each) for each in measured.stored if "scale" in _leaf(each).lower()}
     for values in measured.stored:
@@ -168,18 +166,17 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 @limit(
     "fail_fraction",
     0.75,
-    "share of the network's weights without a change of sign, from which they fail, 0-1",
-    "of 11 trained networks and 265 random ones of timm none has such a weight: the rarer sign has at least"
-    " 27 % of the values",
+    "share of the network's weights that have only one sign, from which the rule fails, 0-1",
+    "no weight of 11 trained networks and 265 random ones of timm has: the rarer sign has at least 27 % of the values",
 )
 def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """All values of a weight have the same sign.
 
-    Initialisation draws both signs, and training keeps both. Magnitudes alone are what is left when the sign is lost:
-    in a conversion, in reading signed integers as unsigned, or in a step that stored absolute values. Where nearly all
-    weights are so, the rule fails; a single one warns, for some layers are kept positive on purpose, as those that mix
-    energies of frequencies. It judges kernels and matrices with 2,048 values and more that are not zero, unless they
-    are constant or break integer-weight.
+    Initialisation draws both signs, and training keeps both. A weight of magnitudes alone has lost its signs: in a
+    conversion, by reading signed integers as unsigned, or in a step that stored absolute values. If nearly all weights
+    are so, the rule fails. A single one warns, because some layers are kept positive on purpose, such as those that mix
+    energies of frequencies. The rule judges kernels and matrices with at least 2,048 non-zero values, unless they are
+    constant or break integer-weight.
     """
     weights = [each for each in measured.stored if is_weight(each) and _nonzero(each) >= _FEWEST_SIGNS]
     unsigned = [each for each in weights if _has_one_sign(each) and each.min != each.max and not each.is_whole]
@@ -202,30 +199,30 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
 @limit(
     "max_spread",
     3.0,
-    "spread of a weight's rows, columns and kernel places beyond that of independent values, in standard errors",
-    "of 21 trained networks and 65 copies, pruned or rounded, the nearest has 4.7; of 11 trained for"
-    " seconds 3.3, and two of them, half of whose values were pruned, 2.4; of the 8,566 weights of 112 random ones 98 %"
-    " stay below",
+    "spread of a weight's rows, columns and kernel positions beyond that of independent values, in standard errors",
+    "the smallest of 21 trained networks and 65 pruned or rounded copies is 4.7, of 11 networks trained "
+    "for seconds 3.3, of two of them with half of their values pruned 2.4; 98 % of the 8,566 weights of "
+    "112 random networks stay below",
 )
 @limit(
     "min_trained_fraction",
     0.75,
     "share of the weights that must be trained before an untrained one is reported, 0-1",
-    "of two networks trained for seconds 57 % and 11 % are, of EfficientNet-Lite0 to 2 at least 91 %",
+    "57 % and 11 % are in two networks trained for seconds, at least 91 % in EfficientNet-Lite0 to 2",
 )
 def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight looks drawn at random, while nearly all others are trained.
 
-    Whatever the distribution, initialisation draws the values of a weight independently; training makes rows, columns
-    and the places of a kernel differ from one another by far more than chance does. A weight without any such structure
-    among trained ones was never loaded, was initialised again, or is not used. The rule judges kernels and matrices of
-    2,048 values and more. What comes after the last trained weight passes, for a new head on a trained body is on
-    purpose; so does a network with fewer trained weights than the limit.
+    Initialisation draws the values of a weight independently, from whatever distribution. Training makes rows, columns
+    and kernel positions differ from one another far more than chance does. A weight without such structure among
+    trained ones was never loaded, was initialised again, or is not used. The rule judges kernels and matrices of 2,048
+    values or more. Weights after the last trained one pass, because a new head on a trained body is on purpose. So does
+    a network with fewer trained weights than the limit.
 
-    A transposed square weight is not found: it looks as trained as before. The norms of its columns follow the
-    magnitudes of its inputs in some layers (rank correlation up to 0.91), but hardly in half of the 119 layers of
-    EfficientNet-Lite0 to 2 (below 0.3, down to -0.18). Where a BatchNorm follows, batchnorm-statistics finds it with
-    pictures; elsewhere a baseline (drift) or labelled pictures do.
+    A transposed square weight is not found: it looks as trained as before. In some layers the norms of its columns
+    follow the magnitudes of its inputs (rank correlation up to 0.91), but in half of the 119 layers of
+    EfficientNet-Lite0 to 2 they hardly do (below 0.3, down to -0.18). If a BatchNorm follows, batchnorm-statistics
+    finds it with pictures; otherwise a baseline (drift) or labelled pictures do.
     """
     last = _last_trained(measured.stored, terms.limit("min_trained_fraction"))
     for values in measured.stored[:last]:
@@ -251,14 +248,15 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
 def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A normalisation layer has its initial values, while nearly all others have moved.
 
-    Statistics of exactly 0 and 1, one of the two while the other differs from channel to channel, or a weight of
-    exactly 1 with a bias of exactly 0, are what a layer starts with, and no training leaves them so: it was reset,
-    never loaded, or is not used. A weight and a bias of 0, with which the last layer of a residual branch may start,
-    pass nothing on. A BatchNorm that counts batches and has not moved for them is impossible, and fails;
-    all else warns. It also warns where no statistics at all have moved though the weights are trained or batches are
-    counted, which a momentum of 0 explains as well; and, for a file, where the weights look random too: then it was
-    saved before training. What comes after everything that was trained passes, for a new head on a trained body is on
-    purpose.
+    A layer has not moved if its statistics are exactly 0 and 1, if one of the two is while the other differs from
+    channel to channel, or if its weight is exactly 1 and its bias exactly 0. Training does not leave a layer so: it was
+    reset, never loaded, or is not used. A weight and a bias of 0, with which the last layer of a residual branch may
+    start, pass nothing on.
+
+    A BatchNorm that has counted batches and has not moved is impossible, and fails; all else warns. The rule also warns
+    if no statistics at all have moved though the weights are trained or batches are counted (a momentum of 0 explains
+    that as well). For a file it warns if the weights look random too: then the file was saved before training. Layers
+    after the last trained one pass, because a new head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
     is_new = batch_norm_is_untrained(measured) and weights_look_random(measured)

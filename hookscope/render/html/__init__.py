@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hookscope.render.columns import number_text, percent_text, probability_text, quantile_text
-from hookscope.render.cost_text import cost_lines, dearest_sentence
+from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.html.figures import FRAME, Figure, bars, distributions, logarithmic
 from hookscope.render.html.flow import flows_of
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
@@ -174,7 +174,7 @@ def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:
         target = f" to {loss.target}" if loss.target else ""
         facts.insert(3, ("Loss", f"{loss.name}{target} = {number_text(loss.value)}", not math.isfinite(loss.value)))
     if isinstance(result, Activations) and result.cost is not None:
-        facts += [("Cost", line.plain, False) for line in cost_lines(result.cost)[:1]]
+        facts.append(("Cost", whole_words(result.cost), False))
         facts += [("Dearest part", sentence, False) for sentence in [dearest_sentence(result)] if sentence]
     if result.verification is not None:
         facts.append(_verified(result.verification))

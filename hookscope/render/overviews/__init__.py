@@ -1,1 +1,1 @@
-"""One picture for each command that runs a model, dark on white, fit to be shown to others."""
+"""One picture for each command that runs a model, fit to be shown to others on light and dark pages."""

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from hookscope.render.columns import probability_text
 from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.overlays import seen_part
-from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.maps import MAP_KEY, MapColumns, chosen_maps
 from hookscope.render.overviews.sheet import (
     AMBER,
@@ -117,7 +117,7 @@ def depth_blocks(
     shares = Chart(
         title="Exact zeros and dead channels",
         series=[
-            Series("zeros, share of values", [each.zero_fraction for each in values], (160, 196, 222), "area"),
+            Series("zeros, share of values", [each.zero_fraction for each in values], PALE_BLUE, "area"),
             Series("dead (all zero), share of channels", dead, VERMILION, "dots"),
         ],
         count=len(rows),

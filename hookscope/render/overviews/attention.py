@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overlays import bar, colour_scale, overlay, seen_part, shrunk
+from hookscope.render.overviews.charts import BLUE
 from hookscope.render.overviews.maps import coloured
 from hookscope.render.overviews.over_photograph import BAR, Cell, input_cell, outline, put_together
 from hookscope.render.overviews.sheet import (
@@ -20,6 +22,7 @@ from hookscope.render.overviews.sheet import (
     LINE,
     MARGIN,
     NAME,
+    PAPER,
     RED,
     SMALL,
     TEXT,
@@ -46,7 +49,7 @@ _DOT = 3
 
 
 def draw_attention(result: Attention, index: int, photograph: Photograph) -> Image.Image:
-    """Draw one input of a result, 1,200 pixels wide, dark on white."""
+    """Draw one input of a result, 1,200 pixels wide."""
     maps = [each for each in result.maps if each.input_index == index][:_MOST_MAPS]
     wide = photograph.region.width / photograph.region.height
     columns = 1 if wide > 2.2 else min(len(maps) + 1, 2 if wide > 1.6 else 3 if wide > 1.1 else 4)
@@ -55,13 +58,17 @@ def draw_attention(result: Attention, index: int, photograph: Photograph) -> Ima
     ratio = min(width / photograph.region.width, _TALLEST / photograph.region.height)
     height, width = (max(1, round(side * ratio)) for side in photograph.pixels.shape[:2])
     small = shrunk(photograph, height, width)
-    cells = [input_cell(result.inputs[index], small), *(_map_cell(each, small) for each in maps)]
+    picture = input_cell(result.inputs[index], small)
+    if photograph.remark and not maps:  # nothing is drawn over the grey that stands for the input
+        picture = replace(picture, pixels=np.full((1, width, 3), PAPER, np.uint8))
+    cells = [picture, *(_map_cell(each, small) for each in maps)]
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     queries = dict.fromkeys(each.query for each in result.head_maps if each.input_index == index)
     own = [each for each in result.head_maps if each.input_index == index]
     of_query = ([each for each in own if each.query == query] for query in queries)
     below = [*map(partial(_heads_block, result), of_query), _numbers_block(result)]
-    footing = [(sentence, TEXT, DIM) for sentence in (photograph.remark, *result.notes[-2:]) if sentence]
+    remarks = [photograph.remark] if photograph.remark and maps else []
+    footing = [(sentence, TEXT, DIM) for sentence in (*remarks, *result.notes[-2:])]
     return put_together(_heading(result), rows, columns, footing, [block for block in below if block is not None])
 
 
@@ -70,7 +77,7 @@ def _heading(result: Attention) -> Sequence[Line]:
     weights = "random weights: nothing here was learned" if model.random else f"weights: {model.weights}"
     census: Line = (result.census, TEXT, AMBER if result.unseen else INK)
     return (
-        (f"what the attention of {model.name} looks at", TITLE, INK),
+        (f"What the attention of {model.name} looks at", TITLE, INK),
         census,
         (f"{weights}   ·   each map has its own scale, from 0", TEXT, DIM),
     )
@@ -208,7 +215,7 @@ def _draw_panel(
             continue
         x = left + margin + step * (row.index + 0.5)
         y = bottom - value / highest * (_PANEL_HEIGHT - _DOT)
-        colour: Colour = RED if row.is_one_token else (38, 84, 138)
+        colour: Colour = RED if row.is_one_token else BLUE
         pen.ellipse([x - _DOT, y - _DOT, x + _DOT, y + _DOT], fill=colour)
     ends = ("block 0", f"{len(result.blocks) - 1}")
     pen.text((left + margin, bottom + 3), ends[0], DIM, drawn)

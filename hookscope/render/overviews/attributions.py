@@ -22,6 +22,7 @@ from hookscope.render.overviews.sheet import (
     INK,
     INNER,
     NAME,
+    PAPER,
     RED,
     TEXT,
     TITLE,
@@ -36,7 +37,7 @@ _MOST_OF_WIDE_MAPS = 12
 
 
 def draw_overview(result: Attributions, index: int, photograph: Photograph) -> Image.Image:
-    """Draw one input of a result with all its maps, 1,200 pixels wide, dark on white."""
+    """Draw one input of a result with all its maps, 1,200 pixels wide."""
     maps = [each for each in result.maps if each.input_index == index]
     shown = maps[:_MOST_MAPS]
     if shown and shown[0].values.ndim != PICTURE_AXES:
@@ -49,7 +50,7 @@ def draw_overview(result: Attributions, index: int, photograph: Photograph) -> I
     cells: list[Cell] = [input_cell(result.inputs[index], small), *(_map_cell(each, small) for each in shown)]
     if len(shown) < len(maps):
         more = f"{len(maps) - len(shown)} more maps are in the run's folder."
-        cells.append(Cell(np.full((1, width, 3), 255, np.uint8), [(more, TEXT, DIM)]))
+        cells.append(Cell(np.full((1, width, 3), PAPER, np.uint8), [(more, TEXT, DIM)]))
     rows: list[list[Cell | None]]
     starts = range(1, len(cells), across)
     if across < columns:  # the input has a column
@@ -69,11 +70,11 @@ def _wide_overview(result: Attributions, index: int, maps: Sequence[AttributionM
     seen = f"a tensor, to the network as {' x '.join(map(str, record.shape))}"
     remarks = [(given_remark(given), TEXT, DIM)] if given is not None and given_remark(given) else []
     about = [(PurePath(record.name).name or record.name, NAME, INK), (seen, TEXT, DIM), *remarks]
-    cells = [Cell(np.full((1, INNER, 3), 255, np.uint8), about)]
+    cells = [Cell(np.full((1, INNER, 3), PAPER, np.uint8), about)]
     cells += [_about_map(each, np.asarray(draw_given_map(given, each, INNER))) for each in maps[:_MOST_OF_WIDE_MAPS]]
     if more := len(maps) - (len(cells) - 1):
         words = f"{more} more maps are in the run's folder."
-        cells.append(Cell(np.full((1, INNER, 3), 255, np.uint8), [(words, TEXT, DIM)]))
+        cells.append(Cell(np.full((1, INNER, 3), PAPER, np.uint8), [(words, TEXT, DIM)]))
     footing = [
         (f"The {each.name} check failed. {each.meaning}", TEXT, RED) for each in result.sanity if each.passed is False
     ]

@@ -11,14 +11,15 @@ from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.sheet import DIM, INK, INNER, MARGIN, NAME, PAPER, SMALL, TEXT, Block, Colour, in_font
 
 # Okabe and Ito 2008, "Color Universal Design", as in the plots.
-BLUE, ORANGE, VERMILION, GREY = (0, 114, 178), (230, 159, 0), (213, 94, 0), (118, 118, 118)
+BLUE, ORANGE, VERMILION, GREY = (86, 180, 233), (230, 159, 0), (213, 94, 0), (160, 160, 160)
+PALE_BLUE = (44, 88, 120)
 
 # Pixels.
 _PLOT_HEIGHT = 150
 _AXIS = 64  # left of the plot, for its numbers
 _SMOOTH = 3  # drawn so many times larger, then averaged: lines and dots without steps
-_GRID_LINE = (226, 228, 231)
-_GROUND = (250, 226, 214)  # behind what is pointed at
+_GRID_LINE = (66, 72, 80)
+_GROUND = (92, 50, 38)  # behind what is pointed at
 _MOST_DOTS = 80  # of more layers, lines have no dots
 
 _MOST_TICKS = 5
@@ -293,5 +294,12 @@ def _log_ticks(low: float, high: float) -> list[float]:
     if len(exponents) >= 2:
         step = math.ceil(len(exponents) / _MOST_TICKS)
         return [10.0**exponent for exponent in exponents if exponent % step == 0]
-    around = [digit * 10.0**exponent for exponent in range(math.floor(low), math.ceil(high) + 1) for digit in (1, 2, 5)]
-    return [tick for tick in around if low <= math.log10(tick) <= high]
+    ticks: list[float] = []
+    for digits in ((1, 2, 5), [*range(1, 10)], [tenths / 10 for tenths in range(10, 100)]):
+        around = [
+            digit * 10.0**exponent for exponent in range(math.floor(low), math.ceil(high) + 1) for digit in digits
+        ]
+        ticks = [tick for tick in around if low <= math.log10(tick) <= high]
+        if len(ticks) >= 2:
+            break
+    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS) or 1]

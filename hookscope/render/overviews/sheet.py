@@ -1,4 +1,4 @@
-"""The sheet that overviews are drawn on: 1,200 pixels wide, dark on an opaque white that stands on any page."""
+"""The sheet that overviews are drawn on: 1,200 pixels wide, light on a dark slate that suits white and black pages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ INNER = WIDTH - 2 * MARGIN
 TITLE, NAME, TEXT, SMALL = 26, 20, 16, 14
 
 Colour = tuple[int, int, int]
-INK, DIM, PAPER, LINE = (24, 24, 24), (96, 103, 112), (255, 255, 255), (40, 44, 50)
-RED, AMBER, GREEN = (150, 40, 30), (140, 90, 0), (20, 110, 60)
+INK, DIM, PAPER, LINE = (236, 238, 241), (172, 179, 188), (36, 40, 46), (120, 127, 136)
+RED, AMBER, GREEN = (255, 142, 126), (245, 190, 75), (112, 207, 142)
 
 Line = tuple[str, int, Colour]
 """Text, size and colour."""

@@ -6,7 +6,7 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.lettering import line_height
 from hookscope.render.overviews.activations import model_line
-from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.sheet import (
     AMBER,
     DIM,
@@ -72,7 +72,7 @@ def _dead_chart(result: Survey) -> Chart:
     return Chart(
         title="Channels that never fire, layer by layer",
         series=[
-            Series("values that are not zero", firing, (160, 196, 222), "area"),
+            Series("values that are not zero", firing, PALE_BLUE, "area"),
             Series("dead, share of channels", dead, VERMILION, "dots"),
         ],
         count=len(rows),

@@ -54,7 +54,7 @@ _MOST_ROWS = 36  # of a heat map
 _ROW = 17
 
 _LEVELS = 255
-_NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (244, 245, 246), (226, 228, 231)
+_NON_FINITE, _ZERO, _NOTHING, _GROUND = (255, 0, 255), (120, 124, 130), (48, 53, 60), (84, 91, 100)
 _COLOURS = {"fail": RED, "warn": AMBER}
 
 

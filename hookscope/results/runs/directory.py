@@ -161,6 +161,11 @@ def check_target(target: Path, option: str = "") -> None:
         raise _refusal(target, "no file can have such a name", option) from error
 
 
+def written_lines(picture: Path, others: Iterable[str], hint: str = "") -> str:
+    """Return a command's last lines: the picture to look at first, and what else its folder holds."""
+    return f"Picture: {safe_text(str(picture))}\nSame folder: {', '.join([*others, _RECORD])}{hint}"
+
+
 def default_run_path(verb: str, *names: str) -> Path:
     """Return `hookscope-runs/<verb>-<model>-<input>`, each part fit for a file name."""
     return Path("hookscope-runs") / "-".join(slug(part, _MOST_BYTES // (len(names) + 1)) for part in (verb, *names))

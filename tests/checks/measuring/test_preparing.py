@@ -75,7 +75,9 @@ def test_noise_for_a_detector_is_a_list() -> None:
 
 
 def test_a_network_that_does_not_tell_its_input_needs_a_shape() -> None:
-    with pytest.raises(UsageError, match="Embedding has an unknown input shape: give --images, or --input-shape"):
+    with pytest.raises(
+        UsageError, match="Embedding has an unknown input shape: give pictures or tensor files with --images, or"
+    ):
         prepare(nn.Embedding(5, 2), CheckSettings())
 
 
