@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.attention import AttentionCall, ModuleInput
-from hookscope.statistics.token_layout import Layout, Tokens, known_prefix, layout_of
+from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, known_prefix, layout_of
 
 NOWHERE = -1
 """The cell of a token that has no place on the picture."""
@@ -173,13 +173,7 @@ def arrangement_of(network: nn.Module, given: Tokens | None) -> Arrangement:
     remark = ""
     if any(type(each).__name__ == "Unroll" for each in network.modules()):  # Hiera's
         remark = "its tokens lie in the order of unrolled windows, not of the picture's rows"
-    class_count = 1
-    for module in network.modules():
-        if isinstance(getattr(module, "num_prefix_tokens", None), int):
-            has_class = getattr(module, "has_class_token", getattr(module, "cls_token", None) is not None)
-            class_count = int(bool(has_class))
-            break
-    return Arrangement(known_prefix(network), class_count, given, remark)
+    return Arrangement(known_prefix(network), class_token_count(network), given, remark)
 
 
 def places_of(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from inspect import Signature, signature
 from math import sqrt
@@ -100,6 +101,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
+@dataclass(slots=True)
 class MultiHeadCall:
     """One call of `F.multi_head_attention_forward`, whose inner calls no mode sees: a mode is off in its own handler.
 
@@ -107,8 +109,7 @@ class MultiHeadCall:
     the output is the same, and nothing is computed twice.
     """
 
-    def __init__(self) -> None:
-        self._rows: AttentionRows | None = None
+    _rows: AttentionRows | None = None
 
     def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function as it is to be run; itself if it is not torch's own."""
@@ -132,7 +133,7 @@ class MultiHeadCall:
             return self._rows
         heads = _mha_signature().bind(*args, **kwargs).arguments["num_heads"]
         part, shape = self._rows.part, (lead[0] // heads, heads)
-        return AttentionRows((*shape, queries, keys), lambda begin, end: part(begin, end).unflatten(0, shape))
+        return AttentionRows((*shape, queries, keys), lambda begin, end: part(begin, end).reshape(*shape, -1, keys))
 
     def _fused(
         self,

@@ -159,6 +159,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows, None if recorder.tokens is None else recorder.tokens.results())
     left_out = unlisted(results, selected, operations)
+    listed = [row for row in results if row.label not in left_out]
     device, dtype = inspected.placed
     inspection = Activations(
         model=inspected.info,
@@ -167,6 +168,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         uncalled=uncalled(inspected, selected, called, run.forward_calls, broke_off=broken is not None),
         feature_maps=feature_maps(results, recorder.kept),
         map_summaries=map_summaries(results, recorder.maps.saved if recorder.maps is not None else ()),
+        token_maps=() if recorder.tokens is None else recorder.tokens.maps(listed, run.records),
         predictions=tuple(run.best),
         warnings=run.warnings(fast_path_warning(inspected.modules, selected, with_operations=operations is not None)),
         notes=run.notes(),

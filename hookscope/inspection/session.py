@@ -580,7 +580,7 @@ class TensorCollector:
             OutputError: If there is no room.
         """
         *lead, count, columns = rows.shape
-        pieces = [(self._spooled(each),) for each in rows.reshape(-1, count, columns)]
+        pieces: list[tuple[Piece, ...]] = [(self._spooled(each),) for each in rows.reshape(-1, count, columns)]
         if begin:
             before = self._latest.pop()[1].pieces
             each = len(before) // len(pieces)

@@ -15,7 +15,7 @@ from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.network import Failure, ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
-from hookscope.results.token_norms import TokenNorms
+from hookscope.results.token_norms import TokenMap, TokenNorms
 from hookscope.text import counted
 
 Flag = Literal[
@@ -224,11 +224,14 @@ class Activations(Run):
 
     Attributes:
         map_summaries: Of the first three inputs, for the overview.
+        token_maps: Norms of tokens on their grids, of the first three inputs: in layers with high tokens, or in the
+            last block.
         cost: Cost of one forward pass over the first input, module by module; None without `cost=True`.
     """
 
     feature_maps: tuple[FeatureMaps, ...] = ()
     map_summaries: tuple[MapSummary, ...] = ()
+    token_maps: tuple[TokenMap, ...] = ()
     cost: NetworkCost | None = None
 
     def __getitem__(self, label: str) -> LayerRow:

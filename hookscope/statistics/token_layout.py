@@ -88,6 +88,23 @@ def known_prefix(network: nn.Module) -> int | None:
     return None
 
 
+def class_token_count(network: nn.Module) -> int:
+    """Return how many of the tokens in front of the grid are class tokens: 0 where timm says so, else 1."""
+    for module in network.modules():
+        if isinstance(getattr(module, "num_prefix_tokens", None), int):
+            has_class = getattr(module, "has_class_token", getattr(module, "cls_token", None) is not None)
+            return int(bool(has_class))
+    return 1
+
+
+def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
+    """Return a name for each of so many tokens in front of the grid: "class token", "register 1"."""
+    names = ["class token"] * min(class_token_count(network), count)
+    distilled = any(getattr(module, "dist_token", None) is not None for module in network.modules())
+    names += ["distillation token"] * (distilled and len(names) < count)
+    return (*names, *(f"register {number}" for number in range(1, count - len(names) + 1)))
+
+
 def layout_of(
     shape: Sequence[int],
     count: int,
