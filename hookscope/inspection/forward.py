@@ -39,6 +39,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.repeats import numbered, without_rows
 from hookscope.statistics import Measured, Reducer
+from hookscope.statistics.token_layout import WindowedLayers
 
 
 class ForwardError(ModelError):
@@ -121,6 +122,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     if summaries != "none":
         recorder.maps = MapRecorder(every_row=summaries == "every row" or len(selected) <= FEW_ROWS)
+    recorder.windowed = WindowedLayers(network)
     recorder.tokens = TokenRecorder(network) if tokens else None
     recorder.operations = None if keeps_judged else operations
     recorder.judged_reducer = Reducer() if judged and not keeps_judged else None

@@ -356,3 +356,60 @@ def test_registers_have_queries_and_shares_of_their_own() -> None:
     assert row.register_share == pytest.approx(weights[0, :, 1:5].sum(-1).mean(), rel=1e-5)
     with pytest.raises(UsageError, match="no block that was asked for"):
         hookscope.attention(network, torch.randn(1, 3, 56, 56), query="register:5")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("library", "layer"), [("timm", "attn.proj"), ("transformers", "attention.o_proj")])
+def test_what_layers_inside_of_windows_return_lies_on_the_picture(library: str, layer: str) -> None:
+    """The output is replaced by numbers of tokens: the map must have each number where its token lies."""
+    network = of_swin(library, 64)
+    blocks = network.layers[0].blocks if library == "timm" else network.encoder.layers[0].blocks  # type: ignore[index, union-attr]
+    prefix = "layers.0.blocks" if library == "timm" else "encoder.layers.0.blocks"
+    for number, shift in ((0, 0), (1, 2)):
+        expected = np.zeros((16, 16))  # windows are numbered row by row, and tokens in them
+        for row in range(16):
+            for column in range(16):
+                down, across = (row - shift) % 16, (column - shift) % 16
+                expected[row, column] = (down // 4 * 4 + across // 4) * 16 + down % 4 * 4 + across % 4
+        name = f"{prefix}.{number}.{layer}"
+        numbers = torch.arange(256.0).reshape(16, 16, 1).expand(-1, -1, 16)
+
+        def numbered(_module: nn.Module, _args: object, output: Tensor, numbers: Tensor = numbers) -> Tensor:
+            return output * 0 + numbers.repeat(len(output) // 16, 1, 1)
+
+        handle = blocks[number].get_submodule(layer).register_forward_hook(numbered)  # type: ignore[index, operator, union-attr]
+        pictures = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+        run = hookscope.activations(network, pictures, layer=name, grids_for=2)
+        handle.remove()
+        for maps in run.feature_maps:
+            assert maps.arrangement == "maps"
+            assert np.array_equal(maps.values[3], expected)
+        assert [maps.input_index for maps in run.feature_maps] == [0, 1]
+
+
+@pytest.mark.exhaustive
+def test_attribute_puts_windows_back() -> None:
+    """Grad-CAM (Selvaraju et al. 2017, equations 1 and 2) by hand, token by token, of the shifted second block."""
+    network, layer = of_swin("timm", 64), "layers.0.blocks.1.attn"
+    picture = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+    seen: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: object, output: Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    network.eval()
+    handle = network.get_submodule(layer).register_forward_hook(keep)
+    network(picture)[0, 7].backward()
+    handle.remove()
+    values = seen[0].detach().double().numpy()  # (windows, tokens, C)
+    assert seen[0].grad is not None
+    weights = seen[0].grad.double().numpy().mean((0, 1))
+    expected = np.zeros((16, 16))
+    for row in range(16):
+        for column in range(16):
+            down, across = (row - 2) % 16, (column - 2) % 16
+            token = values[down // 4 * 4 + across // 4, down % 4 * 4 + across % 4]
+            expected[row, column] = max(0.0, float(weights @ token))
+    (found,) = hookscope.attribute(network, picture, layer=layer, target=7, sanity="none").maps
+    assert found.values / found.values.max() == pytest.approx(expected / expected.max(), abs=1e-4)
