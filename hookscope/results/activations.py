@@ -96,7 +96,8 @@ class FeatureMaps:
         values: float32. At most `--max-channels` channels: the first ones.
         extra_tokens: For "tokens", the class token and its like, (K, C); else None.
         channel_count: Channels the activation has in all.
-        shape: The activation's shape without the batch axis, as the network produced it.
+        shape: The activation's shape without the batch axis, as the network produced it; where windows were put back,
+            that of the map.
     """
 
     row: int

@@ -1,5 +1,7 @@
 """What a run gathers: numbers, maps, windows and rollout, against NumPy and networks built to be known."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -413,3 +415,34 @@ def test_attribute_puts_windows_back() -> None:
             expected[row, column] = max(0.0, float(weights @ token))
     (found,) = hookscope.attribute(network, picture, layer=layer, target=7, sanity="none").maps
     assert found.values / found.values.max() == pytest.approx(expected / expected.max(), abs=1e-4)
+
+
+PEAK = """
+import re, sys, torch, timm, hookscope
+torch.manual_seed(0)
+torch.set_num_threads(1)
+hookscope.attention(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), torch.randn(1, 3, 32, 32))
+network = timm.create_model("vit_large_patch14_dinov2", img_size=518, depth=2).eval()
+picture = torch.randn(1, 3, 518, 518)
+if sys.argv[1] == "plain":
+    with torch.no_grad():
+        network(picture)
+else:
+    result = hookscope.attention(network, picture, save_tensors=sys.argv[1] == "saved")
+    assert (result.census, result.blocks[0].keys) == ("2 of 2 blocks seen", 1370)
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
+def test_518_pixels_take_less_than_100_mb_more_than_the_plain_pass() -> None:
+    """All weights of ViT-L/14 there are 120 MB a block."""
+
+    def peak_megabytes(way: str) -> float:
+        done = subprocess.run([sys.executable, "-c", PEAK, way], capture_output=True, text=True, check=True)
+        return int(done.stdout) / 1000
+
+    plain = peak_megabytes("plain")
+    assert peak_megabytes("reduced") - plain < 100
+    assert peak_megabytes("saved") - plain < 100
