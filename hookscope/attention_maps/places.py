@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.attention import AttentionCall, ModuleInput
-from hookscope.statistics.token_layout import Layout, Tokens, known_prefix, layout_of
+from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, known_prefix, layout_of
+from hookscope.statistics.windows import cut, cuts_windows, pair, window_size
 
 NOWHERE = -1
 """The cell of a token that has no place on the picture."""
@@ -139,7 +140,7 @@ def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
                 yield {shape[0] * shape[1]}
             elif len(shape) == 4:
                 sizes = {shape[0] * shape[1] * shape[2], shape[0] * shape[2] * shape[3]}
-                window = _pair(getattr(each.module, "window_size", None))
+                window = pair(getattr(each.module, "window_size", None))
                 if window is not None:
                     sizes.add(shape[0] * _up(shape[1], window[0]) * _up(shape[2], window[1]))
                 yield sizes
@@ -173,13 +174,7 @@ def arrangement_of(network: nn.Module, given: Tokens | None) -> Arrangement:
     remark = ""
     if any(type(each).__name__ == "Unroll" for each in network.modules()):  # Hiera's
         remark = "its tokens lie in the order of unrolled windows, not of the picture's rows"
-    class_count = 1
-    for module in network.modules():
-        if isinstance(getattr(module, "num_prefix_tokens", None), int):
-            has_class = getattr(module, "has_class_token", getattr(module, "cls_token", None) is not None)
-            class_count = int(bool(has_class))
-            break
-    return Arrangement(known_prefix(network), class_count, given, remark)
+    return Arrangement(known_prefix(network), class_token_count(network), given, remark)
 
 
 def places_of(
@@ -190,7 +185,7 @@ def places_of(
     *_, queries, keys = call.rows.shape
     if arrangement.remark and arrangement.given is None:
         return None, None, arrangement.remark
-    if axes.windows > 1 or any(hasattr(each.module, "shift_size") for each in call.running):
+    if axes.windows > 1 or any(cuts_windows(each.module) for each in call.running):
         windows = _windows_of(call, axes, inputs)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
     of_keys = _grid_places(keys, call.grids, arrangement)
@@ -227,10 +222,9 @@ def _windows_of(call: AttentionCall, axes: Axes, inputs: int) -> Places | str:
     """
     assert call.rows is not None  # noqa: S101
     queries, keys = call.rows.shape[-2:]
-    # `shift_size` is Swin's word: networks that cut windows in other ways have none.
-    block = next((each for each in call.running if hasattr(each.module, "shift_size")), None)
+    block = next((each for each in call.running if cuts_windows(each.module)), None)
     size = None if block is None else _map_size(block, inputs)
-    window = _window_size(call, keys)
+    window = window_size((each.module for each in call.running), keys)
     if size is None or window is None or queries != keys:
         return _UNPLACED
     padded = (_up(size[0], window[0]), _up(size[1], window[1]))
@@ -243,17 +237,7 @@ def _windows_of(call: AttentionCall, axes: Axes, inputs: int) -> Places | str:
         cells = torch.nn.functional.pad(cells, pad, value=NOWHERE).roll((-shift[0], -shift[1]), (0, 1))
     else:
         cells = torch.nn.functional.pad(cells.roll((-shift[0], -shift[1]), (0, 1)), pad, value=NOWHERE)
-    rows, columns = padded[0] // window[0], padded[1] // window[1]
-    cells = cells.reshape(rows, window[0], columns, window[1]).transpose(1, 2).reshape(rows * columns, keys)
-    return Places(cells, size, 0)
-
-
-def _window_size(call: AttentionCall, keys: int) -> tuple[int, int] | None:
-    """Return the size of windows: the running module's own, or of a square, as of a window larger than the map."""
-    side = math.isqrt(keys)
-    sizes = (_pair(getattr(each.module, "window_size", None)) for each in call.running)
-    fitting = [size for size in (*sizes, (side, side)) if size is not None and size[0] * size[1] == keys]
-    return fitting[0] if fitting else None
+    return Places(cut(cells, window), size, 0)
 
 
 def _map_size(block: ModuleInput, inputs: int) -> tuple[int, int] | None:
@@ -265,19 +249,11 @@ def _map_size(block: ModuleInput, inputs: int) -> tuple[int, int] | None:
     if tokens.dim() == 4:
         return tokens.shape[1], tokens.shape[2]
     for each in given:
-        pair = _pair(each) if isinstance(each, tuple | list) else None
-        if pair is not None and tokens.dim() == 3 and pair[0] * pair[1] == tokens.size(1):
-            return pair
+        size = pair(each) if isinstance(each, tuple | list) else None
+        if size is not None and tokens.dim() == 3 and size[0] * size[1] == tokens.size(1):
+            return size
     side = math.isqrt(tokens.size(1)) if tokens.dim() == 3 else 0
     return (side, side) if side and side * side == tokens.size(1) else None
-
-
-def _pair(value: Any) -> tuple[int, int] | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return (value, value) if value > 0 else None
-    if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(each, int) for each in value):
-        return (value[0], value[1])
-    return None
 
 
 def distances(queries: Places, keys: Places) -> Tensor:

@@ -53,7 +53,8 @@ def refuse_rollout(label: str, queries: int, keys: int, windows: int, tokens: in
         reason = "attends within windows"
     elif queries != keys:
         pools = "pools" if queries == 1 else "has queries and keys of different tokens"
-        reason = f"{pools} ({queries} queries, {keys} keys)"
+        count = "1 query" if queries == 1 else f"{queries} queries"
+        reason = f"{pools} ({count}, {keys} keys)"
     elif tokens is not None and keys != tokens:
         reason = f"has {keys} tokens, the blocks before it have {tokens}"
     if reason:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,6 @@ from hookscope.attention_maps.census import attention_modules, unseen_blocks
 from hookscope.attention_maps.places import (
     Arrangement,
     Places,
-    arranged,
     arrangement_of,
     axes_of,
     head_count_of,
@@ -132,15 +132,21 @@ class _Pass:
         }
         keeps = self._keeps_patches(len(self.seen), label) and axes.windows == 1 and query_count > 1
         keeps = keeps and keys is not None and query_count * key_count <= _MOST_WEIGHTS
-        numbers = reduced(call.rows, axes, inputs, queries, keys, chosen, keeps_whole=keeps or self.wanted.rollout)
+        numbers = reduced(
+            call.rows,
+            axes,
+            inputs,
+            queries,
+            keys,
+            chosen,
+            keeps_whole=keeps or self.wanted.rollout,
+            save=None if self.collector is None else partial(self._save, self.collector, label),
+        )
         if self.wanted.rollout and numbers.whole is not None:
             self.rollout.add(numbers.whole, keys)
         if not keeps:
             numbers.whole = None
         self._drop_patches()
-        if self.collector is not None:
-            whole = arranged(call.rows.part(0, query_count), axes, inputs)
-            self.collector.collect(label, whole[:, 0] if axes.windows == 1 else whole)
         block = AttentionBlock(
             label,
             kind,
@@ -155,6 +161,10 @@ class _Pass:
             remark,
         )
         self.seen.append(_Seen(block, numbers, queries, keys))
+
+    @staticmethod
+    def _save(collector: TensorCollector, label: str, rows: Tensor, begin: int) -> None:
+        collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)
 
     def _keeps_patches(self, index: int, label: str) -> bool:
         """Tell whether the rows of every patch may be asked for: negative positions are known at the end alone."""

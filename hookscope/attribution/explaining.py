@@ -20,6 +20,7 @@ from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Extent, Method
+from hookscope.statistics.token_layout import WindowedLayers
 
 # The methods of layer and picture at once, and whose maps and pixels they multiply.
 _OF_BOTH: Mapping[str, tuple[str, Method]] = {"guided-grad-cam": ("grad-cam", "guided-backprop")}
@@ -113,7 +114,7 @@ def explain_again(
     modules, _ = module_index(network)
     names = dict.fromkeys(each.place[0] for each in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
-    outputs = LayerOutputs(passes.outputs.prefix, passes.outputs.given)
+    outputs = LayerOutputs(passes.outputs.prefix, passes.outputs.given, WindowedLayers(network))
     with ExitStack() as hooks:
         other = ForwardBackward(
             inspected=replace(passes.inspected, network=network, modules=modules),

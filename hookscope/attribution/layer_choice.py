@@ -13,7 +13,7 @@ from hookscope.attribution.scores import BatchTarget
 from hookscope.hooks.observed import ModuleCall, Place
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
-from hookscope.statistics.token_layout import Layout, Tokens, known_prefix, layout_of
+from hookscope.statistics.token_layout import Layout, Tokens, WindowedLayers, known_prefix, layout_of
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -62,6 +62,7 @@ class LayerOutputs:
         axes: Axes of place that the input has.
         prefix: Tokens in front of the grid, if that is known of the network.
         given: What the user said of tokens.
+        windowed: Its layers that return windows.
         unrolled: How often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0.
         keeps: Whether to keep the outputs, and where their gradients arrive.
         score_map: Label of the output that was found to hold the scores themselves; "" without one.
@@ -69,6 +70,7 @@ class LayerOutputs:
 
     prefix: int | None
     given: Tokens | None
+    windowed: WindowedLayers
     unrolled: int = 0
     count: int = 1
     axes: int = 2
@@ -97,7 +99,7 @@ class LayerOutputs:
         layout: Layout | str = "holds whole numbers"
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
-            layout = self._in_rows(
+            layout = self.windowed.layout(call.layer, shape, self.count, axis, self._grids) or self._in_rows(
                 layout_of(shape, self.count, axis, self._grids, axes=self.axes, prefix=self.prefix, given=self.given)
             )
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
@@ -129,7 +131,8 @@ class LayerOutputs:
 def layer_outputs_of(network: nn.Module, tokens: Tokens | None) -> LayerOutputs:
     """Return the outputs of a network, before anything ran."""
     unroll = next((each for each in network.modules() if type(each).__name__ == "Unroll"), None)  # Hiera's
-    return LayerOutputs(known_prefix(network), tokens, len(getattr(unroll, "schedule", ())))
+    windowed = WindowedLayers(network)
+    return LayerOutputs(known_prefix(network), tokens, windowed, len(getattr(unroll, "schedule", ())))
 
 
 class Choice(NamedTuple):

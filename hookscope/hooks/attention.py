@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from hookscope.hooks.attention_rows import (
     AttentionRows,
+    MultiHeadCall,
     NotExactError,
     autocast_as,
-    of_multi_head,
     of_scaled_dot_product,
     of_weights,
 )
@@ -63,10 +63,8 @@ class AttentionCall(NamedTuple):
 
 _GRIDS = frozenset({"conv2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
 _PRODUCTS = frozenset({"matmul", "bmm", "einsum"})
-_ENTRIES: Mapping[str, tuple[Entry, Callable[..., AttentionRows]]] = {
-    "scaled_dot_product_attention": ("scaled dot product", of_scaled_dot_product),
-    "multi_head_attention_forward": ("multi-head", of_multi_head),
-}
+_FUSED = "scaled_dot_product_attention"
+_MULTI_HEAD = "multi_head_attention_forward"
 
 
 class AttentionMode(TorchFunctionMode):
@@ -96,9 +94,12 @@ class AttentionMode(TorchFunctionMode):
         """Run a torch function, and look at it if it is part of an attention."""
         given = kwargs or {}
         name = operation_name(func)
-        output = run_networks(func, args, given)
-        if name in _ENTRIES:
-            self._attention(*_ENTRIES[name], args, given, sys._getframe(1))
+        call = MultiHeadCall()
+        output = run_networks(call.noting(func) if name == _MULTI_HEAD else func, args, given)
+        if name == _FUSED:
+            self._attention("scaled dot product", of_scaled_dot_product, args, given, sys._getframe(1))
+        elif name == _MULTI_HEAD:
+            self._attention("multi-head", call.rows, args, given, sys._getframe(1))
         elif name == "flex_attention":
             self._hand_on("flex", sys._getframe(1), None, _flex_reason(args, given))
         elif name in _PRODUCTS:

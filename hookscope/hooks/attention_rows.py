@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from inspect import Signature, signature
 from math import sqrt
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -99,34 +101,63 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
+@dataclass(slots=True)
+class MultiHeadCall:
+    """One call of `F.multi_head_attention_forward`, whose inner calls no mode sees: a mode is off in its own handler.
+
+    The function is run with its own code, in which two names stand for functions that also note what they are given:
+    the output is the same, and nothing is computed twice.
+    """
+
+    _rows: AttentionRows | None = None
+
+    def noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function as it is to be run; itself if it is not torch's own."""
+        if not isinstance(function, FunctionType) or function.__globals__ is not vars(F):
+            return function
+        names = vars(F) | {"scaled_dot_product_attention": self._fused, "softmax": self._softmax}
+        made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+        made.__kwdefaults__ = function.__kwdefaults__
+        return made
+
+    def rows(self, *args: Any, **kwargs: Any) -> AttentionRows:
+        """Return the weights of the call, which had these arguments, before dropout.
+
+        Raises:
+            NotExactError: If nothing was noted, such as in the function of another library.
+        """
+        if self._rows is None:
+            raise NotExactError("its attention function is not torch's own")
+        *lead, queries, keys = self._rows.shape
+        if len(lead) > 1:
+            return self._rows
+        heads = _mha_signature().bind(*args, **kwargs).arguments["num_heads"]
+        part, shape = self._rows.part, (lead[0] // heads, heads)
+        return AttentionRows((*shape, queries, keys), lambda begin, end: part(begin, end).reshape(*shape, -1, keys))
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+    ) -> Tensor:
+        # The scale as this function has it where it returns weights, for their last bits.
+        scale = sqrt(1 / query.size(-1))
+        self._rows = _of_scaled_dot_product(query, key, value, attn_mask, is_causal=is_causal, scale=scale)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)
+
+    def _softmax(self, scores: Tensor, dim: int) -> Tensor:
+        weights = F.softmax(scores, dim=dim)
+        self._rows = of_weights(weights.detach())
+        return weights
+
+
 @cache
 def _mha_signature() -> Signature:
     return signature(F.multi_head_attention_forward)
-
-
-def of_multi_head(*args: Any, **kwargs: Any) -> AttentionRows:
-    """Return the weights of `F.multi_head_attention_forward`, which is called again for them, without dropout."""
-    given = dict(_mha_signature().bind(*args, **kwargs).arguments)
-    query, key = given["query"], given["key"]
-    given |= {"need_weights": True, "average_attn_weights": False, "dropout_p": 0.0}
-    is_batched = query.dim() == 3
-    added = sum((given.get("bias_k") is not None, bool(given.get("add_zero_attn"))))
-    key_count = (key.size(0) if given.get("static_k") is None else given["static_k"].size(1)) + added
-    lead = (query.size(1), given["num_heads"]) if is_batched else (given["num_heads"],)
-    queries = query.size(0)
-    casts = autocasts()
-
-    def part(begin: int, end: int) -> Tensor:
-        some = given
-        if (begin, end) != (0, queries):
-            some = given | {"query": query[begin:end]}
-            if given.get("attn_mask") is not None:
-                some["attn_mask"] = given["attn_mask"][..., begin:end, :]
-        with autocast_as(casts):  # its weights may have another dtype than what it is given
-            _, weights = F.multi_head_attention_forward(**some)
-        return torch.empty(0) if weights is None else _wide(weights.detach())  # it was asked for weights
-
-    return AttentionRows((*lead, queries, key_count), part)
 
 
 def of_weights(weights: Tensor) -> AttentionRows:

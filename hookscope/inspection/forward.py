@@ -39,6 +39,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.repeats import numbered, without_rows
 from hookscope.statistics import Measured, Reducer
+from hookscope.statistics.token_layout import WindowedLayers
 
 
 class ForwardError(ModelError):
@@ -121,6 +122,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     if summaries != "none":
         recorder.maps = MapRecorder(every_row=summaries == "every row" or len(selected) <= FEW_ROWS)
+    recorder.windowed = WindowedLayers(network)
     recorder.tokens = TokenRecorder(network) if tokens else None
     recorder.operations = None if keeps_judged else operations
     recorder.judged_reducer = Reducer() if judged and not keeps_judged else None
@@ -159,6 +161,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows, None if recorder.tokens is None else recorder.tokens.results())
     left_out = unlisted(results, selected, operations)
+    listed = [row for row in results if row.label not in left_out]
     device, dtype = inspected.placed
     inspection = Activations(
         model=inspected.info,
@@ -167,6 +170,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         uncalled=uncalled(inspected, selected, called, run.forward_calls, broke_off=broken is not None),
         feature_maps=feature_maps(results, recorder.kept),
         map_summaries=map_summaries(results, recorder.maps.saved if recorder.maps is not None else ()),
+        token_maps=() if recorder.tokens is None else recorder.tokens.maps(listed, run.records),
         predictions=tuple(run.best),
         warnings=run.warnings(fast_path_warning(inspected.modules, selected, with_operations=operations is not None)),
         notes=run.notes(),

@@ -28,6 +28,7 @@ from hookscope.results.token_norms import TokenNorms
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
 from hookscope.statistics.storage import gathered
+from hookscope.statistics.token_layout import WindowedLayers
 from hookscope.text import counted
 
 # A layer is flagged from this share of dead channels on: after a ReLU a few are dead for any one picture.
@@ -82,6 +83,7 @@ class Recorder:
     on_call: Callable[[ModuleCall], None] | None = None
     maps: MapRecorder | None = None
     tokens: TokenRecorder | None = None
+    windowed: WindowedLayers | None = None
     kept: list[SavedActivation] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
@@ -158,6 +160,9 @@ class Recorder:
         if self.grids_for <= min(self.indices, default=0) or not is_dense or not tensor.numel():
             return
         count, note = len(self.indices), ""
+        layout = self.windowed and self.windowed.layout(key[0], tensor.shape, count, axis, self.axes.grids)
+        if layout:
+            tensor, axis = layout.maps(tensor), 1
         if tensor.dim() == 0:
             tensor = tensor.reshape(1)
         if tensor.shape[0] != count:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from platform import python_version
 from tempfile import gettempdir
@@ -55,7 +56,7 @@ from hookscope.results.noise_shapes import (
 )
 from hookscope.results.repeats import Key, fold_repeats, numbered, repeated, without_rows
 from hookscope.results.runs.atomic import reason_of
-from hookscope.results.runs.tensors import DTYPES, SpooledTensor, TensorSpool
+from hookscope.results.runs.tensors import DTYPES, Piece, SpooledTensor, TensorSpool
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.storage import plain_array
 from hookscope.text import safe_text
@@ -565,16 +566,39 @@ class TensorCollector:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or dtype not in DTYPES:
             return
+        self._latest.append((label, SpooledTensor(dtype, tuple(tensor.shape), (self._spooled(tensor),))))
+
+    def collect_rows(self, label: str, rows: Tensor, begin: int) -> None:
+        """Spool some rows of a floating-point tensor (..., rows, columns), which come in their order from row 0.
+
+        Args:
+            label: Of the tensor.
+            rows: (..., some rows, columns).
+            begin: The first of them; unless it is 0, they continue what was collected last.
+
+        Raises:
+            OutputError: If there is no room.
+        """
+        *lead, count, columns = rows.shape
+        pieces: list[tuple[Piece, ...]] = [(self._spooled(each),) for each in rows.reshape(-1, count, columns)]
+        if begin:
+            before = self._latest.pop()[1].pieces
+            each = len(before) // len(pieces)
+            pieces = [(*before[at * each : (at + 1) * each], *piece) for at, piece in enumerate(pieces)]
+        dtype = str(rows.dtype).removeprefix("torch.")
+        shape = (*lead, begin + count, columns)
+        self._latest.append((label, SpooledTensor(dtype, shape, tuple(chain.from_iterable(pieces)))))
+
+    def _spooled(self, tensor: Tensor) -> Piece:
         values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         if values.stride() != (1,):  # a single element, expanded
             values = values.clone(memory_format=torch.contiguous_format)
         flat = _little_endian(values.view(torch.uint8), tensor.dtype)
         try:
-            piece = self._spool.append(memoryview(plain_array(flat).data))
+            return self._spool.append(memoryview(plain_array(flat).data))
         except OSError as error:
             where = f"in {gettempdir()}: {reason_of(error)}"
             raise OutputError(f"Tensors cannot be kept {where}. Free some space, or set TMPDIR to another.") from error
-        self._latest.append((label, SpooledTensor(dtype, tuple(tensor.shape), (piece,))))
 
     def end_batch(self, finished: int) -> None:
         """Keep what came since the last call if inputs have been finished since: `finished` counts them."""

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.observed import Place
+from hookscope.results.activations import LayerRow
+from hookscope.results.inputs import InputRecord
 from hookscope.results.token_norms import (
     DEVIATIONS,
     LEAST_RATIO,
@@ -17,9 +19,10 @@ from hookscope.results.token_norms import (
     MASSIVE_VALUE,
     HighToken,
     MassiveActivation,
+    TokenMap,
     TokenNorms,
 )
-from hookscope.statistics.token_layout import Layout, known_prefix, layout_of
+from hookscope.statistics.token_layout import Layout, known_prefix, layout_of, prefix_names
 
 # Of fewer tokens a median says little about which one stands out.
 _FEWEST_TOKENS = 8
@@ -27,6 +30,9 @@ _FEWEST_TOKENS = 8
 _NORMAL = 1.4826
 # High tokens and massive activations that are kept of each row.
 _KEPT = 16
+# Inputs and rows that maps are drawn of.
+_DRAWN_INPUTS, _DRAWN_ROWS = 3, 8
+_PICTURE_AXES = 2
 # Magnitudes that a median is taken of.
 _SAMPLED = 2**14
 
@@ -43,6 +49,7 @@ class _Row:
     high: list[HighToken] = field(default_factory=list)
     massive_count: int = 0
     massive: list[MassiveActivation] = field(default_factory=list)
+    drawn: dict[int, tuple[Tensor, float]] = field(default_factory=dict)  # by input: norms (T,) and the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,29 @@ class TokenRecorder:
         self._commit()
         return {key: _result(row) for key, row in self.rows.items() if row.medians}
 
+    def maps(self, rows: Sequence[LayerRow], inputs: Sequence[InputRecord]) -> tuple[TokenMap, ...]:
+        """Return the norms on their grids, of the first inputs, in rows with high tokens, or in the last block.
+
+        Args:
+            rows: Those that may be drawn, in execution order.
+            inputs: A map is drawn where the grid divides its input evenly.
+        """
+        return tuple(
+            TokenMap(
+                row.index,
+                row.label,
+                index,
+                prefix_names(self.network, row.tokens.prefix or 0),
+                grid,
+                tuple(float(f"{norm:.5g}") for norm in norms.tolist()),
+                limit,
+            )
+            for row in _drawn_rows(rows)
+            for index, (norms, limit) in self.rows[row.layer, row.call, row.slot].drawn.items()
+            if row.tokens is not None and (grid := _picture_grid(row.tokens)) is not None
+            if _divides(grid, inputs[index].shape)
+        )
+
     def _commit(self) -> None:
         """Decide which tokens of the latest pass stand out, and add them to those of earlier ones."""
         by_shape: dict[tuple[torch.Size, torch.dtype, torch.device], list[_Seen]] = {}
@@ -154,6 +184,7 @@ class TokenRecorder:
         for at, place, token in is_high.nonzero().tolist():
             norm, limit = float(norms[at, place, token]), float(limits[at, place])
             high.setdefault(at, []).append(HighToken(several[at].indices[place], token, norm, limit))
+        shown = norms[:, [place for place, index in enumerate(self._indices) if index < _DRAWN_INPUTS]]
         numbers = zip(several, usable.tolist(), medians.tolist(), ordered[..., -1].tolist(), strict=True)
         for at, (each, is_usable, its_medians, its_largest) in enumerate(numbers):
             its_massive = massive.get(at, [])
@@ -164,6 +195,9 @@ class TokenRecorder:
                 row.high_count += len(high.get(at, ()))
                 row.high = nlargest(_KEPT, [*row.high, *high.get(at, ())], key=lambda token: token.norm)
                 row.massive_count += len(its_massive)
+                if each.layout is not None:
+                    firsts = zip(each.indices, shown[at], limits[at].tolist(), is_usable, strict=False)
+                    row.drawn |= {index: (its_norms, limit) for index, its_norms, limit, use in firsts if use}
                 row.massive = nlargest(_KEPT, [*row.massive, *its_massive], key=lambda found: abs(found.value))
 
 
@@ -208,6 +242,31 @@ def _massive(several: Sequence[_Seen]) -> dict[int, list[MassiveActivation]]:
         index, median = several[place].indices[at], float(medians[row, at])
         found.setdefault(place, []).append(MassiveActivation(index, token, channel, value, median))
     return found
+
+
+def _drawn_rows(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """Return the rows to draw: some with high tokens, evenly over depth, or the last block; a tensor once.
+
+    Behind a norm all tokens are about equally long, so that a block which ends in one comes last.
+    """
+    placed = [row for row in rows if not row.repeats and row.tokens is not None and _picture_grid(row.tokens)]
+    high = [row for row in placed if row.tokens is not None and row.tokens.high_count]
+    if high:
+        most = min(len(high), _DRAWN_ROWS)
+        return [high[at * (len(high) - 1) // max(most - 1, 1)] for at in range(most)]
+    parents = {row.layer.rpartition(".")[0] for row in rows}
+    norms = {row.activation.l2 for row in placed if "norm" in row.kind.lower()}
+    unlike = [row for row in placed if row.activation.l2 not in norms]
+    return ([row for row in unlike if row.layer in parents] or unlike or placed)[-1:]
+
+
+def _picture_grid(tokens: TokenNorms) -> tuple[int, int] | None:
+    grid = tokens.grid
+    return (grid[0], grid[1]) if grid is not None and len(grid) == _PICTURE_AXES else None
+
+
+def _divides(grid: tuple[int, int], shape: Sequence[int]) -> bool:
+    return len(shape) > _PICTURE_AXES and not (shape[-2] % grid[0] or shape[-1] % grid[1])
 
 
 def _result(row: _Row) -> TokenNorms:

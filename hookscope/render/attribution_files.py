@@ -18,6 +18,7 @@ from hookscope.errors import UsageError
 from hookscope.render.given_maps import draw_given, draw_given_map, given_remark
 from hookscope.render.overlays import overlay, shrunk
 from hookscope.render.overviews.attributions import draw_overview
+from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions
 from hookscope.results.inputs import InputRecord, Photograph, Region
@@ -108,7 +109,7 @@ def save_attributions(
     return SavedAttributions(folder, tuple(pictures), all_files)
 
 
-def photograph_of(result: Attributions | Attention, index: int) -> Photograph:
+def photograph_of(result: Activations | Attributions | Attention, index: int) -> Photograph:
     """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
     given = result.given.get(index) if isinstance(result, Attributions) else None
     if given is not None:

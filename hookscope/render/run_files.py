@@ -12,11 +12,12 @@ from PIL import Image
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
 from hookscope.render.attention_files import save_attention
-from hookscope.render.attribution_files import save_attributions
+from hookscope.render.attribution_files import photograph_of, save_attributions
 from hookscope.render.difference_files import save_differences
 from hookscope.render.history_files import save_history
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.gradients import draw_gradients
+from hookscope.render.overviews.token_norms import draw_token_norms
 from hookscope.render.survey_files import save_survey
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.attention import Attention
@@ -34,6 +35,7 @@ from hookscope.results.survey import Survey
 from hookscope.text import safe_text
 
 MOST_HISTOGRAMS = 12
+TOKENS = "tokens.png"
 
 # Written to files: `run.json` has everything else.
 _IN_FILES = ("rows", "gradients", "parameters", "over_time", "uncalled")
@@ -108,6 +110,10 @@ def save_run(
         draw_overview(result).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
         files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
+        if isinstance(result, Activations) and result.token_maps:
+            photographs = [photograph_of(result, each) for each in range(1 + _last_drawn(result))]
+            draw_token_norms(result, photographs).save(run.path / TOKENS, compress_level=6)
+            files.append(TOKENS)
         write_sketches(run.path, result)
         if result.tensors:
             saved: Any = result.tensors  # `SavedTensors`, which this room does not import
@@ -119,12 +125,17 @@ def save_run(
             **serialize.provenance_to_dict(provenance),
             "overview": OVERVIEW,
             "grids": [asdict(grid) for grid in drawn],
+            **({"token_maps": [asdict(each) for each in result.token_maps]} if isinstance(result, Activations) else {}),
             **{name: value for name, value in conversion.result_dict(result).items() if name not in _IN_FILES},
             **provenance.settings,
             "thumbnails": _write_pictures(run.path, result.inputs, provenance),
         }
         folder = run.finish(record)
     return SavedRun(folder, tuple(drawn), tuple(files))
+
+
+def _last_drawn(result: Activations) -> int:
+    return max(each.input_index for each in result.token_maps)
 
 
 def draw_overview(result: Activations | Gradients) -> Image.Image:

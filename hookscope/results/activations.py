@@ -15,7 +15,7 @@ from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.network import Failure, ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
-from hookscope.results.token_norms import TokenNorms
+from hookscope.results.token_norms import TokenMap, TokenNorms
 from hookscope.text import counted
 
 Flag = Literal[
@@ -96,7 +96,8 @@ class FeatureMaps:
         values: float32. At most `--max-channels` channels: the first ones.
         extra_tokens: For "tokens", the class token and its like, (K, C); else None.
         channel_count: Channels the activation has in all.
-        shape: The activation's shape without the batch axis, as the network produced it.
+        shape: The activation's shape without the batch axis, as the network produced it; where windows were put back,
+            that of the map.
     """
 
     row: int
@@ -224,11 +225,14 @@ class Activations(Run):
 
     Attributes:
         map_summaries: Of the first three inputs, for the overview.
+        token_maps: Norms of tokens on their grids, of the first three inputs: in layers with high tokens, or in the
+            last block.
         cost: Cost of one forward pass over the first input, module by module; None without `cost=True`.
     """
 
     feature_maps: tuple[FeatureMaps, ...] = ()
     map_summaries: tuple[MapSummary, ...] = ()
+    token_maps: tuple[TokenMap, ...] = ()
     cost: NetworkCost | None = None
 
     def __getitem__(self, label: str) -> LayerRow:

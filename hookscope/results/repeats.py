@@ -7,13 +7,14 @@ from typing import TypeVar
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, MapSummary
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.network import row_label
+from hookscope.results.token_norms import TokenMap
 
 Key = tuple[str, int, str]
 """(layer, call, slot) of an output."""
 
 Run = TypeVar("Run", Activations, Gradients)
 Row = TypeVar("Row", bound=LayerRow | GradientRow)
-Maps = TypeVar("Maps", FeatureMaps, MapSummary)
+Maps = TypeVar("Maps", FeatureMaps, MapSummary, TokenMap)
 
 
 def fold_repeats(run: Run) -> Run:
@@ -57,7 +58,8 @@ def numbered(run: Run) -> Run:
     """Number the rows by their places, after some were left out; maps follow their rows, or are left out with them."""
     if isinstance(run, Activations):
         maps, summaries = _of_rows(run.feature_maps, run.rows), _of_rows(run.map_summaries, run.rows)
-        return replace(run, rows=_by_place(run.rows), feature_maps=maps, map_summaries=summaries)
+        norms = _of_rows(run.token_maps, run.rows)
+        return replace(run, rows=_by_place(run.rows), feature_maps=maps, map_summaries=summaries, token_maps=norms)
     arrived = sorted(each.backward_index for each in run.gradients if each.backward_index is not None)
     order: dict[int | None, int | None] = {index: position for position, index in enumerate(arrived)}
     gradients = tuple(

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 LEAST_RATIO = 2.0
 """A high-norm token's norm is more than this many times the median of its input's tokens, and ..."""
 
@@ -99,3 +102,63 @@ class TokenNorms:
             at, place = divmod(at, size)
             words.append(f"{name} {place}")
         return f"token {token} ({', '.join(reversed(words))})"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMap:
+    """The norms of all tokens of one input in one layer, which lie on a grid over the input.
+
+    Attributes:
+        row: `LayerRow.index` of the layer.
+        label: Of that row.
+        input_index: Position of the input in the run.
+        prefix: Names of the tokens in front of the grid: "class token", "register 1".
+        grid: (h, w), row by row.
+        norms: Of all tokens, those of the prefix first, to five digits.
+        limit: Norms beyond it are high: see `LEAST_RATIO` and `DEVIATIONS`.
+    """
+
+    row: int
+    label: str
+    input_index: int
+    prefix: tuple[str, ...]
+    grid: tuple[int, int]
+    norms: tuple[float, ...]
+    limit: float
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """Norms on the grid, (h, w)."""
+        return np.array(self.norms[len(self.prefix) :], np.float32).reshape(self.grid)
+
+    @property
+    def extent(self) -> tuple[float, float, float, float]:
+        """The area that the grid fills: all of the input."""
+        return 0.0, 0.0, 1.0, 1.0
+
+    @property
+    def box(self) -> None:
+        """No place is framed."""
+        return
+
+    @property
+    def prefix_norms(self) -> list[tuple[str, float]]:
+        """Each token in front of the grid, by name, and its norm."""
+        return [*zip(self.prefix, self.norms, strict=False)]
+
+    @property
+    def median(self) -> float:
+        """The median norm, prefix counted."""
+        return float(np.median(self.norms))
+
+    @property
+    def high(self) -> list[str]:
+        """High tokens, the longest first: "class token", "row 3, column 5"."""
+        order = sorted(range(len(self.norms)), key=lambda token: -self.norms[token])
+        return [self._named(token) for token in order if self.norms[token] > self.limit]
+
+    def _named(self, token: int) -> str:
+        if token < len(self.prefix):
+            return self.prefix[token]
+        row, column = divmod(token - len(self.prefix), self.grid[1])
+        return f"row {row}, column {column}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
+from hookscope.statistics.windows import Windows, cuts_windows, pair, window_size
 from hookscope.text import safe_text
 
 # Tokens in front of the grid: the class token, a distillation token, registers (DINOv2 has 4); half as many as the grid
@@ -40,14 +41,18 @@ class Layout:
         grid: (l,), (h, w) or (d, h, w).
         channel_axis: Of the output, batch axis counted.
         prefix: Tokens in front of the grid; None if the output is no sequence.
+        windows: How the grid was cut, of an output (N * windows, tokens, C).
     """
 
     grid: tuple[int, ...]
     channel_axis: int
     prefix: int | None = None
+    windows: Windows | None = None
 
     def maps(self, values: Tensor) -> Tensor:
         """Return an output, or its gradient, as (N, C, *grid)."""
+        if self.windows is not None:
+            return self.windows.put_back(values, self.grid).movedim(-1, 1)
         if self.prefix is None:
             return values.movedim(self.channel_axis, 1)
         tokens = values[:, self.prefix :]
@@ -86,6 +91,23 @@ def known_prefix(network: nn.Module) -> int | None:
         if f"{kind.__module__}.{kind.__qualname__}" == "torchvision.models.vision_transformer.VisionTransformer":
             return 1
     return None
+
+
+def class_token_count(network: nn.Module) -> int:
+    """Return how many of the tokens in front of the grid are class tokens: 0 where timm says so, else 1."""
+    for module in network.modules():
+        if isinstance(getattr(module, "num_prefix_tokens", None), int):
+            has_class = getattr(module, "has_class_token", getattr(module, "cls_token", None) is not None)
+            return int(bool(has_class))
+    return 1
+
+
+def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
+    """Return a name for each of so many tokens in front of the grid: "class token", "register 1"."""
+    names = ["class token"] * min(class_token_count(network), count)
+    distilled = any(getattr(module, "dist_token", None) is not None for module in network.modules())
+    names += ["distillation token"] * (distilled and len(names) < count)
+    return (*names, *(f"register {number}" for number in range(1, count - len(names) + 1)))
 
 
 def layout_of(
@@ -158,6 +180,50 @@ def _of_unknown_grid(length: int, axes: int, prefix: int | None) -> Layout | str
         return Layout((side, side), 2, prefix)
     example = "HEIGHTxWIDTH" if axes == 2 else "DEPTHxHEIGHTxWIDTH"
     return f"has {length} tokens whose grid is not known; for patches give --tokens prefix=1,grid={example}"
+
+
+@dataclass(slots=True)
+class WindowedLayers:
+    """The layers of a network inside of blocks that cut maps into windows.
+
+    Attributes:
+        network: Its blocks are looked up once.
+    """
+
+    network: nn.Module
+    _blocks: dict[str, nn.Module] | None = None
+
+    def layout(
+        self, layer: str, shape: Sequence[int], count: int, channel_axis: int | None, grids: Sequence[tuple[int, ...]]
+    ) -> Layout | None:
+        """Return where windows lie in an output (count * windows, tokens, C); None if it holds none, or padded ones.
+
+        How a block shifts its map is read from it now: a map that is one window is not shifted.
+
+        Args:
+            layer: Dotted name of the layer, or "MODULE:OPERATION".
+            shape: Of the output.
+            count: Inputs in the batch.
+            channel_axis: As `statistics.channel_axis.AxisReader` gave it.
+            grids: As in `layout_of`; without any, the map is a square.
+        """
+        if len(shape) != _SEQUENCE_AXES or channel_axis == 1 or shape[0] <= count or shape[0] % count:
+            return None
+        if self._blocks is None:
+            self._blocks = {name: each for name, each in self.network.named_modules() if cuts_windows(each)}
+        block = next((each for name, each in self._blocks.items() if layer.startswith(f"{name}.")), None)
+        shift = None if block is None else pair(block.shift_size)
+        size = None if block is None else window_size([block], shape[1])
+        if shift is None or size is None:
+            return None
+        windows = Windows(size, shift)
+        side = math.isqrt(shape[0] // count * shape[1])
+        for halvings in range(MAX_HALVINGS + 1):
+            for grid in reversed(grids or [(side, side)]):
+                halved = tuple(side >> halvings for side in grid)
+                if len(halved) == len(size) and windows.counts(halved) == shape[0] // count:
+                    return Layout(halved, 2, None, windows)
+        return None
 
 
 def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:

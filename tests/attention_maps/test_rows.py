@@ -1,6 +1,7 @@
 """Weights compared with what torch, torchvision, timm and transformers compute where they do show them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,74 @@ def test_torchs_own_attention_has_the_weights_that_it_returns(train: bool) -> No
     assert whole is not None
     assert torch.allclose(torch.cat([whole.part(0, 2), whole.part(2, 5)], 2), expected, atol=1e-6)
     assert torch.allclose(rows.sum(-1), torch.ones(2, 3, 5), atol=1e-6)
+
+
+def masked_pairs(causal: bool) -> Tensor:
+    hidden = ~torch.ones(5, 7, dtype=torch.bool).tril() if causal else torch.zeros(5, 7).bernoulli(0.4) > 0
+    hidden[:, 0] = False
+    return hidden
+
+
+def hidden_keys() -> Tensor:
+    hidden = torch.zeros(2, 7, dtype=torch.bool)
+    hidden[1, 5:] = True
+    return hidden
+
+
+@pytest.mark.parametrize(
+    ("layer_options", "call_options"),
+    [
+        ({}, {"attn_mask": lambda: drawn(5, 7, seed=4)}),
+        ({}, {"attn_mask": lambda: drawn(6, 5, 7, seed=4)}),
+        ({}, {"attn_mask": lambda: masked_pairs(causal=False), "key_padding_mask": hidden_keys}),
+        ({}, {"attn_mask": lambda: masked_pairs(causal=True), "is_causal": lambda: True}),
+        ({"add_bias_kv": True, "add_zero_attn": True}, {"key_padding_mask": hidden_keys}),
+        ({"bias": False, "kdim": 9, "vdim": 6}, {}),
+        ({"batch_first": False}, {}),
+    ],
+    ids=["bias", "bias by head", "masks", "causal", "added keys", "other widths", "batch second"],
+)
+@pytest.mark.parametrize("asks", ["nothing", "means", "weights"])
+def test_torchs_own_attention_has_its_weights_to_the_last_bit(
+    layer_options: Mapping[str, Any], call_options: Mapping[str, Callable[[], Any]], asks: str
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(12, 3, dropout=0.5, **{"batch_first": True, **layer_options}).eval()
+    given = [drawn(2, 5, 12), drawn(2, 7, layer.kdim, seed=1), drawn(2, 7, layer.vdim, seed=2)]
+    if not layer.batch_first:
+        given = [each.transpose(0, 1) for each in given]
+    options = {name: made() for name, made in call_options.items()}
+    asked = {"need_weights": asks != "nothing", "average_attn_weights": asks != "weights"}
+    plain = layer(*given, **options, **asked)[0]
+    calls, (rows,), (output, _) = seen_by_mode(layer, *given, **options, **asked)
+    assert torch.equal(output, plain)
+    assert torch.equal(rows, layer(*given, **options, average_attn_weights=False)[1])
+    assert calls[0].rows is not None
+    assert calls[0].rows.shape == tuple(rows.shape)
+
+
+def test_torchs_own_attention_of_one_sequence_has_its_weights() -> None:
+    torch.manual_seed(0)
+    layer, tokens = nn.MultiheadAttention(12, 3).eval(), drawn(5, 12)
+    _, (rows,), _ = seen_by_mode(layer, tokens, tokens, tokens, need_weights=False)
+    assert torch.equal(rows[0], layer(tokens, tokens, tokens, average_attn_weights=False)[1])
+
+
+def test_nothing_is_projected_twice_for_the_weights_of_torchs_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, tokens = nn.MultiheadAttention(12, 3).eval(), drawn(5, 2, 12)
+    projected, linear = [], F.linear
+    monkeypatch.setattr(F, "linear", lambda *given: projected.append(given) or linear(*given))
+    seen_by_mode(layer, tokens, tokens, tokens, need_weights=False)
+    assert len(projected) == 2  # queries, keys and values at once, and the output
+
+
+def test_a_function_in_the_place_of_torchs_own_is_said_not_to_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = F.multi_head_attention_forward
+    monkeypatch.setattr(F, own.__name__, wraps(own)(partial(own)))
+    layer, tokens = nn.MultiheadAttention(12, 3).eval(), drawn(5, 2, 12)
+    calls, rows, _ = seen_by_mode(layer, tokens, tokens, tokens, need_weights=False)
+    assert rows == []
+    assert calls[0].reason == "its attention function is not torch's own"
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

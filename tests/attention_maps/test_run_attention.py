@@ -1,5 +1,7 @@
 """What a run gathers: numbers, maps, windows and rollout, against NumPy and networks built to be known."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -356,3 +358,91 @@ def test_registers_have_queries_and_shares_of_their_own() -> None:
     assert row.register_share == pytest.approx(weights[0, :, 1:5].sum(-1).mean(), rel=1e-5)
     with pytest.raises(UsageError, match="no block that was asked for"):
         hookscope.attention(network, torch.randn(1, 3, 56, 56), query="register:5")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("library", "layer"), [("timm", "attn.proj"), ("transformers", "attention.o_proj")])
+def test_what_layers_inside_of_windows_return_lies_on_the_picture(library: str, layer: str) -> None:
+    """The output is replaced by numbers of tokens: the map must have each number where its token lies."""
+    network = of_swin(library, 64)
+    blocks = network.layers[0].blocks if library == "timm" else network.encoder.layers[0].blocks  # type: ignore[index, union-attr]
+    prefix = "layers.0.blocks" if library == "timm" else "encoder.layers.0.blocks"
+    for number, shift in ((0, 0), (1, 2)):
+        expected = np.zeros((16, 16))  # windows are numbered row by row, and tokens in them
+        for row in range(16):
+            for column in range(16):
+                down, across = (row - shift) % 16, (column - shift) % 16
+                expected[row, column] = (down // 4 * 4 + across // 4) * 16 + down % 4 * 4 + across % 4
+        name = f"{prefix}.{number}.{layer}"
+        numbers = torch.arange(256.0).reshape(16, 16, 1).expand(-1, -1, 16)
+
+        def numbered(_module: nn.Module, _args: object, output: Tensor, numbers: Tensor = numbers) -> Tensor:
+            return output * 0 + numbers.repeat(len(output) // 16, 1, 1)
+
+        handle = blocks[number].get_submodule(layer).register_forward_hook(numbered)  # type: ignore[index, operator, union-attr]
+        pictures = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+        run = hookscope.activations(network, pictures, layer=name, grids_for=2)
+        handle.remove()
+        for maps in run.feature_maps:
+            assert maps.arrangement == "maps"
+            assert np.array_equal(maps.values[3], expected)
+        assert [maps.input_index for maps in run.feature_maps] == [0, 1]
+
+
+@pytest.mark.exhaustive
+def test_attribute_puts_windows_back() -> None:
+    """Grad-CAM (Selvaraju et al. 2017, equations 1 and 2) by hand, token by token, of the shifted second block."""
+    network, layer = of_swin("timm", 64), "layers.0.blocks.1.attn"
+    picture = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+    seen: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: object, output: Tensor) -> None:
+        output.retain_grad()
+        seen.append(output)
+
+    network.eval()
+    handle = network.get_submodule(layer).register_forward_hook(keep)
+    network(picture)[0, 7].backward()
+    handle.remove()
+    values = seen[0].detach().double().numpy()  # (windows, tokens, C)
+    assert seen[0].grad is not None
+    weights = seen[0].grad.double().numpy().mean((0, 1))
+    expected = np.zeros((16, 16))
+    for row in range(16):
+        for column in range(16):
+            down, across = (row - 2) % 16, (column - 2) % 16
+            token = values[down // 4 * 4 + across // 4, down % 4 * 4 + across % 4]
+            expected[row, column] = max(0.0, float(weights @ token))
+    (found,) = hookscope.attribute(network, picture, layer=layer, target=7, sanity="none").maps
+    assert found.values / found.values.max() == pytest.approx(expected / expected.max(), abs=1e-4)
+
+
+PEAK = """
+import re, sys, torch, timm, hookscope
+torch.manual_seed(0)
+torch.set_num_threads(1)
+hookscope.attention(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), torch.randn(1, 3, 32, 32))
+network = timm.create_model("vit_large_patch14_dinov2", img_size=518, depth=2).eval()
+picture = torch.randn(1, 3, 518, 518)
+if sys.argv[1] == "plain":
+    with torch.no_grad():
+        network(picture)
+else:
+    result = hookscope.attention(network, picture, save_tensors=sys.argv[1] == "saved")
+    assert (result.census, result.blocks[0].keys) == ("2 of 2 blocks seen", 1370)
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
+def test_518_pixels_take_less_than_100_mb_more_than_the_plain_pass() -> None:
+    """All weights of ViT-L/14 there are 120 MB a block."""
+
+    def peak_megabytes(way: str) -> float:
+        done = subprocess.run([sys.executable, "-c", PEAK, way], capture_output=True, text=True, check=True)
+        return int(done.stdout) / 1000
+
+    plain = peak_megabytes("plain")
+    assert peak_megabytes("reduced") - plain < 100
+    assert peak_megabytes("saved") - plain < 100

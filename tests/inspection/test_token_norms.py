@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.errors import InputError
 from hookscope.inspection.forward import inspect
+from hookscope.render.html import report_html
+from hookscope.results.runs.reading import read_run
 from hookscope.results.token_norms import TokenNorms
 
 GRID, PREFIX, WIDTH = 6, 1, 32
@@ -33,7 +37,7 @@ class Planted(nn.Module):
 class Vision(nn.Module):
     """A patch embedding, a class token, and what is planted behind it."""
 
-    num_prefix_tokens = PREFIX
+    num_prefix_tokens, has_class_token = PREFIX, True
 
     def __init__(self, *planted: nn.Module) -> None:
         super().__init__()
@@ -204,3 +208,40 @@ def test_the_terminal_names_the_tokens_below_the_table(pictures: Tensor) -> None
     quiet = str(hookscope.activations(vision(nn.Identity()), pictures, layer="norm"))
     assert "high-norm" not in quiet
     assert "massive" not in quiet
+
+
+def test_maps_have_the_norms_of_numpy_where_the_patches_lie(pictures: Tensor) -> None:
+    network = vision(nn.Identity(), Planted(9, 3, 900.0))
+    run = hookscope.activations(network, pictures, layer=["norm", "planted.*"])
+    assert [(each.label, each.input_index) for each in run.token_maps] == [("planted.1", at) for at in range(3)]
+    with torch.no_grad():
+        tokens = network.patches(pictures).flatten(2).transpose(1, 2)  # type: ignore[operator, union-attr]
+        tokens = torch.cat([network.cls.expand(3, -1, -1), tokens], 1)  # type: ignore[list-item, operator, union-attr]
+        tokens = network.planted(network.norm(tokens))  # type: ignore[operator]
+    norms = np.linalg.norm(tokens.double().numpy(), axis=2)
+    for each in run.token_maps:
+        expected = norms[each.input_index]
+        assert each.values == pytest.approx(expected[1:].reshape(GRID, GRID), rel=1e-4)
+        assert each.prefix_norms == [("class token", pytest.approx(expected[0], rel=1e-4))]
+        assert each.high == ["row 1, column 2"]
+
+
+def test_without_high_tokens_the_last_block_is_drawn_and_one_that_ends_in_a_norm_is_not(pictures: Tensor) -> None:
+    run = hookscope.activations(vision(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)), pictures[:1], layer="*")
+    assert [each.label for each in run.token_maps] == ["planted.0"]
+    assert run.token_maps[0].high == []
+
+
+def test_tokens_have_a_picture_and_a_place_on_the_page(pictures: Tensor, tmp_path: Path) -> None:
+    run = hookscope.activations(vision(Planted(9, 3, 900.0)), pictures, layer="planted.0")
+    folder = run.save(tmp_path / "run")
+    with Image.open(folder / "tokens.png") as drawn:
+        assert drawn.width == 1200
+    page = report_html(read_run(folder))
+    assert "in layers with high tokens" in page
+    assert page.count("High: row 1, column 2.") == 3
+    record = json.loads((folder / "run.json").read_text())
+    record["token_maps"][0]["norms"].pop()
+    (folder / "run.json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"norms of tokens of 'planted\.0' are of no row"):
+        read_run(folder)

@@ -16,6 +16,7 @@ from hookscope.render.html.flow import flows_of
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
+from hookscope.render.html.token_norms import token_norms
 from hookscope.render.overviews.activations import NO_FINDINGS
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.comparison import Prediction
@@ -67,7 +68,7 @@ def report_html(run: StoredRun) -> str:
             "own_name": lambda each: each.name.removeprefix(f"{parameter_owner(each.name, each.kind)}."),
             "quantiles": _quantiles,
         },
-        scripts=("fragment.js", "plots.js", "report.js"),
+        scripts=("fragment.js", "plots.js", "over_photograph.js", "report.js"),
         record=run.record,
         result=run.result,
         title=_title(run),
@@ -75,6 +76,8 @@ def report_html(run: StoredRun) -> str:
         making=making_facts(run.record, run.result, [("Layers asked for", patterns)]),
         remarks=remarks,
         strips=_strips(run, layers),
+        tokens=token_norms(run),
+        has_high_tokens=any(each.high for each in run.record.token_maps),
         verdict=_verdict(run),
         findings=findings_of(run, layers),
         flagged=[layer for layer in layers if layer.flagged],

@@ -4,6 +4,7 @@ No file outside the folder is read, whatever `run.json` names; links are not fol
 """
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -132,6 +133,10 @@ def _check_pictures(run: StoredRun) -> None:
     for grid in run.record.grids:
         if grid.input_index >= input_count or grid.row not in indices:
             raise refusal(run.folder, f"'{grid.path[:_MOST_SHOWN]}' is of no row")
+    for each in run.record.token_maps:
+        fits = len(each.norms) == len(each.prefix) + math.prod(each.grid)
+        if each.input_index >= input_count or each.row not in indices or not fits or not all(each.grid):
+            raise refusal(run.folder, f"norms of tokens of '{each.label[:_MOST_SHOWN]}' are of no row")
     if len(run.record.thumbnails) > input_count:
         raise refusal(run.folder, "it has more thumbnails than inputs")
 

@@ -24,6 +24,7 @@ from hookscope.results.grids import Grid
 from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
+from hookscope.results.token_norms import TokenMap
 from hookscope.text import plain, strict_json
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ _STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not i
 
 # Fields of results that no file of JSON has.
 _NOT_IN_JSON = (
-    *("feature_maps", "map_summaries", "gradient_maps", "comparison", "inputs_alone", "tensors", "provenance"),
-    *("unlisted", "given"),
+    *("feature_maps", "map_summaries", "token_maps", "gradient_maps", "comparison", "inputs_alone", "tensors"),
+    *("provenance", "unlisted", "given"),
 )
 
 _SHAPES = ("shape", "shape_b")
@@ -78,6 +79,7 @@ class RunRecord:
     edits: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
+    token_maps: tuple[TokenMap, ...] = ()
 
 
 def inspection_to_dict(result: Activations | Gradients) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""Windows that a map was cut into row by row, after a cyclic shift, as Swin does: found, cut and put back."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How a map was cut.
+
+    Attributes:
+        size: (h, w) of a window.
+        shift: How far the map was rolled towards its first row and column before.
+    """
+
+    size: tuple[int, int]
+    shift: tuple[int, int] = (0, 0)
+
+    def put_back(self, values: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """Return windows of maps, (N * windows, tokens, C), as maps, (N, h, w, C); windows fill the grid evenly."""
+        rows, columns = grid[0] // self.size[0], grid[1] // self.size[1]
+        parts = values.reshape(-1, rows, columns, *self.size, values.shape[-1])
+        return parts.transpose(2, 3).reshape(-1, *grid, values.shape[-1]).roll(self.shift, (1, 2))
+
+    def counts(self, grid: tuple[int, ...]) -> int | None:
+        """Return how many there are in a map of this size; None if they do not fill it evenly."""
+        (high, wide), (rows, columns) = self.size, grid
+        return None if rows % high or columns % wide else rows // high * (columns // wide)
+
+
+def cut(cells: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return a map, (h, w), that windows of a size fill evenly, as (windows, tokens)."""
+    rows, columns = cells.shape[0] // size[0], cells.shape[1] // size[1]
+    parts = cells.reshape(rows, size[0], columns, size[1]).transpose(1, 2)
+    return parts.reshape(rows * columns, size[0] * size[1])
+
+
+def cuts_windows(module: nn.Module) -> bool:
+    """Tell whether a module is a block of Swin: `shift_size` is its word, networks that cut otherwise have none."""
+    return hasattr(module, "shift_size")
+
+
+def window_size(modules: Iterable[nn.Module], tokens: int) -> tuple[int, int] | None:
+    """Return the size of windows of so many tokens: a module's own, or of a square, as of one larger than the map."""
+    side = math.isqrt(tokens)
+    sizes = (pair(getattr(each, "window_size", None)) for each in modules)
+    fitting = [size for size in (*sizes, (side, side)) if size is not None and size[0] * size[1] == tokens]
+    return fitting[0] if fitting else None
+
+
+def pair(value: Any) -> tuple[int, int] | None:
+    """Return a size that a module holds as one number or as two; None for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value, value) if value >= 0 else None
+    if isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(each, int) for each in value):
+        return (value[0], value[1])
+    return None
