@@ -48,6 +48,7 @@ class Plan:
         features: Where features go, "" without them; `pool` and `feature_dtype` say what they are.
         fields: Receptive fields, for crops.
         spatial: Size of the network's first input without batch and channels, (H, W).
+        labels_source: The folder or file that says the classes.
     """
 
     format: int
@@ -69,6 +70,7 @@ class Plan:
     threads: int
     fields: tuple[PlacedField, ...] = ()
     spatial: tuple[int, ...] = ()
+    labels_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ class ChunkFolder:
 
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, whole; OutputError if it cannot be written."""
-        document = asdict(replace(plan, model=replace(plan.model, categories=())))
+        categories = plan.model.categories if plan.classes else ()
+        document = asdict(replace(plan, model=replace(plan.model, categories=categories)))
         try:
             with whole_file(self.path / PLAN) as file:
                 file.write(json.dumps(document, default=str).encode())

@@ -24,8 +24,10 @@ from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.results.survey import Survey
 from hookscope.surveys.chunk_files import Sidecar, damage, digest_of, read_chunk, read_sidecar, write_chunk
+from hookscope.surveys.failures import SecondPass
 from hookscope.surveys.feature_files import FeatureTarget
 from hookscope.surveys.features import FeatureSpool
+from hookscope.surveys.judged_inputs import InputJudge
 from hookscope.surveys.measure_chunk import MeasuredChunk, MeasureOptions, measure_chunk
 from hookscope.surveys.merge import Merging
 from hookscope.surveys.plan import FORMAT, ChunkFolder, PlacedField, Plan, Share, cut, in_order
@@ -243,6 +245,7 @@ def _plan(session: Session, options: SurveyOptions, parts: Sequence[InputPipelin
         threads=torch.get_num_threads(),
         fields=fields,
         spatial=spatial,
+        labels_source="" if labelled is None else labelled.source,
     )
 
 
@@ -315,6 +318,11 @@ def _measure(work: _Work, index: int) -> None:
         else max(1, work.plan.chunk_sizes[0] // SAMPLE),
         class_of=None if labelled is None else lambda name: numbers[labelled.labels_of(name)[0]],
         new_features=None if features is None else partial(FeatureSpool, features.pool, features.dtype),
+        new_judge=None
+        if labelled is None
+        else partial(
+            InputJudge, labelled, work.plan.classes, session.loaded.info.categories, session.inputs.preprocessing
+        ),
     )
     before = sum(work.plan.chunk_sizes[each] for each in _done(work) if each != index)
     chunk = measure_chunk(
@@ -347,8 +355,10 @@ def _merged(work: _Work) -> Survey:
             raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
         merging.add(found[0], work.options.folder.files(index), found[1])
     work.progress(sum(work.plan.chunk_sizes))
-    merged = merging.result(replace(work.session.inputs, files=in_order(work.session.inputs.files)))
-    notes = (*work.session.loaded.notes, *merged.notes)
+    session, options = work.session, work.options
+    second_pass = SecondPass(session, options.layers, options.ops, options.batch_size)
+    merged = merging.result(replace(session.inputs, files=in_order(session.inputs.files)), second_pass)
+    notes = (*session.loaded.notes, *merged.notes)
     again = work.reasons[:1] + (
         [f"So were {counted(len(work.reasons) - 1, 'more chunk')}."] if work.reasons[1:] else []
     )

@@ -11,10 +11,18 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from hookscope.results.accuracy import Accuracy
 from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
-from hookscope.results.runs.serialize import RunRecord, checked, quantiles_field, record_from_dict, statistics_to_dict
+from hookscope.results.runs.serialize import (
+    RunRecord,
+    accuracy_to_dict,
+    checked,
+    quantiles_field,
+    record_from_dict,
+    statistics_to_dict,
+)
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import ChannelArrays, Channels, CropSheet, Survey, SurveyRow
+from hookscope.results.survey import ChannelArrays, Channels, CropSheet, Survey, SurveyRow, WrongStrip
 from hookscope.text import plain
 
 SCHEMA_VERSION = 1
@@ -36,6 +44,7 @@ class StoredSurvey:
     record: RunRecord
     result: Survey
     sheets: tuple[CropSheet, ...]
+    wrong: tuple[WrongStrip, ...] = ()
 
     def read_picture(self, path: str) -> bytes:
         """Return the bytes of a picture of the run; raises as `read_inside`."""
@@ -45,6 +54,7 @@ class StoredSurvey:
 @dataclass(frozen=True, slots=True)
 class _Sheets:
     crops: tuple[CropSheet, ...]
+    wrong: tuple[WrongStrip, ...] = ()
 
 
 def survey_to_dict(result: Survey) -> dict[str, Any]:
@@ -62,8 +72,8 @@ def survey_to_dict(result: Survey) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, TensorStatistics):
-        return statistics_to_dict(value)
+    if isinstance(value, TensorStatistics | Accuracy):
+        return statistics_to_dict(value) if isinstance(value, TensorStatistics) else accuracy_to_dict(value)
     if isinstance(value, SurveyRow):
         twins = [
             {"channel": each.channel, "of": each.duplicate_of, "correlation": each.correlation}
@@ -110,11 +120,11 @@ def read_survey(folder: Path) -> StoredSurvey:
     known = {name: value for name, value in document.items() if name not in LEFT_OUT}
     try:
         result: Survey = checked(Survey, known)
-        sheets: _Sheets = checked(_Sheets, {"crops": record.get("crops")})
+        sheets: _Sheets = checked(_Sheets, {"crops": record.get("crops"), "wrong": record.get("wrong", [])})
         told = record_from_dict(record)
     except ValueError as error:
         place, reason = error.args
-        name = "run.json" if place.startswith("crops") else FILE
+        name = "run.json" if place.startswith(("crops", "wrong")) else FILE
         raise refusal(folder, f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
     result = _with_channels(result, folder)
     if [row.index for row in result.rows] != [*range(len(result.rows))]:
@@ -123,7 +133,11 @@ def read_survey(folder: Path) -> StoredSurvey:
         channels = result.rows[sheet.row].channels if sheet.row < len(result.rows) else ()
         if any(each >= len(channels) for each in sheet.channels):
             raise refusal(folder, f"its crops '{sheet.path[:200]}' are of no channels that it lists")
-    return StoredSurvey(folder, told, result, sheets.crops)
+    failed = () if result.failures is None else result.failures.inputs
+    for strip in sheets.wrong:
+        if strip.index >= len(failed):
+            raise refusal(folder, f"its picture '{strip.path[:200]}' is of no wrong input that it lists")
+    return StoredSurvey(folder, told, result, sheets.crops, sheets.wrong)
 
 
 def _with_channels(result: Survey, folder: Path) -> Survey:
