@@ -789,6 +789,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     multi_label: bool = False,
     images: Images = (),
     data: str | Path | None = None,
+    survey: str | Path | None = None,
     input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
@@ -825,6 +826,7 @@ def check(  # noqa: D417 - those of `activations` are described there
         images: As for `activations`, instead of the configuration's or of noise.
         data: Labelled pictures to measure the accuracy on: a folder of class folders, a CSV file with a path and a
             label on each line, or a JSON file of labels by path; with `multi_label`, several labels each.
+        survey: The folder that a survey of this network was saved to: rules about activations judge all of its inputs.
         input_shape: Noise, as for `activations`, instead of the configuration's.
         baseline: File written by `--update-baseline`; default: the configuration's, if any.
         select: Rules or globs to judge by; default: all rules that are on.
@@ -856,7 +858,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
     given["allow_global"] = _texts(allow_global)
     inputs = as_sources(images)
-    given |= {"images": inputs, "data": data, "input": named or (), "classes": classes}
+    given |= {"images": inputs, "data": data, "survey": survey, "input": named or (), "classes": classes}
     given["multi_label"] = multi_label or None
     given |= {
         "baseline": baseline,
@@ -968,7 +970,7 @@ def history(  # noqa: D417 - those of `activations` are described there
     known = read_settings(None if config is None else Path(config), Path())
     has_inputs = bool(named) or input_shape is not None or not isinstance(inputs, list) or bool(inputs)
     given["arch"] = arch or known.arch or (None if has_inputs else NO_NETWORK)
-    settings = with_limits(replace(with_options(known, given), baseline=None), _arguments(limit))
+    settings = with_limits(replace(with_options(known, given), baseline=None, survey=None), _arguments(limit))
     wanted = wanted_rules(settings, _texts(select), _texts(ignore))
     refuse_unused_limits(check_limits(_arguments(limit)), wanted, settings, None)
     return follow(

@@ -16,11 +16,11 @@ from hookscope.render.survey_failures import wrong_strips
 from hookscope.render.tables import channels_to_csv
 from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.serialize import as_json, provenance_to_dict
-from hookscope.results.runs.survey import ARRAYS, FILE, channel_arrays, survey_to_dict
+from hookscope.results.runs.survey import ARRAYS, BINS, FILE, channel_arrays, survey_to_dict
 from hookscope.results.survey import CropSheet, Survey
 from hookscope.text import counted, safe_text, strict_json
 
-CHANNELS, BINS = "channels.csv", "bins.safetensors"
+CHANNELS = "channels.csv"
 
 
 @dataclass(frozen=True, slots=True)

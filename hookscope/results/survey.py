@@ -509,6 +509,7 @@ class Survey(RowContainer):
         failures: Why inputs are classified wrong; None without an accuracy.
         uncalled: Selected modules that never ran.
         unusable: Inputs that were left out.
+        model_digest: Of the network's structure, parameters and buffers; "" if it is not known.
         warnings: Sentences a reader must see; `notes` need no action.
         dtype: Floating dtype of the parameters: "float32".
         batch_size: Inputs per forward pass.
@@ -532,6 +533,7 @@ class Survey(RowContainer):
     failures: Failures | None = None
     uncalled: tuple[UncalledLayer, ...] = ()
     unusable: tuple[Unusable, ...] = ()
+    model_digest: str = ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seed: int = 0
@@ -559,6 +561,10 @@ class Survey(RowContainer):
             LayerNotFoundError: If no row has this label; with the nearest ones.
         """
         return row_of(label, self.rows)
+
+    def by_label(self) -> dict[str, SurveyRow]:
+        """Return the rows by their labels, and by those of the rows that repeat them."""
+        return {label: row for row in self.rows for label in (row.label, *row.also)}
 
     @property
     def exit_code(self) -> int:

@@ -145,8 +145,8 @@ class ClassifiedInputs:
         found = []
         for each in self.worst:
             layout = self._of_layout(each, mean, float(least), float(most))
-            known = [*([layout] if layout else []), *self._of_looks(each)]
-            found.append(tuple(sorted(known, key=lambda out: _ORDER.index(out.kind))))
+            ways = [*([layout] if layout else []), *self._of_looks(each)]
+            found.append(tuple(sorted(ways, key=lambda out: _ORDER.index(out.kind))))
         return found
 
     def _of_looks(self, wrong: WrongInput) -> Iterator[OutsideRange]:

@@ -154,6 +154,7 @@ class Merging:
             failures=self._failures(again, channel_counts(rows)),
             uncalled=tuple((self.uncalled or {}).values()),
             unusable=tuple(self.unusable),
+            model_digest=plan.signature["model"],
             warnings=tuple(self.warnings),
             notes=(*self.notes, *self._remarks()),
             seed=plan.seed,

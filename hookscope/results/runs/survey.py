@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from hookscope.results.accuracy import Accuracy
+from hookscope.results.distribution import Distribution
 from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
 from hookscope.results.runs.serialize import (
     RunRecord,
@@ -30,6 +31,8 @@ SCHEMA_VERSION = 1
 FILE = "survey.json"
 
 ARRAYS = "channels.safetensors"
+
+BINS = "bins.safetensors"
 
 LEFT_OUT = ("provenance", "pictures", "categories", "channels", "names")
 
@@ -165,3 +168,30 @@ def _with_arrays(
         if array is None or array.shape != shape or array.dtype.kind not in "if":
             raise ValueError(name)
     return replace(row, channels=Channels(ChannelArrays(**found), names, classes))  # type: ignore[arg-type]
+
+
+def with_bins(stored: StoredSurvey) -> Survey:
+    """Return a survey whose rows have their exact distributions.
+
+    Raises:
+        InputError: If these are missing, damaged, or of other rows.
+    """
+    try:
+        arrays = load(read_inside(stored.folder, BINS, _MOST_ARRAY_BYTES))
+        rows = tuple(_with_distribution(row, arrays) for row in stored.result.rows)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise refusal(stored.folder, f"its {BINS} is cut short or damaged, or of other rows") from error
+    return replace(stored.result, rows=rows)
+
+
+def _with_distribution(row: SurveyRow, arrays: Mapping[str, NDArray[Any]]) -> SurveyRow:
+    known = row.activation
+    if known.min is None or known.max is None:
+        return row
+    keys, counts = (arrays[f"{row.label} {name}"] for name in ("keys", "counts"))
+    count = known.element_count - (known.nan_count or 0) - (known.inf_count or 0)
+    fits = keys.ndim == 1 and keys.shape == counts.shape and keys.dtype == np.int32 and counts.dtype == np.int64
+    if not fits or (np.diff(keys) <= 0).any() or (counts < 1).any() or counts.sum() != count:
+        raise ValueError(row.label)
+    spread = Distribution(known.min, known.max, count, None, keys, counts)
+    return replace(row, activation=replace(known, distribution=spread))
