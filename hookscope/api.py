@@ -1012,6 +1012,7 @@ def survey(  # noqa: D417 - those of `activations` are described there
     batch_size: int = 32,
     chunk_size: int = 1024,
     chunks: str | Path | None = None,
+    workers: int | None = None,
     resume: bool = False,
     shard: str | None = None,
     device: str = "auto",
@@ -1042,6 +1043,8 @@ def survey(  # noqa: D417 - those of `activations` are described there
         features_dtype: What features are stored in.
         batch_size: Inputs at a time; results of other batch sizes may differ in their last bits.
         chunk_size: Files in a chunk, or inputs in memory. A file of several inputs is in one chunk.
+        workers: Threads that read pictures ahead, 0 for none; None for one for each processor, 4 at most. Results are
+            the same.
         chunks: Folder where finished chunks wait; they stay there. None for a temporary one.
         resume: Count the finished chunks in `chunks` that are of the same model, inputs and settings.
         shard: "3/8" to measure the third of eight parts only, into `chunks`. The same call without it, with `resume`,
@@ -1064,6 +1067,8 @@ def survey(  # noqa: D417 - those of `activations` are described there
         raise UsageError("--features needs --layer: name the layers whose outputs are wanted.")
     if top < 1 or chunk_size < 1:
         raise UsageError(f"{'--top' if top < 1 else '--chunk-size'} must be 1 or more.")
+    if workers is not None and workers < 0:
+        raise UsageError("--workers must be 0 or more.")
     target = None if features is None else FeatureTarget(Path(features), pool, features_dtype)
     if target is not None:
         target.check()
@@ -1078,6 +1083,7 @@ def survey(  # noqa: D417 - those of `activations` are described there
         seed=seed,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
+    session = replace(session, inputs=replace(session.inputs, readers=workers))
     with TemporaryDirectory() if chunks is None else nullcontext(chunks) as folder:
         options = SurveyOptions(
             folder=ChunkFolder(Path(folder)),

@@ -81,6 +81,15 @@ def survey(
             help="Files in a chunk, the share of work that one process does at once.",
         ),
     ] = 1024,
+    workers: Annotated[
+        int | None,
+        under.workers(
+            "--workers",
+            min=0,
+            metavar="N",
+            help="Threads that read pictures ahead; default: one for each processor, 4 at most. Results are the same.",
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         under.workers(

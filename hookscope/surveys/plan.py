@@ -156,9 +156,10 @@ class ChunkFolder:
         return self._mark(share).exists()
 
     def forget_done(self) -> None:
-        """Forget which processes have finished."""
-        for each in self.path.glob("*.done"):
-            each.unlink(missing_ok=True)
+        """Forget which processes have finished, and which were alive."""
+        for pattern in ("*.done", "*.alive"):
+            for each in self.path.glob(pattern):
+                each.unlink(missing_ok=True)
 
     def _mark(self, share: Share) -> Path:
         return self.path / f"{share.index}-of-{share.count}.done"
@@ -195,7 +196,7 @@ class ChunkFolder:
 
     def remove(self) -> None:
         """Delete finished chunks and the plan, after the survey was written; what else there is stays."""
-        for pattern in (PLAN, "*.safetensors", "*.json", "*.done", ".partial-*"):
+        for pattern in (PLAN, "*.safetensors", "*.json", "*.done", "*.alive", ".partial-*"):
             for each in self.path.glob(pattern):
                 each.unlink(missing_ok=True)
         try:

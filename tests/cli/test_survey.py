@@ -1,8 +1,10 @@
 """`hookscope survey`: what it prints and writes, under torchrun and in shards, and its exit codes."""
 
 import os
+import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -177,3 +179,40 @@ def test_a_folder_without_chunks_cannot_be_merged(run: Run) -> None:
     ended = run("survey", "--merge", "nothing")
     assert ended.code == 3
     assert "there is no plan.json" in ended.errors[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("data")
+def test_a_dead_process_ends_the_others_within_half_a_minute_in_one_line(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Without an agent that would end them: as processes on another machine are left behind."""
+    text = NETWORK.replace("return x", "import time; time.sleep(1 if os.environ['RANK'] == '0' else 0.1); return x")
+    (tmp_path / "net.py").write_text(text, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = environment | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    variables |= {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    line = [each for each in command("data", "--out", "run") if each != "--quiet"]
+    started = [
+        subprocess.Popen(
+            line, cwd=tmp_path, env=variables | {"RANK": rank, "DIES": "1"}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    ]
+    first, second = started
+    assert second.wait(timeout=300) == -signal.SIGKILL
+    died = time.monotonic()
+    _, errors = first.communicate(timeout=300)
+    assert time.monotonic() - died < 30
+    second.communicate()
+    assert first.returncode == 3
+    lines = errors.splitlines()
+    [told] = [each for each in lines if "error" in each]
+    assert told.endswith(
+        "Process 2 of 2 has ended: nothing was heard of it for 20 s. Finished chunks stay; go on with --resume."
+    )
+    progress = [each for each in lines if "finished," in each]
+    assert progress
+    assert re.search(r"of 51 inputs finished, [\d.]+ per second, \d+ s left", progress[-1])

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.results.runs.survey import read_survey
+from hookscope.results.runs.survey import channel_arrays, read_survey
 from hookscope.results.survey import FailedInput, Survey
 from hookscope.surveys.classified_inputs import ClassifiedInputs
 from hookscope.surveys.departures import departure_p_values
@@ -125,6 +125,17 @@ def test_shards_find_the_same_reasons_bit_for_bit(data: Path, survey: Survey, tm
     assert resumed is not None
     assert resumed.resumed_count == 4
     assert resumed.failures == survey.failures
+
+
+@pytest.mark.parametrize("workers", [0, 1, 7])
+def test_any_number_of_readers_gives_the_same_bits(data: Path, survey: Survey, workers: int) -> None:
+    found = hookscope.survey(Colours(), data, **USUAL, workers=workers)
+    assert found is not None
+    assert found.failures == survey.failures
+    ours, theirs = channel_arrays(found), channel_arrays(survey)
+    assert {name: array.tobytes() for name, array in ours.items()} == {
+        name: array.tobytes() for name, array in theirs.items()
+    }
 
 
 def test_labels_that_are_no_classes_are_a_note(tmp_path: Path) -> None:
