@@ -143,6 +143,18 @@ class ChannelArrays:
         return dead
 
 
+class ChannelPlace(NamedTuple):
+    """A position of a channel on an input."""
+
+    input: str
+    channel: int
+    position: tuple[int, ...]
+
+
+Box = tuple[int, int, int, int]
+"""Top, left, bottom and right, in whole pixels of what the network saw."""
+
+
 class Channels(Sequence[SurveyChannel]):
     """The channels of a row; each is made when it is asked for, as networks have many.
 
@@ -350,6 +362,9 @@ class SurveyRow(MeasuredTensor):
         return float(arrays.selectivity[best]), best
 
 
+Supports = Callable[[SurveyRow, Sequence[ChannelPlace]], Mapping[ChannelPlace, Box]]
+
+
 @dataclass(frozen=True, slots=True)
 class Unusable:
     """An input that was left out, and why.
@@ -523,6 +538,7 @@ class Survey(RowContainer):
         names: Names of the inputs in lists, by their numbers.
         pictures: Reads inputs again, by name, as the network saw them: (H, W, 3) or (H, W) uint8; those that are no
             pictures, or are gone, do not come. None for a survey that was read from a run directory.
+        supports: Finds what positions of a row depend on, where no closed form tells; None likewise.
     """
 
     model: ModelInfo
@@ -549,6 +565,7 @@ class Survey(RowContainer):
     provenance: Provenance | None = None
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     pictures: Pictures | None = field(default=None, repr=False)
+    supports: Supports | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         parts = (counted(len(self.rows), "row"), counted(self.input_count, "input"))

@@ -33,6 +33,7 @@ from hookscope.surveys.merge import Merging
 from hookscope.surveys.plan import FORMAT, ChunkFolder, PlacedField, Plan, Share, cut, in_order
 from hookscope.surveys.pulse import Pulse
 from hookscope.surveys.signature import common_signature, differing, inputs_signature, names_digest
+from hookscope.surveys.supports import InputSupports
 from hookscope.text import counted, exception_line, safe_text, some_of
 
 # Inputs whose means are kept to find duplicate channels.
@@ -378,6 +379,7 @@ def _merged(work: _Work) -> Survey:
         [f"So were {counted(len(work.reasons) - 1, 'more chunk')}."] if work.reasons[1:] else []
     )
     warnings = tuple(dict.fromkeys((*merged.warnings, *again)))
+    merged = replace(merged, supports=InputSupports(session))
     return replace(merged, resumed_count=len(work.resumed), notes=tuple(dict.fromkeys(notes)), warnings=warnings)
 
 

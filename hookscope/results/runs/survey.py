@@ -34,7 +34,7 @@ ARRAYS = "channels.safetensors"
 
 BINS = "bins.safetensors"
 
-LEFT_OUT = ("provenance", "pictures", "categories", "channels", "names")
+LEFT_OUT = ("provenance", "pictures", "supports", "categories", "channels", "names")
 
 _MOST_ARRAY_BYTES = 2**32
 
