@@ -120,6 +120,7 @@ def survey(
         ),
     ] = None,
     show: options.Show = False,
+    tensorboard: options.TensorBoard = None,
     page: options.Report = None,
     out: options.Out = None,
     json: options.Json = False,
@@ -157,13 +158,15 @@ def _survey(given: dict[str, Any]) -> int:
     from hookscope.results.survey import Survey
 
     option = SimpleNamespace(**given)
-    if option.shard is not None and (option.page or option.show or option.json):
-        raise UsageError("--shard measures a part and shows nothing: give --report, --show and --json with --merge.")
+    if option.shard is not None and (option.page or option.show or option.json or option.tensorboard):
+        raise UsageError(
+            "--shard measures a part and shows nothing: give --report, --show, --tensorboard and --json with --merge."
+        )
     check_early(given | ({"images": None} if option.by_class else {}))
     target = run_path("survey", [option.model], option.out, option.images, (), "inputs")
     replaced = command_of(target)
     check_target(target, "--out")
-    check_exports(target, show=option.show, tensorboard=None, page=option.page)
+    check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page)
     chunks = chunk_folder(target)
     is_quiet = option.quiet or os.environ.get("RANK", "0") != "0"
     tables, messages = consoles(json=option.json)
@@ -192,7 +195,7 @@ def _merge(folder: Path, option: SimpleNamespace) -> int:
     if option.model or option.images or option.out or option.features:
         raise UsageError("--merge takes DIR alone, the --out of the shards: they knew MODEL, inputs and features.")
     check_target(folder, "--merge")
-    check_exports(folder, show=option.show, tensorboard=None, page=option.page)
+    check_exports(folder, show=option.show, tensorboard=option.tensorboard, page=option.page)
     chunks = chunk_folder(folder)
     result = merge_survey(ChunkFolder(chunks))
     option.out = folder
@@ -215,6 +218,10 @@ def _finish(result: Any, target: Path, chunks: Path, option: SimpleNamespace, re
         if result.features is not None:
             files = result.features.files
             tables.print(f"{safe_text(files[-1])} names the inputs of the features", soft_wrap=True)
+    if option.tensorboard is not None:
+        from hookscope.cli.tensorboard import write_survey
+
+        write_survey(option.tensorboard, result)
     if option.page is not None:
         written = api.report(saved.folder, option.page)
         if not option.quiet:

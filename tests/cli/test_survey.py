@@ -1,5 +1,6 @@
 """`hookscope survey`: what it prints and writes, under torchrun and in shards, and its exit codes."""
 
+import json
 import os
 import re
 import resource
@@ -152,6 +153,26 @@ def test_json_fits_its_schema_and_the_run_its_own(data: Path, run: Run, tmp_path
     assert document["unusable"][0]["exit_code"] == 3
     assert [row["kind"] for row in document["rows"]][1:3] == ["Conv2d", "ReLU"]
     check_run(tmp_path / "r")
+
+
+def test_scalars_reach_tensorboard(data: Path, run: Run, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (tmp_path / "net.py").write_text(NETWORK.replace("nn.Linear(6, 4)", "nn.Linear(6, 2)"), encoding="utf-8")
+    options = ("--by-class", "--batch-size", 8, "--crops", 0, "--out", "r", "--tensorboard", "logs", "--json")
+    document = json.loads(run("survey", "net.py:build", data, *options).stdout)
+    events = accumulator.EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    for row in document["rows"]:
+        label = row["layer"] + (f"#{row['call']}" if row["call"] else "")
+        [mean] = events.Scalars(f"activation mean/{label}")
+        assert mean.value == pytest.approx(row["activation"]["mean"], rel=1e-6)
+        [dead] = events.Scalars(f"dead channels/{label}")
+        assert dead.value == len(row["dead_channels"])
+    [accuracy] = events.Scalars("accuracy")
+    assert accuracy.value == pytest.approx(document["accuracy"]["right"] / 50)
+    [report] = [run("survey", "net.py:build", data, "--out", "r2", "--tensorboard", "r2/logs")]
+    assert report.code == 3
+    assert "it is inside the run directory" in report.errors[0]
 
 
 @pytest.mark.parametrize(
