@@ -1037,8 +1037,8 @@ def survey(  # noqa: D417 - those of `activations` are described there
         top: How many inputs to list that excite a channel most.
         by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
             measure how much of what a channel does depends on the class.
-        features: Also write the outputs of the layers, to a .safetensors file or to a folder of one file for each
-            chunk, with the inputs in a JSON file beside it; needs `layer`.
+        features: Also write the outputs of the layers, to a .safetensors or .parquet file or to a folder of one file
+            for each chunk, with the inputs in a JSON file beside it; needs `layer`.
         pool: How features are reduced over positions: their mean, their maximum, the first token, or not at all.
         features_dtype: What features are stored in.
         batch_size: Inputs at a time; results of other batch sizes may differ in their last bits.

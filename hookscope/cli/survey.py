@@ -47,8 +47,8 @@ def survey(
         Path | None,
         under.write(
             metavar="PATH",
-            help="Also write what the layers of --layer put out: to a .safetensors file, or to a folder of one file "
-            "for each chunk; a JSON file beside names the inputs.",
+            help="Also write what the layers of --layer put out: to a .safetensors or .parquet file, or to a folder of "
+            "one file for each chunk; a JSON file beside names the inputs.",
         ),
     ] = None,
     pool: Annotated[
