@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from hookscope.errors import OutputError, UsageError
 from hookscope.regular_files import open_regular
@@ -17,10 +17,8 @@ from hookscope.results.runs.tensors import header_of
 from hookscope.results.survey import FeatureFiles
 from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_sidecar
 from hookscope.surveys.features import FeatureDtype, Pool, read_part
+from hookscope.surveys.parquet import ParquetPart, write_parquet
 from hookscope.text import printable, safe_text, shape_text
-
-if TYPE_CHECKING:
-    from hookscope.surveys.parquet import ParquetPart
 
 SCHEMA_VERSION = 1
 
@@ -120,8 +118,6 @@ class FeatureParts:
         path = self.target.path
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.target.is_parquet:
-            from hookscope.surveys.parquet import write_parquet  # noqa: PLC0415 - an optional package
-
             with whole_file(path) as file:
                 write_parquet(file, self._parquet_parts(classes), self.shapes, self.target.dtype)
             yield path
@@ -135,9 +131,7 @@ class FeatureParts:
                     _copy(part.features, begin, end, file)
         yield path
 
-    def _parquet_parts(self, classes: Sequence[str]) -> "Iterator[ParquetPart]":
-        from hookscope.surveys.parquet import ParquetPart  # noqa: PLC0415 - an optional package
-
+    def _parquet_parts(self, classes: Sequence[str]) -> Iterator[ParquetPart]:
         for part, offset in zip(self.files, self.offsets, strict=True):
             sidecar = read_sidecar(part)
             inputs = () if sidecar is None else sidecar.inputs

@@ -1,15 +1,10 @@
-"""Features of all inputs as Parquet: a row for each input, a group of rows for each chunk, from NumPy.
-
-Importing this imports pyarrow, which is an optional package.
-"""
+"""Features of all inputs as Parquet: a row for each input, a group of rows for each chunk, from NumPy."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hookscope.regular_files import open_regular
 from hookscope.surveys.features import FeatureDtype, FeaturePart
@@ -36,6 +31,9 @@ def write_parquet(
         shapes: Of all features by label, inputs on axis 0.
         dtype: Of the features.
     """
+    import pyarrow as pa  # noqa: PLC0415 - an optional package
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
     writer: pq.ParquetWriter | None = None
     try:
         for part in parts:
