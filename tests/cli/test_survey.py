@@ -66,11 +66,11 @@ def command(*arguments: object, processes: int = 1) -> list[str]:
 def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    (tmp_path / "net.py").write_text(NETWORK.replace("nn.Linear(6, 4)", "nn.Linear(6, 2)"), encoding="utf-8")
     variables = environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
     def ended(out: str, *options: str, processes: int = 1, **further: str) -> subprocess.CompletedProcess[str]:
-        line = command("data", "--out", out, *options, processes=processes)
+        line = command("data", "--by-class", "--out", out, *options, processes=processes)
         return subprocess.run(
             line, cwd=tmp_path, env=variables | further, capture_output=True, text=True, timeout=500, check=False
         )
@@ -87,6 +87,9 @@ def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
     for name in ("2", "3", "killed"):
         for file in ("channels.safetensors", "bins.safetensors", "channels.csv"):
             assert (tmp_path / name / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
+        one, other = (json.loads((tmp_path / each / "survey.json").read_bytes()) for each in ("one", name))
+        assert one["failures"]["inputs"]
+        assert (other["accuracy"], other["failures"]) == (one["accuracy"], one["failures"])
         assert not (tmp_path / f"{name}.chunks").exists()
 
 
