@@ -49,7 +49,7 @@ from hookscope.results.runs.survey import LEFT_OUT as SURVEY_LEFT_OUT
 from hookscope.results.runs.survey import SCHEMA_VERSION as SURVEY_VERSION
 from hookscope.results.runs.training_log import SCHEMA_VERSION as TRAINING_VERSION
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import CropSheet, Survey, SurveyRow
+from hookscope.results.survey import CropSheet, Survey, SurveyRow, WrongStrip
 from hookscope.results.training import (
     TrainingEnd,
     TrainingStart,
@@ -333,7 +333,7 @@ def _run_record(results: Mapping[str, Schema]) -> Schema:
     provenance = _properties(Provenance, "pictures", "photographs", "settings")
     record = _properties(RunRecord) | provenance | {"pictures": _array(_of(StoredPicture)), "tool": _TEXT}
     record |= {"checkpoints": _array(_TEXT)}  # of `history`
-    record |= {"crops": _array(_of(CropSheet))}  # of `survey`
+    record |= {"crops": _array(_of(CropSheet)), "wrong": _array(_of(WrongStrip))}  # of `survey`
     record |= {name: _of(kind) for name, kind in _COUNTS_OF_SURVEY.items()}
     common = ("verb", "command", "versions", "inputs", "seed", "files")
     networks = {"anyOf": [{"required": each} for each in (["model", "device"], ["a", "b"], ["checkpoints"])]}

@@ -789,6 +789,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     multi_label: bool = False,
     images: Images = (),
     data: str | Path | None = None,
+    survey: str | Path | None = None,
     input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
@@ -825,6 +826,7 @@ def check(  # noqa: D417 - those of `activations` are described there
         images: As for `activations`, instead of the configuration's or of noise.
         data: Labelled pictures to measure the accuracy on: a folder of class folders, a CSV file with a path and a
             label on each line, or a JSON file of labels by path; with `multi_label`, several labels each.
+        survey: The folder that a survey of this network was saved to: rules about activations judge all of its inputs.
         input_shape: Noise, as for `activations`, instead of the configuration's.
         baseline: File written by `--update-baseline`; default: the configuration's, if any.
         select: Rules or globs to judge by; default: all rules that are on.
@@ -856,7 +858,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     given |= {"allow_missing": _texts(allow_missing), "allow_unexpected": _texts(allow_unexpected)}
     given["allow_global"] = _texts(allow_global)
     inputs = as_sources(images)
-    given |= {"images": inputs, "data": data, "input": named or (), "classes": classes}
+    given |= {"images": inputs, "data": data, "survey": survey, "input": named or (), "classes": classes}
     given["multi_label"] = multi_label or None
     given |= {
         "baseline": baseline,
@@ -968,7 +970,7 @@ def history(  # noqa: D417 - those of `activations` are described there
     known = read_settings(None if config is None else Path(config), Path())
     has_inputs = bool(named) or input_shape is not None or not isinstance(inputs, list) or bool(inputs)
     given["arch"] = arch or known.arch or (None if has_inputs else NO_NETWORK)
-    settings = with_limits(replace(with_options(known, given), baseline=None), _arguments(limit))
+    settings = with_limits(replace(with_options(known, given), baseline=None, survey=None), _arguments(limit))
     wanted = wanted_rules(settings, _texts(select), _texts(ignore))
     refuse_unused_limits(check_limits(_arguments(limit)), wanted, settings, None)
     return follow(
@@ -1010,6 +1012,7 @@ def survey(  # noqa: D417 - those of `activations` are described there
     batch_size: int = 32,
     chunk_size: int = 1024,
     chunks: str | Path | None = None,
+    workers: int | None = None,
     resume: bool = False,
     shard: str | None = None,
     device: str = "auto",
@@ -1034,12 +1037,14 @@ def survey(  # noqa: D417 - those of `activations` are described there
         top: How many inputs to list that excite a channel most.
         by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
             measure how much of what a channel does depends on the class.
-        features: Also write the outputs of the layers, to a .safetensors file or to a folder of one file for each
-            chunk, with the inputs in a JSON file beside it; needs `layer`.
+        features: Also write the outputs of the layers, to a .safetensors or .parquet file or to a folder of one file
+            for each chunk, with the inputs in a JSON file beside it; needs `layer`.
         pool: How features are reduced over positions: their mean, their maximum, the first token, or not at all.
         features_dtype: What features are stored in.
         batch_size: Inputs at a time; results of other batch sizes may differ in their last bits.
         chunk_size: Files in a chunk, or inputs in memory. A file of several inputs is in one chunk.
+        workers: Threads that read pictures ahead, 0 for none; None for one for each processor, 4 at most. Results are
+            the same.
         chunks: Folder where finished chunks wait; they stay there. None for a temporary one.
         resume: Count the finished chunks in `chunks` that are of the same model, inputs and settings.
         shard: "3/8" to measure the third of eight parts only, into `chunks`. The same call without it, with `resume`,
@@ -1062,6 +1067,8 @@ def survey(  # noqa: D417 - those of `activations` are described there
         raise UsageError("--features needs --layer: name the layers whose outputs are wanted.")
     if top < 1 or chunk_size < 1:
         raise UsageError(f"{'--top' if top < 1 else '--chunk-size'} must be 1 or more.")
+    if workers is not None and workers < 0:
+        raise UsageError("--workers must be 0 or more.")
     target = None if features is None else FeatureTarget(Path(features), pool, features_dtype)
     if target is not None:
         target.check()
@@ -1076,6 +1083,7 @@ def survey(  # noqa: D417 - those of `activations` are described there
         seed=seed,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
+    session = replace(session, inputs=replace(session.inputs, readers=workers))
     with TemporaryDirectory() if chunks is None else nullcontext(chunks) as folder:
         options = SurveyOptions(
             folder=ChunkFolder(Path(folder)),

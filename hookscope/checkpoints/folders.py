@@ -67,10 +67,18 @@ def _is_run(folder: Path) -> bool:
         return False
 
 
-def natural_order(path: Path) -> tuple[list[list[str | int]], str]:
-    """Return the key that sorts paths in natural order: "2.pt" before "10.pt"."""
-    parts: list[list[str | int]] = [
-        [int(piece) if piece.isdecimal() else piece.casefold() for piece in re.split(r"(\d+)", part)]
-        for part in path.parts
-    ]
-    return parts, str(path)
+def natural_order(path: Path) -> tuple[str, str]:
+    """Return the key that sorts paths in natural order: "2.pt" before "10.pt".
+
+    It is one string, as millions of them are held at once: text ends with the lowest character, which no name holds,
+    and a number comes as its count of digits and these, behind a character above the one that ends a part of the path.
+    """
+    parts = ("".join(map(_piece, re.split(r"(\d+)", part))) for part in path.parts)
+    return "\1".join(parts), str(path)
+
+
+def _piece(piece: str) -> str:
+    if not piece.isdecimal():
+        return piece.casefold() + "\0"
+    digits = str(int(piece))
+    return f"\2{chr(len(digits))}{digits}"

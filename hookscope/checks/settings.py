@@ -64,6 +64,7 @@ class CheckSettings:
         allow_global: Globs over classes and functions that a pickle may name beside plain data; none is imported.
         images: Pictures, tensor files and folders to run it on; none means noise, where no batch is given beside.
         data: Labelled pictures: a folder of class folders, a CSV or a JSON file; None for none.
+        survey: Folder of a survey of the network, which rules about activations look at; None for none.
         shape: The noise, as `parse_noise_shapes` takes it; None for two inputs of the network's known input shape.
         named: "NAME=VALUE" each, as `--input`, or values by name, as the Python functions take them.
         batch_size: Inputs per forward pass.
@@ -85,6 +86,7 @@ class CheckSettings:
     allow_global: tuple[str, ...] = ()
     images: "tuple[Path | Image, ...]" = ()
     data: Path | None = None
+    survey: Path | None = None
     shape: NoiseShapes | tuple[NoiseShape, ...] | None = None
     resize: str | None = None
     crop: str | None = None
@@ -123,6 +125,7 @@ _SETTINGS = {
     **_LOADING,
     "images": "images",
     "data": "data",
+    "survey": "survey",
     "input_shape": "shape",
     "input": "named",
     "output_key": "output_key",
@@ -146,10 +149,11 @@ NO_NETWORK = "none"
 """What `--arch` says where a weights file is judged by itself."""
 
 # What asks for rules that need a network to run: options, and settings with what the configuration calls them.
-_RUN_OPTIONS = ("images", "data", "input_shape", "input", "baseline")
+_RUN_OPTIONS = ("images", "data", "survey", "input_shape", "input", "baseline")
 _RUN_SETTINGS = {
     "images": "[input] images",
     "data": "[input] data",
+    "survey": "[input] survey",
     "shape": "[input] shape",
     "named": "[input] named",
     "baseline": "[baseline] file",
@@ -192,8 +196,7 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
             raise UsageError(f"{settings.source} expects classes for pictures: give these, not a tensor.")
         files = told["images"] if are_files else ()
         changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in files)
-    if "data" in told:
-        changes["data"] = Path(told["data"])
+    changes |= {name: Path(told[name]) for name in ("data", "survey") if name in told}
     return replace(settings, **changes)
 
 

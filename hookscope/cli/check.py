@@ -87,6 +87,13 @@ def check(
             "--multi-label, several labels each.",
         ),
     ] = None,
+    survey: Annotated[
+        Path | None,
+        under.inputs(
+            metavar="DIR",
+            help="Run directory of `survey` of this network: rules about activations judge all of its inputs.",
+        ),
+    ] = None,
     input_shape: options.InputShape = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
@@ -163,6 +170,7 @@ def check(
     hookscope check 'checkpoints/*.safetensors' --jobs 2 --junit junit.xml
     hookscope check training.ckpt --key ema --images photos/
     hookscope check model.pt --data val/ --limit accuracy.min-fraction=0.9 --baseline baseline.json
+    hookscope check model.pt --survey survey-model --select 'dead-*' --select fp16-headroom
     hookscope check model.pt --arch net.py:build --config configs/strict.toml --evidence evidence
     hookscope check checkpoints --evidence evidence --report report.html
     hookscope check model.pt --baseline baseline.json --update-baseline

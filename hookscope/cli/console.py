@@ -81,24 +81,48 @@ def progress_bar(console: "Console", *, shown: bool, of: str = "inputs") -> Iter
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    loading, running = (TextColumn("{task.description}"), BarColumn()), (MofNCompleteColumn(), TimeRemainingColumn())
+    loading = TextColumn("{task.description}"), BarColumn()
+    running = MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
     with Progress(*loading, console=console, transient=True) as progress:
-        task = progress.add_task("loading", total=None)
+        task = progress.add_task("loading", total=None, rate="")
+        rate = _Rate()
 
         def advance(finished: int, total: int) -> None:
             progress.columns = (*loading, *running)
-            progress.update(task, description="running", completed=finished, total=total)
+            rate.see(finished)
+            progress.update(task, description="running", completed=finished, total=total, rate=rate.words)
 
         yield advance
 
 
 def _line_now_and_then(of: str) -> Callable[[int, int], None]:
     printed = time.monotonic()
+    rate = _Rate()
 
     def advance(finished: int, total: int) -> None:
         nonlocal printed
+        rate.see(finished)
         if finished < total and time.monotonic() - printed >= _BETWEEN_LINES:
             printed = time.monotonic()
-            typer.echo(f"hookscope: {finished} of {total} {of} finished", err=True)
+            left = f", {rate.words}, {(total - finished) / rate.per_second:,.0f} s left" if rate.per_second else ""
+            typer.echo(f"hookscope: {finished} of {total} {of} finished{left}", err=True)
 
     return advance
+
+
+class _Rate:
+    """How many are finished in a second, since the first that were seen: what was there before does not count."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self.per_second = 0.0
+
+    def see(self, finished: int) -> None:
+        now = time.monotonic()
+        self._first = self._first or (now, finished)
+        began, before = self._first
+        self.per_second = (finished - before) / (now - began) if finished > before and now > began else 0.0
+
+    @property
+    def words(self) -> str:
+        return f"{self.per_second:.3g} per second" if self.per_second else ""

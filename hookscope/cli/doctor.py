@@ -24,6 +24,7 @@ _EXTRAS = {
     "attribute": ("captum", "integrated-gradients, smoothgrad and occlusion"),
     "show": ("textual_image", "--show"),
     "tensorboard": ("tensorboard", "--tensorboard"),
+    "parquet": ("pyarrow", "survey --features FILE.parquet"),
 }
 
 # Weights files that are named.

@@ -47,8 +47,8 @@ def survey(
         Path | None,
         under.write(
             metavar="PATH",
-            help="Also write what the layers of --layer put out: to a .safetensors file, or to a folder of one file "
-            "for each chunk; a JSON file beside names the inputs.",
+            help="Also write what the layers of --layer put out: to a .safetensors or .parquet file, or to a folder of "
+            "one file for each chunk; a JSON file beside names the inputs.",
         ),
     ] = None,
     pool: Annotated[
@@ -81,6 +81,15 @@ def survey(
             help="Files in a chunk, the share of work that one process does at once.",
         ),
     ] = 1024,
+    workers: Annotated[
+        int | None,
+        under.workers(
+            "--workers",
+            min=0,
+            metavar="N",
+            help="Threads that read pictures ahead; default: one for each processor, 4 at most. Results are the same.",
+        ),
+    ] = None,
     resume: Annotated[
         bool,
         under.workers(
@@ -111,6 +120,7 @@ def survey(
         ),
     ] = None,
     show: options.Show = False,
+    tensorboard: options.TensorBoard = None,
     page: options.Report = None,
     out: options.Out = None,
     json: options.Json = False,
@@ -148,13 +158,15 @@ def _survey(given: dict[str, Any]) -> int:
     from hookscope.results.survey import Survey
 
     option = SimpleNamespace(**given)
-    if option.shard is not None and (option.page or option.show or option.json):
-        raise UsageError("--shard measures a part and shows nothing: give --report, --show and --json with --merge.")
+    if option.shard is not None and (option.page or option.show or option.json or option.tensorboard):
+        raise UsageError(
+            "--shard measures a part and shows nothing: give --report, --show, --tensorboard and --json with --merge."
+        )
     check_early(given | ({"images": None} if option.by_class else {}))
     target = run_path("survey", [option.model], option.out, option.images, (), "inputs")
     replaced = command_of(target)
     check_target(target, "--out")
-    check_exports(target, show=option.show, tensorboard=None, page=option.page)
+    check_exports(target, show=option.show, tensorboard=option.tensorboard, page=option.page)
     chunks = chunk_folder(target)
     is_quiet = option.quiet or os.environ.get("RANK", "0") != "0"
     tables, messages = consoles(json=option.json)
@@ -183,7 +195,7 @@ def _merge(folder: Path, option: SimpleNamespace) -> int:
     if option.model or option.images or option.out or option.features:
         raise UsageError("--merge takes DIR alone, the --out of the shards: they knew MODEL, inputs and features.")
     check_target(folder, "--merge")
-    check_exports(folder, show=option.show, tensorboard=None, page=option.page)
+    check_exports(folder, show=option.show, tensorboard=option.tensorboard, page=option.page)
     chunks = chunk_folder(folder)
     result = merge_survey(ChunkFolder(chunks))
     option.out = folder
@@ -206,6 +218,10 @@ def _finish(result: Any, target: Path, chunks: Path, option: SimpleNamespace, re
         if result.features is not None:
             files = result.features.files
             tables.print(f"Inputs of the features: {safe_text(files[-1])}", soft_wrap=True)
+    if option.tensorboard is not None:
+        from hookscope.cli.tensorboard import write_survey
+
+        write_survey(option.tensorboard, result)
     if option.page is not None:
         written = api.report(saved.folder, option.page)
         if not option.quiet:

@@ -26,6 +26,7 @@ from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients
 from hookscope.results.runs.atomic import new_token, reason_of, whole_file
 from hookscope.results.statistics import TensorStatistics
+from hookscope.results.survey import Survey
 from hookscope.results.training import TrainingLog
 from hookscope.text import printable, safe_text
 
@@ -56,6 +57,24 @@ def write_run(folder: Path, inspection: Activations | Gradients, pictures: Seque
     """
     values = _values(inspection, pictures)
     _write_events(folder, ((_STEP, [value]) for value in values))
+
+
+def write_survey(folder: Path, result: Survey) -> None:
+    """Write scalars and histograms of every output over a data set, dead channels, and the accuracy.
+
+    Raises as `write_run`.
+    """
+    _write_events(folder, ((_STEP, [value]) for value in _survey(result)))
+
+
+def _survey(result: Survey) -> Iterator[Summary.Value]:
+    labels = [row.label for row in result.rows]
+    yield from _statistics("activation", labels, [row.activation for row in result.rows])
+    factors = [{each.format: each.factor for each in row.headroom}.get("float16") for row in result.rows]
+    yield from _scalars("float16 headroom", labels, factors)
+    yield from _scalars("dead channels", labels, [float(len(row.dead_channels)) for row in result.rows])
+    if result.accuracy is not None:
+        yield _scalar("accuracy", result.accuracy.share)
 
 
 def write_training(folder: Path, log: TrainingLog) -> None:

@@ -51,11 +51,12 @@ def load_batches(
     preprocessing: Preprocessing,
     batch_size: int = 8,
     on_error: Callable[[ImageError], None] | None = None,
+    readers: int | None = None,
 ) -> Iterator[Batch]:
     """Read files into batches, one batch in memory at a time and the next one being read.
 
-    While the caller works on a batch, threads read as many files as fill the next. The first file is read without them,
-    so that a single one starts none.
+    While the caller works on a batch, `readers` threads read as many files as fill the next; None for as many threads
+    as there are processors, four at most. The first file is read without them, so that a single one starts none.
 
     Only inputs of equal shape and dtype share a batch, since padding would change what the network sees; where the
     shape changes, a new batch begins. The order is kept. A tensor file may hold several inputs, which is for
@@ -73,7 +74,7 @@ def load_batches(
             raise error
         on_error(error)
 
-    files = Prefetcher(map(_file, paths), preprocessing, batch_size)
+    files = Prefetcher(map(_file, paths), preprocessing, max(batch_size, readers or 0), readers)
     try:
         inputs = _inputs(files, preprocessing, refuse)
         if preprocessing.kind == "flow":

@@ -27,7 +27,8 @@ class InputPipeline:
     There are `files` (pictures in memory among them), or a `batch` of tensors in memory, or `noise` by `seed`; inputs
     by name, `named`, go with every batch, or are the only ones. Batches go to `device`, their floating-point tensors in
     `dtype`, then through `finish`, for example to add targets. While they are read, `pictures` gets the first pictures
-    as the network sees them, (H, W, 3) or (H, W) uint8.
+    as the network sees them, (H, W, 3) or (H, W) uint8. Files are read ahead by `readers` threads, as `load_batches`
+    has them.
     """
 
     files: Sequence[Source]
@@ -39,13 +40,14 @@ class InputPipeline:
     seed: int = 0
     named: Sequence[NamedInput] = ()
     finish: Callable[[Batch], Batch] | None = None
+    readers: int | None = None
     pictures: dict[InputRecord, NDArray[np.uint8]] = field(default_factory=dict)
 
     def batches(self, size: int, on_error: Callable[[ImageError], None] | None = None) -> Iterator[Batch]:
         """Yield batches of at most `size` inputs; files that cannot be used go to `on_error`, or raise without it."""
         batches: Iterator[Batch]
         if self.files:
-            batches = map(self._pictured, load_batches(self.files, self.preprocessing, size, on_error))
+            batches = map(self._pictured, load_batches(self.files, self.preprocessing, size, on_error, self.readers))
         elif self.batch is not None:
             batches = in_batches(self.batch, size)
         elif self.noise:

@@ -23,14 +23,22 @@ Loaded = tuple[torch.Tensor, InputRecord]
 _MOST_READERS = 4
 
 
+def usual_readers() -> int:
+    """Return how many threads read where nobody says: as many as there are processors, and four at most."""
+    return min(_MOST_READERS, os.cpu_count() or 1)
+
+
 class Prefetcher:
     """Files in order, of which the next few are read ahead from the first one on.
 
-    As many threads read as there are processors, and four at most; each ends when there is nothing to read.
+    A thread ends when there is nothing to read.
     """
 
-    def __init__(self, paths: Iterable[Source], preprocessing: Preprocessing, depth: int) -> None:
-        """Read nothing yet; `depth` files at most are read ahead."""
+    def __init__(
+        self, paths: Iterable[Source], preprocessing: Preprocessing, depth: int, readers: int | None = None
+    ) -> None:
+        """Read nothing yet; `depth` files at most are read ahead, by `readers` threads; None for the usual number."""
+        self._readers = usual_readers() if readers is None else readers
         self._waiting = iter(paths)
         self._preprocessing = preprocessing
         self._depth = depth
@@ -51,8 +59,11 @@ class Prefetcher:
         else:
             loaded = reading.result()
         for coming in islice(self._waiting, self._depth - len(self._coming)):
-            self._coming.append((coming, self._hand_over(coming) if is_quiet(coming) else None))
+            self._coming.append((coming, self._hand_over(coming) if self._may_read(coming) else None))
         return loaded
+
+    def _may_read(self, path: Source) -> bool:
+        return self._readers > 0 and is_quiet(path)
 
     def cancel(self) -> None:
         """Leave unread what no thread has begun with; it is the end."""
@@ -62,7 +73,7 @@ class Prefetcher:
         reading: Future[Loaded] = Future()
         with self._lock:
             self._unread.append((path, reading))
-            is_missing = self._reader_count < min(_MOST_READERS, os.cpu_count() or 1)
+            is_missing = self._reader_count < self._readers
             self._reader_count += is_missing
         if is_missing:
             threading.Thread(target=self._read, name="hookscope-reader").start()

@@ -1,10 +1,13 @@
 """The network to inspect, without its wrappers, and its inputs as batches."""
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -16,6 +19,7 @@ from hookscope.inputs.tensors import with_inputs_first
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.network import ModelInfo
+from hookscope.statistics.storage import plain_array
 from hookscope.text import safe_text
 
 
@@ -74,6 +78,23 @@ def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
     kind = type(network).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=total)
     return InspectedNetwork(network, info, (), (), modules, aliases, counts)
+
+
+def model_digest(module: nn.Module) -> str:
+    """Return a digest of a network's structure, parameters and buffers."""
+    digest = hashlib.sha256(repr(module).encode())
+    for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()]):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> Any:
+    """Return the bytes of a tensor's values, or a text for one that has none in order: sparse, nested, quantised."""
+    values = tensor.detach()
+    if values.layout != torch.strided or values.is_nested or values.is_quantized or values.is_meta:
+        return repr(values).encode()
+    return plain_array(values.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)).data
 
 
 def as_batches(inputs: Tensor | Batch | Iterable[Batch]) -> Iterable[Batch]:

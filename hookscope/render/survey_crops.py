@@ -1,7 +1,7 @@
 """What excites channels: the parts of inputs that their strongest positions see, a line of crops for each channel."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.render.overviews.sheet import PAPER
-from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, TopInput
+from hookscope.results.survey import Box, ChannelPlace, CropSheet, Survey, SurveyChannel, SurveyRow, TopInput
 from hookscope.text import slug
 
 TILE, GAP = 48, 2
@@ -21,6 +21,7 @@ _MOST_CHANNELS, _MOST_OF_A_LAYER = 128, 16
 # Sheets in memory at a time.
 _SHEET_BYTES = 2**26
 _GROUND = 200
+_MAP_AXES = 2
 
 
 class _Place(NamedTuple):
@@ -99,11 +100,15 @@ def _drawn(sheets: Sequence[_Sheet], result: Survey) -> Iterator[tuple[CropSheet
                 for column, top in enumerate(listed):
                     place = _Place(number, line, half * sheet.columns + column, top)
                     wanted.setdefault(top.input, []).append(place)
+    supports = [_supports(sheet, result) for sheet in sheets]
     for name, pixels in result.pictures([*wanted]) if result.pictures is not None else ():
         picture = Image.fromarray(pixels).convert("RGB")
         for place in wanted.get(name, ()):
             sheet = sheets[place.sheet]
-            box = crop_box(sheet.row, place.top.position, (picture.height, picture.width))
+            number = sheet.channels[place.line].channel
+            box = supports[place.sheet].get(ChannelPlace(name, number, place.top.position))
+            box = box or crop_box(sheet.row, place.top.position, (picture.height, picture.width))
+            box = None if box == (0, 0, picture.height, picture.width) else box
             sheet.is_whole = sheet.is_whole and box is None
             _paste(sheet, place, _cropped(picture, box))
     for number, sheet in enumerate(sheets):
@@ -113,6 +118,20 @@ def _drawn(sheets: Sequence[_Sheet], result: Survey) -> Iterator[tuple[CropSheet
             about = CropSheet(sheet.row.index, name, channels, TILE, sheet.columns, GAP, sheet.is_whole)
             yield about, Image.fromarray(sheet.pixels)
         sheets[number].pixels = np.zeros((0, 0, 3), np.uint8)
+
+
+def _supports(sheet: _Sheet, result: Survey) -> Mapping[ChannelPlace, Box]:
+    """Return what the positions to be drawn depend on, if they are of a map and no closed form tells."""
+    if result.supports is None or sheet.row.receptive_field is not None:
+        return {}
+    places = [
+        ChannelPlace(top.input, channel.channel, top.position)
+        for channel in sheet.channels
+        for half in channel.halves
+        for top in half
+        if len(top.position) == _MAP_AXES
+    ]
+    return result.supports(sheet.row, places) if places else {}
 
 
 def crop_box(row: SurveyRow, position: tuple[int, ...], size: tuple[int, int]) -> tuple[int, int, int, int] | None:

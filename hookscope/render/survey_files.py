@@ -12,14 +12,15 @@ from safetensors.numpy import save
 from hookscope.errors import UsageError
 from hookscope.render.overviews.survey import draw_survey
 from hookscope.render.survey_crops import crop_sheets
+from hookscope.render.survey_failures import wrong_strips
 from hookscope.render.tables import channels_to_csv
 from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.serialize import as_json, provenance_to_dict
-from hookscope.results.runs.survey import ARRAYS, FILE, channel_arrays, survey_to_dict
+from hookscope.results.runs.survey import ARRAYS, BINS, FILE, channel_arrays, survey_to_dict
 from hookscope.results.survey import CropSheet, Survey
 from hookscope.text import counted, strict_json
 
-CHANNELS, BINS = "channels.csv", "bins.safetensors"
+CHANNELS = "channels.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,11 @@ def save_survey(
             picture.save(run.path / about.path, quality=85)
             sheets.append(about)
             strips.append((about, picture.crop((0, 0, picture.width, about.tile))))
-        draw_survey(result, strips).save(run.path / OVERVIEW, compress_level=6)
+        wrong = [*wrong_strips(result)]
+        for strip, picture in wrong:
+            (run.path / "wrong").mkdir(exist_ok=True)
+            picture.save(run.path / strip.path, quality=90)
+        draw_survey(result, strips, wrong).save(run.path / OVERVIEW, compress_level=6)
         (run.path / BINS).write_bytes(save(_bins(result)))
         (run.path / ARRAYS).write_bytes(save(channel_arrays(result)))
         texts = {CHANNELS: channels_to_csv(result), FILE: strict_json(survey_to_dict(result))}
@@ -77,6 +82,7 @@ def save_survey(
             "inputs": [],
             **_entries(result),
             "crops": [asdict(each) for each in sheets],
+            "wrong": [asdict(strip) for strip, _ in wrong],
         }
         folder = run.finish(record)
     return SavedSurvey(folder, tuple(sheets))

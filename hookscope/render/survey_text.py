@@ -6,12 +6,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hookscope.render.columns import Column, draw_table, number_column, number_text, percent_text, safe_line
+from hookscope.render.survey_failures import failure_heading, failure_reasons, method_words, neighbour_words
 from hookscope.render.terminal import model_lines, note_lines, uncalled_lines, verification_line
+from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.survey import FORMATS, Survey, SurveyRow, channel_counts
 from hookscope.text import are, counted, printable, some_of
 
 _MOST_NAMES = 3
 _MOST_UNUSABLE = 8
+_MOST_FAILED = 4
 _MOST_NAME = 60
 
 FLOAT16 = "float16"
@@ -27,6 +30,7 @@ def survey_summary(result: Survey, *, width: int, full: bool = False) -> Iterato
     yield note_lines(result.notes)
     yield from model_lines(result.model, inputs_text(result), result.dtype, result.device)
     yield survey_table(result, width=width, full=full)
+    yield from _failure_lines(result, full=full)
     yield uncalled_lines(result.uncalled, full=full)
     yield from _unusable_lines(result, full=full)
     if result.verification is not None:
@@ -40,7 +44,14 @@ def answer(result: Survey) -> list[str]:
         found.append(f"None of {counted(len(result.rows), 'output')} has channels.")
     elif not result.dead_count:
         found.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
-    return [*found, *_massive(result), *_tight(result), *_selective(result), *_duplicates(result)]
+    return [
+        *found,
+        *_accuracy(result),
+        *_massive(result),
+        *_tight(result),
+        *_selective(result),
+        *_duplicates(result),
+    ]
 
 
 def inputs_text(result: Survey) -> str:
@@ -76,6 +87,11 @@ def _dead(result: Survey) -> Iterator[str]:
         f"{dead}, most in {some_of(named, 2)}. A dead channel fires on fewer than {percent_text(result.dead_bound)} of "
         "such inputs, with 95 % confidence."
     )
+
+
+def _accuracy(result: Survey) -> Iterator[str]:
+    if result.accuracy is not None:
+        yield f"{accuracy_words(result.accuracy)}.{lowest_words(result.accuracy)}"
 
 
 def _massive(result: Survey) -> Iterator[str]:
@@ -116,6 +132,22 @@ def _duplicates(result: Survey) -> Iterator[str]:
 
 def _name(row: SurveyRow) -> str:
     return printable(row.label, _MOST_NAME)
+
+
+def _failure_lines(result: Survey, *, full: bool) -> Iterator[RenderableType]:
+    failures = result.failures
+    if failures is None or not failures.inputs:
+        return
+    yield safe_line("The surest wrong inputs", style="bold")
+    shown = failures.inputs if full else failures.inputs[:_MOST_FAILED]
+    for each in shown:
+        yield safe_line(f"  {failure_heading(each)}", overflow="fold")
+        words = [*failure_reasons(each, failures), neighbour_words(each, failures)]
+        yield safe_line(f"    {' '.join(filter(None, words))}", style="dim", overflow="fold")
+    if len(shown) < len(failures.inputs):
+        more = len(failures.inputs) - len(shown)
+        yield safe_line(f"  … {more} more, --full lists all", style="dim italic")
+    yield Group(*(safe_line(each, style="dim", overflow="fold") for each in method_words(failures)))
 
 
 def _unusable_lines(result: Survey, *, full: bool) -> Iterator[Text]:

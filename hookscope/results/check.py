@@ -19,6 +19,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.renderers import RenderedResult
+from hookscope.results.survey import Survey
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.text import safe_text
 
@@ -246,6 +247,7 @@ class CheckMeasurements:
         seconds: Time by phase: "load", "stored", "forward", "again", "data", "gradients".
         signatures: Of the modules' outputs by label, and of the network's input under "", for a baseline; empty if none
             is compared or written.
+        survey: Over a data set, of this network; None without one.
         weights_precision: The narrowest floating dtype that holds all parameters exactly: "bfloat16"; "" if there are
             no signatures.
     """
@@ -269,6 +271,7 @@ class CheckMeasurements:
     seconds: Mapping[str, float] = field(default_factory=dict)
     signatures: Mapping[str, OutputSignature] = field(default_factory=dict)
     weights_precision: str = ""
+    survey: Survey | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import EXIT_DONE, most_severe
+from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Flag, UncalledLayer, Verification
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.distribution import Distribution
@@ -20,6 +21,11 @@ from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.text import counted
 
 Pictures = Callable[[Sequence[str]], Iterator[tuple[str, NDArray[np.uint8]]]]
+
+OutsideKind = Literal["dark", "bright", "flat", "harsh", "narrow", "wide", "other layout", "inverted"]
+
+DEPARTURE_RATE = 0.05
+"""Of inputs like the others of their class, this share at most is said to leave it; the usual level."""
 
 _RULE_OF_THREE = 3.0  # -ln(0.05), rounded up
 
@@ -135,6 +141,18 @@ class ChannelArrays:
         """Whether each channel is exactly zero on every input."""
         dead: NDArray[np.bool_] = (self.firing_positions == 0) & (self.nonfinite_count == 0)
         return dead
+
+
+class ChannelPlace(NamedTuple):
+    """A position of a channel on an input."""
+
+    input: str
+    channel: int
+    position: tuple[int, ...]
+
+
+Box = tuple[int, int, int, int]
+"""Top, left, bottom and right, in whole pixels of what the network saw."""
 
 
 class Channels(Sequence[SurveyChannel]):
@@ -344,6 +362,9 @@ class SurveyRow(MeasuredTensor):
         return float(arrays.selectivity[best]), best
 
 
+Supports = Callable[[SurveyRow, Sequence[ChannelPlace]], Mapping[ChannelPlace, Box]]
+
+
 @dataclass(frozen=True, slots=True)
 class Unusable:
     """An input that was left out, and why.
@@ -380,6 +401,19 @@ class CropSheet:
 
 
 @dataclass(frozen=True, slots=True)
+class WrongStrip:
+    """A picture of an input that is classified wrong, and of those with near features.
+
+    Attributes:
+        index: Place in `Failures.inputs`.
+        path: Inside the run.
+    """
+
+    index: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureFiles:
     """Where features were written.
 
@@ -396,6 +430,87 @@ class FeatureFiles:
     dtype: str
 
 
+@dataclass(frozen=True, slots=True)
+class OutsideRange:
+    """What of a picture lies outside the range of all inputs that are classified right.
+
+    Attributes:
+        kind: "dark" and "bright": its mean; "flat" and "harsh": its standard deviation, both over the grey picture,
+            0-1; "narrow" and "wide": width over height of the file's picture; "other layout": the correlation of its
+            8x8 means with those of the mean picture; "inverted": the same, where that of its negative lies in the
+            range.
+        low: The least value of the others.
+        high: Their greatest value.
+    """
+
+    kind: OutsideKind
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class NearInput:
+    """An input whose features come near those of another one: the Euclidean distance of means over positions."""
+
+    input: str
+    label: str
+    distance: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailedInput:
+    """An input that is taken for another class, and what may be the reason.
+
+    Attributes:
+        taken_for: Name or number of the class with the greatest score; "NaN" for scores with NaN.
+        probability: Of that class; None for scores with NaN.
+        label_probability: Of its label's class.
+        outside: Where its picture lies outside the range of those that are right.
+        leaves_at: Label of the first row where its distance to the mean of its class is more than chance; "" for none.
+        p_value: Of that row, for all rows together; None without one.
+        is_like_other: Whether it leaves its class no later than most inputs of the class that it is taken for do, and
+            leaves that class in no row: its label may be wrong, or it shows both.
+        neighbours: The inputs, of those that were compared, with the nearest features in `Failures.neighbour_row`.
+    """
+
+    input: str
+    sha256: str | None
+    label: str
+    taken_for: str
+    probability: float | None
+    label_probability: float | None
+    outside: tuple[OutsideRange, ...] = ()
+    leaves_at: str = ""
+    p_value: float | None = None
+    is_like_other: bool = False
+    neighbours: tuple[NearInput, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The surest of the inputs that are classified wrong, and what they were compared with.
+
+    Attributes:
+        inputs: The surest first.
+        compared_count: Inputs that are right, whose ranges are known.
+        range_rate: The probability, at most, that something of an input like these lies outside their ranges: 7 in
+            their number plus 1. Above 0.05 nothing is said about ranges.
+        sampled_count: Inputs that are right and went through the network again, to know the spread of their classes.
+        departure_rate: The probability, at most, that an input like the others of its class is said to leave it.
+        neighbour_row: Label of the row whose features are compared for `neighbours`; "" for none.
+        remarks: What could not be found out, and why, in sentences.
+    """
+
+    inputs: tuple[FailedInput, ...]
+    compared_count: int = 0
+    range_rate: float = 1.0
+    sampled_count: int = 0
+    departure_rate: float = DEPARTURE_RATE
+    neighbour_row: str = ""
+    remarks: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Survey(RowContainer):
     """What layers and their channels do over a data set.
@@ -404,8 +519,12 @@ class Survey(RowContainer):
         input_count: Inputs that were measured.
         rows: One per output, in execution order.
         classes: Inputs of each class, by name; empty without `by_class`.
+        accuracy: How many inputs are classified right; None without classes, or where they are no classes of the
+            network.
+        failures: Why inputs are classified wrong; None without an accuracy.
         uncalled: Selected modules that never ran.
         unusable: Inputs that were left out.
+        model_digest: Of the network's structure, parameters and buffers; "" if it is not known.
         warnings: Sentences a reader must see; `notes` need no action.
         dtype: Floating dtype of the parameters: "float32".
         batch_size: Inputs per forward pass.
@@ -419,14 +538,18 @@ class Survey(RowContainer):
         names: Names of the inputs in lists, by their numbers.
         pictures: Reads inputs again, by name, as the network saw them: (H, W, 3) or (H, W) uint8; those that are no
             pictures, or are gone, do not come. None for a survey that was read from a run directory.
+        supports: Finds what positions of a row depend on, where no closed form tells; None likewise.
     """
 
     model: ModelInfo
     input_count: int
     rows: tuple[SurveyRow, ...]
     classes: Mapping[str, int] = field(default_factory=dict)
+    accuracy: Accuracy | None = None
+    failures: Failures | None = None
     uncalled: tuple[UncalledLayer, ...] = ()
     unusable: tuple[Unusable, ...] = ()
+    model_digest: str = ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seed: int = 0
@@ -442,6 +565,7 @@ class Survey(RowContainer):
     provenance: Provenance | None = None
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     pictures: Pictures | None = field(default=None, repr=False)
+    supports: Supports | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         parts = (counted(len(self.rows), "row"), counted(self.input_count, "input"))
@@ -454,6 +578,10 @@ class Survey(RowContainer):
             LayerNotFoundError: If no row has this label; with the nearest ones.
         """
         return row_of(label, self.rows)
+
+    def by_label(self) -> dict[str, SurveyRow]:
+        """Return the rows by their labels, and by those of the rows that repeat them."""
+        return {label: row for row in self.rows for label in (row.label, *row.also)}
 
     @property
     def exit_code(self) -> int:

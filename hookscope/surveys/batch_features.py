@@ -38,7 +38,7 @@ def batch_features(
         UsageError: If a batch is something else, or an output has not one row for each input.
         OutputError: If a file cannot be written.
     """
-    if not target.is_one_file:
+    if not target.is_one_file or target.is_parquet:
         raise UsageError(
             f"Features of batches go into one file: '{safe_text(str(target.path))}' must end in .safetensors."
         )

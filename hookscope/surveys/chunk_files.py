@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from hookscope.errors import OutputError
@@ -27,6 +27,7 @@ from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import Unusable
 from hookscope.statistics import Reduction
 from hookscope.surveys.channel_totals import ChannelTotals, Moments, TopLists
+from hookscope.surveys.judged_inputs import JudgedInputs
 from hookscope.surveys.measure_chunk import ChunkRow, MeasuredChunk, MeasuredInput
 from hookscope.text import safe_text
 
@@ -39,6 +40,7 @@ _MOST_SIDECAR_BYTES, _MOST_ARRAY_BYTES = 2**29, 2**34
 _NUMBERS = ("mean", "squared_deviations", "min", "max", "abs_sum", "square_sum")
 _COUNTS = ("element_count", "finite_count", "nan_count", "nonzero_count", "exponent")
 _MOMENTS = ("count", "mean", "deviations")
+_OF_JUDGED = ("taken_for", "probabilities", "is_right", "looks", "layouts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Sidecar:
         rows: Without statistics, in the order of the arrays.
         axes: Axis of the channels of each row, -1 without one.
         has_channels: Whether each row has totals of its channels.
+        class_count: As of `JudgedInputs`, as is `mapping`; 0 without judged inputs.
     """
 
     format: int
@@ -96,6 +99,8 @@ class Sidecar:
     verification: Verification | None
     seconds: float
     feature_shapes: Mapping[str, tuple[int, ...]]
+    class_count: int = 0
+    mapping: str = ""
 
 
 def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str]) -> None:
@@ -107,7 +112,7 @@ def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str,
     try:
         with suppress(FileNotFoundError):
             files.sidecar.unlink()
-        content = save(dict(_arrays_of(chunk.rows)))
+        content = save({**dict(_arrays_of(chunk.rows)), **_judged_arrays(chunk.judged)})
         with whole_file(files.arrays) as file:
             file.write(content)
         digest = ""
@@ -163,6 +168,8 @@ def _sidecar_of(
         "notes": chunk.notes,
         "verification": None if chunk.verification is None else asdict(chunk.verification),
         "seconds": chunk.seconds,
+        "class_count": 0 if chunk.judged is None else chunk.judged.class_count,
+        "mapping": "" if chunk.judged is None else chunk.judged.mapping,
         "feature_shapes": {each.row.label: shapes[each.row.label] for each in chunk.rows if each.row.label in shapes},
     }
 
@@ -198,7 +205,8 @@ def read_chunk(files: ChunkFiles, sidecar: Sidecar) -> MeasuredChunk | None:
         content = read_bounded(files.arrays, _MOST_ARRAY_BYTES, follow_links=False)
         if hashlib.sha256(content).hexdigest() != sidecar.arrays_sha256:
             return None
-        rows = _rows_from(load(content), sidecar)
+        arrays = load(content)
+        rows, judged = _rows_from(arrays, sidecar), _judged_from(arrays, sidecar)
     except (OSError, NotRegularError, SafetensorError, KeyError, IndexError, ValueError):
         return None
     return MeasuredChunk(
@@ -211,7 +219,33 @@ def read_chunk(files: ChunkFiles, sidecar: Sidecar) -> MeasuredChunk | None:
         notes=sidecar.notes,
         verification=sidecar.verification,
         seconds=sidecar.seconds,
+        judged=judged,
     )
+
+
+def read_judged(files: ChunkFiles, sidecar: Sidecar) -> JudgedInputs | None:
+    """Return how the inputs of a chunk are classified, without reading the rest; None if that is not known."""
+    if not sidecar.class_count:
+        return None
+    with safe_open(files.arrays, "np") as file:
+        return _judged_from({name: file.get_tensor(name) for name in map(_judged_name, _OF_JUDGED)}, sidecar)
+
+
+def _judged_name(name: str) -> str:
+    return f"judged.{name}"
+
+
+def _judged_arrays(judged: JudgedInputs | None) -> dict[str, NDArray[Any]]:
+    if judged is None:
+        return {}
+    return {_judged_name(name): np.ascontiguousarray(getattr(judged, name)) for name in _OF_JUDGED}
+
+
+def _judged_from(arrays: Mapping[str, NDArray[Any]], sidecar: Sidecar) -> JudgedInputs | None:
+    if not sidecar.class_count:
+        return None
+    found = {name: arrays[_judged_name(name)] for name in _OF_JUDGED}
+    return JudgedInputs(**found, class_count=sidecar.class_count, mapping=sidecar.mapping)
 
 
 def _arrays_of(rows: list[ChunkRow]) -> Iterator[tuple[str, NDArray[Any]]]:

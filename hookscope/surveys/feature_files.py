@@ -6,6 +6,7 @@ They are copied piece by piece from the chunks: memory does not grow with the in
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,17 +17,18 @@ from hookscope.results.runs.tensors import header_of
 from hookscope.results.survey import FeatureFiles
 from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_sidecar
 from hookscope.surveys.features import FeatureDtype, Pool, read_part
+from hookscope.surveys.parquet import ParquetPart, write_parquet
 from hookscope.text import printable, safe_text, shape_text
 
 SCHEMA_VERSION = 1
 
 _COPIED_BYTES = 2**20
-_ONE_FILE = ".safetensors"
+_ONE_FILE, _PARQUET = ".safetensors", ".parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureTarget:
-    """Where features go, and what they are: a file that ends in .safetensors, or a folder of one file a chunk."""
+    """Where features go, and what they are: a .safetensors or .parquet file, or a folder of one file a chunk."""
 
     path: Path
     pool: Pool = "avg"
@@ -35,7 +37,12 @@ class FeatureTarget:
     @property
     def is_one_file(self) -> bool:
         """Whether all features go into one file."""
-        return self.path.suffix.lower() == _ONE_FILE
+        return self.path.suffix.lower() in (_ONE_FILE, _PARQUET)
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether they go into a Parquet file."""
+        return self.path.suffix.lower() == _PARQUET
 
     @property
     def sidecar(self) -> Path:
@@ -43,7 +50,13 @@ class FeatureTarget:
         return self.path.with_suffix(".json") if self.is_one_file else self.path / "features.json"
 
     def check(self) -> None:
-        """Raise OutputError for a place that nothing could be written to; change nothing."""
+        """Raise OutputError for a place that nothing could be written to; change nothing.
+
+        Raises:
+            UsageError: If a package is missing for it.
+        """
+        if self.is_parquet and find_spec("pyarrow") is None:
+            raise UsageError("--features FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
         for path in (self.path,) if self.is_one_file else ():
             check_writable(path, "--features")
         check_writable(self.sidecar, "--features")
@@ -89,7 +102,7 @@ class FeatureParts:
         """
         target = self.target
         try:
-            written = [*(self._one_file() if target.is_one_file else self._file_for_each_chunk())]
+            written = [*(self._one_file(classes) if target.is_one_file else self._file_for_each_chunk())]
             with whole_file(target.sidecar) as file:
                 file.writelines(each.encode() for each in self._sidecar(model, classes, written))
         except OSError as error:
@@ -101,9 +114,14 @@ class FeatureParts:
         names = tuple(str(path) for path in (*written, target.sidecar))
         return FeatureFiles(names, dict(self.shapes), target.pool, target.dtype)
 
-    def _one_file(self) -> Iterator[Path]:
+    def _one_file(self, classes: Sequence[str]) -> Iterator[Path]:
         path = self.target.path
         path.parent.mkdir(parents=True, exist_ok=True)
+        if self.target.is_parquet:
+            with whole_file(path) as file:
+                write_parquet(file, self._parquet_parts(classes), self.shapes, self.target.dtype)
+            yield path
+            return
         header, order = header_of({label: (self.target.dtype, shape) for label, shape in self.shapes.items()})
         with whole_file(path) as file:
             file.write(header)
@@ -112,6 +130,13 @@ class FeatureParts:
                     begin, end = read_part(part.features).offsets[label]
                     _copy(part.features, begin, end, file)
         yield path
+
+    def _parquet_parts(self, classes: Sequence[str]) -> Iterator[ParquetPart]:
+        for part, offset in zip(self.files, self.offsets, strict=True):
+            sidecar = read_sidecar(part)
+            inputs = () if sidecar is None else sidecar.inputs
+            named = [classes[each.label] for each in inputs if each.label is not None]
+            yield ParquetPart(read_part(part.features), [each.name_in(offset) for each in inputs], named)
 
     def _file_for_each_chunk(self) -> Iterator[Path]:
         self.target.path.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from hookscope.statistics import Reduction
 from hookscope.surveys.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
 from hookscope.surveys.channel_totals import ChannelTotals
 from hookscope.surveys.features import FeatureSpool
+from hookscope.surveys.judged_inputs import InputJudge, JudgedInputs
 
 # Sums of the squares of so many larger values as there may be are beyond float64.
 _LARGEST_SQUARED = 1e140
@@ -69,6 +70,7 @@ class MeasuredChunk:
     Attributes:
         place_count: Inputs of the chunk, unusable ones counted.
         features: Of its inputs; None if they were not asked for.
+        judged: How they are classified; None without classes, and where they cannot be judged.
     """
 
     inputs: list[MeasuredInput]
@@ -81,6 +83,7 @@ class MeasuredChunk:
     verification: Verification | None = None
     seconds: float = 0.0
     features: FeatureSpool | None = None
+    judged: JudgedInputs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class MeasureOptions:
         sample: Inputs of each chunk at most whose means are kept to find duplicates, each `sample_step`-th one.
         class_of: The number of an input's class by its name; None without classes.
         new_features: Makes what takes the features of a chunk; None without features.
+        new_judge: Makes what judges the inputs of a chunk; None without classes.
     """
 
     layers: Sequence[str]
@@ -102,6 +106,7 @@ class MeasureOptions:
     sample_step: int
     class_of: Callable[[str], int] | None = None
     new_features: Callable[[], FeatureSpool] | None = None
+    new_judge: Callable[[], InputJudge] | None = None
 
 
 @dataclass(slots=True)
@@ -110,6 +115,7 @@ class ChannelRecorder:
 
     options: MeasureOptions
     features: FeatureSpool | None = None
+    judge: InputJudge | None = None
     totals: dict[str, ChannelTotals] = field(default_factory=dict)
     inputs: list[MeasuredInput] = field(default_factory=list)
     sampled_count: int = 0
@@ -134,7 +140,7 @@ class ChannelRecorder:
             self._latest[label] = found
             self._before = (weakref.ref(tensor), version, channel_axis, found)
 
-    def keep(self, batch: Batch, _output: object) -> None:
+    def keep(self, batch: Batch, output: object) -> None:
         """Add what was seen of a batch that went through the network."""
         numbers = np.array(batch.indices, np.int64)
         class_of = self.options.class_of
@@ -154,6 +160,8 @@ class ChannelRecorder:
                 totals.is_of_one_size = False
         if self.features is not None:
             self.features.keep(len(numbers))
+        if self.judge is not None and not self.judge.reason:
+            self.judge.add(batch, output)
         labels: Sequence[int | None] = classes or [None] * len(numbers)
         self.inputs += [
             MeasuredInput(number, record.name, record.sha256, label)
@@ -193,7 +201,8 @@ def measure_chunk(
     """
     began = time.perf_counter()
     features = None if options.new_features is None else options.new_features()
-    recorder = ChannelRecorder(options, features)
+    judge = None if options.new_judge is None else options.new_judge()
+    recorder = ChannelRecorder(options, features, judge)
     unusable: list[Unusable] = []
 
     def report(error: HookscopeError) -> None:
@@ -233,11 +242,18 @@ def measure_chunk(
         unusable=unusable,
         uncalled=run.uncalled,
         warnings=run.warnings,
-        notes=run.notes,
+        notes=(*run.notes, *_not_judged(judge)),
         verification=run.verification,
         seconds=time.perf_counter() - began,
         features=features,
+        judged=None if judge is None else judge.result(),
     )
+
+
+def _not_judged(judge: InputJudge | None) -> tuple[str, ...]:
+    if judge is None or not judge.reason:
+        return ()
+    return (f"Whether inputs are classified right is not known. {judge.reason}",)
 
 
 def totals_of(row: LayerRow, totals: Mapping[str, ChannelTotals]) -> ChannelTotals | None:

@@ -15,12 +15,24 @@ from hookscope.results.cost import ReceptiveField
 from hookscope.results.distribution import Distribution, edges_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, headroom_of
+from hookscope.results.survey import (
+    ChannelArrays,
+    Channels,
+    Failures,
+    Survey,
+    SurveyRow,
+    Unusable,
+    channel_counts,
+    headroom_of,
+)
 from hookscope.statistics import Reduction, merge, summarise
 from hookscope.surveys.channel_totals import ChannelTotals
-from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_sidecar
+from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_judged, read_sidecar
+from hookscope.surveys.classified_inputs import ClassifiedInputs
 from hookscope.surveys.duplicates import Duplicates, duplicates
+from hookscope.surveys.failures import SecondPass, explained
 from hookscope.surveys.feature_files import FeatureParts, FeatureTarget
+from hookscope.surveys.judged_inputs import JudgedInputs
 from hookscope.surveys.measure_chunk import MeasuredChunk
 from hookscope.surveys.pictures import InputPictures
 from hookscope.surveys.plan import Plan
@@ -61,6 +73,7 @@ class Merging:
     verification: Verification | None = None
     offsets: list[tuple[int, ChunkFiles]] = field(default_factory=list)
     features: FeatureParts | None = None
+    classified: ClassifiedInputs | None = None
 
     def add(self, chunk: MeasuredChunk, files: ChunkFiles, sidecar: Sidecar) -> None:
         """Take in the next chunk."""
@@ -80,6 +93,12 @@ class Merging:
         for measured in chunk.inputs:
             if measured.label is not None:
                 self.class_counts[measured.label] = self.class_counts.get(measured.label, 0) + 1
+        if chunk.judged is not None:
+            if self.classified is None:
+                self.classified = ClassifiedInputs(
+                    self.plan.classes, self.plan.model.categories, self.plan.labels_source
+                )
+            self.classified.add(chunk.inputs, chunk.judged, self.place_count)
         self.offsets.append((self.place_count, files))
         self.input_count += len(chunk.inputs)
         self.place_count += chunk.place_count
@@ -98,11 +117,12 @@ class Merging:
             self.features = self.features or FeatureParts(self.target)
             self.features.add(files, sidecar, self.offsets[-1][0])
 
-    def result(self, source: InputPipeline | None = None) -> Survey:
+    def result(self, source: InputPipeline | None = None, again: SecondPass | None = None) -> Survey:
         """Return the survey of all chunks, and write the features.
 
         Args:
             source: Where inputs in memory come from, to draw them again.
+            again: How to run some of the inputs again; None where there is no network.
 
         Raises:
             ModelError: If no input could be measured.
@@ -130,8 +150,11 @@ class Merging:
             input_count=self.input_count,
             rows=rows,
             classes=counts,
+            accuracy=None if self.classified is None else self.classified.accuracy(),
+            failures=self._failures(again, channel_counts(rows)),
             uncalled=tuple((self.uncalled or {}).values()),
             unusable=tuple(self.unusable),
+            model_digest=plan.signature["model"],
             warnings=tuple(self.warnings),
             notes=(*self.notes, *self._remarks()),
             seed=plan.seed,
@@ -152,6 +175,18 @@ class Merging:
             names=names,
             pictures=pictures,
         )
+
+    def _failures(self, again: SecondPass | None, channel_count: int) -> Failures | None:
+        return (
+            None if self.classified is None else explained(self.classified, self._judged_again(), again, channel_count)
+        )
+
+    def _judged_again(self) -> Iterator[JudgedInputs]:
+        for _, files in self.offsets:
+            sidecar = read_sidecar(files)
+            judged = None if sidecar is None else read_judged(files, sidecar)
+            if judged is not None:
+                yield judged
 
     def _remarks(self) -> Iterator[str]:
         apart = [

@@ -37,12 +37,12 @@ class InputPictures:
             yield from self._of_batch(self.batch, names)
             return
         wanted = set(names)
-        paths = sorted({path for name in wanted if (path := _path_of(name)) is not None})
+        paths = sorted({path for name in wanted if (path := path_of(name)) is not None})
         for batch in load_batches(paths, self.preprocessing, _AT_ONCE, lambda _error: None):
             for record, picture in zip(batch.records, self._drawn(batch), strict=False):
                 if record.name in wanted:
                     yield record.name, picture
-        yield from self._in_memory([name for name in wanted if _path_of(name) is None])
+        yield from self._in_memory([name for name in wanted if path_of(name) is None])
 
     def _in_memory(self, names: Sequence[str]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         for name in names:
@@ -65,7 +65,7 @@ class InputPictures:
         return thumbnails(plain_array(values.float()), self.preprocessing) if isinstance(values, Tensor) else []
 
 
-def _path_of(name: str) -> Path | None:
+def path_of(name: str) -> Path | None:
     """Return the file of an input: its name, or what is before "[2]" of one of several in it."""
     candidates = (Path(name), Path(name.rpartition("[")[0]))
     return next((path for path in candidates if path.is_file()), None)

@@ -48,6 +48,7 @@ class Plan:
         features: Where features go, "" without them; `pool` and `feature_dtype` say what they are.
         fields: Receptive fields, for crops.
         spatial: Size of the network's first input without batch and channels, (H, W).
+        labels_source: The folder or file that says the classes.
     """
 
     format: int
@@ -69,6 +70,7 @@ class Plan:
     threads: int
     fields: tuple[PlacedField, ...] = ()
     spatial: tuple[int, ...] = ()
+    labels_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +156,18 @@ class ChunkFolder:
         return self._mark(share).exists()
 
     def forget_done(self) -> None:
-        """Forget which processes have finished."""
-        for each in self.path.glob("*.done"):
-            each.unlink(missing_ok=True)
+        """Forget which processes have finished, and which were alive."""
+        for pattern in ("*.done", "*.alive"):
+            for each in self.path.glob(pattern):
+                each.unlink(missing_ok=True)
 
     def _mark(self, share: Share) -> Path:
         return self.path / f"{share.index}-of-{share.count}.done"
 
     def write_plan(self, plan: Plan) -> None:
         """Write the plan, whole; OutputError if it cannot be written."""
-        document = asdict(replace(plan, model=replace(plan.model, categories=())))
+        categories = plan.model.categories if plan.classes else ()
+        document = asdict(replace(plan, model=replace(plan.model, categories=categories)))
         try:
             with whole_file(self.path / PLAN) as file:
                 file.write(json.dumps(document, default=str).encode())
@@ -192,7 +196,7 @@ class ChunkFolder:
 
     def remove(self) -> None:
         """Delete finished chunks and the plan, after the survey was written; what else there is stays."""
-        for pattern in (PLAN, "*.safetensors", "*.json", "*.done", ".partial-*"):
+        for pattern in (PLAN, "*.safetensors", "*.json", "*.done", "*.alive", ".partial-*"):
             for each in self.path.glob(pattern):
                 each.unlink(missing_ok=True)
         try:

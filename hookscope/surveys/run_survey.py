@@ -8,7 +8,7 @@ processes there were.
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,17 @@ from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
 from hookscope.results.survey import Survey
 from hookscope.surveys.chunk_files import Sidecar, damage, digest_of, read_chunk, read_sidecar, write_chunk
+from hookscope.surveys.failures import SecondPass
 from hookscope.surveys.feature_files import FeatureTarget
 from hookscope.surveys.features import FeatureSpool
+from hookscope.surveys.judged_inputs import InputJudge
 from hookscope.surveys.measure_chunk import MeasuredChunk, MeasureOptions, measure_chunk
 from hookscope.surveys.merge import Merging
 from hookscope.surveys.plan import FORMAT, ChunkFolder, PlacedField, Plan, Share, cut, in_order
+from hookscope.surveys.pulse import Pulse
 from hookscope.surveys.signature import common_signature, differing, inputs_signature, names_digest
-from hookscope.text import counted, safe_text, some_of
+from hookscope.surveys.supports import InputSupports
+from hookscope.text import counted, exception_line, safe_text, some_of
 
 # Inputs whose means are kept to find duplicate channels.
 SAMPLE = 512
@@ -68,8 +72,8 @@ class _Work:
     """A survey under way in this process.
 
     Attributes:
+        pulse: Of one of several processes; None for a single one.
         resumed: Chunks that were there already.
-        finished: Inputs, and files that could not be used, of chunks that are finished.
     """
 
     session: Session
@@ -77,6 +81,7 @@ class _Work:
     plan: Plan
     parts: list[InputPipeline]
     on_progress: OnProgress | None
+    pulse: Pulse | None = None
     is_begun: bool = False
     resumed: set[int] = field(default_factory=set)
     reasons: list[str] = field(default_factory=list)
@@ -88,9 +93,17 @@ class _Work:
         return {**self.plan.signature, "inputs": inputs_signature(part.files, part.batch)}
 
     def progress(self, finished: int) -> None:
-        """Report how many inputs are finished."""
+        """Report how many inputs are finished by this process, and with it those of others.
+
+        Raises:
+            InputError: If another process has ended before it was done.
+        """
+        if self.pulse is not None:
+            self.pulse.finished = finished
+            finished = self.pulse.listen()
         if self.on_progress is not None:
-            self.on_progress(finished, sum(self.plan.chunk_sizes))
+            share = self.options.share or Share()
+            self.on_progress(finished, sum(self.plan.chunk_sizes[index] for index in _of(self, share)))
 
 
 def labelled_inputs(images: object) -> LabelledFiles:
@@ -147,16 +160,19 @@ def run_survey(session: Session, options: SurveyOptions, on_progress: OnProgress
         _barrier(options.folder, share)
     options.folder.make()
     options.folder.write_plan(work.plan)
-    for index in _of(work, share):
-        if not (options.resume and _is_finished(work, index)):
-            _measure(work, index)
-    if options.share is not None:
-        return None
-    if is_launched and share.index:
-        options.folder.mark_done(share)
-        return None
-    if is_launched:
-        _wait_for_others(work, share)
+    work.pulse = Pulse(options.folder, share) if is_launched else None
+    with nullcontext() if work.pulse is None else work.pulse.beating():
+        for index in _of(work, share):
+            if not (options.resume and _is_finished(work, index)):
+                _measure(work, index, share)
+        if options.share is not None:
+            return None
+        if is_launched and share.index:
+            options.folder.mark_done(share)
+            return None
+        if is_launched:
+            _wait_for_others(work, share)
+    work.pulse = None
     merged = _merged(work)
     timings = {"load": session.load_seconds, "survey": time.perf_counter() - began}
     return replace(merged, timings=timings)
@@ -243,6 +259,7 @@ def _plan(session: Session, options: SurveyOptions, parts: Sequence[InputPipelin
         threads=torch.get_num_threads(),
         fields=fields,
         spatial=spatial,
+        labels_source="" if labelled is None else labelled.source,
     )
 
 
@@ -296,7 +313,8 @@ def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
     return recorded <= current
 
 
-def _measure(work: _Work, index: int) -> None:
+def _measure(work: _Work, index: int, share: Share) -> None:
+    """Measure a chunk of a share, and write it."""
     options, session = work.options, work.session
     labelled = options.labelled
     numbers = {name: number for number, name in enumerate(work.plan.classes)}
@@ -315,8 +333,13 @@ def _measure(work: _Work, index: int) -> None:
         else max(1, work.plan.chunk_sizes[0] // SAMPLE),
         class_of=None if labelled is None else lambda name: numbers[labelled.labels_of(name)[0]],
         new_features=None if features is None else partial(FeatureSpool, features.pool, features.dtype),
+        new_judge=None
+        if labelled is None
+        else partial(
+            InputJudge, labelled, work.plan.classes, session.loaded.info.categories, session.inputs.preprocessing
+        ),
     )
-    before = sum(work.plan.chunk_sizes[each] for each in _done(work) if each != index)
+    before = _finished_of(work, share, index)
     chunk = measure_chunk(
         session.loaded,
         replace(work.parts[index], pictures={}),
@@ -329,9 +352,10 @@ def _measure(work: _Work, index: int) -> None:
     write_chunk(options.folder.files(index), chunk, work.signature(index))
 
 
-def _done(work: _Work) -> list[int]:
-    """Return the chunks that any process has finished, as far as their files say so."""
-    return [index for index in range(len(work.parts)) if work.options.folder.files(index).sidecar.exists()]
+def _finished_of(work: _Work, share: Share, current: int | None = None) -> int:
+    """Return the inputs of the chunks of a share that are finished, but for the current one."""
+    done = (each for each in _of(work, share) if each != current and work.options.folder.files(each).sidecar.exists())
+    return sum(work.plan.chunk_sizes[each] for each in done)
 
 
 def _merged(work: _Work) -> Survey:
@@ -340,19 +364,22 @@ def _merged(work: _Work) -> Survey:
     for index in range(len(work.parts)):
         found = _whole_chunk(work, index)
         if found is None:
-            _measure(work, index)
+            _measure(work, index, Share())
             found = _whole_chunk(work, index)
         if found is None:
             where = safe_text(str(work.options.folder.path))
             raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
         merging.add(found[0], work.options.folder.files(index), found[1])
     work.progress(sum(work.plan.chunk_sizes))
-    merged = merging.result(replace(work.session.inputs, files=in_order(work.session.inputs.files)))
-    notes = (*work.session.loaded.notes, *merged.notes)
+    session, options = work.session, work.options
+    second_pass = SecondPass(session, options.layers, options.ops, options.batch_size)
+    merged = merging.result(replace(session.inputs, files=in_order(session.inputs.files)), second_pass)
+    notes = (*session.loaded.notes, *merged.notes)
     again = work.reasons[:1] + (
         [f"So were {counted(len(work.reasons) - 1, 'more chunk')}."] if work.reasons[1:] else []
     )
     warnings = tuple(dict.fromkeys((*merged.warnings, *again)))
+    merged = replace(merged, supports=InputSupports(session))
     return replace(merged, resumed_count=len(work.resumed), notes=tuple(dict.fromkeys(notes)), warnings=warnings)
 
 
@@ -384,15 +411,21 @@ def _barrier(folder: ChunkFolder, share: Share) -> None:
     if dist.is_initialized():
         dist.barrier()
         return
-    dist.init_process_group("gloo", timeout=timedelta(seconds=_LONGEST_BARRIER))
     try:
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_LONGEST_BARRIER))
+        try:
+            dist.barrier()
+        finally:
+            dist.destroy_process_group()
+    except RuntimeError as error:  # DistError and gloo's
+        raise InputError(
+            f"The {share.count} processes did not meet: {exception_line(error, 160)}. One of them has ended, or cannot "
+            "be reached."
+        ) from error
 
 
 def _wait_for_others(work: _Work, share: Share) -> None:
-    """Wait until the other processes are done; torchrun ends this one too if one of them dies."""
+    """Wait until the other processes are done; InputError if one of them has ended before."""
     while not all(work.options.folder.is_done(replace(share, index=index)) for index in range(1, share.count)):
-        work.progress(sum(work.plan.chunk_sizes[each] for each in _done(work)))
+        work.progress(_finished_of(work, share))
         time.sleep(_BETWEEN_LOOKS)

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL.Image import Image
-from torch import Tensor, nn
+from torch import nn
 
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inputs.clips import Clip, Source
+from hookscope.inspection.network import bytes_of, model_digest
 from hookscope.results.inputs import Preprocessing
-from hookscope.statistics.storage import plain_array
 
 
 def common_signature(
@@ -36,22 +35,6 @@ def common_signature(
     }
 
 
-def model_digest(module: nn.Module) -> str:
-    """Return a digest of a network's structure, parameters and buffers."""
-    digest = hashlib.sha256(repr(module).encode())
-    for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()]):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_bytes_of(tensor))
-    return digest.hexdigest()
-
-
-def _bytes_of(tensor: Tensor) -> Any:
-    values = tensor.detach()
-    if values.layout != torch.strided or values.is_nested or values.is_quantized or values.is_meta:
-        return repr(values).encode()
-    return plain_array(values.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)).data
-
-
 def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
     """Return a digest of the names and sizes of a chunk's files, of the pixels of pictures, or of a batch's values."""
     digest = hashlib.sha256()
@@ -64,7 +47,7 @@ def inputs_signature(files: Sequence[Source], batch: Batch | None) -> str:
             digest.update(f"{each} {_size_of(each)}\n".encode())
     for _, tensor in () if batch is None else tensors_in([*batch.args, dict(batch.kwargs)]):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_bytes_of(tensor))
+        digest.update(bytes_of(tensor))
     return digest.hexdigest()
 
 

@@ -1,8 +1,11 @@
 """`hookscope survey`: what it prints and writes, under torchrun and in shards, and its exit codes."""
 
+import json
 import os
+import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -63,11 +66,11 @@ def command(*arguments: object, processes: int = 1) -> list[str]:
 def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
+    (tmp_path / "net.py").write_text(NETWORK.replace("nn.Linear(6, 4)", "nn.Linear(6, 2)"), encoding="utf-8")
     variables = environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
     def ended(out: str, *options: str, processes: int = 1, **further: str) -> subprocess.CompletedProcess[str]:
-        line = command("data", "--out", out, *options, processes=processes)
+        line = command("data", "--by-class", "--out", out, *options, processes=processes)
         return subprocess.run(
             line, cwd=tmp_path, env=variables | further, capture_output=True, text=True, timeout=500, check=False
         )
@@ -84,6 +87,9 @@ def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
     for name in ("2", "3", "killed"):
         for file in ("channels.safetensors", "bins.safetensors", "channels.csv"):
             assert (tmp_path / name / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
+        one, other = (json.loads((tmp_path / each / "survey.json").read_bytes()) for each in ("one", name))
+        assert one["failures"]["inputs"]
+        assert (other["accuracy"], other["failures"]) == (one["accuracy"], one["failures"])
         assert not (tmp_path / f"{name}.chunks").exists()
 
 
@@ -152,6 +158,26 @@ def test_json_fits_its_schema_and_the_run_its_own(data: Path, run: Run, tmp_path
     check_run(tmp_path / "r")
 
 
+def test_scalars_reach_tensorboard(data: Path, run: Run, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (tmp_path / "net.py").write_text(NETWORK.replace("nn.Linear(6, 4)", "nn.Linear(6, 2)"), encoding="utf-8")
+    options = ("--by-class", "--batch-size", 8, "--crops", 0, "--out", "r", "--tensorboard", "logs", "--json")
+    document = json.loads(run("survey", "net.py:build", data, *options).stdout)
+    events = accumulator.EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    for row in document["rows"]:
+        label = row["layer"] + (f"#{row['call']}" if row["call"] else "")
+        [mean] = events.Scalars(f"activation mean/{label}")
+        assert mean.value == pytest.approx(row["activation"]["mean"], rel=1e-6)
+        [dead] = events.Scalars(f"dead channels/{label}")
+        assert dead.value == len(row["dead_channels"])
+    [accuracy] = events.Scalars("accuracy")
+    assert accuracy.value == pytest.approx(document["accuracy"]["right"] / 50)
+    [report] = [run("survey", "net.py:build", data, "--out", "r2", "--tensorboard", "r2/logs")]
+    assert report.code == 3
+    assert "it is inside the run directory" in report.errors[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -177,3 +203,40 @@ def test_a_folder_without_chunks_cannot_be_merged(run: Run) -> None:
     ended = run("survey", "--merge", "nothing")
     assert ended.code == 3
     assert "there is no plan.json" in ended.errors[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("data")
+def test_a_dead_process_ends_the_others_within_half_a_minute_in_one_line(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Without an agent that would end them: as processes on another machine are left behind."""
+    text = NETWORK.replace("return x", "import time; time.sleep(1 if os.environ['RANK'] == '0' else 0.1); return x")
+    (tmp_path / "net.py").write_text(text, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = environment | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    variables |= {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    line = [each for each in command("data", "--out", "run") if each != "--quiet"]
+    started = [
+        subprocess.Popen(
+            line, cwd=tmp_path, env=variables | {"RANK": rank, "DIES": "1"}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    ]
+    first, second = started
+    assert second.wait(timeout=300) == -signal.SIGKILL
+    died = time.monotonic()
+    _, errors = first.communicate(timeout=300)
+    assert time.monotonic() - died < 30
+    second.communicate()
+    assert first.returncode == 3
+    lines = errors.splitlines()
+    [told] = [each for each in lines if "error" in each]
+    assert told.endswith(
+        "Process 2 of 2 has ended: nothing was heard of it for 20 s. Finished chunks stay; go on with --resume."
+    )
+    progress = [each for each in lines if "finished," in each]
+    assert progress
+    assert re.search(r"of 51 inputs finished, [\d.]+ per second, \d+ s left", progress[-1])

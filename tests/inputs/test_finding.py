@@ -1,13 +1,16 @@
 """Folders and globs stand for the files that a reader would expect, in natural order."""
 
 import os
+import re
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 from PIL import Image
 
 import hookscope
+from hookscope.checkpoints.folders import natural_order
 from hookscope.errors import NothingMatchedError
 from hookscope.inputs import find_inputs, finding
 from tests.inputs.written import failure
@@ -156,3 +159,14 @@ def test_a_subfolder_that_cannot_be_listed_is_not_passed_over(tree, monkeypatch)
     paths = find_inputs(["photos"])
     assert "photos/dogs" in names(paths)
     assert "cannot be listed" in failure(tree / "photos/dogs")
+
+
+def test_natural_order_compares_part_by_part_text_with_text_and_number_with_number() -> None:
+    def parts(path: Path) -> tuple[list[list[str | int]], str]:
+        split = ([*re.split(r"(\d+)", part)] for part in path.parts)
+        return [[int(each) if each.isdecimal() else each.casefold() for each in part] for part in split], str(path)
+
+    random = Random(0)
+    pieces = [*("a", "B", "1", "02", "10", "9", "/", " ", "-", "\x01", "\x02", "é", "٣", "1" * 40, "Z")]
+    made = {Path("x" + "".join(random.choices(pieces, k=random.randint(1, 9)))) for _ in range(3000)}
+    assert sorted(made, key=natural_order) == sorted(made, key=parts)

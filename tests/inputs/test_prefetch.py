@@ -87,6 +87,23 @@ def _orientation(value: int) -> Image.Exif:
     return exif
 
 
+@pytest.mark.parametrize("readers", [0, 1, 3])
+def test_as_many_threads_read_as_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readers: int) -> None:
+    busiest = 0
+
+    def slowly(path: Path, preprocessing: Preprocessing) -> prefetch.Loaded:
+        nonlocal busiest
+        time.sleep(0.02)
+        busiest = max(busiest, sum(each.name == "hookscope-reader" for each in threading.enumerate()))
+        return load_quietly(path, preprocessing)
+
+    monkeypatch.setattr(prefetch, "load_quietly", slowly)
+    paths = write_all(tmp_path, [(4, 4)] * 12)
+    batches = [*load_batches(paths, PLAIN, 4, None, readers)]
+    assert [record.name for batch in batches for record in batch.records] == [*map(str, paths)]
+    assert busiest == readers
+
+
 def _chunk(kind: bytes, content: bytes) -> bytes:
     """Return a chunk of a PNG, by section 5.3 of its specification."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -50,6 +50,36 @@ def test_they_are_the_outputs_of_the_layer(tmp_path: Path, pool: str, dtype: str
     assert survey.features.files == (str(tmp_path / "f.safetensors"), str(tmp_path / "f.json"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_parquet_holds_the_same_values(tmp_path: Path, dtype: str) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for number in range(7):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.random.default_rng(number).normal(size=(3, 8, 8)).astype(np.float32))
+    for name in ("f.safetensors", "f.parquet"):
+        hookscope.survey(
+            network(), tmp_path / "data", layer=("name:1", "name:4"), pool="none", by_class=True, chunk_size=3,
+            features=tmp_path / name, features_dtype=dtype,  # type: ignore[arg-type]
+        )  # fmt: skip
+    expected, table = load_file(tmp_path / "f.safetensors"), parquet.read_table(tmp_path / "f.parquet")
+    assert parquet.ParquetFile(tmp_path / "f.parquet").num_row_groups == 3
+    assert [Path(each).name for each in table["input"].to_pylist()] == [f"{each}.npy" for each in (0, 2, 4, 6, 1, 3, 5)]
+    assert table["class"].to_pylist() == ["a"] * 4 + ["b"] * 3
+    for label, values in expected.items():
+        found = table[label].combine_chunks().flatten().to_numpy().reshape(values.shape)
+        np.testing.assert_array_equal(found, values)
+        assert found.dtype == dtype
+
+
+def test_without_pyarrow_parquet_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookscope.surveys.feature_files.find_spec", lambda _name: None)
+    with pytest.raises(UsageError, match=r"needs one more package: pip install 'hookscope\[parquet\]'"):
+        hookscope.survey(network(), torch.randn(2, 3, 8, 8), layer="1", features=tmp_path / "f.parquet")
+
+
 @pytest.mark.exhaustive
 def test_the_first_token_is_taken(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -37,6 +37,8 @@ _BEFORE_RULES = """\
 # JSON. With multi-label, below, a picture may have several labels.
 # Labels are names or indices of classes, or as many folders in sorted order as there are classes.
 #data = "val/"
+# Run directory of `hookscope survey` of this network: rules about activations judge all of its inputs.
+#survey = "survey-model/"
 # Shape of the noise, batch first, if it cannot be inferred. Only without images. A text has dtype and bound too; for
 # several arguments it is a list of shapes, or a table by name: shape = { tokens = "2,20:int64<1000", meta = [2, 5] }.
 #shape = [2, 3, 224, 224]

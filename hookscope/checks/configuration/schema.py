@@ -194,6 +194,7 @@ class _Model(_Table):
 class _Input(_Table):
     images: Files | None = None
     data: File | None = None
+    survey: File | None = None
     shape: Shape | None = None
     resize: Pixels | None = None
     crop: Pixels | None = None

@@ -22,6 +22,7 @@ from hookscope.checks.measuring.outputs import best_classes, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.measuring.signatures import OnCall, OnTensor, OutputSignatures, weights_precision
 from hookscope.checks.measuring.stored import stored_tensors
+from hookscope.checks.measuring.surveyed import read_survey_of, survey_words
 from hookscope.checks.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs, of_modules
@@ -92,10 +93,13 @@ def measure(
 
     Raises:
         ImageError: If an input cannot be read.
-        UsageError: If the settings name an output, a loss or a target that does not exist.
+        InputError: If the settings name a survey that cannot be read.
+        UsageError: If the settings name an output, a loss or a target that does not exist, or a survey of another
+            network.
     """
     found, loaded = _Measuring(prepared, settings, wanted), prepared.loaded
     subject = inspected_network(loaded)
+    survey = None if settings.survey is None else read_survey_of(settings.survey, subject)
     norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
     with found.timed("stored"):
         stored, unread = stored_tensors(subject.network)
@@ -130,6 +134,8 @@ def measure(
     if found.needing("gradients") and (forward is None or forward.failure is None):
         with found.timed("gradients"):
             found.take_gradients()
+    if survey is not None and settings.survey is not None and forward is not None:
+        found.warnings.append(survey_words(settings.survey, survey, forward.rows))
     sentences = [
         *loaded.notes,
         *loaded.warnings,
@@ -156,6 +162,7 @@ def measure(
         seconds={"load": prepared.load_seconds, **found.seconds},
         signatures=signatures.results() if signatures else {},
         weights_precision=weights_precision(subject.network) if signatures else "",
+        survey=survey,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import (
@@ -18,7 +19,7 @@ from hookscope.checks.rules.rule import (
     stored_in,
 )
 from hookscope.checks.rules.stored import is_untrained, is_weight, untrained_remark
-from hookscope.text import are, counted
+from hookscope.text import are, counted, some_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
     from hookscope.results.gradients import GradientRow
     from hookscope.results.statistics import TensorStatistics
+    from hookscope.results.survey import SurveyRow
 
 # Beyond these outputs the slope is at most a sixteenth of its greatest: it is 4s(1-s) of that for the logistic
 # function, 1-t² for tanh, (1-|y|)² for softsign. A hard sigmoid has none at its bounds. Among such bounds these lie
@@ -108,9 +110,10 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     is_noise = bool(forward.inputs) and all(each.is_noise for each in forward.inputs)
     for row in forward.rows:
         if acts_as(row) in RECTIFIERS and _has_enough_values(row.activation):
-            what = f"channels are 0 over {_inputs(forward)}{' of noise' if is_noise else ''}"
+            on_noise = is_noise and _surveyed(measured, row) is None
+            what = f"channels are 0 over {_inputs(measured, row)}{' of noise' if on_noise else ''}"
             share, most = row.activation.dead_channel_fraction or 0.0, terms.limit("max_fraction", output_of(row))
-            most += _ALLOWANCE_ON_NOISE * (1 - most) if is_noise else 0.0
+            most += _ALLOWANCE_ON_NOISE * (1 - most) if on_noise else 0.0
             yield from _above(most, share, row, f"of its {row.activation.channel_count} {what}")
 
 
@@ -145,7 +148,7 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
             what = (
                 f"all {statistics.element_count:,} outputs of its {counted(statistics.channel_count or 0, 'channel')}"
             )
-            message = f"{named(row)}: {what} are 0 over {_inputs(forward)}."
+            message = f"{named(row)}: {what} are 0 over {_inputs(measured, row)}."
             yield Objection(output_of(row), message, "warn" if is_untrained(measured) else "fail")
 
 
@@ -173,7 +176,7 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
         value = values.min if values.min == values.max and values.element_count >= fewest else None
         is_finite_float = "float" in values.dtype and not non_finite_count(values)
         if value is not None and is_finite_float and row.label not in fixed:
-            what = f"all {values.element_count:,} outputs are {value + 0.0:.4g} over {_inputs(forward)}"  # not -0
+            what = f"all {values.element_count:,} outputs are {value + 0.0:.4g} over {_inputs(measured, row)}"  # not -0
             yield Objection(output_of(row), f"{named(row)}: {what}.", "warn")
 
 
@@ -192,10 +195,14 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     where they work as biases of attention (Sun et al. 2024, arXiv 2402.17762; the definition is theirs: above 100 in
     magnitude, and at least 1,000 times the median magnitude of the output). They are no defect by themselves, but int8
     quantisation and float16 lose the values beside them. In a small network that had none, they show that training
-    diverges. The rule judges outputs (N, T, D) of 8 tokens or more. Always a warning; off unless it is selected.
+    diverges. The rule judges outputs (N, T, D) of 8 tokens or more; of a survey every output with channels, by its
+    median over all inputs. Always a warning; off unless it is selected.
     """
     for row in _forward(measured).rows:
-        if row.tokens is not None and row.tokens.massive:
+        surveyed = _surveyed(measured, row)
+        if surveyed is not None:
+            yield from _massive_in_survey(measured, row, surveyed)
+        elif row.tokens is not None and row.tokens.massive:
             found = row.tokens.massive[0]
             often = counted(row.tokens.massive_count, "token")
             words = f"{found.value:,.4g} in channel {found.channel} of {row.tokens.place(found.token)}"
@@ -203,6 +210,13 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
             yield Objection(
                 output_of(row), f"{named(row)}: {words}, where {against}; {often} with such a value.", "warn"
             )
+
+
+def _massive_in_survey(measured: CheckMeasurements, row: LayerRow, surveyed: SurveyRow) -> Iterator[Objection]:
+    if surveyed.massive:
+        channels = some_of(surveyed.massive, 3)
+        words = f"above 100 and 1,000 times the median over {_inputs(measured, row)} in channel {channels}"
+        yield Objection(output_of(row), f"{named(row)}: up to {_greatest(row.activation):,.4g}, {words}.", "warn")
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
@@ -253,11 +267,11 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     forward = _forward(measured)
     inputs = {row.label: row.activation.max for row in forward.rows}
     for row in forward.rows:
-        peaks = measured.channel_peaks.get(row.label)
+        peaks = _peaks(measured, row)
         if peaks is None or not peaks.size or not _has_enough_values(row.activation):
             continue
         below = terms.limit("below", output_of(row))
-        what = f"channels stay below {below:g} in magnitude over {_inputs(forward)}"
+        what = f"channels stay below {below:g} in magnitude over {_inputs(measured, row)}"
         most = terms.limit("max_fraction", output_of(row))
         fed = inputs.get(row.inputs[0]) if row.inputs else None
         yield from _above(most, _quiet_share(peaks, row, below, fed), row, f"of its {peaks.size} {what}")
@@ -295,7 +309,7 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         if acts_as(row) in SATURATED_BEYOND and row.activation.quantiles is not None:
             share = _share_beyond(row.activation, *SATURATED_BEYOND[acts_as(row)])
             most = terms.limit("max_fraction", output_of(row))
-            yield from _above(most, share, row, f"of its outputs are saturated over {_inputs(forward)}")
+            yield from _above(most, share, row, f"of its outputs are saturated over {_inputs(measured, row)}")
 
 
 def _has_values_of(one: TensorStatistics, other: TensorStatistics) -> bool:
@@ -347,13 +361,39 @@ def _above(limit: float, share: float, row: LayerRow, what: str) -> Iterator[Obj
         yield Objection(output_of(row), f"{named(row)}: {share:.1%} {what} (limit {limit:.0%}).")
 
 
-def _inputs(forward: Activations) -> str:
+def _inputs(measured: CheckMeasurements, row: LayerRow) -> str:
+    if measured.survey is not None and _surveyed(measured, row) is not None:
+        return f"{counted(measured.survey.input_count, 'input')} of the survey"
+    forward = _forward(measured)
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
 
 
 def _forward(measured: CheckMeasurements) -> Activations:
+    """Return the forward pass; what a survey knows of an output, over a data set, takes the place of its statistics."""
     assert measured.forward is not None  # noqa: S101 - judging skips these rules without one
-    return measured.forward
+    if measured.survey is None:
+        return measured.forward
+    known = measured.survey.by_label()
+    rows = (
+        replace(row, activation=known[row.label].activation) if row.label in known else row
+        for row in measured.forward.rows
+    )
+    return replace(measured.forward, rows=tuple(rows))
+
+
+def _surveyed(measured: CheckMeasurements, row: LayerRow) -> SurveyRow | None:
+    return None if measured.survey is None else measured.survey.by_label().get(row.label)
+
+
+def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | None:
+    """Return the greatest magnitude of each channel of a smooth activation, None of other outputs."""
+    peaks, surveyed = measured.channel_peaks.get(row.label), _surveyed(measured, row)
+    if peaks is None or surveyed is None or surveyed.channels.arrays is None:
+        return peaks
+    import numpy as np
+
+    found: NDArray[np.float32] = np.fmax(abs(surveyed.channels.arrays.min), abs(surveyed.channels.arrays.max))
+    return found
 
 
 _FP16_MAX = 65504.0
@@ -459,7 +499,7 @@ def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 
 
 def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[Objection]:
-    rows = of_modules(measured.forward.rows) if measured.forward else []
+    rows = of_modules(_forward(measured).rows) if measured.forward else []
     known = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
     known += [
         (each.max_abs or 0.0, stored_in(each))

@@ -14,6 +14,7 @@ from hookscope.checks.rules.rule import (
     RuleTerms,
     limit,
     listed,
+    named,
     non_finite_count,
     non_finite_words,
     of_modules,
@@ -66,7 +67,8 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
     counted, and the inputs that lead to it are named. Causes: an overflow, a division by zero, a root or logarithm of a
     negative number, or a softmax over nothing but -Inf, as in a row that is masked throughout. -Inf in an attention
     mask is no finding as long as it has no effect. Rules that this would break as well are skipped. `hookscope
-    activations` and `grads` name the first output that holds NaN or Inf, and skip no rule.
+    activations` and `grads` name the first output that holds NaN or Inf, and skip no rule; of a survey the rule does
+    the same.
     """
     all_rows = measured.forward.rows if measured.forward else ()
     rows, origin = of_modules(all_rows), measured.origin
@@ -84,6 +86,7 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         yield from _first_in_forward_order(all_rows, broken_weights, result if is_finite else "")
     elif origin is None:
         yield from _unexplained(rows, measured.unmeasured.get("non-finite-activation", ""))
+        yield from _in_survey(measured, rows)
     else:
         made = next((row for row in rows if row.label == origin.layer), None)
         after = [row for row in rows if made is not None and row.index > made.index]
@@ -100,6 +103,24 @@ def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Ite
         if words := _guilty_inputs(origin):
             message += f"; {words}"
         yield Objection(target, f"{message}.")
+
+
+def _in_survey(measured: CheckMeasurements, rows: Sequence[LayerRow]) -> Iterator[Objection]:
+    """Name the first output with NaN or Inf over a data set; Inf that no later one holds is a warning, as a mask."""
+    if measured.survey is None or any(non_finite_count(row.activation) for row in rows):
+        return
+    known = measured.survey.by_label()
+    broken = [row for row in rows if row.label in known and non_finite_count(known[row.label].activation)]
+    if broken:
+        first, count = known[broken[0].label].activation, len(broken) - 1
+        later = f"{counted(count, 'output')} after it {'holds' if count == 1 else 'hold'} some too"
+        inputs = counted(measured.survey.input_count, "input")
+        message = (
+            f"{named(broken[0])}: the first output with NaN or Inf over {inputs} of the survey: it has "
+            f"{non_finite_words(first)} (limit 0); "
+            f"{later if count else 'no output after it holds any'}."
+        )
+        yield Objection(output_of(broken[0]), message, "fail" if count or first.nan_count else "warn")
 
 
 def _first_in_forward_order(

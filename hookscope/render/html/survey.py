@@ -14,6 +14,7 @@ from hookscope.render.columns import number_text
 from hookscope.render.html.figures import FRAME, Figure, logarithmic
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, thumbnail_uri
+from hookscope.render.survey_failures import failure_heading, failure_reasons, method_words, neighbour_words
 from hookscope.render.survey_text import FLOAT16, answer, remarks_of, row_columns
 from hookscope.results.runs.survey import StoredSurvey
 from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, channel_counts
@@ -23,6 +24,7 @@ from hookscope.text import counted, safe_text
 _MOST_CHANNELS = 20_000
 _MOST_TOPS = 3  # names of inputs of a channel
 _MOST_UNUSABLE = 200
+_STRIP_SIDE = 800
 
 
 def survey_html(run: StoredSurvey) -> str:
@@ -50,6 +52,8 @@ def survey_html(run: StoredSurvey) -> str:
         remarks=remarks,
         unusable=[each.message for each in result.unusable[:_MOST_UNUSABLE]],
         unusable_left_out=max(0, len(result.unusable) - _MOST_UNUSABLE),
+        failed=[*_failed(run)],
+        failed_method=[] if result.failures is None else method_words(result.failures),
         figures=_figures(result),
         frame=FRAME,
         headers=[(each.header, not each.words) for each in columns] + [("remarks", False)],
@@ -73,6 +77,23 @@ def _facts(result: Survey) -> list[tuple[str, str, bool]]:
         named = ", ".join(f"{name} {count:,}" for name, count in [*result.classes.items()][:8])
         facts.append(("Classes", f"{len(result.classes):,}: {named}", False))
     return facts
+
+
+def _failed(run: StoredSurvey) -> Iterator[dict[str, Any]]:
+    """Yield what the page shows of each wrong input."""
+    failures = run.result.failures
+    strips = {strip.index: strip.path for strip in run.wrong}
+    for place, each in enumerate(failures.inputs if failures is not None else ()):
+        assert failures is not None  # noqa: S101 - it has inputs
+        uri = ""
+        if place in strips:
+            uri = thumbnail_uri(run.read_picture(strips[place]), strips[place], _STRIP_SIDE)
+        yield {
+            "heading": failure_heading(each),
+            "reasons": failure_reasons(each, failures),
+            "near": neighbour_words(each, failures),
+            "picture": uri,
+        }
 
 
 def _figures(result: Survey) -> list[Figure]:

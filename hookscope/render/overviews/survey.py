@@ -27,25 +27,44 @@ from hookscope.render.overviews.sheet import (
     text_block,
     write,
 )
+from hookscope.render.survey_failures import failure_heading, failure_reasons
 from hookscope.render.survey_text import FLOAT16, answer, inputs_text
-from hookscope.results.survey import FORMATS, CropSheet, Survey, channel_counts
+from hookscope.results.survey import FORMATS, CropSheet, Survey, WrongStrip, channel_counts
 from hookscope.text import counted
 
 _SHOWN = 3
+_KEY_OF_WRONG = "Left the input, then those that are right and have the nearest features."
 _KEY = (
     "Left the inputs that excite the channel most, of one half of the data; right the same of the other half. Alike: "
     "that is what it responds to."
 )
 
 
-def draw_survey(result: Survey, strips: Sequence[tuple[CropSheet, Image.Image]]) -> Image.Image:
-    """Draw the overview of a survey, 1,200 pixels wide; `strips` are the first lines of sheets of crops."""
+def draw_survey(
+    result: Survey,
+    strips: Sequence[tuple[CropSheet, Image.Image]],
+    wrong: Sequence[tuple[WrongStrip, Image.Image]] = (),
+) -> Image.Image:
+    """Draw the overview of a survey, 1,200 pixels wide.
+
+    `strips` are the first lines of sheets of crops, `wrong` inputs that are classified wrong with those near to them.
+    """
     blocks = [text_block(_heading(result)), text_block(_answer(result))]
+    if wrong:
+        blocks.append(text_block([("The surest wrong inputs", NAME, INK), (_KEY_OF_WRONG, SMALL, DIM)]))
+        blocks += [_wrong(result, about, picture) for about, picture in wrong[:_SHOWN]]
     if any(row.channels for row in result.rows):
         blocks += [_dead_chart(result).block, _range_chart(result).block]
     shown = _spread(strips)
     blocks += [text_block([("What excites three channels", NAME, INK), (_KEY, SMALL, DIM)])] if shown else []
     return draw_sheet([*blocks, *(_strip(result, about, picture) for about, picture in shown)])
+
+
+def _wrong(result: Survey, about: WrongStrip, picture: Image.Image) -> Block:
+    failures = result.failures
+    assert failures is not None  # noqa: S101 - there is a strip of one of them
+    each = failures.inputs[about.index]
+    return _captioned([failure_heading(each), *failure_reasons(each, failures)], picture)
 
 
 def _heading(result: Survey) -> list[Line]:
@@ -113,12 +132,17 @@ def _strip(result: Survey, about: CropSheet, picture: Image.Image) -> Block:
     words = f"{row.label or '(model)'}, channel {channel.channel}"
     if channel.best_class and channel.selectivity is not None:
         words += f", most for {channel.best_class} (selectivity {channel.selectivity:.2f})"
+    return _captioned([words], picture)
+
+
+def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
     shown = picture
     if picture.width > INNER:
         shown = picture.resize((INNER, max(1, picture.height * INNER // picture.width)), Image.Resampling.BOX)
 
     def draw(image: Image.Image, top: int) -> None:
-        write(ImageDraw.Draw(image), [(fitting(words, TEXT, INNER), TEXT, INK)], top, MARGIN, INNER)
-        image.paste(shown, (MARGIN, top + line_height(TEXT)))
+        fitted = [(fitting(line, TEXT, INNER), TEXT, INK) for line in lines]
+        write(ImageDraw.Draw(image), fitted, top, MARGIN, INNER)
+        image.paste(shown, (MARGIN, top + len(lines) * line_height(TEXT)))
 
-    return Block(line_height(TEXT) + shown.height, draw)
+    return Block(len(lines) * line_height(TEXT) + shown.height, draw)

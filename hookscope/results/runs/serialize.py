@@ -327,13 +327,12 @@ def _checkpoint(report: CheckReport) -> dict[str, Any]:
             for outcome in report.outcomes
         ],
         **_named(report, "warnings", "seconds", "evidence"),
-        "accuracy": _accuracy(report.accuracy),
+        "accuracy": None if report.accuracy is None else accuracy_to_dict(report.accuracy),
     }
 
 
-def _accuracy(accuracy: Accuracy | None) -> dict[str, Any] | None:
-    if accuracy is None:
-        return None
+def accuracy_to_dict(accuracy: Accuracy) -> dict[str, Any]:
+    """Return an accuracy with its interval, as dicts, lists, text and numbers."""
     told = _named(accuracy, "source", "mapping", "class_count", "multi_label", "count", "right", "share")
     return {
         **told,

@@ -11,10 +11,19 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from hookscope.results.accuracy import Accuracy
+from hookscope.results.distribution import Distribution
 from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
-from hookscope.results.runs.serialize import RunRecord, checked, quantiles_field, record_from_dict, statistics_to_dict
+from hookscope.results.runs.serialize import (
+    RunRecord,
+    accuracy_to_dict,
+    checked,
+    quantiles_field,
+    record_from_dict,
+    statistics_to_dict,
+)
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import ChannelArrays, Channels, CropSheet, Survey, SurveyRow
+from hookscope.results.survey import ChannelArrays, Channels, CropSheet, Survey, SurveyRow, WrongStrip
 from hookscope.text import plain
 
 SCHEMA_VERSION = 1
@@ -23,7 +32,9 @@ FILE = "survey.json"
 
 ARRAYS = "channels.safetensors"
 
-LEFT_OUT = ("provenance", "pictures", "categories", "channels", "names")
+BINS = "bins.safetensors"
+
+LEFT_OUT = ("provenance", "pictures", "supports", "categories", "channels", "names")
 
 _MOST_ARRAY_BYTES = 2**32
 
@@ -36,6 +47,7 @@ class StoredSurvey:
     record: RunRecord
     result: Survey
     sheets: tuple[CropSheet, ...]
+    wrong: tuple[WrongStrip, ...] = ()
 
     def read_picture(self, path: str) -> bytes:
         """Return the bytes of a picture of the run; raises as `read_inside`."""
@@ -45,6 +57,7 @@ class StoredSurvey:
 @dataclass(frozen=True, slots=True)
 class _Sheets:
     crops: tuple[CropSheet, ...]
+    wrong: tuple[WrongStrip, ...] = ()
 
 
 def survey_to_dict(result: Survey) -> dict[str, Any]:
@@ -62,8 +75,8 @@ def survey_to_dict(result: Survey) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, TensorStatistics):
-        return statistics_to_dict(value)
+    if isinstance(value, TensorStatistics | Accuracy):
+        return statistics_to_dict(value) if isinstance(value, TensorStatistics) else accuracy_to_dict(value)
     if isinstance(value, SurveyRow):
         twins = [
             {"channel": each.channel, "of": each.duplicate_of, "correlation": each.correlation}
@@ -110,11 +123,11 @@ def read_survey(folder: Path) -> StoredSurvey:
     known = {name: value for name, value in document.items() if name not in LEFT_OUT}
     try:
         result: Survey = checked(Survey, known)
-        sheets: _Sheets = checked(_Sheets, {"crops": record.get("crops")})
+        sheets: _Sheets = checked(_Sheets, {"crops": record.get("crops"), "wrong": record.get("wrong", [])})
         told = record_from_dict(record)
     except ValueError as error:
         place, reason = error.args
-        name = "run.json" if place.startswith("crops") else FILE
+        name = "run.json" if place.startswith(("crops", "wrong")) else FILE
         raise refusal(folder, f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
     result = _with_channels(result, folder)
     if [row.index for row in result.rows] != [*range(len(result.rows))]:
@@ -123,7 +136,11 @@ def read_survey(folder: Path) -> StoredSurvey:
         channels = result.rows[sheet.row].channels if sheet.row < len(result.rows) else ()
         if any(each >= len(channels) for each in sheet.channels):
             raise refusal(folder, f"its crops '{sheet.path[:200]}' are of no channels that it lists")
-    return StoredSurvey(folder, told, result, sheets.crops)
+    failed = () if result.failures is None else result.failures.inputs
+    for strip in sheets.wrong:
+        if strip.index >= len(failed):
+            raise refusal(folder, f"its picture '{strip.path[:200]}' is of no wrong input that it lists")
+    return StoredSurvey(folder, told, result, sheets.crops, sheets.wrong)
 
 
 def _with_channels(result: Survey, folder: Path) -> Survey:
@@ -151,3 +168,30 @@ def _with_arrays(
         if array is None or array.shape != shape or array.dtype.kind not in "if":
             raise ValueError(name)
     return replace(row, channels=Channels(ChannelArrays(**found), names, classes))  # type: ignore[arg-type]
+
+
+def with_bins(stored: StoredSurvey) -> Survey:
+    """Return a survey whose rows have their exact distributions.
+
+    Raises:
+        InputError: If these are missing, damaged, or of other rows.
+    """
+    try:
+        arrays = load(read_inside(stored.folder, BINS, _MOST_ARRAY_BYTES))
+        rows = tuple(_with_distribution(row, arrays) for row in stored.result.rows)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise refusal(stored.folder, f"its {BINS} is cut short or damaged, or of other rows") from error
+    return replace(stored.result, rows=rows)
+
+
+def _with_distribution(row: SurveyRow, arrays: Mapping[str, NDArray[Any]]) -> SurveyRow:
+    known = row.activation
+    if known.min is None or known.max is None:
+        return row
+    keys, counts = (arrays[f"{row.label} {name}"] for name in ("keys", "counts"))
+    count = known.element_count - (known.nan_count or 0) - (known.inf_count or 0)
+    fits = keys.ndim == 1 and keys.shape == counts.shape and keys.dtype == np.int32 and counts.dtype == np.int64
+    if not fits or (np.diff(keys) <= 0).any() or (counts < 1).any() or counts.sum() != count:
+        raise ValueError(row.label)
+    spread = Distribution(known.min, known.max, count, None, keys, counts)
+    return replace(row, activation=replace(known, distribution=spread))

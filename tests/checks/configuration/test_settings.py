@@ -36,6 +36,7 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
     ("input", "images", "['cat.jpg', 'pictures/']", "images", (Path("cat.jpg"), Path("pictures"))),
     ("input", "images", "['/data/cat.jpg']", "images", (Path("/data/cat.jpg"),)),
     ("input", "data", "'val'", "data", Path("val")),
+    ("input", "survey", "'run'", "survey", Path("run")),
     ("input", "shape", "[2, 3, 224, 224]", "shape", (NoiseShape((2, 3, 224, 224)),)),
     ("input", "shape", "'2,9:int64<7'", "shape", (NoiseShape((2, 9), "", "int64", 7),)),
     ("input", "shape", "[[2, 9], 'm=2,5']", "shape", (NoiseShape((2, 9)), NoiseShape((2, 5), "m"))),

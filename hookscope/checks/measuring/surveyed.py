@@ -1,0 +1,42 @@
+"""The survey that rules about activations look at in place of a few inputs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hookscope.errors import UsageError
+from hookscope.inspection.network import InspectedNetwork, model_digest
+from hookscope.results.activations import LayerRow
+from hookscope.results.runs.survey import read_survey, with_bins
+from hookscope.results.survey import Survey
+from hookscope.text import counted, safe_text
+
+
+def read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
+    """Return the survey of a network.
+
+    Raises:
+        InputError: If it cannot be read.
+        UsageError: If it is of another network, or of other weights.
+    """
+    survey = with_bins(read_survey(folder))
+    where, dtype = safe_text(str(folder)), subject.placed[1]
+    if survey.dtype != dtype:
+        raise UsageError(f"--survey '{where}' does not fit: the network ran in {survey.dtype}, here it is {dtype}.")
+    if survey.model_digest != model_digest(subject.network):
+        of = safe_text(f"{survey.model.name}, {survey.model.weights}")
+        raise UsageError(
+            f"--survey '{where}' does not fit: it is of another network, or of other weights ({of}). Survey this one "
+            "first."
+        )
+    return survey
+
+
+def survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str:
+    """Return of how many rows rules look at the survey, in a sentence."""
+    known = survey.by_label()
+    covered = sum(row.label in known for row in rows)
+    others = "" if covered == len(rows) else ", at the others by the inputs given"
+    return (
+        f"Rules about activations look at {covered:,} of {counted(len(rows), 'output')} over "
+        f"{counted(survey.input_count, 'input')} of the survey '{safe_text(str(folder))}'{others}."
+    )

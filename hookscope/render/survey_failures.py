@@ -1,0 +1,119 @@
+"""Why inputs are classified wrong, in sentences, and as strips of pictures: the input, and those with near features."""
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hookscope.render.columns import number_text
+from hookscope.results.survey import FailedInput, Failures, NearInput, OutsideRange, Survey, WrongStrip
+from hookscope.text import counted, printable
+
+TILE, GAP = 96, 4
+
+_MOST_NAME = 60
+
+_OUTSIDE = {
+    "inverted": ("inverted", "correlation with the mean picture"),
+    "dark": ("dark", "mean"),
+    "bright": ("bright", "mean"),
+    "flat": ("flat", "standard deviation"),
+    "harsh": ("harsh", "standard deviation"),
+    "narrow": ("of a narrow crop", "width over height"),
+    "wide": ("of a wide crop", "width over height"),
+    "other layout": ("of another layout", "correlation with the mean picture"),
+}
+
+
+def failure_heading(each: FailedInput) -> str:
+    """Return "data/red/swapped.png: red (0.1%), taken for green (99.9%)"."""
+    label, other = printable(each.label, _MOST_NAME), printable(each.taken_for, _MOST_NAME)
+    if each.probability is None or each.label_probability is None:
+        return f"{printable(each.input)}: {label}, scores with NaN"
+    return (
+        f"{printable(each.input)}: {label} ({each.label_probability:.1%}), taken for {other} ({each.probability:.1%})"
+    )
+
+
+def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
+    """Return what may be the reason, in sentences; the first is "No reason found." where nothing is known to be."""
+    sentences = []
+    if each.outside:
+        found = ", ".join(map(_outside, each.outside))
+        sentences.append(f"Unlike all {failures.compared_count:,} that are right its picture is {found}.")
+    if each.leaves_at:
+        where, p = printable(each.leaves_at, _MOST_NAME), number_text(each.p_value, 2)
+        if each.is_like_other:
+            other = printable(each.taken_for, _MOST_NAME)
+            sentences.append(
+                f"From {where} on it is unlike its class (p {p}), and nowhere unlike {other}: its label may be wrong, "
+                "or it shows both."
+            )
+        else:
+            sentences.append(f"It leaves its class at {where} (p {p}).")
+    return sentences or ["No reason found."]
+
+
+def neighbour_words(each: FailedInput, failures: Failures) -> str:
+    """Return "Nearest at pool: data/green/1.png (green), …", "" without neighbours."""
+    if not each.neighbours:
+        return ""
+    near = ", ".join(
+        f"{PurePath(printable(one.input)).name} ({printable(one.label, _MOST_NAME)})" for one in each.neighbours
+    )
+    return f"Nearest at {printable(failures.neighbour_row, _MOST_NAME)}: {near}."
+
+
+def method_words(failures: Failures) -> list[str]:
+    """Return how often something is said of an input by chance, and what was not looked at."""
+    if not failures.inputs:
+        return []
+    words = []
+    if failures.range_rate <= failures.departure_rate:
+        words.append(
+            f"An input like the {failures.compared_count:,} that are right lies outside one of their ranges with a "
+            f"probability of {failures.range_rate:.1%} at most."
+        )
+    if failures.sampled_count:
+        words.append(
+            f"One like those of its class is said to leave it with a probability of {failures.departure_rate:.0%} at "
+            f"most; {counted(failures.sampled_count, 'input')} of these classes went through the network again."
+        )
+    return [*words, *failures.remarks]
+
+
+def _outside(out: OutsideRange) -> str:
+    word, measure = _OUTSIDE[out.kind]
+    value, low, high = (number_text(each, 3) for each in (out.value, out.low, out.high))
+    return f"{word} ({measure} {value}, theirs {low} to {high})"
+
+
+def wrong_strips(result: Survey) -> Iterator[tuple[WrongStrip, Image.Image]]:
+    """Yield a strip for each wrong input that is a picture: it, then its neighbours."""
+    failures = result.failures
+    if failures is None or result.pictures is None:
+        return
+    wanted = {name for each in failures.inputs for name in (each.input, *(one.input for one in each.neighbours))}
+    pictures = {name: _tile(pixels) for name, pixels in result.pictures(sorted(wanted))}
+    for place, each in enumerate(failures.inputs):
+        near: tuple[NearInput, ...] = each.neighbours
+        tiles = [pictures.get(each.input), *(pictures.get(one.input) for one in near)]
+        if tiles[0] is None:
+            continue
+        strip = Image.new("RGB", (len(tiles) * (TILE + GAP) - GAP, TILE), (255, 255, 255))
+        for column, tile in enumerate(tiles):
+            if tile is not None:
+                strip.paste(tile, (column * (TILE + GAP), 0))
+        yield WrongStrip(place, f"wrong/{place}.jpg"), strip
+
+
+def _tile(pixels: NDArray[np.uint8]) -> Image.Image:
+    picture = Image.fromarray(pixels).convert("RGB")
+    scale = TILE / max(picture.size)
+    size = tuple(max(1, round(side * scale)) for side in picture.size)
+    resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.BOX
+    tile = Image.new("RGB", (TILE, TILE), (255, 255, 255))
+    tile.paste(picture.resize((size[0], size[1]), resample), ((TILE - size[0]) // 2, (TILE - size[1]) // 2))
+    return tile
