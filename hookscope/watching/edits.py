@@ -169,6 +169,8 @@ class TrainingEdits:
 
     def end_step(self) -> tuple[tuple[str, int], ...]:
         """Return the edits, each with how many tensors it has changed, or keeps frozen, in the step that ends."""
+        if not self.fitted.edits:
+            return ()
         self._axes.restart()
         counts = Counter(self._applications)
         for _, placed in self.fitted.layers:
