@@ -57,6 +57,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "throughput": throughput.measure,
         "page": page.measure,
         "training": training.measure,
+        "training on two processes": training.measure_two_processes,
     },
     "cuda": {
         "capture": partial(capture.measure, "cuda"),

@@ -100,9 +100,7 @@ class TrainingEdits:
             LayerNotFoundError: If an edit selects nothing in any network.
             UsageError: If an expression is malformed, or cannot be used in a training.
         """
-        edits = tuple(parse_edit(text, training=True) for text in dict.fromkeys(texts))
-        for edit in edits:
-            _refuse_what_no_hook_can(edit)
+        edits = tuple(map(parse_training_edit, dict.fromkeys(texts)))
         layers: list[tuple[nn.Module, PlacedEdits]] = []
         of_parameters: list[BoundEdit] = []
         for network, bound in zip(self.networks, self._bound(edits), strict=True):
@@ -193,6 +191,17 @@ class TrainingEdits:
             if len(failures) == len(found):
                 raise failures[0]
         return found
+
+
+def parse_training_edit(text: str) -> Edit:
+    """Return an edit of a training.
+
+    Raises:
+        UsageError: If the expression is malformed, or cannot be used in a training.
+    """
+    edit = parse_edit(text, training=True)
+    _refuse_what_no_hook_can(edit)
+    return edit
 
 
 def _selected(network: nn.Module, pattern: str) -> list[str]:

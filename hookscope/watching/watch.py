@@ -35,6 +35,7 @@ from hookscope.results.training import (
 from hookscope.text import counted, exception_line, one_line, safe_text
 from hookscope.watching import rules, torch_calls
 from hookscope.watching.activations import ForwardPasses, watched_layer
+from hookscope.watching.eager_forward import EagerForward
 from hookscope.watching.edits import FittedEdits, TrainingEdits
 from hookscope.watching.gradients import norms_of, parameters_of, read_gradients
 from hookscope.watching.networks import (
@@ -108,6 +109,7 @@ class Watch:
         out: Path | None,
         layer: Sequence[str],
         activations: bool,
+        eager_forward: bool,
         resume: bool,
         on_line: Callable[[str], None] | None,
         edits: Sequence[str],
@@ -139,9 +141,13 @@ class Watch:
         self._patterns = tuple(layer)
         self._on_line = on_line or _to_stderr
         self.out = out
-        self.notes = self._blind_spots(activations=activations)
+        self.notes = self._blind_spots(activations=activations and not eager_forward)
         self._passes = [
-            ForwardPasses(each, self._failed_in_forward) for each in self._networks if activations and not each.compiled
+            EagerForward(each, self._failed_in_forward)
+            if each.compiled
+            else ForwardPasses(each, self._failed_in_forward)
+            for each in self._networks
+            if (eager_forward if each.compiled else activations)
         ]
         self._ring = Ring()
         self._verdicts = Verdicts()
