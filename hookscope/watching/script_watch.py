@@ -262,7 +262,7 @@ class ScriptWatch:
         )
         self._watched = {id(each): each for each in optimizers}
         self._found = found_text(networks, optimizers)
-        for parameters, norm in self._clipped:
+        for parameters, norm in self._clipped if self._shards is None else ():  # of shards, each process has a part
             self._watch.clipped(parameters, norm)
         self._clipped = []
         if self._edits:
