@@ -53,6 +53,7 @@ class Loop:
         begin: Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]],
         wrap: Callable[[nn.Module], nn.Module] = lambda network: network,
     ) -> None:
+        """Make a network and its optimiser, and begin to watch them."""
         torch.manual_seed(0)
         self.network = wrap(resnet18(num_classes=_CLASSES))
         self._pictures = torch.randn(_BATCH, 3, _SIDE, _SIDE)
@@ -61,6 +62,7 @@ class Loop:
         self._after_step = begin(self.network, self._optimizer)
 
     def go_on(self, steps: int) -> None:
+        """Train for some steps."""
         for _ in range(steps):
             loss = cross_entropy(self.network(self._pictures), self._labels)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -103,12 +105,14 @@ def same_weights(first: nn.Module, second: nn.Module) -> Work:
 
 
 def plain(_network: nn.Module, _optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+    """Watch nothing."""
     return lambda _loss: None
 
 
 def watched(
     network: nn.Module, optimizer: torch.optim.Optimizer, *, every: int, activations: bool = True
 ) -> Callable[[Tensor], None]:
+    """Watch with hookscope; return what is called after each step."""
     return hookscope.watch(network, optimizer, every=every, activations=activations, on_line=lambda _: None).step
 
 

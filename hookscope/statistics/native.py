@@ -171,7 +171,8 @@ def square_sums_of_small(tensors: Sequence[Tensor]) -> NDArray[np.float64] | Non
         addresses, sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
     except RuntimeError:  # sparse, or without memory
         return None
-    if sum(sizes) > _MOST_SMALL_ELEMENTS or (0 in addresses and any(sizes)):
+    is_freed = 0 in addresses and any(size and not at for at, size in zip(addresses, sizes, strict=True))
+    if is_freed or sum(sizes) > _MOST_SMALL_ELEMENTS:
         return None
     return kernel.sum_squares(np.array(addresses, np.uintp), np.array(sizes, np.int64), 1)
 
