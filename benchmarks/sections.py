@@ -57,6 +57,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "throughput": throughput.measure,
         "page": page.measure,
         "training": training.measure,
+        "training on two processes": training.measure_two_processes,
     },
     "cuda": {
         "activations": partial(public_calls.measure_activations, keeps_memory=True, device="cuda"),

@@ -1,5 +1,7 @@
 """What a step of a training costs that is watched, beside the step alone and beside what else looks at it."""
 
+import json
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -11,14 +13,15 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 import hookscope
+from benchmarks import processes
 from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
 from benchmarks.findings import Section, Work
 from benchmarks.timing import Run, interleaved
 
 _BATCH, _SIDE, _CLASSES = 16, 64, 10
-_STEPS = 10  # in one timed run
-_ROUNDS = 9
-_COMPARED = 3  # steps after which weights are compared
+STEPS = 10  # in one timed run
+ROUNDS = 9
+COMPARED = 3  # steps after which weights are compared
 
 _NEVER = 10**9
 
@@ -29,25 +32,37 @@ _BUDGETS: dict[str, Budget] = {
 }
 
 _NOTE = f"""\
-resnet18 with {_CLASSES} classes, {_BATCH} pictures of {_SIDE} × {_SIDE}, SGD with momentum; a run is {_STEPS}
+resnet18 with {_CLASSES} classes, {_BATCH} pictures of {_SIDE} × {_SIDE}, SGD with momentum; a run is {STEPS}
 steps. With "every=100" one run in ten has a watched step. Weights are compared, bit for bit, with those of
-the plain loop after {_COMPARED} steps. wandb.watch, offline, logs histograms of parameters and gradients, here
+the plain loop after {COMPARED} steps. wandb.watch, offline, logs histograms of parameters and gradients, here
 with log="all"; torch-module-monitor has the means, deviations and norms that it is asked for here, of
 activations, gradients and parameters; DebugUnderflowOverflow keeps the extremes of activations and weights."""
 
 
-class _Loop:
+_NOTE_OF_TWO = f"""\
+The same training under DistributedDataParallel, on two processes (gloo) with a thread each; the first one is watched.
+Both trainings run in the same processes, in turns of {STEPS} steps. Weights are compared, bit for bit, after
+{COMPARED} steps."""
+
+
+class Loop:
     """A training that can be gone on with."""
 
-    def __init__(self, begin: Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]]) -> None:
+    def __init__(
+        self,
+        begin: Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]],
+        wrap: Callable[[nn.Module], nn.Module] = lambda network: network,
+    ) -> None:
+        """Make a network and its optimiser, and begin to watch them."""
         torch.manual_seed(0)
-        self.network = resnet18(num_classes=_CLASSES)
+        self.network = wrap(resnet18(num_classes=_CLASSES))
         self._pictures = torch.randn(_BATCH, 3, _SIDE, _SIDE)
         self._labels = torch.randint(0, _CLASSES, (_BATCH,))
         self._optimizer = torch.optim.SGD(self.network.parameters(), lr=1e-3, momentum=0.9)
         self._after_step = begin(self.network, self._optimizer)
 
     def go_on(self, steps: int) -> None:
+        """Train for some steps."""
         for _ in range(steps):
             loss = cross_entropy(self.network(self._pictures), self._labels)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -58,17 +73,28 @@ class _Loop:
 
 def measure() -> Section:
     """Measure every way."""
-    ways = {"plain": Ready(None, partial(_Loop(_plain).go_on, _STEPS), _ROUNDS)}
-    ways |= {name: ready(_ROUNDS, partial(_prepared, begin)) for name, begin in _WAYS.items()}
+    ways = {"plain": Ready(None, partial(Loop(plain).go_on, STEPS), ROUNDS)}
+    ways |= {name: ready(ROUNDS, partial(_prepared, begin)) for name, begin in _WAYS.items()}
     found = over_first(f"resnet18, {_BATCH} pictures", ways, interleaved(*timeable(ways)), _BUDGETS)
     return Section("A step of a watched training", _NOTE, tuple(found))
 
 
+def measure_two_processes() -> Section:
+    """Measure DistributedDataParallel on two processes of this machine, of which the first is watched."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = processes.run([sys.executable, *command, "-m", "benchmarks.children.data_parallel"])
+    found = json.loads(printed.strip().splitlines()[-1])
+    work = Work("differs" if found["differing"] else "same", found["count"], found["differing"])
+    ways = {name: Ready(work if name != "plain" else None, None, ROUNDS) for name in found["seconds"]}
+    figures = over_first(f"resnet18, {_BATCH} pictures on each", ways, found["seconds"], {"every=100": (1.03, None)})
+    return Section("A step of a watched training on two processes", _NOTE_OF_TWO, tuple(figures))
+
+
 def _prepared(begin: Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]]) -> tuple[Run, Work]:
-    loops = [_Loop(_plain), _Loop(begin)]
+    loops = [Loop(plain), Loop(begin)]
     for each in loops:
-        each.go_on(_COMPARED)
-    return partial(loops[1].go_on, _STEPS), same_weights(loops[0].network, loops[1].network)
+        each.go_on(COMPARED)
+    return partial(loops[1].go_on, STEPS), same_weights(loops[0].network, loops[1].network)
 
 
 def same_weights(first: nn.Module, second: nn.Module) -> Work:
@@ -78,13 +104,15 @@ def same_weights(first: nn.Module, second: nn.Module) -> Work:
     return Work("same" if all(equal) else "differs", len(equal), equal.count(False))
 
 
-def _plain(_network: nn.Module, _optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+def plain(_network: nn.Module, _optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
+    """Watch nothing."""
     return lambda _loss: None
 
 
-def _watched(
+def watched(
     network: nn.Module, optimizer: torch.optim.Optimizer, *, every: int, activations: bool = True
 ) -> Callable[[Tensor], None]:
+    """Watch with hookscope; return what is called after each step."""
     return hookscope.watch(network, optimizer, every=every, activations=activations, on_line=lambda _: None).step
 
 
@@ -140,10 +168,10 @@ _METRICS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 _WAYS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], Callable[[Tensor], None]]] = {
-    "never in full": partial(_watched, every=_NEVER),
-    "every=100": partial(_watched, every=100),
-    "every step, no activations": partial(_watched, every=1, activations=False),
-    "every step": partial(_watched, every=1),
+    "never in full": partial(watched, every=_NEVER),
+    "every=100": partial(watched, every=100),
+    "every step, no activations": partial(watched, every=1, activations=False),
+    "every step": partial(watched, every=1),
     "wandb.watch, log_freq=100": partial(_logged, every=100),
     "wandb.watch, every step": partial(_logged, every=1),
     "torch-module-monitor, every 100": partial(_monitored, every=100),

@@ -1244,6 +1244,7 @@ def watch(
     out: str | Path | None = None,
     layer: Texts = (),
     activations: bool = True,
+    eager_forward: bool = False,
     resume: bool = False,
     edits: Texts = (),
     on_line: Callable[[str], None] | None = None,
@@ -1267,12 +1268,14 @@ def watch(
 
     Args:
         model: The network, or a list or dict of several, whose names then begin with their class or key. Activations
-            of compiled networks are not seen.
+            of compiled networks are seen with `eager_forward` only.
         optimizer: The optimiser, or a list of several.
         every: How far watched steps are apart.
         out: A folder for `watch.jsonl`, which grows a line at a time; None writes nothing.
         layer: Patterns, as for `activations`: watched steps hold these layers and their parameters.
         activations: Watch activations at watched steps, never at the first step.
+        eager_forward: Watch those of compiled networks too: at watched steps the network runs once more, eagerly and
+            without gradients, on the first batch. What it changes is put back, so the weights stay what they were.
         resume: Go on with what an earlier training has written into `out`.
         edits: Changes to the training, "fc:grad:clip-norm(1)", "param:layer1.*:freeze": assign to the watch's `edits`
             to change them while it trains. Errors of an edit end the training. Layers of compiled networks cannot be
@@ -1298,6 +1301,7 @@ def watch(
         out=None if out is None else Path(out),
         layer=[layer] if isinstance(layer, str) else [*layer],
         activations=activations,
+        eager_forward=eager_forward,
         resume=resume,
         on_line=on_line,
         edits=_texts(edits),

@@ -1,6 +1,7 @@
 """`hookscope watch`: a training script, run unchanged and watched."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,22 @@ def watch(
     ] = None,
     every: Annotated[int, under.run(min=1, metavar="N", help="Measure every Nth step in full.")] = 100,
     layer: options.Layer = None,
+    edit: Annotated[
+        list[str] | None,
+        under.layers(
+            "--edit",
+            metavar="PATTERN:PLACE:OPERATION",
+            help="Change the training: a layer's input, output or grad, a parameter's grad or value "
+            "(param:NAME:value:…), or freeze parameters (param:NAME:freeze); repeatable, applied in order.",
+        ),
+    ] = None,
+    eager_forward: Annotated[
+        bool,
+        under.run(
+            "--eager-forward",
+            help="Measure activations of compiled networks too: at watched steps the network runs once more, eagerly.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         under.write(metavar="DIR", help="Folder for the steps, watch.jsonl, which `hookscope report` reads."),
@@ -69,13 +86,39 @@ def watch(
         raise UsageError(f"There is no script to run: '{printable(script)}' {what}.")
     refuse_positions(layer or ())
     if out is not None and _is_first_process():
-        from hookscope.results.runs.training_log import TrainingLogFile
-
-        TrainingLogFile(out, resume=resume, warn=lambda _: None).close()
+        _check_writable(out, resume=resume)
     elif resume and out is None:
         raise UsageError("--resume needs --out, the folder of the training that goes on.")
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
-    return Script(module or str(script), module is not None, arguments, every, out, tuple(layer or ()))
+    folder = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
+    return Script(
+        module or str(script),
+        module is not None,
+        arguments,
+        every,
+        folder,
+        tuple(layer or ()),
+        tuple(edit or ()),
+        eager_forward,
+    )
+
+
+def _check_writable(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that cannot be written, and leave nothing in it: the script may never train.
+
+    Raises:
+        OutputError: As `TrainingLogFile`.
+    """
+    from hookscope.results.runs.training_log import TrainingLogFile
+
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    file = TrainingLogFile(folder, resume=resume, warn=lambda _: None)
+    file.close()
+    with suppress(OSError):
+        if not file.path.stat().st_size:
+            file.path.unlink()
+            for each in made:
+                each.rmdir()
 
 
 def _is_first_process() -> bool:

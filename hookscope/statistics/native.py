@@ -7,6 +7,7 @@ everything is left to torch.
 import ctypes
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from hookscope.statistics.storage import in_memory_order
 _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 # From here on threads share a tensor: the grain size of torch's own reductions (at::internal::GRAIN_SIZE).
 _PARALLEL_ELEMENTS = 32768
+# Up to here one thread takes less time than torch takes to be called for each tensor of a network.
+_MOST_SMALL_ELEMENTS = 2**20
 # Room for counts of so many channels is made at once: few networks have more.
 _FEWEST_CHANNELS = 4096
 
@@ -31,6 +34,8 @@ _FEWEST_CHANNELS = 4096
 _MOST_LAYOUTS = 1024
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
+
+_dtype_of, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 
 
 class Layout(library.Layout):
@@ -145,6 +150,31 @@ class FusedReducer:
             library.CANCELLATION_LIMIT,
             None if self._sketcher is None else self._sketcher.address,
         )
+
+
+def square_sums_of_small(tensors: Sequence[Tensor]) -> NDArray[np.float64] | None:
+    """Return the sum of squares of each of a few small tensors, in float64, faster than torch can be called for each.
+
+    Unlike `square_sums` it takes for granted that tensors have the memory that their shapes need.
+
+    Returns:
+        None if one is not a contiguous float32 tensor on the CPU, if threads should share the work, or if this
+        installation has no compiled code.
+    """
+    kernel = load_kernel()
+    kinds = {*map(type, tensors)}, {*map(_dtype_of, tensors)}, {*map(_is_cpu, tensors)}
+    if kernel is None or kinds != ({Tensor}, {torch.float32}, {True}):
+        return None
+    try:
+        if not all(map(Tensor.is_contiguous, tensors)):
+            return None
+        addresses, sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
+    except RuntimeError:  # sparse, or without memory
+        return None
+    is_freed = 0 in addresses and any(size and not at for at, size in zip(addresses, sizes, strict=True))
+    if is_freed or sum(sizes) > _MOST_SMALL_ELEMENTS:
+        return None
+    return kernel.sum_squares(np.array(addresses, np.uintp), np.array(sizes, np.int64), 1)
 
 
 def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:

@@ -42,6 +42,7 @@ class ForwardPasses:
 
     watched: WatchedNetwork
     failed: Callable[[Exception], None]
+    counts_without_gradients: bool = False
     _inspected: InspectedNetwork | None = None
     _capture: Capture[Measured] | None = None
     _block: ExitStack = field(default_factory=ExitStack)
@@ -96,7 +97,8 @@ class ForwardPasses:
 
     def rows(self) -> tuple[LayerRow, ...]:
         """Return the outputs of the passes in the mode of the step, the network's own among them."""
-        assert self._inspected is not None  # noqa: S101
+        if self._inspected is None:
+            return ()
         rows = Rows()
         for each in self._passes:
             if each.training == self._mode_of_step:
@@ -117,7 +119,7 @@ class ForwardPasses:
                 self._finish_pass()
             except Exception as error:  # noqa: BLE001 - never into a training
                 self.failed(error)
-            self._counts = torch.is_grad_enabled()
+            self._counts = self.counts_without_gradients or torch.is_grad_enabled()
             self._mode = self.watched.network.training
 
     def _pass_ends(self, _module: nn.Module, _args: object, _output: object) -> None:

@@ -100,9 +100,7 @@ class TrainingEdits:
             LayerNotFoundError: If an edit selects nothing in any network.
             UsageError: If an expression is malformed, or cannot be used in a training.
         """
-        edits = tuple(parse_edit(text, training=True) for text in dict.fromkeys(texts))
-        for edit in edits:
-            _refuse_what_no_hook_can(edit)
+        edits = tuple(map(parse_training_edit, dict.fromkeys(texts)))
         layers: list[tuple[nn.Module, PlacedEdits]] = []
         of_parameters: list[BoundEdit] = []
         for network, bound in zip(self.networks, self._bound(edits), strict=True):
@@ -169,6 +167,8 @@ class TrainingEdits:
 
     def end_step(self) -> tuple[tuple[str, int], ...]:
         """Return the edits, each with how many tensors it has changed, or keeps frozen, in the step that ends."""
+        if not self.fitted.edits:
+            return ()
         self._axes.restart()
         counts = Counter(self._applications)
         for _, placed in self.fitted.layers:
@@ -191,6 +191,17 @@ class TrainingEdits:
             if len(failures) == len(found):
                 raise failures[0]
         return found
+
+
+def parse_training_edit(text: str) -> Edit:
+    """Return an edit of a training.
+
+    Raises:
+        UsageError: If the expression is malformed, or cannot be used in a training.
+    """
+    edit = parse_edit(text, training=True)
+    _refuse_what_no_hook_can(edit)
+    return edit
 
 
 def _selected(network: nn.Module, pattern: str) -> list[str]:

@@ -3,9 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from hookscope.statistics.native import square_sums_of_small
 
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
@@ -45,23 +48,32 @@ def read_gradients(
     `known` has the norms by `id` of the parameter where they are known already, as of sharded ones.
     """
     given = parameters_of(optimizer)
-    trained = [each for each in given if each.grad is not None]
-    idle = [each for each in given if each.grad is None] if len(trained) < len(given) else []
+    gradients = [each.grad for each in given]
+    found = [each for each in gradients if each is not None]
+    trained, idle = given, list[Tensor]()
+    if len(found) < len(given):
+        trained = [each for each, gradient in zip(given, gradients, strict=True) if gradient is not None]
+        idle = [each for each, gradient in zip(given, gradients, strict=True) if gradient is None]
     if known is None:
-        norms = norms_of([each.grad for each in trained if each.grad is not None])
+        norms = _together_norms(found)
     else:
         trained = [each for each in trained if id(each) in known]
-        norms = [known[id(each)] for each in trained]
+        norms = together([known[id(each)] for each in trained])
     return GradientReading(
         names=names_of(trained),
         ids=[*map(id, trained)],
-        norms=together(norms),
-        without=names_of([each for each in idle if each.requires_grad]),
-        frozen=names_of([each for each in idle if not each.requires_grad]),
+        norms=norms,
+        without=names_of([each for each in idle if each.requires_grad]) if idle else (),
+        frozen=names_of([each for each in idle if not each.requires_grad]) if idle else (),
         rates=[group["lr"] for group in optimizer.param_groups if "lr" in group],
         scale=_scalar(getattr(optimizer, "grad_scale", None)),
         found_inf=_scalar(getattr(optimizer, "found_inf", None)),
     )
+
+
+def _together_norms(gradients: Sequence[Tensor]) -> Tensor:
+    sums = square_sums_of_small(gradients)
+    return together(norms_of(gradients)) if sums is None else torch.from_numpy(np.sqrt(sums))
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

@@ -141,14 +141,16 @@ class ParameterNames:
         """Read the networks."""
         self._networks = networks
         self._optimizers = optimizers
-        self._known: dict[int, tuple[str, Tensor | None]] = {}
+        self._names: dict[int, str] = {}
+        self._kept: list[Tensor] = []  # as long as they live, no other tensor has their `id`
         self.all: dict[str, nn.Parameter] = {}
         self.renew()
 
     def renew(self) -> None:
         """Read the networks again: parameters may have been added, or replaced."""
         self.all = {name: each for network in self._networks for name, each in network.parameters()}
-        self._known = {id(each): (name, each) for name, each in self.all.items()}
+        self._names = {id(each): name for name, each in self.all.items()}
+        self._kept = [*self.all.values()]
         for number, optimizer in enumerate(self._optimizers):
             which = f"optimizers[{number}]" if len(self._optimizers) > 1 else "optimizer"
             for group_number, group in enumerate(optimizer.param_groups):
@@ -156,24 +158,20 @@ class ParameterNames:
                     name = f"{which}.param_groups[{group_number}][{position}]"
                     if isinstance(optimizer, GraphLeaves):
                         name = f"parameter {position}"
-                    self._known.setdefault(id(each), (name, each))
+                    self._names.setdefault(id(each), name)
+                    self._kept.append(each)
 
     def knows(self, parameter: Tensor) -> bool:
         """Tell whether a parameter belongs to the networks or the optimisers."""
-        known = self._known.get(id(parameter))
-        return known is not None and known[1] is parameter
+        return id(parameter) in self._names
 
     def of(self, parameters: Sequence[Tensor]) -> list[str]:
         """Return the names of parameters of the networks or the optimisers."""
-        known = self._known
-        found = [known.get(id(each), _UNKNOWN) for each in parameters]
-        if not all(each is name[1] for each, name in zip(parameters, found, strict=True)):
+        try:
+            return [*map(self._names.__getitem__, map(id, parameters))]
+        except KeyError:
             self.renew()
-            found = [self._known.get(id(each), _UNKNOWN) for each in parameters]
-        return [name for name, _ in found]
-
-
-_UNKNOWN: tuple[str, Tensor | None] = ("unknown parameter", None)
+            return [self._names.get(id(each), "unknown parameter") for each in parameters]
 
 
 def _named(model: Networks) -> dict[str, nn.Module]:

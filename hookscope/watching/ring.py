@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -42,17 +42,20 @@ class _Usual:
     spread is at least an eighth of the range: without a logarithm the usual range is all that outliers can be told by.
     """
 
-    def __init__(self, quantity: Callable[[TrainingStep], float | None]) -> None:
-        self._quantity = quantity
+    def __init__(self) -> None:
+        self._values: deque[float | None] = deque(maxlen=LENGTH)  # None where it is not finite, or not known
         self._age = _RENEWED_AFTER
         self._known: tuple[float, float, int, bool] | None = None
 
-    def jump(self, step: TrainingStep, ring: deque[TrainingStep]) -> Jump | None:
-        """Return how far a step is above the ring; None while the ring is too short, or the step is not above it."""
+    def add(self, value: float | None) -> None:
+        """Add the value of a step to the ring."""
+        self._values.append(value if value is not None and math.isfinite(value) else None)
+
+    def jump(self, value: float | None) -> Jump | None:
+        """Return how far a value is above the ring; None while the ring is too short, or the value is not above it."""
         self._age += 1
-        if self._age >= _RENEWED_AFTER and len(ring) >= _FEWEST:
-            self._renew(ring)
-        value = self._quantity(step)
+        if self._age >= _RENEWED_AFTER and len(self._values) >= _FEWEST:
+            self._renew()
         if self._known is None or value is None or not math.isfinite(value):
             return None
         middle, spread, count, logarithmic = self._known
@@ -61,17 +64,17 @@ class _Usual:
         distance = math.log(value / middle) if logarithmic else value - middle
         return Jump(value, middle, distance / spread, count)
 
-    def _renew(self, ring: deque[TrainingStep]) -> None:
-        values = [value for each in ring if (value := self._quantity(each)) is not None and math.isfinite(value)]
+    def _renew(self) -> None:
+        values = [each for each in self._values if each is not None]
         if len(values) < _FEWEST:
             return
         self._age = 0
         middle, logarithmic = median(values), min(values) > 0
         if logarithmic:
-            deviation = median(abs(math.log(value / middle)) for value in values)
+            deviation = median([abs(math.log(value / middle)) for value in values])
             spread = max(_DEVIATIONS * deviation, _LEAST_SPREAD)
         else:
-            deviation = median(abs(value - middle) for value in values)
+            deviation = median([abs(value - middle) for value in values])
             spread = max(_DEVIATIONS * deviation, (max(values) - min(values)) / 8, abs(middle) * _LEAST_SPREAD, 1e-12)
         self._known = middle, spread, len(values), logarithmic
 
@@ -82,8 +85,8 @@ class Ring:
     def __init__(self) -> None:
         """Start without steps."""
         self.steps: deque[TrainingStep] = deque(maxlen=LENGTH)
-        self._loss = _Usual(lambda step: step.loss)
-        self._norm = _Usual(lambda step: norm_of(step) or None)
+        self._loss = _Usual()
+        self._norm = _Usual()
 
     def __iter__(self) -> Iterator[TrainingStep]:
         return iter(self.steps)
@@ -93,8 +96,11 @@ class Ring:
 
     def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
         """Add a step; return how far its loss and its gradient norm are above those before it."""
-        jumps = (None, None) if step.skipped else (self._loss.jump(step, self.steps), self._norm.jump(step, self.steps))
+        loss, norm = step.loss, norm_of(step) or None
+        jumps = (None, None) if step.skipped else (self._loss.jump(loss), self._norm.jump(norm))
         self.steps.append(step)
+        self._loss.add(loss)
+        self._norm.add(norm)
         return jumps
 
 

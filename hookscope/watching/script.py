@@ -44,6 +44,8 @@ class Script:
     every: int
     out: Path | None
     layer: tuple[str, ...]
+    edits: tuple[str, ...] = ()
+    eager_forward: bool = False
 
     def run(self) -> None:
         """Run it; whatever it raises is raised, and shown without a frame of hookscope's.
@@ -91,7 +93,10 @@ class _Watching:
         try:
             from hookscope.watching.script_watch import ScriptWatch  # noqa: PLC0415 - imports torch
 
-            self.watch = ScriptWatch(self.script.every, self.script.out, self.script.layer, say)
+            self.watch = ScriptWatch(self.script, say)
+        except UsageError as error:
+            say("\n".join(["error: an edit cannot be made", *str(error).split("\n")]))
+            raise SystemExit(error.exit_code) from None
         except Exception as error:  # noqa: BLE001 - never into a script
             say(f"Not watched, because hookscope failed: {exception_line(error)}.")
 
@@ -104,7 +109,7 @@ class _Watching:
 def say(line: str) -> None:
     """Print a line of the watch on stderr."""
     try:
-        sys.stderr.write(safe_text(f"hookscope watch: {line}") + "\n")
+        sys.stderr.write("\n".join(map(safe_text, f"hookscope watch: {line}".split("\n"))) + "\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):  # closed, or none
         return

@@ -4,19 +4,20 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
-from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hookscope.errors import HookscopeError, UsageError
+from hookscope.errors import EXIT_BUG, HookscopeError, UsageError
 from hookscope.text import exception_line
 from hookscope.watching import torch_calls
 from hookscope.watching.backward_calls import observe_backward, value_of
 from hookscope.watching.discovery import found_text, graph_of, in_words, living, networks_of, optimizers_among
+from hookscope.watching.edits import parse_training_edit
+from hookscope.watching.first_forward import before_first_forward
 from hookscope.watching.gradients import parameters_of
 from hookscope.watching.networks import GraphLeaves, inner_optimizer, is_compiled
 from hookscope.watching.rules import listed
@@ -24,8 +25,14 @@ from hookscope.watching.shards import FIRST_STEP, ShardedNorms, is_sharded
 from hookscope.watching.steps import HeardLoss
 from hookscope.watching.watch import Watch, with_gradients
 
+if TYPE_CHECKING:
+    from hookscope.watching.script import Script
+
 # A script that has called `backward` so often while no optimiser was alive has none. The first call may be a rehearsal.
 _WITHOUT_OPTIMIZER = 2
+
+# Other processes than the first do not measure what they edit.
+_NEVER = 2**62
 
 # Losses that wait for the first step of an optimiser.
 _KEPT_LOSSES = 1_000
@@ -50,9 +57,11 @@ def _guarded(
             return method(self, *args, **keywords)
         except HookscopeError as error:
             self._is_over = True
+            self._end_if_not_edited(str(error), error.exit_code)
             self._say(f"Not watched: {error}")
         except Exception as error:  # noqa: BLE001 - never into a training
             self._is_over = True
+            self._end_if_not_edited(f"hookscope failed: {exception_line(error)}", EXIT_BUG)
             self._say(f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.")
         return None
 
@@ -62,9 +71,16 @@ def _guarded(
 class ScriptWatch:
     """What is known of a script's training; at most one `Watch` at a time."""
 
-    def __init__(self, every: int, out: Path | None, layer: Sequence[str], say: Callable[[str], None]) -> None:
-        """Have torch call when the script trains; torch has been imported a moment ago."""
-        self._every, self._out, self._layer = every, out, layer
+    def __init__(self, asked: "Script", say: Callable[[str], None]) -> None:
+        """Have torch call when the script trains; torch has been imported a moment ago.
+
+        Raises:
+            UsageError: If an edit is malformed.
+        """
+        self._every, self._out, self._layer, self._edits = asked.every, asked.out, asked.layer, asked.edits
+        self._eager_forward = asked.eager_forward
+        edits = [*map(parse_training_edit, asked.edits)]
+        self._edits_layers = not all(each.parameters_only for each in edits)
         self._print = say
         self._process = os.getpid()
         self._is_over = False
@@ -87,6 +103,8 @@ class ScriptWatch:
         register_optimizer_step_post_hook(_as_written(self._after_step))
         observe_backward(self._before_backward, self._after_backward)
         torch_calls.listen(self)
+        if self._edits:
+            before_first_forward(self._find_before_forward)
 
     @property
     def has_watched(self) -> bool:
@@ -129,6 +147,12 @@ class ScriptWatch:
             self._find(optimizer)
 
     @_guarded
+    def _find_before_forward(self) -> None:
+        fresh = [each for each in optimizers_among(living()[1]) if id(each) not in self._watched]
+        if fresh and (self._watch is None or fresh[-1] not in self._retired):
+            self._find(fresh[-1], step_begins=True)
+
+    @_guarded
     def _before_backward(self, loss: Tensor | None, place: str) -> None:
         if self._shards is not None and self._watch is None:  # the first process speaks
             return
@@ -139,6 +163,10 @@ class ScriptWatch:
             del self._heard[:-_KEPT_LOSSES]
         elif self._watch.is_closed:
             return
+        if self._edits_layers and self._watch is not None and self._backward_count < _WITHOUT_OPTIMIZER:
+            self._backward_count += 1
+            self._is_compiled = graph_of(loss)[1]
+            self._refuse_compiled()
         self._places[place] = None
         self._heard.append((place, value_of(loss)))
         if self._leaves is not None:
@@ -156,15 +184,26 @@ class ScriptWatch:
 
     @_guarded
     def _clips(self, parameters: Sequence[Tensor]) -> bool:
-        return self._shards is None and (self._watch is None or not self._watch.clips(parameters))
+        return self._watch is None or not self._watch.clips(parameters)
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
-        """Tell whether a clipping comes before the watch that it belongs to; called by `torch_calls`."""
+        """Tell whether the watch does not hear of a clipping itself; called by `torch_calls`."""
+        if self._shards is not None:  # every process must say the same, whatever has failed
+            return self._shards.is_active and os.getpid() == self._process
         return bool(self._clips(parameters))
 
-    @_guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """Keep a norm before clipping for the watch that will follow; called by `torch_calls`."""
+        """Hear of a norm before clipping; called by `torch_calls`."""
+        if self._shards is not None:
+            norm = self._shards.whole_norm(norm)
+        self._keep_clipped(parameters, norm)
+
+    @_guarded
+    def _keep_clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        if self._shards is not None:
+            if self._watch is not None and not norm.isnan():
+                self._watch.clipped(parameters, norm)
+            return
         self._clipped = [*self._clipped[1 - _KEPT_CLIPS :], (parameters, norm.clone())]
 
     @_guarded
@@ -181,15 +220,20 @@ class ScriptWatch:
 
     # --- From one training to the next -------------------------------------------------------------------------------
 
-    def _find(self, optimizer: Optimizer) -> None:
-        """Watch what an optimiser trains that is not known: the first one, or another one, as of a second training."""
+    def _find(self, optimizer: Optimizer, *, step_begins: bool = False) -> None:
+        """Watch what an optimiser trains that is not known: the first one, or another one, as of a second training.
+
+        `step_begins` where nothing of its step has been computed yet.
+        """
         last_step = self._let_go()
         if optimizer in self._retired:  # it goes on: those before it may, too
             self._retired.clear()
         self._share_norms(optimizer)
-        if _rank():
+        is_first = not _rank()
+        if not is_first and not self._edits:
             self._is_over = self._shards is None
             return
+        self._refuse_compiled()
         modules, others = living()
         if self._shards is not None:
             optimizers = [optimizer]
@@ -204,38 +248,62 @@ class ScriptWatch:
         self._watch = Watch(
             tuple(networks),
             optimizers,
-            every=self._every,
-            out=self._out,
+            every=self._every if is_first else _NEVER,
+            out=self._out if is_first else None,
             layer=self._layer,
-            activations=not self._is_compiled and self._shards is None,
+            activations=not self._is_compiled and self._shards is None and is_first,
+            eager_forward=self._eager_forward and self._shards is None and is_first,
             resume=True,
             on_line=self._say,
-            edits=(),
+            edits=self._edits,
             heard=self._heard,
             last_step=last_step,
             shards=self._shards,
         )
         self._watched = {id(each): each for each in optimizers}
         self._found = found_text(networks, optimizers)
-        for parameters, norm in self._clipped:
+        for parameters, norm in self._clipped if self._shards is None else ():  # of shards, each process has a part
             self._watch.clipped(parameters, norm)
         self._clipped = []
+        if self._edits:
+            since = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
+            self._say(f"Edits are made from step {last_step + 1} on, beginning with {since}.")
         self._say_what_is_not_seen(self._watch, networks, last_step)
 
     def _share_norms(self, optimizer: Optimizer) -> None:
         """Begin to add up norms with the other processes if parameters are sharded.
 
         Raises:
-            UsageError: For a second optimiser; every process raises it at the same step.
+            UsageError: For a second optimiser, or edits; every process raises it at the same step.
         """
         is_several = self._shards is not None
         self._shards = None
         parameters = parameters_of(optimizer)
         if is_sharded(parameters):
+            if self._edits:
+                raise UsageError("the network is sharded, and each process holds a part of what would be edited.")
             if is_several:
                 raise UsageError("several optimizers train sharded networks, and their steps cannot be told apart.")
             self._shards = ShardedNorms(parameters, self._every)
             self._watched = {id(optimizer): optimizer}
+
+    def _refuse_compiled(self) -> None:
+        if self._edits_layers and self._is_compiled:
+            raise UsageError(
+                "the loss comes out of compiled code, where hooks of layers do not fire. Train without torch.compile, "
+                "or edit parameters, with param:."
+            )
+
+    def _end_if_not_edited(self, why: str, code: int) -> None:
+        """End this process if the edits are not in force: it must not train on without them, alone or beside others."""
+        is_refused = self._edits_layers and self._is_compiled
+        if not self._edits or (self._watch is not None and self._watch.edits and not is_refused):
+            return
+        if self._watch is not None:
+            self._watch.end(why)
+        self._found = ""
+        self._print(f"The training ends, because its edits cannot be made: {why}")
+        raise SystemExit(code)
 
     def _say_what_is_not_seen(self, watch: Watch, networks: Sequence[nn.Module], last_step: int) -> None:
         if self._shards is not None:
@@ -288,6 +356,8 @@ class ScriptWatch:
             self._say(line)
 
     def _say(self, line: str) -> None:
+        if _rank():  # the first process speaks
+            return
         if self._found:
             self._waiting.append(line)
         else:

@@ -52,6 +52,11 @@ class ShardedNorms:
         """Whether all norms of the next step will be known."""
         return not self.refusal and self._step + 1 >= FIRST_STEP and (self._step + 1) % self._every == 0
 
+    @property
+    def is_active(self) -> bool:
+        """Whether sums are taken: the processes have begun to, and none has been lost."""
+        return not self.refusal and self._step >= FIRST_STEP
+
     def begin_step(self) -> None:
         """Count a step; at a watched one, sum the weights, and keep this process's part of them."""
         self._step += 1
@@ -73,11 +78,24 @@ class ShardedNorms:
     @torch.no_grad()
     def read_gradients(self, *, is_first: bool) -> None:
         """Sum the gradients, before the optimiser changes them; of a closure's, those of its first call."""
-        if is_first and self._is_active():
+        if is_first and self.is_active:
             summed = self._summed(
                 lambda: [torch.zeros(0) if each.grad is None else each.grad for each in self._parameters]
             )
             self.gradients = {id(each): summed[id(each)] for each in self._parameters if each.grad is not None}
+
+    @torch.no_grad()
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        """Return a norm over shards, as clipping has it, as one of the whole; NaN if processes have been lost.
+
+        It is called on every process, as clipping is, which waits for all of them.
+        """
+        try:
+            whole: Tensor = norm.full_tensor() if is_sharded([norm]) else norm  # type: ignore[attr-defined]
+        except RuntimeError:
+            self.refusal = "the processes cannot reach each other any more"
+            return torch.full((), torch.nan)
+        return whole.detach()
 
     def end_step(self) -> None:
         """At a watched step, sum what the optimiser has changed."""
@@ -87,11 +105,8 @@ class ShardedNorms:
                 lambda: [_local(each) - earlier for each, earlier in zip(self._parameters, before, strict=True)]
             )
 
-    def _is_active(self) -> bool:
-        return not self.refusal and self._step >= FIRST_STEP
-
     def _is_watched(self) -> bool:
-        return self._is_active() and self._step % self._every == 0
+        return self.is_active and self._step % self._every == 0
 
     def _summed(self, parts: Callable[[], Sequence[Tensor]]) -> dict[int, Tensor]:
         """Return norms over all processes, by `id` of the parameter; float64 holds squares of all float32 numbers."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
 from itertools import islice
 from operator import itemgetter
 
@@ -117,6 +116,8 @@ class ArrivedStep:
     @property
     def broken(self) -> list[str]:
         """Parameters whose gradient is not finite."""
+        if math.isfinite(self.record.gradient_norm or 0.0):
+            return []
         return [name for name, norm in self.norms.items() if not math.isfinite(norm)]
 
     @property
@@ -159,6 +160,6 @@ def _before_clipping(
 
 
 def _largest(norms: dict[str, float]) -> tuple[tuple[str, float], ...]:
-    if any(map(math.isnan, norms.values())):  # NaN first, which compares with nothing
-        return tuple(nlargest(_LARGEST, norms.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1]))
-    return tuple(nlargest(_LARGEST, norms.items(), key=itemgetter(1)))
+    if math.isnan(sum(norms.values())):  # NaN first, which compares with nothing
+        return tuple(sorted(norms.items(), key=lambda pair: -math.inf if math.isnan(pair[1]) else -pair[1])[:_LARGEST])
+    return tuple(sorted(norms.items(), key=itemgetter(1), reverse=True)[:_LARGEST])

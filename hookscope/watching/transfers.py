@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Transfer:
-    """Numbers of any devices, that are read together.
+    """Numbers of any devices, that are read together; those on the CPU are read at once.
 
     Where a device has no events that tell when a copy is complete, reading waits for it.
     """
@@ -17,14 +17,16 @@ class Transfer:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         """Begin to copy; tensors are scalars and vectors of any real dtype."""
         self._sizes = [each.numel() for each in tensors]
+        self._parts: list[list[float]] = [each.reshape(-1).tolist() if each.is_cpu else [] for each in tensors]
         self._groups: list[tuple[list[int], Tensor, torch.Event | None]] = []
         positions: dict[torch.device, list[int]] = {}
         for position, each in enumerate(tensors):
-            positions.setdefault(each.device, []).append(position)
+            if not each.is_cpu:
+                positions.setdefault(each.device, []).append(position)
         for device, members in positions.items():
             vector = torch.cat([tensors[position].reshape(-1) for position in members])
             event = None
-            if device.type != "cpu" and _has_events(device):
+            if _has_events(device):
                 host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=device.type == "cuda")
                 vector = host.copy_(vector, non_blocking=True)
                 event = _recorded(device)
@@ -37,16 +39,15 @@ class Transfer:
 
     def read(self) -> list[float]:
         """Return the numbers of all tensors, in order; waits until they are there."""
-        parts: list[list[float]] = [[] for _ in self._sizes]
         for members, vector, event in self._groups:
             if event is not None:
                 event.synchronize()
             numbers, begin = vector.cpu().tolist(), 0
             for position in members:
                 end = begin + self._sizes[position]
-                parts[position] = numbers[begin:end]
+                self._parts[position] = numbers[begin:end]
                 begin = end
-        return [*chain.from_iterable(parts)]
+        return [*chain.from_iterable(self._parts)]
 
 
 @cache

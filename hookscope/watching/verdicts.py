@@ -27,6 +27,10 @@ class Verdicts:
         """How many verdicts have begun and not ended."""
         return sum(map(len, self._standing.values()))
 
+    def stands(self, rule: str) -> bool:
+        """Tell whether a verdict of a rule has begun and not ended."""
+        return bool(self._standing.get(rule))
+
     def judged(self, step: int, rule: str, objections: Sequence[Objection]) -> list[TrainingVerdict]:
         """Take in everything that a rule objects to at a step; return what has changed.
 
@@ -34,8 +38,6 @@ class Verdicts:
         row.
         """
         standing = self._standing.setdefault(rule, [])
-        if not standing and not objections:
-            return []
         objected = {each.where for each in objections}
         known = {place for each in standing for place in each.places}
         changes: list[TrainingVerdict] = []

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hookscope.statistics import native
 from hookscope.statistics.library import kernel_of
-from hookscope.statistics.native import load_kernel, square_sums
+from hookscope.statistics.native import load_kernel, square_sums, square_sums_of_small
 
 pytestmark = pytest.mark.skipif(load_kernel() is None, reason="installed without the compiled library")
 
@@ -59,3 +59,26 @@ def test_other_tensors_are_left_out() -> None:
 def test_without_the_library_nothing_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load_kernel", lambda: None)
     assert square_sums([torch.ones(2)]) == [None]
+
+
+def test_sums_of_small_tensors_are_those_of_float64() -> None:
+    given = [torch.randn(size) for size in (1, 7, 33, 1000)] + [torch.empty(0, 4), torch.full((3,), 3e38)]
+    sums = square_sums_of_small(given)
+    assert sums is not None
+    assert sums.tolist() == pytest.approx([*map(expected, given)], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.ones(4, dtype=torch.float64),
+        torch.ones(4, 4).T[:2],
+        torch.ones(3, device="meta"),
+        torch.ones(2, 2).to_sparse(),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(2**20),
+    ],
+    ids=["double", "strided", "meta", "sparse", "parameter", "large"],
+)
+def test_other_tensors_are_left_to_torch(other: Tensor) -> None:
+    assert square_sums_of_small([torch.ones(2), other]) is None

@@ -16,12 +16,12 @@ from tests.watching.training_scripts import DISTRIBUTED_SCRIPTS
 pytestmark = pytest.mark.exhaustive
 
 ROOT = Path(__file__).parents[2]
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
-def torchrun(folder: Path, *arguments: object) -> Finished:
+def torchrun(folder: Path, *arguments: object, processes: int = 2) -> Finished:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*TORCHRUN, *map(str, arguments)]
+    command = [*TORCHRUN, str(processes), *map(str, arguments)]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
@@ -58,10 +58,22 @@ def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(name: st
     assert (first.step, first.rule) == (7, "non-finite-gradient")
 
 
-def test_norms_over_shards_are_those_of_whole_tensors(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS["fsdp"])
+# Four processes as two replicas of two shards: what replicas hold must be counted once.
+REPLICATED = """
+mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+fully_shard(network[0], mesh=mesh)
+fully_shard(network, mesh=mesh)
+"""
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_norms_over_shards_are_those_of_whole_tensors(processes: int, tmp_path: Path) -> None:
+    source = DISTRIBUTED_SCRIPTS["fsdp"]
+    sharding = "fully_shard(network[0])\nfully_shard(network)\n"
+    assert sharding in source
+    (tmp_path / "train.py").write_text(source.replace(sharding, REPLICATED) if processes > 2 else source)
     arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0, "told"]
-    told = json.loads(torchrun(tmp_path, "-m", "hookscope", *arguments).stdout)
+    told = json.loads(torchrun(tmp_path, "-m", "hookscope", *arguments, processes=processes).stdout)
     log = read_training(tmp_path / "run")
     assert [each.gradient_norm is None for each in log.steps[:3]] == [True, True, False]
     for step in log.steps[2:]:
@@ -73,6 +85,28 @@ def test_norms_over_shards_are_those_of_whole_tensors(tmp_path: Path) -> None:
             assert row.weight_norm == pytest.approx(weight, rel=1e-5)
             assert row.gradient_norm == pytest.approx(gradient, rel=1e-5)
             assert row.update_norm == pytest.approx(update, rel=1e-4)
+
+
+CLIPPED = """
+    norms = [each.grad.full_tensor().double().norm() for each in network.parameters()]
+    told.append(float(torch.stack(norms).norm()))
+    nn.utils.clip_grad_norm_(network.parameters(), 0.05, norm_type=NORM)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("norm_type", ["2.0", "float('inf')"])
+def test_norms_before_clipping_are_those_of_whole_tensors(norm_type: str, tmp_path: Path) -> None:
+    source = DISTRIBUTED_SCRIPTS["fsdp"].replace("    told.append({", "    ({")
+    source = source.replace("    optimizer.step()\n", CLIPPED.replace("NORM", norm_type).lstrip("\n"))
+    (tmp_path / "train.py").write_text(source.replace("if len(sys.argv) > 3 and rank == 0:", "if rank == 0:"))
+    torchrun(tmp_path, "train.py", "plain.pt", 0)
+    arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0]
+    told = json.loads(torchrun(tmp_path, "-m", "hookscope", *arguments).stdout)
+    assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
+    found = [each.norm_before_clipping for each in read_training(tmp_path / "run").steps]
+    assert found[:3] == [None, None, None]
+    assert found[3:] == pytest.approx(told[3:], rel=1e-5)
 
 
 def test_a_process_that_is_not_watched_is_not_waited_for(tmp_path: Path) -> None:

@@ -303,6 +303,59 @@ if rank == 0:
 torch.distributed.barrier()
 """
 
+EDITED = """
+network = Net()
+WRAP
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+own = getattr(network, "module", network)
+BEGIN
+for step in range(1, 9):
+    given, labels = batch(step)
+    F.cross_entropy(network(given), labels).backward()
+    BEFORE_STEP
+    optimizer.step()
+    AFTER_STEP
+    optimizer.zero_grad()
+"""
+
+CLAMP = "own.head.weight.data.clamp_(-0.1, 0.1)"
+SCALE = "lambda gradient: gradient * 0.5"
+
+EDITS = {  # as options, and as somebody would write them: once before the loop, before each step, and after it
+    "frozen": ("param:first.0.*:freeze", "own.first[0].requires_grad_(False)", "", ""),
+    "gradients": ("param:*:grad:clamp(-0.01, 0.01)", "", "nn.utils.clip_grad_value_(own.parameters(), 0.01)", ""),
+    "values": ("param:head.weight:value:clamp(-0.1, 0.1)", CLAMP, "", CLAMP),
+    "output gradient": (
+        "/^head$/:grad:scale(0.5)",
+        f"own.head.register_forward_hook(lambda _module, _args, output: output.register_hook({SCALE}) and None)",
+        "",
+        "",
+    ),
+    "output": (
+        "/^first.0$/:output:scale(0.5)",
+        "own.first[0].register_forward_hook(lambda _module, _args, output: output * 0.5)",
+        "",
+        "",
+    ),
+}
+
+
+def edited_script(case: str, *, distributed: bool) -> tuple[str, str]:
+    """Return a script that is to be edited, and one with the edit made by hand."""
+    _, *by_hand = EDITS[case]
+    wrap = "network = nn.parallel.DistributedDataParallel(network, find_unused_parameters=True)"
+    wrap += "\ntorch.set_rng_state(draws)"
+    head = HEAD + (DISTRIBUTED if distributed else "") + EDITED.replace("WRAP", wrap if distributed else "")
+    head += "save_once(own)" if distributed else "save(own)"
+    scripts = []
+    for lines in (["", "", ""], by_hand):
+        source = head
+        for place, line in zip(("BEGIN", "BEFORE_STEP", "AFTER_STEP"), lines, strict=True):
+            source = source.replace(f"{place}\n", f"{line or 'pass'}\n")
+        scripts.append(source)
+    return scripts[0], scripts[1]
+
+
 DISTRIBUTED_SCRIPTS = {"ddp": HEAD + DISTRIBUTED + DDP, "fsdp": HEAD + DISTRIBUTED + FSDP}
 
 

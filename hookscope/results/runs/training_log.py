@@ -199,15 +199,30 @@ _TYPES: Mapping[str, type] = {
 }
 
 
+_TYPE_NAMES: Mapping[type, str] = {kind: name for name, kind in _TYPES.items()}
+
+# Written with positions in "names", not as they are.
+_WITH_POSITIONS = ("largest", "losses", "edits", "parameters", "layers")
+
+# The fields of each record that are written as they are, with their defaults.
+_OWN_FIELDS: Mapping[type, Sequence[tuple[str, object]]] = {
+    kind: [(field.name, field.default) for field in fields(kind) if field.name not in _WITH_POSITIONS]
+    for kind in _TYPE_NAMES
+}
+
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
 def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[str, Any]:
     """Return a record as what its line holds; `position` returns where a name stands in "names"."""
-    document: dict[str, Any] = {"type": next(name for name, kind in _TYPES.items() if isinstance(record, kind))}
+    kind = type(record)
+    document: dict[str, Any] = {"type": _TYPE_NAMES[kind]}
     if isinstance(record, TrainingStart):
         document |= {"tool": "hookscope", "schema_version": SCHEMA_VERSION}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if value != field.default:
-            document[field.name] = _plain(value)
+    for name, default in _OWN_FIELDS[kind]:
+        value = getattr(record, name)
+        if value != default:
+            document[name] = _plain(value)
     if isinstance(record, TrainingStep):
         document["largest"] = [[position(name), _number(norm)] for name, norm in record.largest]
         if record.losses:
@@ -250,9 +265,7 @@ def _plain(value: Any) -> Any:
 
 
 def _line(document: Mapping[str, Any]) -> str:
-    return (
-        json.dumps(plain(document) if "names" in document else document, allow_nan=False, separators=(",", ":")) + "\n"
-    )
+    return f"{_ENCODER.encode(plain(document) if 'names' in document else document)}\n"
 
 
 def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord | None:
