@@ -78,6 +78,8 @@ class OperationChoice:
 
     def edits_of(self, owner: str, name: str) -> list[Intervention]:
         """Return the edits of a module's operation, in order."""
+        if not self.edits:
+            return []
         found = [(pattern, edit) for pattern, edit in self.edits if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern, _ in found)
         return [edit for _, edit in found]
@@ -94,6 +96,8 @@ class OperationChoice:
 
     def _calls(self, owner: str, name: str) -> set[int | None]:
         """Return the selected calls, counted from 0; None stands for all."""
+        if not self.patterns:  # nearly always
+            return set()
         matching = [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern in matching)
         return set() if any(pattern.exclude for pattern in matching) else {pattern.call for pattern in matching}
@@ -131,6 +135,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self.callers: dict[int, Caller | None] = {}
         self._off_in: set[int] = set()
+        self._skipping_in: set[int] = set()
         self._is_paused = False
 
     def __torch_function__(
@@ -226,6 +231,26 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             for each in stack:
                 _push(each)
 
+    def skip(self, *_called_with: object) -> None:
+        """Deactivate the mode for one call of a layer that runs torch's code alone, up to `resume`; a forward pre-hook.
+
+        To pass each of torch's functions in there through the mode takes longer than the hooks. If another mode lies
+        above, all stays as it is.
+        """
+        if _stack_size():
+            top = _pop()
+            if top is self:
+                self._skipping_in.add(get_ident())
+            else:
+                _push(top)
+
+    def resume(self) -> None:
+        """Activate the mode again if a call skips it in this thread."""
+        thread = get_ident()
+        if thread in self._skipping_in:
+            self._skipping_in.discard(thread)
+            _push(self)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Observe nothing for the length of a `with` block."""
@@ -267,8 +292,8 @@ def forwards(method: Callable[..., Any]) -> None:
 def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Observe the operations of a network's modules for the length of a `with` block.
 
-    The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on: hooks
-    that switch it off cost as much as the mode.
+    The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on, unless
+    their calls are observed: hooks that only switch it off cost as much as the mode.
 
     Args:
         mode: The mode to activate.
