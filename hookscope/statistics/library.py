@@ -82,6 +82,17 @@ class _Pair(ctypes.Structure):
     )
 
 
+class _Maps(ctypes.Structure):
+    """As in maps.c."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("channels", "positions", "channel_step", "position_step", "squared")),
+        ("rounding", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("room", "means", "strongest")),
+    )
+
+
 class _Squares(ctypes.Structure):
     """As in squares.c."""
 
@@ -106,6 +117,7 @@ class Kernel:
     _sketch: Any
     _sum_differences: Any
     _sum_squares: Any
+    _combine_maps: Any
     runtime: _Runtime | None = None
 
     @property
@@ -135,6 +147,23 @@ class Kernel:
         arrays = addresses.ctypes.data, sizes.ctypes.data, sums.ctypes.data
         self._sum_squares(ctypes.byref(_Squares(*arrays, addresses.size, threads, self.runtime_address, 0)))
         return sums
+
+    def combine_maps(
+        self,
+        address: int,
+        sizes: tuple[int, int, int, int],
+        written: tuple[int, int],
+        *,
+        squared: bool,
+        rounding: float,
+    ) -> int:
+        """Write the two maps of maps.c to two addresses; return the number of the strongest channel.
+
+        `sizes` are those of the values: channels, positions, and how far two of either lie apart, 1 for one of them.
+        """
+        room = np.empty(sizes[0] + sizes[1])
+        maps = _Maps(address, *sizes, squared, rounding, room.ctypes.data, *written)
+        return int(self._combine_maps(ctypes.byref(maps)))
 
 
 class Sketcher:
@@ -185,13 +214,20 @@ def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:
     library, _ = _opened()
     if library is None:
         return None
-    names = ("reduce_tensor", "sketch_tensor", "sum_differences", "sum_squares")
-    functions = [getattr(library, f"{name}_{variant}") for name in names]
-    for function, result, count in zip(functions, (ctypes.c_int, ctypes.c_int, None, None), (3, 1, 1, 1), strict=True):
-        function.restype, function.argtypes = result, [ctypes.c_void_p] * count
-    reduce, sketch, sum_differences, sum_squares = functions
-    runtime = None if torch_library is None else _runtime_of(torch_library)
-    return Kernel(reduce, sketch, sum_differences, sum_squares, runtime)
+
+    def function(name: str, result: Any, arguments: int = 1) -> Any:
+        found = getattr(library, f"{name}_{variant}")
+        found.restype, found.argtypes = result, [ctypes.c_void_p] * arguments
+        return found
+
+    return Kernel(
+        reduce=function("reduce_tensor", ctypes.c_int, 3),
+        _sketch=function("sketch_tensor", ctypes.c_int),
+        _sum_differences=function("sum_differences", None),
+        _sum_squares=function("sum_squares", None),
+        _combine_maps=function("combine_maps", ctypes.c_longlong),
+        runtime=None if torch_library is None else _runtime_of(torch_library),
+    )
 
 
 def _runtime_of(torch_library: str) -> _Runtime | None:
