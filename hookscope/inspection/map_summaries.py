@@ -12,6 +12,7 @@ from torch.nn import functional
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import Place
 from hookscope.results.activations import LayerRow, MapSummary, OverChannels
+from hookscope.statistics.maps import CombinedMaps, combine_maps
 from hookscope.statistics.token_layout import token_grid
 
 SUMMARISED_INPUTS = 3
@@ -147,6 +148,16 @@ def _version(tensor: Tensor) -> int:
 
 def _summarised(key: Place, maps: Tensor, over_channels: OverChannels, first: int) -> SavedSummary:
     channel_count, *size = maps.shape[1:]
+    compiled = combine_maps(maps, squared=over_channels == "RMS", rounding=0 if over_channels == "RMS" else _ROUNDING)
+    combined, strongest, channels = compiled or _combined_by_torch(maps, over_channels)
+    step = -(-max(size) // _LONGEST_SIDE)
+    if step > 1:
+        combined, strongest = (functional.avg_pool2d(each, step, ceil_mode=True) for each in (combined, strongest))
+    return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
+
+
+def _combined_by_torch(maps: Tensor, over_channels: OverChannels) -> CombinedMaps:
+    channel_count, *size = maps.shape[1:]
     # A norm of 1 takes ten times as long as that of 2.
     wide = torch.promote_types(maps.dtype, torch.float32)
     strength = torch.linalg.vector_norm(maps, 2, (2, 3), dtype=wide)  # (n, C)
@@ -158,11 +169,7 @@ def _summarised(key: Place, maps: Tensor, over_channels: OverChannels, first: in
         combined = maps.mean(1, dtype=wide)
         typical = torch.linalg.vector_norm(strength, 2, 1) / math.sqrt(channel_count * math.prod(size))  # (n,)
         combined = torch.where(combined.abs() <= _ROUNDING * typical[:, None, None], 0, combined)
-    combined, strongest = combined.float(), strongest.float()
-    step = -(-max(size) // _LONGEST_SIDE)
-    if step > 1:
-        combined, strongest = (functional.avg_pool2d(each, step, ceil_mode=True) for each in (combined, strongest))
-    return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
+    return CombinedMaps(combined.float(), strongest.float(), channels)
 
 
 def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tuple[MapSummary, ...]:

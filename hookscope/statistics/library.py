@@ -5,6 +5,7 @@ interpreter's lock for the length of each call.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -30,6 +31,8 @@ SMALLEST_SQUARABLE = 1e-15
 LARGEST_SQUARABLE = 1e15
 # var = E[x²] - mean² loses a digit for each factor of ten in mean²/var; from here on the centred form.
 CANCELLATION_LIMIT = 10.0
+# The same for values summed in float64, which has 16 digits.
+_CANCELLATION_LIMIT_OF_DOUBLES = 1e6
 
 _SKETCH_WIDTH = 256  # as in sketch.c
 
@@ -82,6 +85,32 @@ class _Pair(ctypes.Structure):
     )
 
 
+class _Maps(ctypes.Structure):
+    """As in maps.c."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("channels", "positions", "channel_step", "position_step", "squared")),
+        ("rounding", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("room", "means", "strongest")),
+    )
+
+
+class _Channels(ctypes.Structure):
+    """As in channels.c."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        *((name, ctypes.c_longlong) for name in ("inputs", "channels", "positions")),
+        *((name, ctypes.c_longlong) for name in ("input_step", "channel_step", "position_step")),
+        *((name, ctypes.c_void_p) for name in ("thresholds", "mean", "deviations", "high", "low", "at")),
+        ("cancellation", ctypes.c_double),
+        ("threads", ctypes.c_longlong),
+        ("runtime", ctypes.c_void_p),
+        ("rare", ctypes.c_longlong),
+    )
+
+
 class _Squares(ctypes.Structure):
     """As in squares.c."""
 
@@ -106,6 +135,8 @@ class Kernel:
     _sketch: Any
     _sum_differences: Any
     _sum_squares: Any
+    _combine_maps: Any
+    _reduce_channels: Any
     runtime: _Runtime | None = None
 
     @property
@@ -135,6 +166,41 @@ class Kernel:
         arrays = addresses.ctypes.data, sizes.ctypes.data, sums.ctypes.data
         self._sum_squares(ctypes.byref(_Squares(*arrays, addresses.size, threads, self.runtime_address, 0)))
         return sums
+
+    def combine_maps(
+        self,
+        address: int,
+        sizes: tuple[int, int, int, int],
+        written: tuple[int, int],
+        *,
+        squared: bool,
+        rounding: float,
+    ) -> int:
+        """Write the two maps of maps.c to two addresses; return the number of the strongest channel.
+
+        `sizes` are those of the values: channels, positions, and how far two of either lie apart, 1 for one of them.
+        """
+        room = np.empty(sizes[0] + sizes[1])
+        maps = _Maps(address, *sizes, squared, rounding, room.ctypes.data, *written)
+        return int(self._combine_maps(ctypes.byref(maps)))
+
+    def reduce_channels(
+        self,
+        address: int,
+        sizes: tuple[int, int, int],
+        steps: tuple[int, int, int],
+        thresholds: NDArray[np.float64] | None,
+        written: Sequence[NDArray[Any]],
+        threads: int,
+    ) -> bool:
+        """Write the results of channels.c to arrays (inputs, channels); return whether all values are finite.
+
+        `sizes` are inputs, channels and positions; `steps` are those between them in memory.
+        """
+        limits = None if thresholds is None else thresholds.ctypes.data
+        results = [each.ctypes.data for each in written]
+        rest = _CANCELLATION_LIMIT_OF_DOUBLES, threads, self.runtime_address, 0
+        return bool(self._reduce_channels(ctypes.byref(_Channels(address, *sizes, *steps, limits, *results, *rest))))
 
 
 class Sketcher:
@@ -185,13 +251,21 @@ def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:
     library, _ = _opened()
     if library is None:
         return None
-    names = ("reduce_tensor", "sketch_tensor", "sum_differences", "sum_squares")
-    functions = [getattr(library, f"{name}_{variant}") for name in names]
-    for function, result, count in zip(functions, (ctypes.c_int, ctypes.c_int, None, None), (3, 1, 1, 1), strict=True):
-        function.restype, function.argtypes = result, [ctypes.c_void_p] * count
-    reduce, sketch, sum_differences, sum_squares = functions
-    runtime = None if torch_library is None else _runtime_of(torch_library)
-    return Kernel(reduce, sketch, sum_differences, sum_squares, runtime)
+
+    def function(name: str, result: Any, arguments: int = 1) -> Any:
+        found = getattr(library, f"{name}_{variant}")
+        found.restype, found.argtypes = result, [ctypes.c_void_p] * arguments
+        return found
+
+    return Kernel(
+        reduce=function("reduce_tensor", ctypes.c_int, 3),
+        _sketch=function("sketch_tensor", ctypes.c_int),
+        _sum_differences=function("sum_differences", None),
+        _sum_squares=function("sum_squares", None),
+        _combine_maps=function("combine_maps", ctypes.c_longlong),
+        _reduce_channels=function("reduce_channels", ctypes.c_int),
+        runtime=None if torch_library is None else _runtime_of(torch_library),
+    )
 
 
 def _runtime_of(torch_library: str) -> _Runtime | None:

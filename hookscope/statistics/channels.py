@@ -1,0 +1,65 @@
+"""What each channel of each input does, by compiled code that reads an activation once: see channels.c."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.statistics.native import address_of_float32, load_kernel, useful_threads
+
+
+class ChannelNumbers(NamedTuple):
+    """Numbers by input and channel, each (N, C).
+
+    Attributes:
+        mean: Of the values.
+        deviations: Sum of squared deviations from that mean.
+        high: Greatest value.
+        low: Smallest value.
+        positions: Where the greatest value first is, in row-major order; -1 where that is not wanted.
+    """
+
+    mean: NDArray[np.float64]
+    deviations: NDArray[np.float64]
+    high: NDArray[np.float64]
+    low: NDArray[np.float64]
+    positions: NDArray[np.int64]
+
+
+def reduce_by_channel(values: Tensor, thresholds: NDArray[np.float64] | None) -> ChannelNumbers | None:
+    """Reduce an activation (N, C, ...) by input and channel.
+
+    Args:
+        values: Not empty, and not missing memory; only read.
+        thresholds: Values above which a channel's position is wanted, (C,); None for all.
+
+    Returns:
+        None for values that are not all finite, and for tensors that compiled code does not read: other than float32 on
+        the CPU, and those with gaps both between channels and between positions.
+    """
+    kernel, address = load_kernel(), address_of_float32(values)
+    step = position_step(values)
+    if kernel is None or not address or not step or 1 not in (step, values.stride(1)):
+        return None
+    inputs, channels = values.shape[:2]
+    sizes = inputs, channels, values[0, 0].numel()
+    steps = values.stride(0), values.stride(1), step
+    mean, deviations, high, low = np.empty((4, inputs, channels))
+    found = ChannelNumbers(mean, deviations, high, low, np.empty((inputs, channels), np.int64))
+    threads = useful_threads(values.numel(), torch.get_num_threads())
+    return found if kernel.reduce_channels(address, sizes, steps, thresholds, found, threads) else None
+
+
+def position_step(values: Tensor) -> int:
+    """Return how far two neighbouring positions of (N, C, ...) lie apart in memory; 0 if that differs."""
+    step = expected = 0
+    for size, stride in zip(values.shape[:1:-1], values.stride()[:1:-1], strict=True):
+        if size == 1:
+            continue
+        step = step or stride
+        if expected and stride != expected:
+            return 0
+        expected = stride * size
+    return step or 1
