@@ -292,6 +292,7 @@ def test_every_figure_of_the_readme_is_measured() -> None:
 
 
 @pytest.mark.parametrize("family", ["torchvision", "timm"])
+@pytest.mark.exhaustive
 def test_attention_by_hand_is_what_hookscope_sees(family: str) -> None:
     torch.manual_seed(0)
     if family == "timm":

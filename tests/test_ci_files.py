@@ -176,6 +176,7 @@ def test_the_action_checks_each_line_and_tells_verdict_and_files(job: dict[str, 
     assert "<!-- hookscope check: net.py:Sound text.pt --trust $(touch pwned) -->" in written
 
 
+@pytest.mark.exhaustive
 def test_the_action_passes_what_is_sound(job: dict[str, str]) -> None:
     code, outputs, _ = run_check(job, CHECKPOINTS="net.py:Sound", ARGUMENTS="--input-shape\n2,3,32,32")
     assert (code, outputs["exit-code"], outputs["verdict"]) == (0, "0", "passed")

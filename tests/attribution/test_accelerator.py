@@ -41,7 +41,7 @@ def near_and_far(name: str, options: dict[str, Any]) -> list[list[Any]]:
 
 @pytest.mark.parametrize("name", BUILT)
 @pytest.mark.parametrize("options", [{}, {"top": 2, "method": "layer-cam"}, {"target": "0,1-2", "method": "hires-cam"}])
-@pytest.mark.sample("options2-swin")
+@pytest.mark.exhaustive
 def test_maps_are_those_of_the_cpu(elsewhere: ProcessPoolExecutor, name: str, options: dict[str, Any]) -> None:
     near, far = elsewhere.submit(near_and_far, name, options).result()
     for (at, label, values), (far_at, far_label, far_values) in zip(near, far, strict=True):

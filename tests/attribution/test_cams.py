@@ -105,6 +105,7 @@ CNNS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", CNNS)
+@pytest.mark.sample("resnet18", "resnet18, inside", "mobilenet_v2", "convnext")
 def test_grad_cam_is_captum_s_where_nothing_works_in_place(name: str) -> None:
     build, layer = CNNS[name]
     torch.manual_seed(0)
@@ -118,6 +119,7 @@ def test_grad_cam_is_captum_s_where_nothing_works_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CNNS)
+@pytest.mark.sample("resnet18", "resnet18, inside", "mobilenet_v2", "convnext")
 def test_layer_cam_is_built_of_captum_s_gradients(name: str) -> None:
     build, layer = CNNS[name]
     torch.manual_seed(0)

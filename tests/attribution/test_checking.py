@@ -89,6 +89,7 @@ def test_quick_looks_at_the_first_target_of_the_first_batch_and_full_at_all() ->
 
 
 @pytest.mark.parametrize("method", ["integrated-gradients", "smoothgrad", "occlusion"])
+@pytest.mark.sample("smoothgrad", "integrated-gradients")
 def test_methods_of_many_passes_are_checked_throughout_only_where_that_is_asked_for(method: str) -> None:
     quick = hookscope.attribute(Small(), pictures(1), method=method)
     assert set(names(quick)) - {"completeness"} == {"deletion"}

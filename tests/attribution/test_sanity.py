@@ -171,7 +171,7 @@ def test_gradients_pass_the_first_check_and_an_edge_detector_fails_it(trained: n
 
 
 @pytest.mark.parametrize(("method", "passes"), [("gradient", True), ("guided-backprop", False)])
-@pytest.mark.sample("gradient-True")
+@pytest.mark.exhaustive
 def test_guided_backpropagation_of_a_photograph_fails_the_first_two_checks(method: Method, passes: bool) -> None:
     loaded = load_model("demo")
     (batch,) = load_batches(["sample_images/cat.jpg"], loaded.preprocessing)

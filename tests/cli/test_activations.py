@@ -98,6 +98,7 @@ def test_exactly_the_36_convolutions_of_resnet34_are_rows_in_execution_order(
     assert {row["kind"] for row in rows} == {"Conv2d"}
 
 
+@pytest.mark.exhaustive
 def test_statistics_of_resnet34_equal_those_of_a_plain_script(
     resnet34_run: tuple[Ended, Path], resnet34_convolutions: dict[str, torch.Tensor]
 ) -> None:
@@ -644,7 +645,7 @@ def asleep(factory: str, folder: Path, environment: dict[str, str]) -> Iterator[
     ("factory", "number", "code"),
     [("sleeps_in_forward", signal.SIGINT, 130), ("sleeps_when_built", signal.SIGTERM, 143)],
 )
-@pytest.mark.sample("sleeps_in_forward-2-130")
+@pytest.mark.exhaustive
 def test_a_signal_ends_it_at_once_and_leaves_nothing(
     folder: Path, environment: dict[str, str], factory: str, number: signal.Signals, code: int
 ) -> None:

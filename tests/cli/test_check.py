@@ -315,6 +315,7 @@ def test_a_model_that_prints_leaves_json_alone(check: Run) -> None:
     assert "ran" in ended.stderr
 
 
+@pytest.mark.exhaustive
 def test_torch_is_never_imported_by_the_command_itself(folder: Path, environment: dict[str, str]) -> None:
     program = (
         "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"
@@ -398,7 +399,7 @@ def test_evidence_of_checkpoints_of_one_name_is_kept_apart(check: Run, folder: P
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.sample("2-130")
+@pytest.mark.exhaustive
 def test_interrupting_leaves_nothing_behind(
     folder: Path, environment: dict[str, str], number: signal.Signals, code: int
 ) -> None:
@@ -850,6 +851,7 @@ def test_all_rules_are_listed(run: Run) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.sample("integrity", "drift", "dead-channels", "batchnorm-statistics", "exploding-gradient")
 def test_every_rule_is_explained(run: Run, rule: str) -> None:
     ended = run("check", "--explain", rule)
     assert ended.code == 0

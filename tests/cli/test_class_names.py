@@ -9,6 +9,7 @@ from hookscope.models import load_model
 from tests.cli.conftest import CAT, Run
 
 
+@pytest.mark.exhaustive
 def test_predictions_of_a_state_dict_have_names_from_the_network_the_file_or_the_option(
     run: Run, tmp_path: Path
 ) -> None:

@@ -485,6 +485,7 @@ def test_where_the_forward_pass_raises_the_error_is_said_once_and_there_is_no_ta
         ("raises", ("--fail-on", "warn"), 6),
     ],
 )
+@pytest.mark.sample("root_of_zero-options0-1", "detached-options3-0", "detached-options4-1", "raises-options5-6")
 def test_a_verdict_fails_the_command_where_that_is_asked_for(
     run: Run, folder: Path, network: str, options: tuple[str, ...], code: int
 ) -> None:

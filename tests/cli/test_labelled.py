@@ -80,6 +80,7 @@ def test_a_sound_network_passes_and_so_does_its_half_precision_copy(reports: dic
         assert accuracy["interval"] == [pytest.approx(0.8124, abs=5e-5), pytest.approx(0.9558, abs=5e-5)]
 
 
+@pytest.mark.exhaustive
 def test_a_permuted_head_fails_by_accuracy_and_drop(reports: dict[str, dict[str, Any]]) -> None:
     assert statuses(reports["permuted"]) == ["fail"] * 3
     (message,) = messages(reports["permuted"], "accuracy")
@@ -88,6 +89,7 @@ def test_a_permuted_head_fails_by_accuracy_and_drop(reports: dict[str, dict[str,
     assert "72 lost and 8 gained, a loss of 80.0% (limit 2%; McNemar's exact test: p = " in lost
 
 
+@pytest.mark.exhaustive
 def test_two_swapped_classes_fail_by_class_accuracy_and_drop(reports: dict[str, dict[str, Any]]) -> None:
     # 38 of 80: two classes are as they were, and the two swapped show each other in at most two pictures.
     assert statuses(reports["swapped"])[1:] == ["fail"] * 2
@@ -99,6 +101,7 @@ def test_two_swapped_classes_fail_by_class_accuracy_and_drop(reports: dict[str, 
     assert classes["blue"]["mistaken_for"] == "green"
 
 
+@pytest.mark.exhaustive
 def test_the_worst_pictures_are_evidence(reports: dict[str, dict[str, Any]], folder: Path) -> None:
     worst = reports["swapped"]["accuracy"]["worst"]
     assert len(worst) == 8

@@ -149,7 +149,7 @@ def planted(function: FunctionType) -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of what runs a thread
 @pytest.mark.parametrize(("rooms", "command"), COMMANDS, ids=lambda each: each[0])
-@pytest.mark.sample("hookscope.differences.-diff1")
+@pytest.mark.exhaustive
 def test_a_bug_in_any_function_is_ours(run: Run, rooms: tuple[str, ...], command: tuple[str, ...]) -> None:
     run(*command, "--out", "first")  # loads what is loaded when it is needed
     modules = [module for name, module in sys.modules.items() if name.startswith(rooms)]

@@ -110,6 +110,7 @@ def test_a_spoiled_run_ends_in_one_line_and_leaves_no_report(
     assert not (stored.parent / "first.html").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_report_is_made_without_torch(tmp_path: Path, stored: Path) -> None:
     checked = (
         "import sys; from hookscope.cli.app import run; code = run(sys.argv[1:]);"

@@ -142,6 +142,7 @@ def test_networks_that_have_nothing_in_common_are_an_error() -> None:
         hookscope.diff(first, other, torch.randn(1, 6))
 
 
+@pytest.mark.exhaustive
 def test_torchvisions_and_timms_resnet50_are_aligned_layer_by_layer() -> None:
     with seeded(0):
         ours, theirs = torchvision.models.resnet50().eval(), timm.create_model("resnet50", pretrained=False).eval()

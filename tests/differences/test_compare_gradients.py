@@ -243,6 +243,7 @@ def first_labels(network: nn.Module, picture: Tensor) -> Iterator[tuple[str, Cal
 @pytest.mark.parametrize(
     ("name", "every"), [("resnet of basic blocks", 14), ("mobilenet", 19), ("vision transformer", 3)]
 )
+@pytest.mark.sample("mobilenet-19")
 def test_the_first_gradient_that_a_fault_changes_is_named(name: str, every: int) -> None:
     network = seeded(NETWORKS[name])
     picture = torch.randn(1, 3, 32, 32)

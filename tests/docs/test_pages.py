@@ -80,9 +80,7 @@ def run_block(block: Block, names: dict[str, object], terminal: Terminal, differ
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 @pytest.mark.sample(
     "README.md",
-    "docs/python.md",
     "docs/hooks.md",
-    "docs/questions/learn.md",
     "docs/questions/nan.md",
     "docs/questions/changed.md",
     "docs/questions/what-if.md",
@@ -247,12 +245,7 @@ def _labels_as_it_sees_them(model: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("line", sorted(line for line in NAMED - NOT_RUN.keys() if line.startswith("hookscope ")))
-@pytest.mark.sample(
-    "hookscope activations demo sample_images/cat.jpg --layer conv",
-    "hookscope check model.pt --arch none",
-    "hookscope diff hookscope-runs/before hookscope-runs/after",
-    "hookscope grads net.py:build --ops",
-)
+@pytest.mark.exhaustive
 def test_commands_that_are_only_named_run(line: str, yours: Terminal) -> None:
     yours.code = 0
     printed = yours.run(line)

@@ -109,6 +109,7 @@ def test_a_difference_of_passes_and_one_of_weights(run: Run, tmp_path: Path) -> 
     check_run(tmp_path / document["run"])
 
 
+@pytest.mark.exhaustive
 def test_check_and_checkpoint(run: Run, tmp_path: Path) -> None:
     weights = {"first.weight": torch.ones(3, 4), "first.bias": torch.tensor([float("nan")])}
     torch.save({"model": weights, "epoch": 3}, tmp_path / "model.pt")

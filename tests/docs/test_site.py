@@ -100,6 +100,7 @@ def broken_links(pages: dict[Path, _Page]) -> list[str]:
     return broken
 
 
+@pytest.mark.exhaustive
 def test_every_link_of_the_site_leads_to_a_file_and_an_id_that_exist(site: Path) -> None:
     pages = {path.resolve(): _Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     pages.pop(site.resolve() / "404.html")  # its links start at the address where the site is served
@@ -114,6 +115,7 @@ def test_every_link_of_the_markdown_files_leads_to_a_file_and_a_heading_that_exi
     assert broken_links(pages) == []
 
 
+@pytest.mark.exhaustive
 def test_llms_txt_names_every_page_and_schema_with_what_it_is_about(site: Path) -> None:
     lines = (site / "llms.txt").read_text(encoding="utf-8").splitlines()
     named = dict(re.findall(r"^- \[[^]]+\]\(([^)]+)\)(?:: )?(.*)$", "\n".join(lines), re.MULTILINE))
@@ -124,6 +126,7 @@ def test_llms_txt_names_every_page_and_schema_with_what_it_is_about(site: Path) 
     assert named["commands/models.html"].startswith("Lists the names that MODEL accepts, one per line: `demo`, and ")
 
 
+@pytest.mark.exhaustive
 def test_every_option_and_rule_is_on_the_site(site: Path) -> None:
     options = (site / "reference" / "options.html").read_text(encoding="utf-8")
     for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]

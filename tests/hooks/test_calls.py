@@ -188,6 +188,7 @@ def growth_of_600_passes() -> int:
     return max(abs(now - then) for now, then in zip(passes(600), before, strict=True))
 
 
+@pytest.mark.exhaustive
 def test_no_reference_is_kept_and_none_is_lost() -> None:
     # In a process of its own: what other tests leave in torch keeps references, too.
     program = "from tests.hooks.test_calls import growth_of_600_passes; print(growth_of_600_passes())"

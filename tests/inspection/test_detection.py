@@ -66,6 +66,7 @@ def pictures(*sizes: tuple[int, int]) -> Batch:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sample("Faster R-CNN", "RetinaNet")
 def test_loss_and_gradients_in_train_mode_are_those_of_the_networks_own_losses(name: str) -> None:
     build, expected_losses = NETWORKS[name]
     torch.manual_seed(1)

@@ -170,6 +170,7 @@ _PIECES = st.sampled_from([*OPERATIONS, *_MARKS, *_WORDS])
 @example("x:grad:scale(" + "9" * 5000 + ")")
 @example("x:grad:zero(" + "9" * 5000 + ")")
 @example(":" * 5000)
+@pytest.mark.exhaustive
 def test_any_text_is_an_edit_or_a_usage_error_of_three_lines(text: str) -> None:
     try:
         found = parse_edit(text)

@@ -117,6 +117,7 @@ swallowed = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableException
 
 @swallowed
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.sample("layers", "gradients in train mode")
 def test_an_interrupt_at_some_moments_leaves_everything_as_it_was(name: str) -> None:
     last = moments_of(RUNS[name])
     assert_restored_at(range(1, last, last // 25), RUNS[name])

@@ -228,7 +228,7 @@ def torchlens_unwrapped() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-@pytest.mark.sample("transformers ViT", "transformers Swin")
+@pytest.mark.exhaustive
 def test_operations_are_those_that_wrapping_torchs_functions_shows(name: str) -> None:
     build, size = WRAPPED[name]
     torch.manual_seed(0)
@@ -260,6 +260,7 @@ TRAINED_IN_FLOAT64 = (*FX_TORCHVISION[:6], "swin", "vit", "maxvit", "mvit", "eff
 
 
 @pytest.mark.parametrize("name", TRAINED_IN_FLOAT64)
+@pytest.mark.sample("densenet121", "mobilenet_v2", "swin", "vit")
 def test_gradients_are_those_that_autograd_gives_at_the_edge_of_each_operation(name: str) -> None:
     """An edge of autograd's graph is taken as soon as an operation returns, so that later writes do not move it."""
     torch.manual_seed(0)

@@ -77,6 +77,7 @@ def test_a_kernel_looks_where_its_weights_are() -> None:
     assert lines_of(lambda x: F.conv2d(x, kernel * 0, stride=2, padding=1)) == [(0, 2), (1, 2)]
 
 
+@pytest.mark.exhaustive
 def test_a_trained_network_that_pads_on_one_side_has_learnt_to_look_to_the_other() -> None:
     loaded = load_model("demo")
     network, returned = loaded.module.eval().requires_grad_(False), []

@@ -276,6 +276,7 @@ def test_timm_network_is_recognised_where_torchvision_has_none(
     assert adapt(f"timm:{name}", shapes) == Candidate(f"timm:{name}", arguments, channels, candidates[0].remarks[1:])
 
 
+@pytest.mark.exhaustive
 def test_every_timm_network_names_the_layer_that_takes_the_picture() -> None:
     for name in timm.list_models("test_*"):  # one of each of timm's building blocks
         known = timm_shapes(name)

@@ -133,6 +133,7 @@ def test_a_pickle_runs_with_trust_and_not_without(tmp_path: Path, save: Callable
     assert canary.exists()
 
 
+@pytest.mark.exhaustive
 def test_without_trust_nothing_is_imported_that_would_run_a_file(tmp_path: Path) -> None:
     save_scripted(conv_net(), (), tmp_path / "script.pt")
     save_exported(conv_net(), (torch.randn(1, 3, 8, 8),), tmp_path / "program.pt")

@@ -260,6 +260,14 @@ TARGETS = {
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.sample(
+    "the tensor-an empty dict",
+    "the storage-None",
+    "the storage-fields in a list",
+    "the class of the storage-a tuple of a dict and None",
+    "the class of the storage-fields in a tuple",
+    "the function that makes tensors-fields in a list",
+)
 def test_a_state_for_a_stand_in_changes_no_number(tmp_path: Path, target: str, state: str) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(_built(TARGETS[target], STATES[state]))

@@ -46,6 +46,7 @@ def test_model_argument_is_read_by_its_form(text: str, spec: ModelSpec) -> None:
     assert parse_model(text) == spec
 
 
+@pytest.mark.exhaustive
 def test_every_listed_name_is_a_model() -> None:
     for name in model_names():
         assert parse_model(name).source == name

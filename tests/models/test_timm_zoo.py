@@ -210,6 +210,7 @@ def test_network_on_meta_has_its_shapes_and_nothing_is_downloaded() -> None:
         "mixer_b16_224",
     ],
 )
+@pytest.mark.sample("test_resnet", "mobilenetv4_conv_small", "mixer_b16_224")
 def test_preprocessing_is_timms_own(name: str, pytestconfig: pytest.Config) -> None:
     loaded = build_on_meta(f"timm:{name}", weights="none")
     picture = pytestconfig.rootpath / "sample_images" / "cat.jpg"

@@ -48,7 +48,7 @@ def chromium() -> Iterator[Browser]:
 def open_file(browser: Browser, path: Path, fragment: str = "", width: int = 1280, scheme: Scheme = "light") -> Opened:
     """Open a report, and note whatever it says on the console and every request that leaves it."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     opened = Opened(page)
     address = path.as_uri()
     page.on("console", lambda message: opened.wrong.append(message.text))

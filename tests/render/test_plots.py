@@ -131,6 +131,7 @@ def test_a_flow_of_zeros_only_can_be_drawn() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-40, 1e300])
+@pytest.mark.sample("1e-300")
 def test_any_size_of_gradient_can_be_drawn(scale: float) -> None:
     small = replace(
         PLAIN, gradient=gradient_statistics((1, 4), scale, distribution=distribution_of(np.array([scale, -scale])))

@@ -114,6 +114,7 @@ def wrong(rows: list[tuple[str, tuple[float, ...] | None]], seen: dict[str, NDAr
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1"])
+@pytest.mark.sample("squeezenet1_1")
 def test_quantiles_of_every_gradient_keep_it(name: str) -> None:
     torch.manual_seed(0)
     network: Network = TORCHVISION[name]

@@ -476,6 +476,7 @@ def test_the_path_without_branches_is_as_accurate(mean: float, count: int, scale
     check(measure_as_on_an_accelerator(tensor), exact(tensor))
 
 
+@pytest.mark.exhaustive
 def test_the_path_without_branches_counts_exactly() -> None:
     tensor = torch.ones(2**24 + 7)
     tensor[: 2**24 + 3] = math.nan

@@ -96,7 +96,7 @@ def checked(config: str, model: str | torch.nn.Module, **changes: Any) -> CheckR
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 @pytest.mark.filterwarnings("ignore:must run observer", "ignore:.*reduce_range will be deprecated")
 @pytest.mark.parametrize("seeded", SEEDED, ids=lambda seeded: seeded.name)
-@pytest.mark.sample("resnet18", "swin_t", "shufflenet_v2_x0_5", "lraspp_mobilenet_v3_large")
+@pytest.mark.sample("resnet18", "swin_t")
 def test_a_seeded_network_gets_the_warnings_that_one_expects_and_no_more(seeded: Seeded, tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -157,7 +157,7 @@ def test_the_strict_configuration_objects_to_the_dead_channels_of_the_demo_netwo
 
 @NOISE_AND_PICTURE
 @pytest.mark.parametrize("config", ["gradients.toml", "strict.toml"])
-@pytest.mark.sample("strict.toml-noise")
+@pytest.mark.exhaustive
 def test_a_seeded_resnet18_passes_the_other_configurations_as_one_that_was_never_trained(
     config: str, images: tuple[Path, ...], resnet18: str
 ) -> None:
@@ -210,7 +210,7 @@ def assert_blames(report: CheckReport, weight: str, layer: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-@pytest.mark.sample("squeezenet1_1", "vit")
+@pytest.mark.exhaustive
 def test_a_nan_in_one_weight_is_reported_as_that_parameter_and_that_layer(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network, size = NETWORKS[name].build().eval(), PLANTED[name]

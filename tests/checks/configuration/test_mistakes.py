@@ -375,6 +375,7 @@ def test_any_bytes_are_read_or_are_one_line(hostile: Path, content: bytes) -> No
 
 
 @given(st.data())
+@pytest.mark.exhaustive
 def test_an_unknown_key_among_others_is_found_on_its_line(hostile: Path, data: st.DataObject) -> None:
     lines = default_text().splitlines()
     sections = [number for number, line in enumerate(lines) if line.startswith("[")]

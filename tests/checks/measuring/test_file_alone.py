@@ -186,6 +186,7 @@ def remarks(path: Path, state: dict[str, Tensor], key: str | None = None) -> tup
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "ema.", "module._orig_mod.", "copy."])
+@pytest.mark.sample("module.", "ema.")
 def test_a_network_that_is_there_twice_is_told(tmp_path: Path, prefix: str) -> None:
     path = tmp_path / "model.pt"
     state = two_layers()

@@ -388,7 +388,7 @@ def _seen_one_batch(network: nn.Module, inputs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("change", [_finetuned, _seen_one_batch])
-@pytest.mark.sample("_seen_one_batch")
+@pytest.mark.exhaustive
 def test_the_demo_network_drifts_after_a_training_step(
     change: Callable[[nn.Module, Tensor], None], tmp_path: Path
 ) -> None:

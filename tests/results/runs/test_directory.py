@@ -480,6 +480,7 @@ def writer(target: Path, content: str, repeats: int, pause_seconds: float) -> su
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
+@pytest.mark.exhaustive
 def test_a_writer_killed_at_any_moment_leaves_a_whole_run_and_the_next_cleans_up(tmp_path: Path) -> None:
     chance = random.Random(0)
     target = tmp_path / "run"

@@ -52,6 +52,7 @@ def test_two_runs_tell_how_far_their_activations_are(tmp_path: Path) -> None:
         assert estimated_distance(sketch, second[label]) == pytest.approx(exact, rel=4 * NORM_ERROR)
 
 
+@pytest.mark.exhaustive
 def test_two_runs_tell_how_far_their_gradients_are(tmp_path: Path) -> None:
     results = [
         hookscope.grads(each, inputs(), loss="sum", save_tensors=True, inputs=True)

@@ -161,6 +161,7 @@ function open(row) {
 }
 
 function go(row) {
+  clearTimeout(waiting); // what it would remember has no layer
   location.hash = address(row.label);
 }
 

@@ -32,6 +32,11 @@ function remember() {
   waiting = setTimeout(() => history.replaceState(null, "", address(shown ? shown.name : "")), 200);
 }
 
+function go(name) {
+  clearTimeout(waiting); // what it would remember has no layer
+  location.hash = address(name);
+}
+
 function follow() {
   clearTimeout(waiting);
   if (location.hash.length > 1 && !location.hash.includes("=")) return; // a section
@@ -119,7 +124,7 @@ for (const each of tables) {
   each.table.addEventListener("pointerleave", () => { place.value = ""; });
   each.table.addEventListener("click", (event) => {
     const strip = event.target.closest("svg.cells");
-    if (strip) location.hash = address(strip.closest("tr").cells[0].textContent);
+    if (strip) go(strip.closest("tr").cells[0].textContent);
   });
 }
 
@@ -208,7 +213,7 @@ function open(part) {
 function turn(by) {
   const all = visible();
   const next = all[all.indexOf(shown) + by];
-  if (next && shown) location.hash = address(next.name);
+  if (next && shown) go(next.name);
 }
 
 // --- what people do
@@ -232,7 +237,7 @@ document.addEventListener("click", (event) => {
   const link = event.target.closest('a[href^="#layer="]');
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  location.hash = address(decodeURIComponent(link.getAttribute("href").slice(7)));
+  go(decodeURIComponent(link.getAttribute("href").slice(7)));
 });
 $("close").addEventListener("click", () => panel.close());
 $("back").addEventListener("click", () => turn(-1));
