@@ -1,9 +1,11 @@
 """One of two processes that train together, plainly and watched in turns; the first prints both as JSON."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.timing import interleaved
@@ -16,7 +18,7 @@ def main() -> None:
     distributed.init_process_group("gloo")
     is_first = distributed.get_rank() == 0
 
-    def begin(network: nn.Module, optimizer: torch.optim.Optimizer) -> object:
+    def begin(network: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], None]:
         return watched(network, optimizer, every=100) if is_first else plain(network, optimizer)
 
     loops = {"plain": Loop(plain, DistributedDataParallel), "every=100": Loop(begin, DistributedDataParallel)}
@@ -28,7 +30,7 @@ def main() -> None:
         distributed.barrier()
         loop.go_on(STEPS)
 
-    seconds = interleaved({name: lambda loop=loop: turn(loop) for name, loop in loops.items()}, ROUNDS, warm=True)
+    seconds = interleaved({name: partial(turn, loop) for name, loop in loops.items()}, ROUNDS, warm=True)
     if is_first:
         print(json.dumps({"seconds": seconds, "count": equal.wanted, "differing": equal.wrong}))
     distributed.barrier()

@@ -12,6 +12,7 @@ from hookscope.cli import sections as under
 from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import UsageError
 from hookscope.text import printable
+from hookscope.watching.options import WatchOptions
 from hookscope.watching.script import Script
 
 _ARGUMENTS = "hookscope.script_arguments"
@@ -91,16 +92,8 @@ def watch(
         raise UsageError("--resume needs --out, the folder of the training that goes on.")
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
     folder = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
-    return Script(
-        module or str(script),
-        module is not None,
-        arguments,
-        every,
-        folder,
-        tuple(layer or ()),
-        tuple(edit or ()),
-        eager_forward,
-    )
+    watched = WatchOptions(every, folder, tuple(layer or ()), tuple(edit or ()), eager_forward)
+    return Script(module or str(script), module is not None, arguments, watched)
 
 
 def _check_writable(folder: Path, *, resume: bool) -> None:

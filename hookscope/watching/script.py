@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hookscope.errors import UsageError
 from hookscope.regular_files import open_regular
 from hookscope.text import exception_line, printable, safe_text
+from hookscope.watching.options import WatchOptions
 
 if TYPE_CHECKING:
     from hookscope.watching.script_watch import ScriptWatch
@@ -35,17 +36,13 @@ class Script:
     Attributes:
         name: Its path, or the name of a module.
         arguments: Its `sys.argv[1:]`.
-        every: This, and the following, as for `hookscope.watch`.
+        options: How it is watched.
     """
 
     name: str
     is_module: bool
     arguments: tuple[str, ...]
-    every: int
-    out: Path | None
-    layer: tuple[str, ...]
-    edits: tuple[str, ...] = ()
-    eager_forward: bool = False
+    options: WatchOptions
 
     def run(self) -> None:
         """Run it; whatever it raises is raised, and shown without a frame of hookscope's.
@@ -93,7 +90,7 @@ class _Watching:
         try:
             from hookscope.watching.script_watch import ScriptWatch  # noqa: PLC0415 - imports torch
 
-            self.watch = ScriptWatch(self.script, say)
+            self.watch = ScriptWatch(self.script.options, say)
         except UsageError as error:
             say("\n".join(["error: an edit cannot be made", *str(error).split("\n")]))
             raise SystemExit(error.exit_code) from None

@@ -4,7 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,11 @@ from hookscope.watching.edits import parse_training_edit
 from hookscope.watching.first_forward import before_first_forward
 from hookscope.watching.gradients import parameters_of
 from hookscope.watching.networks import GraphLeaves, inner_optimizer, is_compiled
+from hookscope.watching.options import WatchOptions
 from hookscope.watching.rules import listed
 from hookscope.watching.shards import FIRST_STEP, ShardedNorms, is_sharded
 from hookscope.watching.steps import HeardLoss
 from hookscope.watching.watch import Watch, with_gradients
-
-if TYPE_CHECKING:
-    from hookscope.watching.script import Script
 
 # A script that has called `backward` so often while no optimiser was alive has none. The first call may be a rehearsal.
 _WITHOUT_OPTIMIZER = 2
@@ -71,7 +69,7 @@ def _guarded(
 class ScriptWatch:
     """What is known of a script's training; at most one `Watch` at a time."""
 
-    def __init__(self, asked: "Script", say: Callable[[str], None]) -> None:
+    def __init__(self, asked: WatchOptions, say: Callable[[str], None]) -> None:
         """Have torch call when the script trains; torch has been imported a moment ago.
 
         Raises:
