@@ -40,6 +40,7 @@ from hookscope.errors import (
 )
 from hookscope.inputs import Batch, load_input
 from hookscope.inputs.preprocessing import thumbnails
+from hookscope.inspection.device import full_float32
 from hookscope.models import LoadedModel
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow, MapSummary
@@ -97,7 +98,9 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
             keeps_rows = on_measured is not None or evidence is not None
             kept = {"drift", "accuracy"} if on_measured is not None else {"drift"}
             compared = on_measured is not None or (baseline is not None and "drift" in wanted)
-            measured = measure(prepared, settings, wanted | kept if keeps_rows else wanted, with_signatures=compared)
+            measures = wanted | kept if keeps_rows else wanted
+            with full_float32():  # the limits are those of float32
+                measured = measure(prepared, settings, measures, with_signatures=compared)
             _refuse_lack_of_memory(name, measured)
             report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:

@@ -360,7 +360,8 @@ def _epsilons(network: HookedNetwork) -> tuple[float, str]:
     kinds = [getattr(torch, dtype)] if dtype != "none" else [torch.float32]
     kinds += [network.autocast] if network.autocast else []
     known = [(torch.finfo(kind).eps, str(kind).removeprefix("torch.")) for kind in kinds]
-    if device.startswith("cuda") and torch.float32 in kinds and torch.backends.cudnn.allow_tf32:
+    cudnn: Any = torch.backends.cudnn
+    if device.startswith("cuda") and torch.float32 in kinds and cudnn.conv.fp32_precision == "tf32":
         known.append((2.0**-10, "TF32"))  # its mantissa has 10 bits
     return max(known)
 

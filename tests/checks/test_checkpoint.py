@@ -93,6 +93,15 @@ def test_a_sound_network_passes_and_comes_out_as_it_went_in(network: Network) ->
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
+def test_it_is_measured_without_tf32_which_is_switched_on_again(network: Network) -> None:
+    kinds, seen = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn), set()
+    before = [each.fp32_precision for each in kinds]
+    network.register_forward_hook(lambda *_: seen.update(each.fp32_precision for each in kinds))
+    check(network, input_shape=(2, 3, 16, 16))
+    assert seen == {"ieee"}
+    assert [each.fp32_precision for each in kinds] == before
+
+
 def test_a_broken_network_fails_where_it_is_broken_and_raises_with_all_that_failed(network: Network) -> None:
     report = check(broken(network))
     assert failing(report)["batchnorm-variance"] == {"first.norm.running_var"}
