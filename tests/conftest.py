@@ -66,6 +66,11 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let Python find them when it ends: extensions report what they still hold then as leaks."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """Small networks gain nothing from a second thread, and lose tenfold where other processes want the processor."""

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hookscope.errors import InputError
+from hookscope.regular_files import read_bounded
 from hookscope.surveys.plan import ChunkFolder, Share
 
 _BETWEEN_BEATS = 2.0  # seconds
 _LONGEST_SILENCE = 20.0
+_LONGEST_PULSE = 64  # bytes
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class Pulse:
                 continue
             text = ""
             with suppress(OSError, UnicodeDecodeError):
-                text = self._path(index).read_text(encoding="ascii")
+                text = read_bounded(self._path(index), _LONGEST_PULSE).decode("ascii")
             known, since = self._heard.get(index, ("", now))
             if text != known or index not in self._heard:
                 self._heard[index] = text, now

@@ -87,7 +87,7 @@ def test_runs_are_compared_by_their_sketches(run: Run, runs: tuple[Path, Path], 
     conditions = ("--fail-over", "2:rel>0.5", "--fail-over", "0:rel>0")
     ended = run("diff", *runs, "--out", tmp_path / "found", *conditions, "--report", tmp_path / "page.html")
     assert ended.code == 1
-    assert "Report: page.html" in ended.stdout
+    assert "\nReport: " in ended.stdout
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "The difference first shows at 2 (Conv2d): relative L2 " in ended.stdout
     assert "estimated from sketches of 256 numbers" in ended.stdout
