@@ -37,7 +37,7 @@ def draw_token_norms(result: Activations, photographs: Sequence[Photograph]) -> 
         footing += [(photograph.remark, TEXT, DIM)] if photograph.remark else []
     limit = f"{LEAST_RATIO:.0f} times the median and {DEVIATIONS:.0f} robust standard deviations above it"
     heading: list[Line] = [
-        (f"token norms of {result.model.name}", TITLE, INK),
+        (f"Token norms of {result.model.name}", TITLE, INK),
         model_line(result.model, "L2 norm over channels", "each map has its own scale, from 0"),
         (f"high: beyond {limit}", TEXT, DIM),
     ]
