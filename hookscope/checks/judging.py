@@ -33,7 +33,7 @@ from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
-from hookscope.results.repeats import Run, fold_repeats, without_rows
+from hookscope.results.repeats import Run, reduced
 from hookscope.text import printable
 
 _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
@@ -83,8 +83,10 @@ def judge(
         raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
     # All of these are evaluated, for one that is not wanted may be the cause of what another objects to.
     of_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
+    gradients = measured.gradients
     objections = _evaluated(
-        measured, [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in of_gradients]
+        measured if gradients is None else replace(measured, gradients=_judged(gradients)),
+        [terms.get(rule.identifier) or terms_of(rule, CheckSettings()) for rule in of_gradients],
     )
     outcomes: dict[str, RuleOutcome] = {}
     for name, rule in RULES.items():
@@ -266,11 +268,12 @@ def _refuse_unknown(settings: CheckSettings) -> None:
 
 
 def _evaluated(measured: CheckMeasurements, terms: Iterable[RuleTerms]) -> dict[str, list[Objection]]:
-    """Return what rules object to, by identifier; a rule is left out if a cause before it objects."""
+    """Return what rules object to, by identifier; a rule is left out if a cause before it objects.
+
+    Of gradients `measured` has what rules look at, see `_judged`.
+    """
     gradients = measured.gradients
     complete = gradients is not None and gradients.loss is not None and gradients.failure is None
-    if gradients is not None:
-        measured = replace(measured, gradients=_judged(gradients))
     found: dict[str, list[Objection]] = {}
     for each in terms:
         rule = each.rule
@@ -290,7 +293,7 @@ def _judged(run: Run) -> Run:
     if isinstance(run, Gradients):
         outputs = [row for row in run.gradients if row.role == "output" and row.backward_index is not None]
         left_out |= {row.label for row in outputs if not row.gradient.element_count}
-    return fold_repeats(without_rows(run, left_out))
+    return reduced(run, left_out, folds=True)
 
 
 def _failures_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -2,10 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from platform import python_version
 from tempfile import gettempdir
@@ -53,7 +54,7 @@ from hookscope.results.noise_shapes import (
     noise_note,
     parse_noise_shapes,
 )
-from hookscope.results.repeats import Key, fold_repeats, numbered, repeated, without_rows
+from hookscope.results.repeats import Key, reduced, repeated, without_rows
 from hookscope.results.runs.atomic import reason_of
 from hookscope.results.runs.tensors import DTYPES, SpooledTensor, TensorSpool
 from hookscope.results.statistics import TensorStatistics
@@ -258,12 +259,11 @@ def run_forward(
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     verdicts = judge(inspection)
     inspection = _compared(plain, inspection, edits, repeats=repeats)
-    labels = {row.label for row in inspection.rows}
     inspection = replace(
         inspection,
         verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
-        tensors=collector.joined(labels),
+        tensors=collector.joined(row.label for row in inspection.rows),
         notes=(*inspection.notes, *_way_to_operations(session, ops=ops)),
         provenance=provenance_of(session, layers, {"edits": list(edits)} if inspection.comparison else {}),
     )
@@ -337,8 +337,8 @@ def run_backward(
         values, others = split_edits(edits)
         with edited_parameters(session.loaded, values):
             inspection = _with_inputs_alone(session, inspection, partial(alone, edits=others), report)
-    labels = {f"{row.label} grad_{row.role}" for row in inspection.gradients}
-    labels |= {f"{row.name} grad" for row in inspection.parameters}
+    outputs = (f"{row.label} grad_{row.role}" for row in inspection.gradients)
+    labels = chain(outputs, (f"{row.name} grad" for row in inspection.parameters))
     return replace(
         inspection,
         verdicts=verdicts,
@@ -371,7 +371,7 @@ def _without_and_with_edits(
             return plain, replace(edited, warnings=warnings, notes=notes)
     except (ForwardError, PassError) as error:
         seen: Any = error.inspection
-        shown = _shown(_listed(seen), repeats=repeats)
+        shown = _shown(seen, repeats=repeats)
         error.inspection = replace(shown, timings={"load": session.load_seconds, **shown.timings})
         raise
 
@@ -431,7 +431,6 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
 
     The verification shown is that of the run without edits.
     """
-    edited = _listed(edited)
     shown: Run = _shown(edited, repeats=repeats)
     if plain is None:
         return shown
@@ -439,7 +438,8 @@ def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: 
     if plain.inputs != edited.inputs:
         sentence = "There is no comparison: with the edits the model raised on different inputs."
         return replace(shown, warnings=(*shown.warnings, sentence))
-    return replace(shown, comparison=compare(plain, edited, edits, () if repeats else repeated(edited)))
+    listed = without_rows(edited, edited.unlisted)
+    return replace(shown, comparison=compare(plain, listed, edits, () if repeats else repeated(listed)))
 
 
 def compare(
@@ -481,13 +481,9 @@ def _statistics_by_label(
             yield ("gradient", parameter.name), parameter.gradient
 
 
-def _listed(run: Run) -> Run:
-    """Leave out the rows that were measured for verdicts alone."""
-    return replace(without_rows(run, run.unlisted), unlisted=())
-
-
 def _shown(run: Run, *, repeats: bool) -> Run:
-    return numbered(run if repeats else fold_repeats(run))
+    """Leave out the rows measured for verdicts alone and, unless they are wanted, those that repeat others."""
+    return replace(reduced(run, run.unlisted, folds=not repeats, numbers=True), unlisted=())
 
 
 def _ignore_error(_error: HookscopeError) -> None:
@@ -593,11 +589,12 @@ class TensorCollector:
         self._latest.clear()
         self._begin = self._spool.end
 
-    def joined(self, labels: set[str]) -> SavedTensors:
+    def joined(self, labels: Iterable[str]) -> SavedTensors:
         """Join each label's tensors over the batches along axis 0; where shapes differ, number the batches instead."""
         joined: dict[str, SpooledTensor] = {}
+        wanted = frozenset(labels) if self._parts else ()
         for label, parts in self._parts.items():
-            if label not in labels:
+            if label not in wanted:
                 continue
             first = parts[0]
             if len(parts) == 1:

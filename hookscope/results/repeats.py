@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, MapSummary
 from hookscope.results.gradients import GradientRow, Gradients
@@ -16,21 +16,24 @@ Row = TypeVar("Row", bound=LayerRow | GradientRow)
 Maps = TypeVar("Maps", FeatureMaps, MapSummary)
 
 
+class _Staying(NamedTuple, Generic[Row]):
+    """A row that stays, its label, and the fields that change: it is copied once, whatever they are."""
+
+    row: Row
+    label: str
+    changes: dict[str, Any]
+
+    def now(self, name: str) -> Any:
+        """Return a field with its change."""
+        return self.changes[name] if name in self.changes else getattr(self.row, name)
+
+
 def fold_repeats(run: Run) -> Run:
     """Leave out the rows that repeat another, and name them in the row that stays.
 
     Rows keep their numbers: see `numbered`. To fold twice is to fold once.
     """
-    into = repeated(run)
-    if not into:
-        return run
-    rows = _folded(run.rows, into)
-    if isinstance(run, Activations):
-        return replace(run, rows=tuple(rows))
-    calls = {(row.layer, row.call) for row in rows}
-    stay = [each for each in run.gradients if each.role == "output" or (each.layer, each.call) in calls]
-    taken_by = {row.label: row.taken_by or () for row in run.gradients if row.role == "output" and _key(row) in into}
-    return replace(run, rows=tuple(rows), gradients=_taken_by_others(_folded(stay, into), taken_by))
+    return reduced(run, folds=True)
 
 
 def without_rows(run: Run, left_out: Collection[str]) -> Run:
@@ -39,50 +42,48 @@ def without_rows(run: Run, left_out: Collection[str]) -> Run:
     Tensors that came from one of them are listed as coming from its inputs; a row that repeats one repeats the next
     such row, if any. Rows keep their numbers: see `numbered`.
     """
-    if not left_out:
-        return run
-    inputs = {row.label: row.inputs for row in run.rows if row.label in left_out}
-    rows = []
-    for row in _repeating_others(run.rows, left_out):
-        resolved = _resolved(row.inputs, inputs) or ()
-        rows.append(row if resolved == row.inputs else replace(row, inputs=resolved))
-    if isinstance(run, Activations):
-        return replace(run, rows=tuple(rows))
-    taken_by = {row.label: row.taken_by or () for row in run.gradients if row.label in left_out}
-    stay = _taken_by_others(_repeating_others(run.gradients, left_out), taken_by)
-    return replace(run, rows=tuple(rows), gradients=stay)
+    return reduced(run, left_out)
 
 
 def numbered(run: Run) -> Run:
     """Number the rows by their places, after some were left out; maps follow their rows, or are left out with them."""
+    return reduced(run, numbers=True)
+
+
+def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, numbers: bool = False) -> Run:
+    """Do what `without_rows`, and if asked for `fold_repeats` and `numbered`, do one after the other."""
+    left_out = frozenset(left_out)
+    rows = _staying(run.rows, left_out)
+    _resolve(rows, "inputs", _of_left_out(run.rows, left_out, "inputs"))
     if isinstance(run, Activations):
-        maps, summaries = _of_rows(run.feature_maps, run.rows), _of_rows(run.map_summaries, run.rows)
-        return replace(run, rows=_by_place(run.rows), feature_maps=maps, map_summaries=summaries)
-    arrived = sorted(each.backward_index for each in run.gradients if each.backward_index is not None)
-    order: dict[int | None, int | None] = {index: position for position, index in enumerate(arrived)}
-    gradients = tuple(
-        replace(each, index=index, backward_index=order.get(each.backward_index))
-        if (each.index, each.backward_index) != (index, order.get(each.backward_index))
-        else each
-        for index, each in enumerate(run.gradients)
-    )
-    maps = _of_rows(run.gradient_maps, run.gradients)
-    return replace(run, rows=_by_place(run.rows), gradients=gradients, gradient_maps=maps)
-
-
-def _repeating_others(rows: Sequence[Row], left_out: Collection[str]) -> list[Row]:
-    """Return the rows that are not left out; of those that repeat one left out, the first stands for the others."""
-    first: dict[str, str] = {}
-    stay: list[Row] = []
-    for row in rows:
-        if row.label in left_out:
-            continue
-        if row.repeats in left_out:
-            shown = first.setdefault(row.repeats, row.label)
-            stay.append(replace(row, repeats="" if shown == row.label else shown))
-        else:
-            stay.append(row)
-    return stay
+        if folds:
+            rows = _folded(rows, _repeated(rows))
+        changes: dict[str, Any] = {}
+        if numbers:
+            changes = {name: _of_rows(getattr(run, name), rows) for name in ("feature_maps", "map_summaries")}
+            _number(rows)
+        return replace(run, rows=_copied(rows), **changes)
+    gradients = _staying(run.gradients, left_out)
+    _resolve(gradients, "taken_by", _of_left_out(run.gradients, left_out, "taken_by"))
+    if folds:
+        into = _repeated(rows, gradients)
+        rows = _folded(rows, into)
+        calls = {(each.row.layer, each.row.call) for each in rows}
+        stay = [each for each in gradients if each.row.role == "output" or (each.row.layer, each.row.call) in calls]
+        outputs = [each for each in gradients if each.row.role == "output" and _key(each.row) in into]
+        gradients = _folded(stay, into)
+        _resolve(gradients, "taken_by", {each.label: each.now("taken_by") or () for each in outputs})
+    maps = run.gradient_maps
+    if numbers:
+        maps = _of_rows(maps, gradients)
+        _number(rows)
+        _number(gradients)
+        arrived = [each for each in gradients if each.row.backward_index is not None]
+        arrived.sort(key=lambda each: each.row.backward_index or 0)
+        for position, each in enumerate(arrived):
+            if each.row.backward_index != position:
+                each.changes["backward_index"] = position
+    return replace(run, rows=_copied(rows), gradients=_copied(gradients), gradient_maps=maps)
 
 
 def repeated(run: Activations | Gradients) -> dict[Key, str]:
@@ -91,52 +92,90 @@ def repeated(run: Activations | Gradients) -> dict[Key, str]:
     Their activation repeats an earlier one and, after a backward pass, so does their gradient, and those of the call's
     inputs where they were measured.
     """
-    into = {_key(row): row.repeats for row in run.rows if row.repeats}
-    if isinstance(run, Activations):
+    return _repeated(_staying(run.rows, ()), None if isinstance(run, Activations) else _staying(run.gradients, ()))
+
+
+def _repeated(
+    rows: Sequence[_Staying[LayerRow]], gradients: Sequence[_Staying[GradientRow]] | None = None
+) -> dict[Key, str]:
+    into = {_key(each.row): label for each in rows if (label := each.now("repeats"))}
+    if gradients is None:
         return into
-    outputs = {_key(row): row.repeats for row in run.gradients if row.role == "output"}
-    differing = {(row.layer, row.call) for row in run.gradients if row.role == "input" and not row.repeats}
+    outputs = {_key(each.row): each.now("repeats") for each in gradients if each.row.role == "output"}
+    differing = {
+        (each.row.layer, each.row.call) for each in gradients if each.row.role == "input" and not each.now("repeats")
+    }
     into = {key: outputs.get(key, label) for key, label in into.items()}
     return {key: label for key, label in into.items() if label and key[:2] not in differing}
+
+
+def _staying(rows: Sequence[Row], left_out: Collection[str]) -> list[_Staying[Row]]:
+    """Return the rows that are not left out; of those that repeat one left out, the first stands for the others."""
+    first: dict[str, str] = {}
+    stay: list[_Staying[Row]] = []
+    for row in rows:
+        label = row.label
+        if label in left_out:
+            continue
+        changes: dict[str, Any] = {}
+        if row.repeats in left_out:
+            shown = first.setdefault(row.repeats, label)
+            changes["repeats"] = "" if shown == label else shown
+        stay.append(_Staying(row, label, changes))
+    return stay
 
 
 def _key(row: LayerRow | GradientRow) -> Key:
     return row.layer, row.call, row.slot
 
 
-def _folded(rows: Sequence[Row], into: Mapping[Key, str]) -> list[Row]:
+def _folded(rows: Sequence[_Staying[Row]], into: Mapping[Key, str]) -> list[_Staying[Row]]:
     """Leave out the rows of some outputs; those that stay name them. Gradients of inputs stay."""
+    if not into:
+        return [*rows]
     also: dict[str, list[str]] = {}
     for key, label in into.items():
         also.setdefault(label, []).append(row_label(*key))
-    stay: list[Row] = []
-    for row in rows:
-        if isinstance(row, GradientRow) and row.role == "input":
-            stay.append(row)
-        elif _key(row) not in into:
-            stay.append(replace(row, also=(*row.also, *also[row.label])) if row.label in also else row)
+    stay: list[_Staying[Row]] = []
+    for each in rows:
+        if isinstance(each.row, GradientRow) and each.row.role == "input":
+            stay.append(each)
+        elif _key(each.row) not in into:
+            stay.append(each)
+            if each.label in also:
+                each.changes["also"] = (*each.row.also, *also[each.label])
     return stay
 
 
-def _resolved(labels: Sequence[str] | None, left_out: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:
-    """Replace rows that are left out by the rows that take their outputs."""
-    while labels is not None and any(label in left_out for label in labels):
-        labels = [*dict.fromkeys(other for label in labels for other in left_out.get(label, (label,)))]
-    return None if labels is None else tuple(labels)
+def _of_left_out(rows: Sequence[Row], left_out: Collection[str], name: str) -> dict[str, tuple[str, ...]]:
+    found = ((row, row.label) for row in rows if left_out)
+    return {label: getattr(row, name) or () for row, label in found if label in left_out}
 
 
-def _taken_by_others(rows: Sequence[GradientRow], left_out: Mapping[str, Sequence[str]]) -> tuple[GradientRow, ...]:
-    """Return the rows with those that take the outputs of rows left out in place of these; `left_out` by label."""
-    resolved = ((row, _resolved(row.taken_by, left_out)) for row in rows)
-    return tuple(row if takers == row.taken_by else replace(row, taken_by=takers) for row, takers in resolved)
+def _resolve(rows: Sequence[_Staying[Row]], name: str, left_out: Mapping[str, Sequence[str]]) -> None:
+    """In a field of labels, put the rows that take their outputs, or gave their inputs, in place of rows left out."""
+    if not left_out:
+        return
+    for each in rows:
+        before = labels = each.now(name)
+        while labels is not None and any(label in left_out for label in labels):
+            labels = tuple(dict.fromkeys(other for label in labels for other in left_out.get(label, (label,))))
+        if labels is not before:
+            each.changes[name] = labels
 
 
-def _by_place(rows: Sequence[LayerRow]) -> tuple[LayerRow, ...]:
-    return tuple(row if row.index == index else replace(row, index=index) for index, row in enumerate(rows))
+def _number(rows: Sequence[_Staying[Row]]) -> None:
+    for index, each in enumerate(rows):
+        if each.row.index != index:
+            each.changes["index"] = index
 
 
-def _of_rows(maps: Sequence[Maps], rows: Sequence[Row]) -> tuple[Maps, ...]:
+def _copied(rows: Sequence[_Staying[Row]]) -> tuple[Row, ...]:
+    return tuple([replace(each.row, **each.changes) if each.changes else each.row for each in rows])
+
+
+def _of_rows(maps: Sequence[Maps], rows: Sequence[_Staying[Row]]) -> tuple[Maps, ...]:
     """Return the maps of these rows, which still have the numbers that the maps know them by."""
-    numbers = {row.index: number for number, row in enumerate(rows)}
+    numbers = {each.row.index: number for number, each in enumerate(rows)}
     stay = ((each, numbers[each.row]) for each in maps if each.row in numbers)
     return tuple(each if each.row == number else replace(each, row=number) for each, number in stay)
