@@ -27,18 +27,20 @@ _REASONS = ("error", "warnings", "outcomes", "reason", "findings", "message")
 def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function with errors that name its arguments: those it raises, passes to `on_error`, and reports."""
 
+    def known() -> set[str]:
+        return {*argument_names(), *signature(function).parameters}
+
     @wraps(function)
     def named(*args: P.args, **kwargs: P.kwargs) -> T:
-        known = {*argument_names(), *signature(function).parameters}
         on_error: Any = kwargs.get("on_error")
         if on_error is not None:
-            kwargs["on_error"] = lambda error: on_error(_renamed_error(error, known))
+            kwargs["on_error"] = lambda error: on_error(_renamed_error(error, known()))
         try:
             result = function(*args, **kwargs)
         except HookscopeError as error:
-            _renamed_error(error, known)
+            _renamed_error(error, known())
             raise
-        return _renamed(result, known) if function is api.check else result
+        return _renamed(result, known()) if function is api.check else result
 
     named.__module__ = "hookscope"  # where pickle finds it
     return named

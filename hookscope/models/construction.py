@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.hooks.memory import missing_memory
+from hookscope.hooks.selection import module_index
 from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.training_entries import TrainingEntries
 from hookscope.results.inputs import Preprocessing
@@ -243,8 +244,8 @@ def parameter_count(module: nn.Module) -> int:
     The weights and biases that quantised modules keep packed count as well, those of lazy modules that have not seen
     an input do not.
     """
-    parts = [*module.modules()]
-    # `parameters()` takes as long as a tenth of a small network's pass.
+    # `modules()` and `parameters()` take as long as a tenth of a small network's pass.
+    parts = [*module_index(module)[0].values()]
     own = {id(each): each for part in parts for each in part._parameters.values() if each is not None}  # noqa: SLF001
     count = sum(each.numel() for each in own.values() if not isinstance(each, UninitializedParameter))
     for part in filter(_keeps_packed, parts):  # eager int8 modules hold no nn.Parameter: weight and bias unpack them

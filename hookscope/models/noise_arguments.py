@@ -29,6 +29,8 @@ def noise_arguments(
     Raises:
         UsageError: If forward has no such argument, or one is given twice.
     """
+    if not shapes:
+        return ()
     parameters = _parameters(module)
     if parameters is not None:
         _check(shapes, parameters, type(unwrap(module)).__name__, given, others)
