@@ -22,6 +22,7 @@ _QUERIES = frozenset(
     # Uninitialised memory.
     | {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
     | {"__hash__", "__reduce_ex__", "__deepcopy__", "__dir__", "__array__", "has_names", "backward", "data_ptr"}
+    | {"_assert"}
 )
 # Reflected operators, and older names.
 _STANDARD_NAMES = {"rdiv": "div", "rsub": "sub", "rpow": "pow", "true_divide": "div", "idiv": "div", "truediv": "div"}

@@ -69,6 +69,7 @@ class CallHooks(Generic[T]):
 
     Attributes:
         with_operations: Whether a torch function mode is active, which tensor accesses in hooks must bypass.
+        resume: Activates that mode again after a call of a layer that skips it; None without one.
         names: Names of tensors that no call returns, by `id`, for `Observation.sources`.
         observations: In the order in which modules finished.
         counts: How often each layer was called.
@@ -79,6 +80,7 @@ class CallHooks(Generic[T]):
     watch: GradientWatch[T] | None
     lock: RLock
     with_operations: bool = False
+    resume: Callable[[], None] | None = None
     names: dict[int, str] = field(default_factory=dict)
     observations: list[Observation[T]] = field(default_factory=list)
     counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -105,6 +107,8 @@ class CallHooks(Generic[T]):
 
         It is also called, with None as the output, if the module raises: the call counts, as that of any module does.
         """
+        if self.resume is not None:
+            self.resume()
         inputs = tensors_given(args, kwargs)
         if output is None and inputs:
             self._begin(layer, module, inputs)

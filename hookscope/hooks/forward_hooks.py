@@ -111,6 +111,7 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
     track: bool = False,
     edits: Mapping[str, Sequence[Intervention]] | None = None,
     operations: OperationChoice | None = None,
+    modules: Mapping[str, nn.Module] | None = None,
 ) -> Iterator[Capture[T]]:
     """Observe the outputs of `layers`, and their gradients, while the block runs the model.
 
@@ -135,6 +136,7 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
             parameters.
         edits: Changes by name of a module or, for "parameter grad", of a parameter. Observers see the edited values.
         operations: The operations of the model's own forward code to observe, as if they were modules, and to edit.
+        modules: All modules of the model, as `module_index` gives them, from a caller that has listed them already.
 
     Yields:
         The capture; read `observations` and `gradients` after the passes, or call `restart()` between them. For correct
@@ -151,12 +153,13 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
         if watch is not None:
             watch.with_operations = True
         mode = OperationMode(call_hooks, operations)
+        call_hooks.resume = mode.resume
     captured = Capture(call_hooks, watch, mode)
     handles: list[RemovableHandle] = []
     with eager(), ExitStack() as block:
         try:
             if mode is not None:
-                block.enter_context(operations_observed(mode, module_index(model)[0]))
+                block.enter_context(operations_observed(mode, module_index(model)[0] if modules is None else modules))
             if edits:
                 hook_edits(model, edits, handles)
             _hook(layers, captured)
@@ -212,6 +215,9 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         gives_aliases = watch is not None and watch.replaces_inputs(type(module))
         if not gives_aliases and _only_returns(type(module), state):
             hook = Hook(hooks.leaf_forward_hook, name, bool(state.get("inplace")))
+            if captured._mode is not None:
+                attached.append(module._forward_pre_hooks)
+                module._forward_pre_hooks[key] = Hook(captured._mode.skip)
             attached.append(module._forward_hooks_always_called)
             module._forward_hooks_always_called[key] = True
         else:

@@ -47,6 +47,7 @@ _ROOT = "(model)"
 # The stack of active modes in this thread; the context managers of `torch.overrides` would cost several calls more.
 _stack_size = torch._C._len_torch_function_stack
 _pop, _push = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
+_mode_at = torch._C._get_function_stack_at
 
 
 @dataclass(slots=True)
@@ -78,6 +79,8 @@ class OperationChoice:
 
     def edits_of(self, owner: str, name: str) -> list[Intervention]:
         """Return the edits of a module's operation, in order."""
+        if not self.edits:
+            return []
         found = [(pattern, edit) for pattern, edit in self.edits if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern, _ in found)
         return [edit for _, edit in found]
@@ -94,6 +97,8 @@ class OperationChoice:
 
     def _calls(self, owner: str, name: str) -> set[int | None]:
         """Return the selected calls, counted from 0; None stands for all."""
+        if not self.patterns:  # nearly always
+            return set()
         matching = [pattern for pattern in self.patterns if pattern.matches(owner or _ROOT, name)]
         self.matched.update(pattern.text for pattern in matching)
         return set() if any(pattern.exclude for pattern in matching) else {pattern.call for pattern in matching}
@@ -131,6 +136,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self.callers: dict[int, Caller | None] = {}
         self._off_in: set[int] = set()
+        self._skipping_in: set[int] = set()
         self._is_paused = False
 
     def __torch_function__(
@@ -225,6 +231,24 @@ class OperationMode(TorchFunctionMode, Generic[T]):
                 stack.insert(1, _pop())
             for each in stack:
                 _push(each)
+
+    def skip(self, *_called_with: object) -> None:
+        """Deactivate the mode for one call of a layer that runs torch's code alone, up to `resume`; a forward pre-hook.
+
+        To pass each of torch's functions in there through the mode takes longer than the hooks. If another mode lies
+        above, all stays as it is.
+        """
+        size = _stack_size()
+        if size and _mode_at(size - 1) is self:
+            _pop()
+            self._skipping_in.add(get_ident())
+
+    def resume(self) -> None:
+        """Activate the mode again if a call skips it in this thread."""
+        thread = get_ident()
+        if thread in self._skipping_in:
+            self._skipping_in.discard(thread)
+            _push(self)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
