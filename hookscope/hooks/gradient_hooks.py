@@ -117,8 +117,9 @@ class GradientWatch(Generic[T]):
         not possible: the next forward pass returns a copy. If an alias that is not a view was modified, and its
         original used later, the next forward pass returns a view.
         """
-        overwritten = [alias for alias in self._made_aliases if alias.counter._version != alias.version]
-        lost = [view for view in self._views if view.counter._version != view.version]
+        with torch._C.DisableTorchFunction():
+            overwritten = [alias for alias in self._made_aliases if alias.counter._version != alias.version]
+            lost = [view for view in self._views if view.counter._version != view.version]
         self._made_aliases.clear()
         self._views.clear()
         if not (overwritten or lost):

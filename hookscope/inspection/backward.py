@@ -153,6 +153,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
                 track=track_outputs,
                 edits=placed.by_name,
                 operations=operations,
+                modules=inspected.modules,
             )
         )
         state.mark_hooks()
@@ -175,7 +176,8 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
             parameter_ids={*map(id, parameters)},
         )
         broken = _run_batches(run, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
-        named = named_parameters(network)
+        with torch._C.DisableTorchFunction():  # which would see `.grad` read
+            named = named_parameters(network)
 
     merge_batch(run)
     if broken is None and (missing := run.missing_operations()):

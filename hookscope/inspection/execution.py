@@ -1,7 +1,7 @@
 """Run a network once with all its modules hooked: in which order they finish, and the shapes they take and return."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
@@ -85,17 +85,19 @@ def first_calls(
     return calls, failure
 
 
+def may_call_forward(modules: Iterable[nn.Module]) -> bool:
+    """Tell whether some code of these modules names the attribute `forward`, whose call by name skips hooks."""
+    kinds = {*map(type, modules)}
+    return any(map(_names_forward, {base for kind in kinds for base in kind.__mro__}))
+
+
 def calls_of_forward(
     network: nn.Module, modules: Mapping[str, nn.Module], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> dict[str, str]:
     """Find modules whose `forward` the network calls by name, which skips their hooks; return the lines, by module.
 
-    A line is "net.py:14", "" if it is unknown. It takes a pass without hooks, which is only made where some code of the
-    network names `forward`.
+    A line is "net.py:14", "" if it is unknown. It takes a pass without hooks.
     """
-    kinds = {type(each) for each in network.modules()}
-    if not any(map(_names_forward, {base for kind in kinds for base in kind.__mro__})):
-        return {}
     names = {id(module): name for name, module in modules.items()}
     codes = {code for each in modules.values() if (code := code_of(each.forward)) is not None}
     lines: dict[str, str] = {}

@@ -37,7 +37,7 @@ from hookscope.models import LoadedModel
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModuleRow
-from hookscope.results.repeats import numbered, without_rows
+from hookscope.results.repeats import reduced
 from hookscope.statistics import Measured, Reducer
 
 
@@ -131,7 +131,14 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     began = time.perf_counter()
     with (
         preserved(network, seed, modules=inspected.modules.values(), differentiates=False) as state,
-        capture(network, observed, recorder.observe, edits=placed.by_name, operations=operations) as captured,
+        capture(
+            network,
+            observed,
+            recorder.observe,
+            edits=placed.by_name,
+            operations=operations,
+            modules=inspected.modules,
+        ) as captured,
     ):
         state.mark_hooks()
         run = Run(
@@ -178,7 +185,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         verification=run.verification,
         unlisted=left_out if judged else (),
     )
-    inspection = inspection if judged or not left_out else numbered(without_rows(inspection, left_out))
+    inspection = inspection if judged or not left_out else reduced(inspection, left_out, numbers=True)
     if broken is not None:
         raise ForwardError(broken.ended.message, inspection) from broken.ended.error
     return inspection

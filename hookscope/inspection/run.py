@@ -15,7 +15,7 @@ from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.execution import calls_of_forward, execution_order
+from hookscope.inspection.execution import calls_of_forward, execution_order, may_call_forward
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.rows import Recorder, Rows, predictions, unnamed_warning
@@ -94,7 +94,7 @@ class Run:
         """Find out which of the modules that did not run in this batch, the first, are called by `forward`."""
         called = self.captured.called
         silent = {name: each for name, each in self.selected.items() if name not in called}
-        if silent:
+        if silent and may_call_forward(self.inspected.modules.values()):
             with self.captured.detached():
                 self.forward_calls = calls_of_forward(self.inspected.network, silent, batch.args, batch.kwargs)
 

@@ -206,6 +206,7 @@ def _node(tensor: Tensor) -> Any:
 
 
 def _histories(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
+    tensors = [each for each in tensors if each.requires_grad]  # what has a graph requires a gradient
     with torch.inference_mode(False), torch.enable_grad():
         for tensor in tensors:
             if not is_leaf(tensor) and not missing_memory(tensor):
