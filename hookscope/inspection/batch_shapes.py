@@ -1,6 +1,5 @@
 """The shape of a tensor over all batches of a run: 60 inputs in batches of 8 are 60x…, not 8x…."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,15 +10,19 @@ Shape = tuple[int, ...]
 class BatchShapes:
     """The shapes that a tensor had in the batches of a run, with how many inputs there were in each batch."""
 
-    seen: Counter[tuple[int, Shape]] = field(default_factory=Counter)
+    seen: dict[tuple[int, Shape], int] = field(default_factory=dict)
 
     def add(self, count: int, shape: Sequence[int]) -> None:
         """Note the shape in a batch of `count` inputs."""
-        self.seen[count, tuple(shape)] += 1
+        self._add((count, tuple(shape)), 1)
 
     def merge(self, other: "BatchShapes") -> None:
         """Note what another has seen."""
-        self.seen.update(other.seen)
+        for each, times in other.seen.items():
+            self._add(each, times)
+
+    def _add(self, each: tuple[int, Shape], times: int) -> None:
+        self.seen[each] = self.seen.get(each, 0) + times
 
     @property
     def whole(self) -> Shape:
@@ -34,11 +37,11 @@ class BatchShapes:
     @property
     def varies(self) -> bool:
         """Whether the shape differs between batches in more than how many inputs there are."""
-        return len({shape for _, shape in self.seen}) > 1 and self._batch_axis() is None
+        return len(self.seen) > 1 and len({shape for _, shape in self.seen}) > 1 and self._batch_axis() is None
 
     def __len__(self) -> int:
         """Return in how many batches the tensor was seen."""
-        return self.seen.total()
+        return sum(self.seen.values())
 
     def _shapes(self) -> list[tuple[int, Shape]]:
         """Return counts and shapes, with axes ragged in all batches that are ragged in one of several inputs."""
