@@ -273,7 +273,7 @@ class CallHooks(Generic[T]):
             place = (call.layer, call.call, slot)
             passed_through, repeats = self._identities.show(place, tensor, given, in_place=in_place)
             vmapped = 0
-            if torch._C._functorch.maybe_current_level() is not None:  # inside vmap, jvp or another transform
+            if _transform_level() is not None:  # inside vmap, jvp or another transform
                 value, vmapped = _observe_physical(self.observe, call, slot, tensor)
             else:
                 value = self._observed(call, slot, tensor)
@@ -315,15 +315,20 @@ def _plainly(
 
 def _recomputes() -> bool:
     """Tell whether a backward pass is running, in which activation checkpointing recomputes a forward."""
-    return torch._C._current_graph_task_id() != -1
+    return _graph_task() != -1
 
 
 def _versions(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
     """Return the version of each tensor; inference tensors have none."""
-    return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
+    try:
+        return [tensor._version for _, tensor in inputs]  # nearly always
+    except RuntimeError:
+        return [0 if tensor.is_inference() else tensor._version for _, tensor in inputs]
 
 
 _NOTHING = nullcontext()
+_graph_task = torch._C._current_graph_task_id
+_transform_level = torch._C._functorch.maybe_current_level
 
 
 _PLAIN_TYPES = frozenset({Tensor, nn.Parameter})

@@ -47,7 +47,6 @@ _ROOT = "(model)"
 # The stack of active modes in this thread; the context managers of `torch.overrides` would cost several calls more.
 _stack_size = torch._C._len_torch_function_stack
 _pop, _push = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
-_mode_at = torch._C._get_function_stack_at
 
 
 @dataclass(slots=True)
@@ -238,10 +237,12 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         To pass each of torch's functions in there through the mode takes longer than the hooks. If another mode lies
         above, all stays as it is.
         """
-        size = _stack_size()
-        if size and _mode_at(size - 1) is self:
-            _pop()
-            self._skipping_in.add(get_ident())
+        if _stack_size():
+            top = _pop()
+            if top is self:
+                self._skipping_in.add(get_ident())
+            else:
+                _push(top)
 
     def resume(self) -> None:
         """Activate the mode again if a call skips it in this thread."""

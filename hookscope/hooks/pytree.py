@@ -107,9 +107,10 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
     if len(found) == 1 and type(found[0][1]) in _SEQUENCES:  # as torch.cat takes them
         (path, several), *_ = found
         found = [(f"{path}[{at}]", each) for at, each in enumerate(several)]
-    if all(issubclass(type(each), Tensor) for _, each in found):  # nothing to walk through
-        return found
-    return tensors_in(args) + (tensors_in(kwargs) if kwargs else [])
+    for _, each in found:
+        if not issubclass(type(each), Tensor):
+            return tensors_in(args) + (tensors_in(kwargs) if kwargs else [])
+    return found  # nothing to walk through
 
 
 def replaceable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
