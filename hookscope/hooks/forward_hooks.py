@@ -215,7 +215,7 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         gives_aliases = watch is not None and watch.replaces_inputs(type(module))
         if not gives_aliases and _only_returns(type(module), state):
             hook = Hook(hooks.leaf_forward_hook, name, bool(state.get("inplace")))
-            if captured._mode is not None:
+            if captured._mode is not None and type(module) is not nn.Identity:  # which calls nothing
                 attached.append(module._forward_pre_hooks)
                 module._forward_pre_hooks[key] = Hook(captured._mode.skip)
             attached.append(module._forward_hooks_always_called)

@@ -292,8 +292,8 @@ def forwards(method: Callable[..., Any]) -> None:
 def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]) -> Iterator[None]:
     """Observe the operations of a network's modules for the length of a `with` block.
 
-    The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on: hooks
-    that switch it off cost as much as the mode.
+    The mode is off inside torch layers that run other kernels while a mode is active. Inside others it stays on, unless
+    their calls are observed: hooks that only switch it off cost as much as the mode.
 
     Args:
         mode: The mode to activate.

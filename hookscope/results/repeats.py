@@ -65,8 +65,7 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
         return replace(run, rows=_copied(rows), **changes)
     gradients = _staying(run.gradients, left_out)
     _resolve(gradients, "taken_by", _of_left_out(run.gradients, left_out, "taken_by"))
-    if folds:
-        into = _repeated(rows, gradients)
+    if folds and (into := _repeated(rows, gradients)):
         rows = _folded(rows, into)
         calls = {(each.row.layer, each.row.call) for each in rows}
         stay = [each for each in gradients if each.row.role == "output" or (each.row.layer, each.row.call) in calls]

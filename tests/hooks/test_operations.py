@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import UsageError
 from hookscope.hooks.forward_hooks import Capture, capture
-from hookscope.hooks.observed import Observation
+from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 
@@ -317,6 +317,54 @@ def test_a_copy_that_the_network_makes_of_itself_runs_without_hooks() -> None:
     network = Written(lambda net, x: copy.deepcopy(net.inner)(x) + 1, inner=Residual())
     seen = observed(network, torch.rand(1, 2, 4, 4))
     assert [each.layer for each in seen] == ["(model):relu", "(model):mul", "(model):add", "(model):add"]
+
+
+def raises_and_goes_on(self: Any, x: Tensor) -> Tensor:
+    with suppress(RuntimeError):
+        self.linear(x[:, :1])
+    return self.linear(x) + 1
+
+
+def under_a_mode(self: Any, x: Tensor) -> Tensor:
+    with torch.device("cpu"):
+        y = self.linear(x) * 2
+    return y + 1
+
+
+def in_a_thread(self: Any, x: Tensor) -> Tensor:
+    thread = threading.Thread(target=self.linear, args=(x,))
+    thread.start()
+    thread.join()
+    return self.linear(x) + 1
+
+
+@pytest.mark.parametrize(
+    ("forward", "names"),
+    [(raises_and_goes_on, ["getitem", "add"]), (under_a_mode, ["mul", "add"]), (in_a_thread, ["add"])],
+)
+def test_operations_are_seen_after_a_hooked_layer_of_torchs(forward: Callable[..., Any], names: list[str]) -> None:
+    network = Written(forward, linear=nn.Linear(2, 2))
+    with torch.no_grad(), capture(network, {"linear": network.linear}, clone, operations=everything()) as captured:
+        network(X)
+    seen = [each.operation.name for each in captured.observations if each.operation is not None]
+    assert seen == names
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_hooked_layers_inside_torchs_encoder_leave_the_mode_off() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    network = Written(lambda self, x: self.linear(self.encoder(x)), encoder=encoder, linear=nn.Linear(8, 8)).eval()
+    active: dict[str, bool] = {}
+
+    def note(call: ModuleCall, *_: object) -> None:
+        active[call.layer] = torch._C._len_torch_function_stack() > 0
+
+    parts = {name: part for name, part in network.named_modules() if "." in name or name == "linear"}
+    with torch.no_grad(), capture(network, parts, note, operations=everything()):
+        network(torch.rand(1, 3, 8))
+    assert active.pop("linear")
+    assert "encoder.layers.0.linear1" in active
+    assert not any(active.values())
 
 
 class Marked(Tensor):
