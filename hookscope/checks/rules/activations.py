@@ -165,15 +165,22 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     constants alone, as masks are, is not judged, nor are whole numbers. Always a warning.
     """
     forward = _forward(measured)
-    fixed = _computed_without_data(forward.rows)
-    for row in forward.rows:
-        values = row.activation
-        fewest = _VALUES_PER_CHANNEL if acts_as(row) in RECTIFIERS else 2
-        value = values.min if values.min == values.max and values.element_count >= fewest else None
-        is_finite_float = "float" in values.dtype and not non_finite_count(values)
-        if value is not None and is_finite_float and row.label not in fixed:
-            what = f"all {values.element_count:,} outputs are {value + 0.0:.4g} over {_inputs(forward)}"  # not -0
+    constant = [(row, value) for row in forward.rows if (value := _constant_of(row)) is not None]
+    fixed = _computed_without_data(forward.rows) if constant else set()
+    for row, value in constant:
+        if row.label not in fixed:
+            count = row.activation.element_count
+            what = f"all {count:,} outputs are {value + 0.0:.4g} over {_inputs(forward)}"  # not -0
             yield Objection(output_of(row), f"{named(row)}: {what}.", "warn")
+
+
+def _constant_of(row: LayerRow) -> float | None:
+    """Return the finite floating value that all outputs of a row have, if they are enough to tell."""
+    values = row.activation
+    if values.min is None or values.min != values.max or "float" not in values.dtype or non_finite_count(values):
+        return None
+    fewest = _VALUES_PER_CHANNEL if acts_as(row) in RECTIFIERS else 2
+    return values.min if values.element_count >= fewest else None
 
 
 @rule(

@@ -442,6 +442,9 @@ def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
 
     Parallel are modules of one type whose names differ in one number, if neither's output is computed from the other's.
     """
+    zero = [row for row in outputs if row.status == "zero"]
+    if not zero:
+        return set()
     parallel: dict[tuple[str, str], set[Key]] = {}
     for row in outputs:
         if row.status == "gradient":
@@ -453,9 +456,9 @@ def idle_branches(outputs: Sequence[GradientRow], takers: Takers) -> set[Key]:
         for other in others:
             before.setdefault(other, []).append(place)
     found = set()
-    for row in outputs:
+    for row in zero:
         alike = set().union(*(parallel.get(pattern, ()) for pattern in _patterns(row)))
-        if row.status == "zero" and alike and alike - _reached(key(row), after) - _reached(key(row), before):
+        if alike and alike - _reached(key(row), after) - _reached(key(row), before):
             found.add(key(row))
     return found
 
