@@ -116,8 +116,8 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
         yield f"Ranges of pictures were not looked at: {count} that are right are too few."
     if compared is None:
         yield (
-            "In which layer inputs leave their class was not looked at: merging has no network. Instead, run the command "
-            "of the shards without --shard and with --resume."
+            "In which layer inputs leave their class was not looked at: merging has no network. Instead, run the "
+            "command of the shards without --shard and with --resume."
         )
         return
     thin = [label for label, each in compared.members.items() if len(each) < FEWEST_MEMBERS]
