@@ -29,18 +29,6 @@ class _Staying(NamedTuple, Generic[Row]):
         return self.changes[name] if name in self.changes else getattr(self.row, name)
 
 
-class _Staying(NamedTuple, Generic[Row]):
-    """A row that stays, its label, and the fields that change: it is copied once, whatever they are."""
-
-    row: Row
-    label: str
-    changes: dict[str, Any]
-
-    def now(self, name: str) -> Any:
-        """Return a field with its change."""
-        return self.changes[name] if name in self.changes else getattr(self.row, name)
-
-
 def fold_repeats(run: Run) -> Run:
     """Leave out the rows that repeat another, and name them in the row that stays.
 
