@@ -23,6 +23,7 @@ from benchmarks import (
     processes,
     public_calls,
     rendering,
+    survey,
     throughput,
     training,
 )
@@ -55,6 +56,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "cost": cost.measure,
         "growth": growth.measure,
         "throughput": throughput.measure,
+        "survey": survey.measure,
         "page": page.measure,
         "training": training.measure,
         "training on two processes": training.measure_two_processes,

@@ -20,7 +20,7 @@ from hookscope.results.inputs import Preprocessing
 
 SAMPLES = Path(__file__).parent.parent / "sample_images"
 _SIZE = (1500, 1000)  # of a photograph, width and height
-_WORKERS = min(4, os.cpu_count() or 1)  # as many threads as hookscope reads with
+WORKERS = min(4, os.cpu_count() or 1)  # as many threads as hookscope reads with
 _LIGHT = "layer4"
 # (network, pictures at a time, pictures in all)
 _SUBJECTS = (("resnet18", 8, 96), ("resnet34", 8, 96), ("resnet18", 32, 96))
@@ -30,7 +30,7 @@ _PREPROCESSING = Preprocessing(resize=256)  # the rest is what torchvision's wei
 
 _NOTE = f"""\
 A folder of JPEG photographs of {_SIZE[0]} × {_SIZE[1]} pixels, resized to 256, cropped to 224 and normalised. The loop
-has {_WORKERS} worker processes, as many as hookscope has reading threads, torchvision's transforms and a plain forward;
+has {WORKERS} worker processes, as many as hookscope has reading threads, torchvision's transforms and a plain forward;
 its workers are started in each round, as a run over a folder starts them. Both give the network the same values, bit
 for bit. "hookscope" takes statistics of every module call, "hookscope, {_LIGHT}" of one block's output."""
 
@@ -76,7 +76,7 @@ def _measure_subject(network: str, batch_size: int, count: int, paths: list[Path
     chosen = paths[:count]
     work = same_inputs(chosen, batch_size)
     ways = {
-        f"DataLoader, {_WORKERS} workers": Ready(None, lambda: bare_loop(model, chosen, batch_size, _WORKERS), _ROUNDS),
+        f"DataLoader, {WORKERS} workers": Ready(None, lambda: bare_loop(model, chosen, batch_size, WORKERS), _ROUNDS),
         "DataLoader, no workers": Ready(None, lambda: bare_loop(model, chosen, batch_size, 0), _ROUNDS),
         f"hookscope, {_LIGHT}": Ready(work, lambda: inspected(model, chosen, batch_size, [_LIGHT]), _ROUNDS),
         "hookscope": Ready(work, lambda: inspected(model, chosen, batch_size, ["*"]), _ROUNDS),
