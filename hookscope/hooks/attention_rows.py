@@ -106,7 +106,8 @@ class MultiHeadCall:
     """One call of `F.multi_head_attention_forward`, whose inner calls no mode sees: a mode is off in its own handler.
 
     The function is run with its own code, in which two names stand for functions that also note what they are given:
-    the output is the same, and nothing is computed twice.
+    the output is the same, and nothing is computed twice. Its own name stands for what is run, since it hands itself
+    to the modes around it, such as that of a default device.
     """
 
     _rows: AttentionRows | None = None
@@ -118,6 +119,7 @@ class MultiHeadCall:
         names = vars(F) | {"scaled_dot_product_attention": self._fused, "softmax": self._softmax}
         made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
         made.__kwdefaults__ = function.__kwdefaults__
+        names[function.__name__] = made
         return made
 
     def rows(self, *args: Any, **kwargs: Any) -> AttentionRows:

@@ -196,6 +196,15 @@ def test_nothing_is_projected_twice_for_the_weights_of_torchs_own_attention(monk
     assert len(projected) == 2  # queries, keys and values at once, and the output
 
 
+def test_a_default_device_hides_nothing() -> None:
+    layer, tokens = nn.MultiheadAttention(12, 3).eval(), drawn(5, 2, 12)
+    with torch.device("cpu"):
+        _, (rows,), output = seen_by_mode(layer, tokens, tokens, tokens)
+    expected, weights = layer(tokens, tokens, tokens, average_attn_weights=False)
+    assert torch.equal(rows, weights)
+    assert torch.equal(output[0], expected)
+
+
 def test_a_function_in_the_place_of_torchs_own_is_said_not_to_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     own = F.multi_head_attention_forward
     monkeypatch.setattr(F, own.__name__, wraps(own)(partial(own)))
