@@ -226,6 +226,7 @@ def yours(
     for run in ("before", "after"):
         terminal.run(f"hookscope activations net.py:build cat.jpg --out hookscope-runs/{run}")
     terminal.run("hookscope check good.pt --baseline baseline.json --update-baseline")
+    terminal.run("hookscope survey model.pt photos/ --out runs/photos")
     network = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for run in ("a", "nan"):
