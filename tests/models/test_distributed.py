@@ -364,6 +364,7 @@ def _sharded(rank: int, port: int, folder: str, count: int) -> None:
         checkpoint.save({"model": model, "optimiser": state, "epoch": 1}, checkpoint_id=folder)
     finally:
         distributed.destroy_process_group()
+    os._exit(0)  # as Python ends, a thread of gloo's that still runs may abort the process
 
 
 @pytest.mark.exhaustive
