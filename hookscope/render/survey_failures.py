@@ -38,7 +38,7 @@ def failure_heading(each: FailedInput) -> str:
 
 
 def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
-    """Return what may be the reason, in sentences; the first is "No reason found." where nothing is known to be."""
+    """Return what may be the reason, in sentences, or one that none was found, in all that could be looked at."""
     sentences = []
     if each.outside:
         found = ", ".join(map(_outside, each.outside))
@@ -53,7 +53,7 @@ def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
             )
         else:
             sentences.append(f"It leaves its class at {where} (p {p}).")
-    return sentences or ["No reason found."]
+    return sentences or ["No reason found in what could be looked at." if failures.remarks else "No reason found."]
 
 
 def neighbour_words(each: FailedInput, failures: Failures) -> str:
