@@ -33,7 +33,7 @@ def _origin(report: Report) -> str:
     machine = report.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     return (
-        f"Measured on {report.date} by `{report.command}` (extra `bench`), in one session: {_place(machine)}, "
+        f"Measured on {report.date} by `{report.command}` (extra `bench`): {_place(machine)}, "
         f"{machine.thread_count} threads, {machine.system}, Python {machine.python}, {versions}."
     )
 

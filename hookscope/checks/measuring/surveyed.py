@@ -32,11 +32,11 @@ def read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
 
 
 def survey_words(folder: Path, survey: Survey, rows: Sequence[LayerRow]) -> str:
-    """Return of how many rows rules look at the survey, in a sentence."""
+    """Return how many rows rules judge by the survey, in a sentence."""
     known = survey.by_label()
     covered = sum(row.label in known for row in rows)
-    others = "" if covered == len(rows) else ", at the others by the inputs given"
+    others = "" if covered == len(rows) else ", the others by the inputs given"
     return (
-        f"Rules about activations look at {covered:,} of {counted(len(rows), 'output')} over "
-        f"{counted(survey.input_count, 'input')} of the survey '{safe_text(str(folder))}'{others}."
+        f"Rules about activations judge {covered:,} of {counted(len(rows), 'output')} by the survey "
+        f"'{safe_text(str(folder))}' of {counted(survey.input_count, 'input')}{others}."
     )
