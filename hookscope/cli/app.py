@@ -261,7 +261,15 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
         return ". Inputs of this command are --input-shape SHAPE or --input NAME=FILE"
     name = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
     is_free = sentence.startswith("No such option") and "Did you mean" not in sentence and name.isidentifier()
-    return f". An argument of the network is --input {name}=VALUE" if is_free else ""
+    if not is_free:
+        return ""
+    from inspect import signature
+
+    from hookscope import api
+
+    # An option of other commands is hardly meant for the network.
+    elsewhere = {*signature(api.activations).parameters, *signature(api.grads).parameters}
+    return "" if name in elsewhere else f". An argument of the network is --input {name}=VALUE"
 
 
 def _wrong_value(error: BaseException) -> str:

@@ -434,3 +434,13 @@ def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[st
     assert ended.returncode == 3, ended.stderr
     [line] = ended.stderr.splitlines()
     assert "not enough memory" in line
+
+
+@pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--input-shape", False)])
+def test_an_option_of_other_commands_is_not_taken_for_an_argument_of_the_network(
+    run: Run, option: str, hinted: bool
+) -> None:
+    ended = run("attention", "net.py:tiny", option, "2,3")
+    assert ended.code == 2
+    assert f"No such option: {option}" in ended.stderr
+    assert ("An argument of the network is --input" in ended.stderr) == hinted
