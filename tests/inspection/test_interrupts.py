@@ -92,16 +92,18 @@ class Interruption:
 
 
 def assert_restored_at(moments: range, run: Callable[[nn.Module], object]) -> None:
-    raised = 0
+    reached = raised = 0
     for at in moments:
         model = network()
         before = state(model)
-        interrupted = Interruption(at).interrupts(lambda model=model: run(model))  # type: ignore[misc]
+        interruption = Interruption(at)
+        raised += interruption.interrupts(lambda model=model: run(model))  # type: ignore[misc]
+        reached += interruption.count >= at
         after = state(model)
         changed = [name for name in before if before[name] != after[name]]
         assert changed == [], f"interrupted at moment {at}"
-        raised += interrupted
-    assert raised > 0.7 * len(moments)  # Python ignores one in a generator that nobody needs any more
+    assert reached > 0.5 * len(moments)  # a run has fewer moments once caches are filled
+    assert raised > 0.7 * reached  # Python ignores one in a generator that nobody needs any more
 
 
 def moments_of(run: Callable[[nn.Module], object]) -> int:
@@ -131,7 +133,7 @@ def test_an_interrupt_at_many_moments_leaves_everything_as_it_was(name: str) -> 
     assert_restored_at(first, RUNS[name])
     last = moments_of(RUNS[name])
     assert_restored_at(range(200, last, 37), RUNS[name])
-    last = moments_of(RUNS[name])  # fewer by now, with all caches filled
+    last = moments_of(RUNS[name])
     assert_restored_at(range(last - 100, last), RUNS[name])  # where it is set back
 
 
