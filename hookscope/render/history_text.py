@@ -66,7 +66,24 @@ def history_summary(result: History, *, width: int, full: bool = False) -> Itera
 def answer(result: History) -> list[str]:
     """Return the answer in sentences: what happened and since when, what could not be read, what was looked at."""
     order = f"Files are in the order of {result.order}."
-    return [headline(result), *_failures(result), *_best_classes(result), order, result.scope]
+    return [headline(result), *_failures(result), *_equal_files(result), *_best_classes(result), order, result.scope]
+
+
+def _equal_files(result: History) -> Iterator[str]:
+    """Yield a sentence for each run of files with the same parameters."""
+    learnt = [row for row in result.rows if row.role == "parameter"]
+    still = {row.file for row in learnt} - {row.file for row in learnt if row.drift != 0}
+    runs: list[list[HistoryFile]] = []
+    for file in result.read:
+        if file.compared_with is None or file.index not in still:
+            continue
+        if not runs or runs[-1][-1].index != file.compared_with:
+            runs.append([result.files[file.compared_with]])
+        runs[-1].append(file)
+    for first, *others in runs:
+        labels = [printable(each.label, _MOST_NAME) for each in others]
+        has = "has" if len(others) == 1 else "have"
+        yield f"{some_of(labels, _MOST_PLACES)} {has} the same parameters as {printable(first.label, _MOST_NAME)}."
 
 
 def headline(result: History) -> str:

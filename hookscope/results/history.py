@@ -79,7 +79,8 @@ class WeightPoint:
         norm: L2 norm; None for what is not floating-point.
         min, max: None where there is no finite value, or no order.
         nonfinite_count: NaN and Inf.
-        dead_filter_count: Output channels whose weights are all exactly zero; None for what has none.
+        dead_filter_count: Output channels whose weights, or whose scale in a normalisation, are exactly zero; None for
+            what has neither.
         filter_count: Output channels; None likewise.
         drift: L2 norm of the change since the file it is compared with, over the norm there: 0 for the same values, Inf
             where those were all zero; None without such a file, and where shapes differ or a value is not finite.
@@ -109,6 +110,11 @@ class WeightPoint:
     def is_weight(self) -> bool:
         """Whether it is a learnt matrix or kernel: at least two axes are longer than 1."""
         return self.role == "parameter" and sum(size > 1 for size in self.shape) >= 2
+
+    @property
+    def is_scale(self) -> bool:
+        """Whether it is the scale of a normalisation: a "weight" with one axis, whose channels are counted."""
+        return len(self.shape) == 1 and self.filter_count is not None
 
 
 @dataclass(frozen=True, slots=True)

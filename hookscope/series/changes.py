@@ -14,23 +14,30 @@ from hookscope.text import counted
 
 # The norm of a weight that trains changes by a few per cent from file to file. A head that starts at zero grows
 # quickly at first: a norm counts as exploded only if it also exceeds that of usual initialisations, whose gain
-# (root mean square times the root of the inputs of an output) is sqrt(2) at most (He et al. 2015).
+# (root mean square times the root of the inputs of an output) is sqrt(2) at most (He et al. 2015). Of a vector the
+# gain is the root mean square.
 NORM_FACTOR = 10.0
 _LEAST_GAIN = 3.0
 
-# A weight has jumped if it moved by half its norm, and so many times as far as before, as later, and as the others.
+# A weight has jumped if it moved by half its norm, and so many times as far as before, as later, and as the others. A
+# scale starts at 1, or at 0, where any step is large: it must have moved so far in root mean square too.
 JUMP_FACTOR = 4.0
+_LEAST_OF_SCALES = 0.5
 _PAIRS_BEFORE = 3
 
 DEAD = "dead-filters-appear"
 JUMP, NORM, TRADED, RESET = "weight-jump", "norm-jump", "weights-traded", "statistics-reset"
+STOP = "weight-stops"
 
 CHANGE_RULES: Mapping[str, str] = {
-    DEAD: "Output channels whose weights are all exactly zero, more than in the first file.",
-    NORM: f"The norm of a weight grew or fell by a factor of {NORM_FACTOR:g} since the file before.",
+    DEAD: "Output channels whose weights, or whose scale in a normalisation, are exactly zero, more than in the first "
+    "file.",
+    NORM: f"The norm of a weight, bias, scale, or BatchNorm statistic grew by a factor of {NORM_FACTOR:g} since the "
+    "file before, or that of a weight or scale fell by it.",
     TRADED: "Weights have exchanged their values since the file before.",
-    JUMP: f"A weight moved by half of its norm or more since the file before, {JUMP_FACTOR:g} times as far as between "
-    "other files, and as other weights did.",
+    JUMP: f"A weight or scale moved by half of its norm or more since the file before, {JUMP_FACTOR:g} times as far as "
+    "between other files, and as others of its kind did.",
+    STOP: "A weight that moved until the file before has the same values as there, while most others moved.",
     RESET: "A BatchNorm is as it starts, mean 0 and variance 1, or has counted fewer batches than in the file before.",
 }
 """What each rule on changes objects to."""
@@ -40,15 +47,16 @@ Row = Mapping[str, WeightPoint]
 
 
 def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
-    """Yield the weights that have more output channels of zeros than in the first file."""
+    """Yield the weights and scales that have more output channels of zeros than in the first file."""
     for name, row in now.items():
         before = first.get(name)
         if before is None or before.dead_filter_count is None or not row.dead_filter_count:
             continue
         if row.dead_filter_count > before.dead_filter_count:
-            channels = f"{row.dead_filter_count:,} of {counted(row.filter_count or 0, 'output channel')}"
+            kind, holds = ("channel", "is 0") if row.is_scale else ("output channel", "has no weight but 0")
+            channels = f"{row.dead_filter_count:,} of {counted(row.filter_count or 0, kind)}"
             was = f"{before.dead_filter_count:,} in {first_label}"
-            yield Finding(DEAD, "warn", name, f"'{name}' has no weight but 0 in {channels}, and had {was}.")
+            yield Finding(DEAD, "warn", name, f"'{name}' {holds} in {channels} ({was}).")
 
 
 def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryVerdict]:
@@ -74,12 +82,10 @@ class _Pair:
         self.before, self.now = rows[places[at - 1]], rows[places[at]]
         self._rows, self._places, self._at = rows, places, at
 
-    def weights(self) -> Iterator[tuple[WeightPoint, WeightPoint]]:
-        """Yield the matrices and kernels that both files have."""
-        for name, row in self.now.items():
-            before = self.before.get(name)
-            if row.is_weight and before is not None and before.shape == row.shape:
-                yield before, row
+    def alike(self, kind: Callable[[WeightPoint], bool]) -> list[tuple[WeightPoint, WeightPoint]]:
+        """Return the tensors of a kind that both files have in one shape."""
+        both = [(self.before[name], row) for name, row in self.now.items() if name in self.before and kind(row)]
+        return [(before, row) for before, row in both if before.shape == row.shape]
 
     def drifts_around(self, name: str) -> tuple[list[float], list[float]]:
         """Return how far a weight moved between the files before these two, and between those after them."""
@@ -89,14 +95,21 @@ class _Pair:
 
 
 def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
-    for before, now in pair.weights():
-        if not (before.norm and now.norm):
+    for before, now in pair.alike(_has_usual_norm):
+        if now.role == "buffer" and _is_new(pair.before, now.layer):  # statistics find their size at first
             continue
-        gain = now.norm / max(1, now.shape[0]) ** 0.5
-        if now.norm >= NORM_FACTOR * before.norm and gain >= _LEAST_GAIN:
-            yield now.name, f"The norm of '{now.name}' grew {now.norm / before.norm:.3g}-fold"
-        elif before.norm >= NORM_FACTOR * now.norm:
-            yield now.name, f"The norm of '{now.name}' fell to {now.norm / before.norm:.2g} of what it was"
+        was, norm = before.norm or 0.0, now.norm or 0.0
+        gain = norm / max(1, *now.shape[:1]) ** 0.5
+        factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # tenfold values
+        if norm >= factor * was and gain >= _LEAST_GAIN and (was or not now.is_weight):  # one of zeros may start
+            grew = f"grew {norm / was:.3g}-fold" if was else f"grew from 0 to {norm:.3g}"
+            yield now.name, f"The norm of '{now.name}' {grew}"
+        elif norm and was >= NORM_FACTOR * norm and (now.is_weight or now.is_scale):
+            yield now.name, f"The norm of '{now.name}' fell to {norm / was:.2g} of what it was"
+
+
+def _has_usual_norm(row: WeightPoint) -> bool:
+    return row.role == "parameter" or row.name.endswith(("running_mean", "running_var"))
 
 
 def _traded(pair: _Pair) -> Iterator[tuple[str, str]]:
@@ -110,19 +123,40 @@ def _traded(pair: _Pair) -> Iterator[tuple[str, str]]:
 
 
 def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
-    moved = {row.name: row.drift for _, row in pair.weights() if row.drift is not None}
-    for name, drift in moved.items():
-        earlier, later = pair.drifts_around(name)
-        others = [each for other, each in moved.items() if other != name]
-        if drift < LEAST_OF_REPLACED or not earlier:  # after the first file weights may move as far as they like
-            continue
-        usual = [
-            max(earlier[-_PAIRS_BEFORE:]),
-            *([median(later)] if later else []),
-            *([median(others)] if others else []),
-        ]
-        if drift >= JUMP_FACTOR * max(usual):
-            yield name, f"'{name}' moved by {drift:.3g} times its norm ({max(usual):.2g} is usual)"
+    for kind in (_is_weight, _is_scale):
+        alike = [(before, now, now.drift) for before, now in pair.alike(kind) if now.drift is not None]
+        for before, now, drift in alike:
+            earlier, later = pair.drifts_around(now.name)
+            others = [each for _, other, each in alike if other is not now]
+            if drift < LEAST_OF_REPLACED or not earlier:  # after the first file weights may move as far as they like
+                continue
+            moved = drift * before.norm if before.norm else now.norm or 0.0
+            if now.is_scale and moved < _LEAST_OF_SCALES * now.element_count**0.5:
+                continue
+            usual = [
+                max(earlier[-_PAIRS_BEFORE:]),
+                *([median(later)] if later else []),
+                *([median(others)] if others else []),
+            ]
+            if drift >= JUMP_FACTOR * max(usual):
+                yield now.name, f"'{now.name}' moved by {drift:.3g} times its norm ({max(usual):.2g} is usual)"
+
+
+def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
+    moved = {row.name: row.drift for _, row in pair.alike(_is_weight) if row.drift is not None}
+    if moved and median(moved.values()) > 0:
+        for name, drift in moved.items():
+            earlier, _ = pair.drifts_around(name)
+            if not drift and earlier and earlier[-1]:
+                yield name, f"'{name}' did not move (by {earlier[-1]:.2g} of its norm before)"
+
+
+def _is_weight(row: WeightPoint) -> bool:
+    return row.is_weight
+
+
+def _is_scale(row: WeightPoint) -> bool:
+    return row.is_scale
 
 
 def _resets(pair: _Pair) -> Iterator[tuple[str, str]]:
@@ -150,5 +184,6 @@ _RULES: Mapping[str, Callable[[_Pair], Iterator[tuple[str, str]]]] = {
     TRADED: _traded,
     NORM: _norms,
     JUMP: _jumps,
+    STOP: _stops,
     RESET: _resets,
 }

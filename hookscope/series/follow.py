@@ -129,6 +129,7 @@ class _Series:
     measured: dict[int, MeasuredFile] = field(default_factory=dict)
     weights: dict[int, Weights] = field(default_factory=dict)
     compared: dict[int, _Compared] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[tuple[int, ...], ...]] | None = None  # in the file that was read first
     order_words: str = ""
 
     def look(self, at: int) -> ByKey | None:
@@ -176,9 +177,10 @@ class _Series:
 
     def _read(self, at: int) -> None:
         self.measured[at], weights = measure_history_file(
-            self.files[at], self.settings, self.wanted, device=self.device, given=self.given
+            self.files[at], self.settings, self.wanted, like=self.shapes, device=self.device, given=self.given
         )
         if weights is not None:
+            self.shapes = self.shapes or weights.shapes
             self.weights[at] = weights
         self.on_progress(len(self.measured), len(self.files))
 

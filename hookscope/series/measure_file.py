@@ -1,7 +1,7 @@
 """Read one file of a series: its weights, what the rules say of it, and what a network puts out with them."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import judge, refused
 from hookscope.checks.measuring import measure_read, read_file_alone
 from hookscope.checks.settings import NO_NETWORK, CheckSettings
+from hookscope.differences.alignment import match_names
 from hookscope.errors import HookscopeError
 from hookscope.models import FileOptions
 from hookscope.models.checkpoint import Checkpoint, FileVersion, read_again, versions_of
@@ -30,12 +31,17 @@ _ALONE = "there is no network: --arch names one"
 
 @dataclass(slots=True)
 class Weights:
-    """The weights of a file, in memory or mapped until they are released, and again when they are asked for."""
+    """The weights of a file, in memory or mapped until they are released, and again when they are asked for.
+
+    Attributes:
+        renamed: Names in the series by those in the file, where the two differ.
+    """
 
     path: Path
     options: FileOptions
     versions: list[FileVersion]
     read: Checkpoint
+    renamed: Mapping[str, str]
     _tensors: dict[str, Tensor] | None = field(default=None, repr=False)
 
     @property
@@ -48,8 +54,13 @@ class Weights:
         if self._tensors is None:
             if not self.read.state:
                 self.read = read_again(self.path, self.read, self.versions, self.options)
-            self._tensors = dict(named_tensors(self.read.state))
+            self._tensors = {self.renamed.get(name, name): each for name, each in named_tensors(self.read.state)}
         return self._tensors
+
+    @property
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """Shapes of the tensors by name, each alone in a tuple."""
+        return {name: (tuple(each.shape),) for name, each in self.tensors.items()}
 
     def release(self) -> None:
         """Let go of all values."""
@@ -73,18 +84,24 @@ def measure_history_file(
     settings: CheckSettings,
     wanted: AbstractSet[str],
     *,
+    like: Mapping[str, tuple[tuple[int, ...], ...]] | None = None,
     device: torch.device | None = None,
     given: Any = None,
 ) -> tuple[MeasuredFile, Weights | None]:
-    """Read one file; return what was measured, and its weights. What is wrong with it is an `error` of the file."""
+    """Read one file; return what was measured, and its weights. What is wrong with it is an `error` of the file.
+
+    Names get the prefixes that they have in `like`, the shapes of the series' first file: a run that went on compiled,
+    or on several processes, saves its weights with others.
+    """
     began = time.perf_counter()
     try:
         path = Path(file.name)
         read = read_file_alone(file.name, settings)
         measured = measure_read(read, _ALONE, began)
-        weights = Weights(path, FileOptions(False, settings.key, allowed_globals=settings.allow_global), [], read)
-        weights.versions = versions_of(path)
-        rows = tuple(_points(file.index, measured, weights.tensors))
+        renamed = {} if like is None else _renamed(like, {name: each.shape for name, each in named_tensors(read.state)})
+        options = FileOptions(False, settings.key, allowed_globals=settings.allow_global)
+        weights = Weights(path, options, versions_of(path), read, renamed)
+        rows = tuple(_points(file.index, measured, weights))
         counters = {} if read.training is None else dict(read.training.counters)
     except HookscopeError as error:
         return _judged(file, refused(file.name, error, wanted), began, status="unreadable"), None
@@ -93,6 +110,12 @@ def measure_history_file(
     else:
         report = check_checkpoint(file.name, settings, wanted, device=device, given=given)
     warnings = [each for each in measured.warnings if each not in read.notes]
+    notes = (*read.notes, *report.warnings)
+    if renamed:
+        notes = (
+            f"{file.label}: names have other prefixes than in the first file, and are compared without them.",
+            *notes,
+        )
     found = _judged(
         file,
         report,
@@ -102,9 +125,20 @@ def measure_history_file(
         sha256=read.sha256,
         optimisers=tuple(_optimisers(measured)),
         warnings=tuple(warnings),
-        notes=tuple(dict.fromkeys(each for each in (*read.notes, *report.warnings) if each not in warnings)),
+        notes=tuple(dict.fromkeys(each for each in notes if each not in warnings)),
     )
-    return replace(found, rows=rows), weights
+    findings = [
+        replace(each, where=where, followed_by=tuple(others))
+        for each in found.findings
+        for where, *others in [[renamed.get(place, place) for place in each.places]]
+    ]
+    return replace(found, rows=rows, findings=tuple(findings)), weights
+
+
+def _renamed(like: Mapping[str, tuple[tuple[int, ...], ...]], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the names of the series by those of a file, where prefixes make them differ."""
+    matched = match_names(like, {name: (tuple(shape),) for name, shape in shapes.items()})
+    return {name: known for known, (name, how) in matched.items() if how == "prefix"}
 
 
 def _judged_alone(
@@ -132,13 +166,15 @@ def _judged(file: HistoryFile, report: CheckReport, began: float, **known: Any) 
     return MeasuredFile(told, report.findings, activations=tuple(_activations(file.index, rows)), inputs=report.inputs)
 
 
-def _points(index: int, measured: CheckMeasurements, tensors: Mapping[str, Tensor]) -> Iterator[WeightPoint]:
+def _points(index: int, measured: CheckMeasurements, weights: Weights) -> Iterator[WeightPoint]:
     for values in measured.stored:
-        tensor = tensors.get(values.name)
+        name = weights.renamed.get(values.name, values.name)
+        tensor = weights.tensors.get(name)
+        dead, channels = _dead_channels(values)
         yield WeightPoint(
             file=index,
-            name=values.name,
-            layer=values.name.rpartition(".")[0],
+            name=name,
+            layer=name.rpartition(".")[0],
             role=values.role,
             shape=values.shape,
             dtype=values.dtype,
@@ -148,13 +184,16 @@ def _points(index: int, measured: CheckMeasurements, tensors: Mapping[str, Tenso
             max=values.max,
             nonfinite_count=values.nan_count + values.inf_count,
             zero_fraction=values.zero_count / values.element_count if values.element_count else 0.0,
-            dead_filter_count=_dead_filters(values),
-            filter_count=values.filter_count,
+            dead_filter_count=dead,
+            filter_count=channels,
         )
 
 
-def _dead_filters(values: StoredValues) -> int | None:
-    return None if values.filter_count is None else len(values.zero_filters)
+def _dead_channels(values: StoredValues) -> tuple[int | None, int | None]:
+    """Return how many output channels have no weight but 0, and how many there are; a scale has one value for each."""
+    if values.role == "parameter" and len(values.shape) == 1 and values.name.rpartition(".")[2] == "weight":
+        return values.zero_count, values.element_count
+    return (None, None) if values.filter_count is None else (len(values.zero_filters), values.filter_count)
 
 
 def _optimisers(measured: CheckMeasurements) -> Iterator[OptimiserPoint]:

@@ -69,6 +69,32 @@ def test_drift_and_norms_are_those_of_torch(tmp_path: Path) -> None:
     assert by_layer(history)["conv"][3].norm == pytest.approx(float(norm(both[3])))
 
 
+def test_files_whose_names_have_the_prefix_of_a_wrapper_are_compared_with_the_others(tmp_path: Path) -> None:
+    states = {f"{at}.pt": a_state(1 + at / 10) for at in range(4)}
+    for at, prefix in ((2, "module."), (3, "_orig_mod.module.")):
+        states[f"{at}.pt"] = {f"{prefix}{name}": tensor for name, tensor in states[f"{at}.pt"].items()}
+    states["3.pt"]["_orig_mod.module.conv.bias"] = torch.full((8,), torch.nan)
+    history = hookscope.history(save(tmp_path, states))
+    assert [row.drift for row in history["conv.weight"][1:]] == pytest.approx([0.1 / 1, 0.1 / 1.1, 0.1 / 1.2], rel=1e-5)
+    assert [row.drift_from_first for row in history["conv.weight"][1:]] == pytest.approx([0.1, 0.2, 0.3], rel=1e-5)
+    assert [(each.rule, each.places, each.first) for each in history.verdicts if each.level == "fail"] == [
+        ("non-finite-parameter", ("conv.bias",), 3)
+    ]
+    assert not history.warnings
+    (note,) = (each for each in history.notes if "prefixes" in each)
+    assert note.startswith("2.pt: names have other prefixes than in the first file")
+    assert note.endswith("The same holds for 1 more file.")
+
+
+def test_files_with_the_same_parameters_are_named(tmp_path: Path) -> None:
+    same, other = a_state(), a_state(2.0)
+    counted = {**same, "norm.num_batches_tracked": torch.tensor(20)}
+    names = {"a.pt": other, "b.pt": same, "c.pt": counted, "d.pt": same, "e.pt": other}
+    history = hookscope.history(save(tmp_path, names))
+    assert "\nc.pt, d.pt have the same parameters as b.pt.\n" in str(history)
+    assert str(history).count("same parameters") == 1
+
+
 @pytest.mark.exhaustive
 def test_files_are_in_the_order_that_they_store(tmp_path: Path) -> None:
     state = a_state()

@@ -41,13 +41,43 @@ def _swapped(first: str, second: str) -> tuple[Fault, str, str]:
 
 
 def _replaced(name: str) -> tuple[Fault, str, str]:
-    drawn: dict[str, torch.Tensor] = {}
+    change: dict[str, torch.Tensor] = {}
 
     def fault(state: State) -> None:
-        drawn.setdefault(name, torch.randn(state[name].shape) * state[name].std())
-        state[name] = drawn[name]
+        change.setdefault(name, torch.randn(state[name].shape) * state[name].std() - state[name])
+        state[name] += change[name]
 
     return fault, "weight-jump", name
+
+
+def _dead_scale(norm: str) -> tuple[Fault, str, str]:
+    def fault(state: State) -> None:
+        state[f"{norm}.weight"][[1, 4, 9]] = 0
+
+    return fault, "dead-filters-appear", f"{norm}.weight"
+
+
+def _exploded_vector(name: str) -> tuple[Fault, str, str]:
+    def fault(state: State) -> None:
+        state[name][::2] = -100
+
+    return fault, "norm-jump", name
+
+
+def _replaced_scale(norm: str) -> tuple[Fault, str, str]:
+    def fault(state: State) -> None:
+        state[f"{norm}.weight"] *= torch.tensor([1.0, -1.0]).repeat(len(state[f"{norm}.weight"]) // 2)
+
+    return fault, "weight-jump", f"{norm}.weight"
+
+
+def _stopped(name: str) -> tuple[Fault, str, str]:
+    held: dict[str, torch.Tensor] = {}
+
+    def fault(state: State) -> None:
+        state[name] = held.setdefault(name, state[name].clone())
+
+    return fault, "weight-stops", name
 
 
 def _reset(norm: str) -> tuple[Fault, str, str]:
@@ -66,14 +96,19 @@ FAULTS: dict[str, Callable[[str, tuple[str, str], str], tuple[Fault, str, str]]]
     "swapped weights": lambda _weight, pair, _norm: _swapped(*pair),
     "replaced weights": lambda weight, _pair, _norm: _replaced(weight),
     "statistics reset": lambda _weight, _pair, norm: _reset(norm),
+    "dead channels of a scale": lambda _weight, _pair, norm: _dead_scale(norm),
+    "biases far below zero": lambda _weight, _pair, norm: _exploded_vector(f"{norm}.bias"),
+    "exploded statistics": lambda _weight, _pair, norm: _exploded_vector(f"{norm}.running_mean"),
+    "replaced scale": lambda _weight, _pair, norm: _replaced_scale(norm),
 }
+NEEDS_EARLIER_CHANGES = {"replaced weights", "replaced scale"}
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("network", "at"), [*((name, 7) for name in NETWORKS), ("residual", 2), ("residual", 12)])
 def test_the_file_of_a_planted_fault_is_named(network: str, fault: str, at: int, tmp_path: Path) -> None:
-    if fault == "replaced weights" and at == 2:
+    if fault in NEEDS_EARLIER_CHANGES and at == 2:
         pytest.skip("there is no earlier change to compare with")
     plant, rule, place = FAULTS[fault](*NETWORKS[network][1:])
     history = hookscope.history(write_run(tmp_path, network, fault=plant, at=range(at, FILES + 1)))
@@ -94,6 +129,15 @@ def test_a_fault_in_a_single_file_begins_and_ends_there(fault: str, tmp_path: Pa
     assert files[0].first == 6
     assert not files[0].lasts
     assert {each.first for each in history.verdicts} <= {6, 7}  # it is undone in the eighth
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_file_since_which_a_weight_no_longer_moves_is_named(network: str, tmp_path: Path) -> None:
+    plant, rule, place = _stopped(NETWORKS[network][1])
+    history = hookscope.history(write_run(tmp_path, network, fault=plant, at=range(6, FILES + 1)))
+    (found,) = history.verdicts
+    assert (found.rule, history.files[found.first].label, found.places) == (rule, "epoch_7.pt", (place,))
 
 
 @pytest.mark.exhaustive
