@@ -128,6 +128,12 @@ def load_model(
             "--key, --allow-missing and --allow-unexpected need a weights file; "
             f"MODEL '{printable(model)}' is loaded without one."
         )
+    if spec.form in ("torchvision", "timm") and looks_like_file(weights):
+        checkpoint = read_checkpoint(Path(weights), options)
+        _, adapted, channels, notes = _network_of(checkpoint, spec, build.arguments)
+        arguments = {**adapted, **build.arguments}
+        loaded = _load_network(spec, replace(build, weights=checkpoint, arguments=arguments, input_channels=channels))
+        return replace(loaded, notes=(*notes, *loaded.notes))
     return _load_network(spec, build)
 
 

@@ -277,6 +277,17 @@ def test_copy_of_a_published_file_is_known_by_its_digest(tmp_path: Path, monkeyp
     assert not load_model("googlenet", weights="none").module.transform_input
 
 
+def test_a_weights_file_of_another_head_is_loaded_as_with_arch(tmp_path: Path) -> None:
+    torch.save(torchvision.models.get_model(SMALL, num_classes=10).state_dict(), tmp_path / "mine.pt")
+    loaded = load_model(SMALL, weights=str(tmp_path / "mine.pt"))
+    with_arch = load_model(str(tmp_path / "mine.pt"), arch=SMALL)
+    states = loaded.module.state_dict(), with_arch.module.state_dict()
+    assert all(torch.equal(states[0][name], values) for name, values in states[1].items())
+    assert (loaded.info.name, loaded.info.weights) == (SMALL, "mine.pt")
+    assert loaded.notes == with_arch.notes == (f"mine.pt: {SMALL} is built with num_classes=10, as the file has it.",)
+
+
+
 def test_what_a_reader_must_see_of_loading_is_among_the_warnings(tmp_path: Path) -> None:
     state = {f"module.{key}": value for key, value in build(SMALL).state_dict().items()}
     del state["module.classifier.1.bias"]
