@@ -32,7 +32,7 @@ from hookscope.hooks.callers import (
 from hookscope.hooks.calls import CallHooks, Hook
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
-from hookscope.hooks.patterns import NOT_JUDGED, OperationPattern
+from hookscope.hooks.patterns import ACTIVATIONS, NOT_JUDGED, OperationPattern
 from hookscope.hooks.pytree import tensors_given, tensors_in
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class OperationChoice:
     def missing(self) -> str:
         """Return the message for a pattern that selected nothing; "" if all selected something."""
         for pattern in (*self.patterns, *(pattern for pattern, _ in self.edits)):
-            if pattern.text not in self.matched and pattern.text != EVERYTHING:
+            if pattern.text not in self.matched and pattern.text not in (EVERYTHING, ACTIVATIONS.text):
                 known = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
                 ran = nearest(pattern.text, known, prefix="op:") if known else " The network's own code called none."
                 return f"No operation matches {pattern.text!r}.{ran} List them with `hookscope layers MODEL --ops`."

@@ -21,6 +21,13 @@ NOT_JUDGED = frozenset(
 )
 """Operations that verdicts leave out: their values are those of the input, in another order or shape, or constants."""
 
+ACTIVATION_FUNCTIONS = frozenset(
+    {"relu", "relu_", "relu6", "leaky_relu", "prelu", "rrelu", "threshold", "threshold_", "hardtanh", "hardtanh_"}
+    | {"clamp", "clamp_", "clamp_min", "clamp_min_", "clip", "clip_", "maximum", "elu", "celu", "selu", "gelu", "silu"}
+    | {"mish", "softplus", "sigmoid", "sigmoid_", "tanh", "tanh_", "hardswish", "hardsigmoid", "glu"}
+)
+"""Operations that stand for an activation module, or for a rectifier made of others."""
+
 FILLING = frozenset(
     {"masked_fill", "fill", "where", "setitem", "index_fill", "index_put", "masked_scatter", "scatter", "full"}
     | {"full_like", "new_full", "tensor", "as_tensor", "triu", "tril"}
@@ -144,6 +151,12 @@ def exact_operation(label: str) -> OperationPattern:
     """Return the pattern of all calls of one operation, by its label without a call number: "layer1.0:add"."""
     module, _, name = label.rpartition(":")
     return OperationPattern(label, lambda layer, operation: (layer, operation) == (module, name), False, None)
+
+
+ACTIVATIONS = OperationPattern(
+    "activation functions", lambda _layer, operation: operation in ACTIVATION_FUNCTIONS, False, None
+)
+"""All calls of activation functions; it may match nothing."""
 
 
 def _is_regex(body: str) -> bool:

@@ -227,7 +227,8 @@ def named_batch(named: Sequence[NamedInput]) -> Batch:
     steps = tuple(f"by name: {each.text}" for each in named)
     if read:
         first, *others = [each.record for each in counted_first if each.record is not None]
-        name = " with ".join([first.name, *(Path(record.name).name for record in others)])
+        more = (Path(record.name).name for record in others if record.name != first.name)
+        name = " with ".join([first.name, *more])
         record = replace(first, name=name, shape=first.shape[1:], steps=(*first.steps, *steps))
     else:
         record = InputRecord("by name", None, None, (), steps)

@@ -63,6 +63,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     ops: bool = False,
     judged: bool = False,
     keeps_judged: bool = False,
+    with_activations: bool = False,
     grids_for: int = 0,
     max_channels: int | None = None,
     summaries: Literal["none", "overview", "every row"] = "none",
@@ -93,6 +94,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         judged: Also observe the operations that rules are about, and what the network returns; the result's `unlisted`
             names the rows that are only for them.
         keeps_judged: Also call `on_tensor` with these outputs, and keep their maps.
+        with_activations: Without `layers`, also observe the activation functions that the network's own code calls.
         summaries: Whether `map_summaries` has the maps of the first inputs, and of which rows: those that an overview
             may show, or every one.
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
@@ -119,7 +121,9 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     queue = queue_of(inputs, on_error)
     reducer = Reducer(distributions=distributions, sketches=sketches)
     recorder = Recorder(grids_for, max_channels, on_tensor, reducer, on_call=on_call)
-    selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
+    selected, operations, placed = choose(
+        inspected, queue, layers, edits, recorder, ops=ops, judged=judged, with_activations=with_activations
+    )
     if summaries != "none":
         recorder.maps = MapRecorder(every_row=summaries == "every row" or len(selected) <= FEW_ROWS)
     recorder.windowed = WindowedLayers(network)

@@ -10,7 +10,7 @@ from torch import nn
 from hookscope.hooks.callers import has_own_operations, stands_for_torchs
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
-from hookscope.hooks.patterns import exact_operation, is_operation_pattern, parse_operation_pattern
+from hookscope.hooks.patterns import ACTIVATIONS, exact_operation, is_operation_pattern, parse_operation_pattern
 from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits
@@ -154,6 +154,7 @@ def choose(
     *,
     ops: bool,
     judged: bool = False,
+    with_activations: bool = False,
 ) -> tuple[dict[str, nn.Module], OperationChoice | None, PlacedEdits]:
     """Return the layers that patterns select, the operations, and the edits ready for `capture`.
 
@@ -169,6 +170,7 @@ def choose(
         ops: Whether all operations are selected.
         judged: Whether operations that verdicts are about are also observed, if the network's own code or TorchScript,
             where they are not seen, may call any.
+        with_activations: Whether activation functions are selected if `layers` is empty.
 
     Raises:
         LayerNotFoundError: If a pattern or an edit selects nothing.
@@ -179,6 +181,8 @@ def choose(
         return execution_order(inspected.network, queue)
 
     others, operations = split_patterns(layers, inspected.modules, ops=ops)
+    if with_activations and not layers and not ops:
+        operations = OperationChoice([ACTIVATIONS])
     selected = {} if others is None else select_from(inspected.modules, inspected.aliases, others, order)
     placed = place_edits(edits, inspected.network, order, recorder.axes)
     judged = judged and any(has_own_operations(each) or _is_script(each) for each in inspected.modules.values())

@@ -29,6 +29,7 @@ from hookscope.inputs import (
 )
 from hookscope.inputs.clips import Source, with_clips
 from hookscope.inputs.loading import load_argument
+from hookscope.inputs.named import NamedInput
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
 from hookscope.inspection.cost import Call, network_cost
@@ -111,7 +112,7 @@ def open_session(
     if loaded.info.sha256:  # weights of a file, which were trained on something
         notes += assumed_preparation(loaded.preprocessing, files, options)
     warnings = (*loaded.warnings, *time_first_warning(loaded.module))
-    by_name = (*named_inputs(in_file, preprocessing), *named_inputs(named, preprocessing))
+    by_name = (*in_file, *named_inputs(named, preprocessing))
     preprocessing = without_named_frame(preprocessing, by_name)
     given = bool(files) or batch is not None
     shapes = () if input_shape is None else parse_noise_shapes(input_shape)
@@ -168,7 +169,7 @@ def by_position_and_name(
     return (), {**images, **(named if isinstance(named, Mapping) else {})}
 
 
-def arguments_in_file(images: Images) -> tuple[Images, Mapping[str, Tensor]]:
+def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
     """Return the arguments that a single file holds in place of the file, those by position and those by name.
 
     A tuple of tensors is arguments by position, as in Python, a dict of them arguments by name. Whatever else it holds,
@@ -177,18 +178,22 @@ def arguments_in_file(images: Images) -> tuple[Images, Mapping[str, Tensor]]:
     paths = list(images) if isinstance(images, list | tuple) else [images]
     path = Path(paths[0]) if len(paths) == 1 and isinstance(paths[0], str | Path) else None
     if path is None or path.suffix.lower() not in _STORED_SUFFIXES or not path.is_file():
-        return images, {}
+        return images, ()
     try:
         content, record = load_argument(path, Preprocessing())
     except HookscopeError:
-        return images, {}
+        return images, ()
     if isinstance(content, tuple) and len(content) > 1 and all(isinstance(each, Tensor) for each in content):
         (first,) = as_batches(content[0])
-        records = tuple(replace(each, name=record.name, sha256=record.sha256) for each in first.records)
-        return replace(first, args=content, records=records), {}
+        records = [
+            replace(each, name=f"{record.name}[{at}]" if len(first.records) > 1 else record.name, sha256=record.sha256)
+            for at, each in enumerate(first.records)
+        ]
+        return replace(first, args=content, records=tuple(records)), ()
     if isinstance(content, dict) and len(content) > 1 and all(_is_argument(*each) for each in content.items()):
-        return (), content
-    return images, {}
+        named = (NamedInput(name, each, replace(record, shape=tuple(each.shape))) for name, each in content.items())
+        return (), tuple(named)
+    return images, ()
 
 
 def _is_argument(name: object, value: object) -> bool:

@@ -45,7 +45,8 @@ class MeasuredInput:
 
     def name_in(self, offset: int) -> str:
         """Return its name; of one in memory with its number among all inputs, the first of the chunk being `offset`."""
-        return self.name if self.sha256 is not None else f"{self.name}[{offset + self.number}]"
+        is_numbered = self.sha256 is not None or self.name.endswith("]")
+        return self.name if is_numbered else f"{self.name}[{offset + self.number}]"
 
 
 @dataclass(slots=True)
@@ -219,6 +220,7 @@ def measure_chunk(
             inputs.batches(options.batch_size, report),
             options.layers,
             ops=options.ops,
+            with_activations=True,
             seed=options.seed,
             verify=verify,
             distributions=True,

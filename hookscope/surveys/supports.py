@@ -59,6 +59,8 @@ class InputSupports:
             by_name.setdefault(place.input, []).append(place)
         if inputs.batch is not None:
             batch = to_device(inputs.batch, inputs.device, inputs.dtype)
+            if len(batch.args) != 1 or batch.kwargs:
+                return
             names = {f"{record.name}[{number}]": number for number, record in enumerate(batch.records)}
             batches = [(batch.args[0], [(number, name) for name, number in names.items()])]
         else:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import hookscope
 from hookscope.surveys.channel_rows import reduce_channels
@@ -77,6 +78,36 @@ def test_every_figure_equals_that_of_all_values(name: str) -> None:
             checked += 1
     assert checked >= 0.9 * sum(1 for row in survey if row.slot == "" and row.channels)
     assert checked > 4
+
+
+class Functional(nn.Module):
+    """Activation functions without modules; the second kills all channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3)
+        nn.init.constant_(self.second.bias, -100.0)
+
+    def forward(self, image: Tensor, shift: Tensor) -> Tensor:
+        x = functional.relu(self.first(image) + shift[:, :, None, None])
+        return self.second(x).clamp_(min=0).mean((2, 3))
+
+
+def test_activation_functions_are_measured_without_modules(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, inputs = Functional(), {"image": torch.rand(13, 3, 9, 9), "shift": torch.randn(13, 6)}
+    torch.save(inputs, tmp_path / "inputs.pt")
+    survey = hookscope.survey(network, tmp_path / "inputs.pt", batch_size=4, chunk_size=8, top=TOP)
+    assert [row.label for row in survey] == ["first", "(model):relu", "second", "(model):clamp"]
+    with torch.no_grad():  # in the same batches: others may be rounded differently
+        parts = [network.first(each) for each in inputs["image"].split(4)]
+        rectified = (torch.cat(parts) + inputs["shift"][:, :, None, None]).clamp(min=0)
+    names = [f"{tmp_path}/inputs.pt[{number}]" for number in range(13)]
+    check_row(survey["(model):relu"], rectified.double().numpy(), names, TOP)
+    assert [row.label for row in survey if row.dead_channels] == ["(model):clamp"]
+    assert str(survey).startswith("6 of 24 channels in 4 outputs are dead on 13 inputs")
+    alone = hookscope.survey(network, tmp_path / "inputs.pt", layer=["first", "second"])
+    assert [row.label for row in alone] == ["first", "second"]
 
 
 def test_inputs_in_another_order_give_the_same_counts_and_bins() -> None:

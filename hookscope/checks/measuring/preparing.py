@@ -101,7 +101,7 @@ def prepare(
     preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
     images, in_file = arguments_in_file(settings.images)
     given = images if isinstance(images, Batch) else given
-    named = (*named_inputs(in_file, preprocessing), *named_inputs(settings.named, preprocessing))
+    named = (*in_file, *named_inputs(settings.named, preprocessing))
     preprocessing = without_named_frame(preprocessing, named)
     batch_size = settings.batch_size
     if batch_size < 1:
