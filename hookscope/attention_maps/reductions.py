@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hookscope.attention_maps.places import Axes, Places, arranged, distances
+from hookscope.attention_maps.places import Axes, Distances, Places, arranged
 from hookscope.attention_maps.queries import Chosen
-from hookscope.hooks.attention_rows import AttentionRows
+from hookscope.hooks.attention_rows import AttentionRows, Memory
 
 # Weights in memory at a time, in bytes; what is computed from them takes as much again. Ours.
 _CHUNK_BYTES = 2**22
@@ -40,6 +40,14 @@ class CallNumbers:
     whole: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the blocks of a pass share: memory for a chunk, and the distances of the last grid."""
+
+    memory: Memory = field(default_factory=Memory)
+    distances: Distances = field(default_factory=Distances)
+
+
 def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
     """Yield the first query of each chunk and the one after its last."""
     queries = rows.shape[-2]
@@ -52,12 +60,12 @@ def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
 def reduced(
     rows: AttentionRows,
     axes: Axes,
-    inputs: int,
     queries: Places | None,
     keys: Places | None,
     chosen: Mapping[int, Sequence[Chosen | None]],
     *,
     keeps_whole: bool,
+    room: Room,
     save: Callable[[Tensor, int], None] | None = None,
 ) -> CallNumbers:
     """Return the numbers and maps of a call.
@@ -65,34 +73,26 @@ def reduced(
     Args:
         rows: The weights.
         axes: How their leading axes count inputs, windows and heads.
-        inputs: N.
         queries: Where queries lie; None if that is not known.
         keys: The same of keys.
         chosen: By query, its place in this block for each input.
         keeps_whole: Keep all weights, averaged over heads.
+        room: Of the pass.
         save: Called with some rows, (N, windows, heads, some queries, keys), and the first query of them.
     """
     query_count = rows.shape[-2]
-    away = with_places = None
     totals: dict[str, Tensor] = {}
     whole: list[Tensor] = []
-    picked: dict[int, list[Tensor | None]] = {place: [None] * inputs for place in chosen}
+    picked: dict[int, list[Tensor | None]] = {place: [None] * axes.inputs for place in chosen}
     for begin, end in chunks_of(rows):
-        part = arranged(rows.part(begin, end), axes, inputs)  # (N, windows, heads, some queries, keys)
+        weights, entropy = rows.part(begin, end, room.memory)
+        part = arranged(weights, axes)  # (N, windows, heads, some queries, keys)
         if save is not None:
             save(part, begin)
-        if away is None and queries is not None and keys is not None and query_count > 1:
-            away = distances(queries, keys).to(part.device, part.dtype)
-            with_places = (keys.cells >= 0).to(part.device, part.dtype)
-        _add(totals, "entropy", _entropy(part))
+        _add(totals, "entropy", arranged(entropy[..., None], axes).sum((1, 3, 4)))
         _add(totals, "received", part.sum(3))
-        if away is not None and with_places is not None and queries is not None:
-            own = (queries.cells[:, begin:end] >= 0).to(part.device)
-            weighted = (part * away[None, :, None, begin:end]).sum(-1)
-            on_patches = part.sum(-1) if bool(with_places.all()) else (part * with_places[None, :, None, None]).sum(-1)
-            counts = own[None, :, None] & (on_patches > 0)
-            _add(totals, "distance", torch.where(counts, weighted / on_patches, 0).sum((1, 3)))
-            _add(totals, "counted", counts.sum((1, 3)))
+        if queries is not None and keys is not None and query_count > 1:
+            _add_distances(totals, part, queries, keys, begin, room)
         if keeps_whole:
             whole.append(part.mean(2)[:, 0].float().cpu())
         for place, by_input in chosen.items():
@@ -102,11 +102,20 @@ def reduced(
     return _finished(totals, query_count, axes, keys, chosen, picked, torch.cat(whole, 1) if whole else None)
 
 
-def _entropy(shares: Tensor) -> Tensor:
-    """Return the sum over queries and keys of -p ln p, (N, heads), 0 for p = 0."""
-    # torch.special.entr takes almost three times as long.
-    logarithms = shares.clamp_min(torch.finfo(shares.dtype).tiny).log_()
-    return -logarithms.mul_(shares).sum((1, 3, 4))
+def _add_distances(
+    totals: dict[str, Tensor], part: Tensor, queries: Places, keys: Places, begin: int, room: Room
+) -> None:
+    """Add the mean distance of each query that lies on the picture from the keys there, by their weight."""
+    end = begin + part.size(3)
+    away = room.distances.rows(queries, keys, begin, end).to(part.device, part.dtype)
+    with_places = (keys.cells >= 0).to(part.device, part.dtype)
+    own = (queries.cells[:, begin:end] >= 0).to(part.device)
+    products = room.memory.tensor("products", part.shape, part.dtype, part.device)
+    weighted = torch.mul(part, away[None, :, None], out=products).sum(-1)
+    on_patches = torch.mul(part, with_places[None, :, None, None], out=products).sum(-1)
+    counts = own[None, :, None] & (on_patches > 0)
+    _add(totals, "distance", torch.where(counts, weighted / on_patches, 0).sum((1, 3)))
+    _add(totals, "counted", counts.sum((1, 3)))
 
 
 def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:

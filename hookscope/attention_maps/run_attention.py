@@ -1,6 +1,7 @@
 """Ask of every input what attention looks at: batches in, numbers and maps out, and nothing of the network changed."""
 
 import copy
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from hookscope.attention_maps.places import (
     places_of,
 )
 from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
-from hookscope.attention_maps.reductions import CallNumbers, on_grid, reduced
+from hookscope.attention_maps.reductions import CallNumbers, Room, on_grid, reduced
 from hookscope.attention_maps.rollout import Rollout, refuse_rollout
 from hookscope.attribution.forward_backward import ModelRaisedError, model_errors
 from hookscope.attribution.padding import padded_extents
@@ -98,6 +98,7 @@ class _Pass:
     records: Sequence[InputRecord]
     first: int
     collector: TensorCollector | None
+    room: Room = field(default_factory=Room)
     seen: list[_Seen] = field(default_factory=list)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
@@ -111,11 +112,11 @@ class _Pass:
             self.refused[inner.name] = (kind, call.reason)
             return
         axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
-        reason = axes if isinstance(axes, str) else not_over_tokens(call, axes, inputs)
+        reason = axes if isinstance(axes, str) else not_over_tokens(call, axes)
         if reason or isinstance(axes, str):
             self.refused[inner.name] = (kind, reason)
             return
-        queries, keys, remark = places_of(call, axes, inputs, self.wanted.arrangement)
+        queries, keys, remark = places_of(call, axes, self.wanted.arrangement)
         number = self.calls.get(inner.name, 0)
         self.calls[inner.name] = number + 1
         label = row_label(inner.name, number, "")
@@ -135,11 +136,11 @@ class _Pass:
         numbers = reduced(
             call.rows,
             axes,
-            inputs,
             queries,
             keys,
             chosen,
             keeps_whole=keeps or self.wanted.rollout,
+            room=self.room,
             save=None if self.collector is None else partial(self._save, self.collector, label),
         )
         if self.wanted.rollout and numbers.whole is not None:
@@ -462,21 +463,24 @@ def _sum(gathered: _Gathered, seen: _Seen) -> None:
 def _rows(gathered: _Gathered, blocks: Sequence[AttentionBlock], arrangement: Arrangement) -> Iterator[HeadRow]:
     count = len(gathered.records)
     for index, block in enumerate(blocks):
-        sums, top_token = gathered.sums[block.label], gathered.top_tokens[block.label]
-        prefix = sums["prefix"] / count
-        classes = min(arrangement.class_count, prefix.size(1))
-        for head in range(block.heads):
-            distance = float(sums["distance"][head]) / count if "distance" in sums else None
+        means = {name: (each / count).tolist() for name, each in gathered.sums[block.label].items()}
+        top_tokens = gathered.top_tokens[block.label]
+        tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
+        distances = means.get("distance", [math.nan] * block.heads)
+        for head, (entropy, distance, prefix, top, token) in enumerate(
+            zip(means["entropy"], distances, means["prefix"], means["top"], tokens, strict=True)
+        ):
+            classes = min(arrangement.class_count, len(prefix))
             yield HeadRow(
                 block.label,
                 index,
                 head,
-                float(sums["entropy"][head]) / count,
-                None if distance is None or np.isnan(distance) else distance,
-                float(prefix[head, 0]) if classes else None,
-                float(prefix[head, classes:].sum()) if prefix.size(1) > classes else None,
-                float(sums["top"][head]) / count,
-                None if top_token is None else int(top_token[head]),
+                entropy,
+                None if math.isnan(distance) else distance,
+                prefix[0] if classes else None,
+                sum(prefix[classes:]) if len(prefix) > classes else None,
+                top,
+                token,
             )
 
 
