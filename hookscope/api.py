@@ -439,6 +439,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -495,6 +496,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
         _texts(input),
         began=began,
         seed=seed,
+        input_shape=input_shape,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
     return run_attention(

@@ -52,6 +52,7 @@ def attention(
     key: options.Key = None,
     allow_missing: options.AllowMissing = None,
     allow_unexpected: options.AllowUnexpected = None,
+    input_shape: options.InputShape = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
     mean: options.Mean = None,
@@ -89,6 +90,11 @@ def attention(
     """
     from hookscope import api
 
-    if not images and not input:
-        raise UsageError("Missing IMAGE: name a picture, a tensor file or a folder. See `hookscope attention --help`.")
-    return run_model(api.attention, locals(), otherwise="named", has_progress=True)
+    if not images and not input and not input_shape:
+        raise UsageError(
+            "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise. "
+            "See `hookscope attention --help`."
+        )
+    return run_model(
+        api.attention, locals(), otherwise="noise" if input_shape and not input else "named", has_progress=True
+    )
