@@ -431,6 +431,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
     head: int | Sequence[int] = (),
     query: Texts = (),
     rollout: bool = False,
+    numbers: bool = True,
     tokens: str | None = None,
     weights: str = "auto",
     arch: str | None = None,
@@ -473,6 +474,8 @@ def attention(  # noqa: D417 - those of `activations` are described there
         query: Whose attention to draw: "cls", "register:1", "mean", or "x,y", a pixel of the photograph. Several are
             each drawn. None means the class token, or the mean over queries where there is none.
         rollout: Also follow attention through all blocks.
+        numbers: Measure every head. Without, only the rows of `query` are computed: maps of large pictures then cost
+            little more than the forward pass.
         tokens: How tokens lie on the picture, where it cannot be inferred: "prefix=1,grid=14x14", height first.
         verify: Run the first batch once more without looking, and compare the outputs.
         save_tensors: Keep the weights themselves, in `tensors`; `save` then writes them.
@@ -505,6 +508,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
         heads=[int(each) for each in _texts(head)],
         queries=_texts(query),
         rollout=rollout,
+        numbers=numbers,
         tokens=tokens,
         batch_size=batch_size,
         verify=verify,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,18 +16,13 @@ from hookscope.hooks.attention_rows import AttentionRows, Memory
 _CHUNK_BYTES = 2**22
 
 
-@dataclass(slots=True)
-class CallNumbers:
-    """What one call came to, of each input and head, (N, heads), on the CPU.
+class HeadNumbers(NamedTuple):
+    """The numbers of each input and head, (N, heads), on the CPU.
 
     Attributes:
         distance: None where the grid is not known.
         prefix_shares: (N, heads, prefix), the share of each token in front of the grid; of queries on average.
         top_token: None for windows.
-        maps: By the query's place among those asked for, (N, heads, h * w); rows without such a query are NaN.
-        elsewhere: By query, (N, heads), the share on tokens without a place.
-        chosen: By query, its place in the block for each input; None where the block has no such query.
-        whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
     """
 
     entropy: Tensor
@@ -34,6 +30,21 @@ class CallNumbers:
     prefix_shares: Tensor
     top_share: Tensor
     top_token: Tensor | None
+
+
+@dataclass(slots=True)
+class CallNumbers:
+    """What one call came to, on the CPU.
+
+    Attributes:
+        heads: None unless they were asked for.
+        maps: By the query's place among those asked for, (N, heads, h * w); rows without such a query are NaN.
+        elsewhere: By query, (N, heads), the share on tokens without a place.
+        chosen: By query, its place in the block for each input; None where the block has no such query.
+        whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
+    """
+
+    heads: HeadNumbers | None = None
     maps: dict[int, Tensor] = field(default_factory=dict)
     elsewhere: dict[int, Tensor] = field(default_factory=dict)
     chosen: Mapping[int, Sequence[Chosen | None]] = field(default_factory=dict)
@@ -42,8 +53,15 @@ class CallNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the blocks of a pass share: memory for a chunk, and the distances of the last grid."""
+    """What the blocks of a pass share.
 
+    Attributes:
+        numbers: Whether heads are measured; otherwise only rows that are drawn may be computed.
+        memory: For a chunk.
+        distances: Of the last grid.
+    """
+
+    numbers: bool
     memory: Memory = field(default_factory=Memory)
     distances: Distances = field(default_factory=Distances)
 
@@ -84,22 +102,40 @@ def reduced(
     totals: dict[str, Tensor] = {}
     whole: list[Tensor] = []
     picked: dict[int, list[Tensor | None]] = {place: [None] * axes.inputs for place in chosen}
-    for begin, end in chunks_of(rows):
+    tokens = {each.token for by_input in chosen.values() for each in by_input if each is not None}
+    has_received = room.numbers or None in tokens
+    needs_all = has_received or keeps_whole or save is not None
+    for begin, end in chunks_of(rows) if needs_all else ((each, each + 1) for each in tokens if each is not None):
         weights, entropy = rows.part(begin, end, room.memory)
         part = arranged(weights, axes)  # (N, windows, heads, some queries, keys)
         if save is not None:
             save(part, begin)
-        _add(totals, "entropy", arranged(entropy[..., None], axes).sum((1, 3, 4)))
-        _add(totals, "received", part.sum(3))
-        if queries is not None and keys is not None and query_count > 1:
-            _add_distances(totals, part, queries, keys, begin, room)
+        if has_received:
+            _add(totals, "received", part.sum(3))
+        if room.numbers:
+            _add(totals, "entropy", arranged(entropy[..., None], axes).sum((1, 3, 4)))
+            if queries is not None and keys is not None and query_count > 1:
+                _add_distances(totals, part, queries, keys, begin, room)
         if keeps_whole:
             whole.append(part.mean(2)[:, 0].float().cpu())
-        for place, by_input in chosen.items():
-            for at, each in enumerate(by_input):
-                if each is not None and each.token is not None and begin <= each.token < end:
-                    picked[place][at] = part[at, each.window, :, each.token - begin].clone()
-    return _finished(totals, query_count, axes, keys, chosen, picked, torch.cat(whole, 1) if whole else None)
+        _pick(picked, part, begin, chosen)
+    received = totals["received"] / query_count if totals else None  # (N, windows, heads, keys)
+    return CallNumbers(
+        _head_numbers(totals, received, query_count, axes, keys) if room.numbers and received is not None else None,
+        *_maps(received, axes, keys, chosen, picked),
+        chosen,
+        torch.cat(whole, 1) if whole else None,
+    )
+
+
+def _pick(
+    picked: Mapping[int, list[Tensor | None]], part: Tensor, begin: int, chosen: Mapping[int, Sequence[Chosen | None]]
+) -> None:
+    """Keep the rows that are drawn, of those that a part has."""
+    for place, by_input in chosen.items():
+        for at, each in enumerate(by_input):
+            if each is not None and each.token is not None and 0 <= each.token - begin < part.size(3):
+                picked[place][at] = part[at, each.window, :, each.token - begin].clone()
 
 
 def _add_distances(
@@ -122,42 +158,43 @@ def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
     totals[name] = totals[name] + values if name in totals else values
 
 
-def _finished(
-    totals: Mapping[str, Tensor],
-    query_count: int,
-    axes: Axes,
-    keys: Places | None,
-    chosen: Mapping[int, Sequence[Chosen | None]],
-    picked: Mapping[int, Sequence[Tensor | None]],
-    whole: Tensor | None,
-) -> CallNumbers:
-    received = totals["received"] / query_count  # (N, windows, heads, keys)
+def _head_numbers(
+    totals: Mapping[str, Tensor], received: Tensor, query_count: int, axes: Axes, keys: Places | None
+) -> HeadNumbers:
     top = received.max(-1)
-    numbers = CallNumbers(
+    return HeadNumbers(
         entropy=(totals["entropy"] / (query_count * axes.windows)).cpu(),
         distance=(totals["distance"] / totals["counted"]).cpu() if "distance" in totals else None,
         prefix_shares=received[:, 0, :, : keys.prefix if keys is not None else 0].cpu(),
         top_share=top.values.mean(1).cpu(),
         top_token=top.indices[:, 0].cpu() if axes.windows == 1 else None,
-        chosen=chosen,
-        whole=whole,
     )
+
+
+def _maps(
+    received: Tensor | None,
+    axes: Axes,
+    keys: Places | None,
+    chosen: Mapping[int, Sequence[Chosen | None]],
+    picked: Mapping[int, Sequence[Tensor | None]],
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Return maps and shares elsewhere by query, as `CallNumbers` has them; none where keys have no place."""
+    if keys is None:
+        return {}, {}
+    maps = {}
     for place, by_input in chosen.items():
-        if keys is None:
-            continue
-        maps = []
+        rows = []
         for at, each in enumerate(by_input):
             row = picked[place][at]
             if each is None:
-                maps.append(torch.full((axes.heads, keys.grid[0] * keys.grid[1]), torch.nan))
-            elif each.token is None:
-                # Each window has its share of the queries.
-                maps.append(on_grid(received[at] / axes.windows, keys))
+                rows.append(torch.full((axes.heads, keys.grid[0] * keys.grid[1]), torch.nan))
             elif row is not None:
-                maps.append(on_grid(row[None], keys, each.window))
-        numbers.maps[place] = torch.stack(maps)
-        numbers.elsewhere[place] = 1 - numbers.maps[place].sum(-1)
-    return numbers
+                rows.append(on_grid(row[None], keys, each.window))
+            elif received is not None:
+                # Each window has its share of the queries.
+                rows.append(on_grid(received[at] / axes.windows, keys))
+        maps[place] = torch.stack(rows)
+    return maps, {place: 1 - each.sum(-1) for place, each in maps.items()}
 
 
 def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> Tensor:

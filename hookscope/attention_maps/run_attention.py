@@ -54,7 +54,7 @@ from hookscope.text import safe_text
 
 # Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
-
+_NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page has no patch to pick."
 
 ExtentOf = Callable[[tuple[int, int], int], Extent]
 """Returns the area that a grid (h, w) fills, of an input by its place in the batch."""
@@ -67,12 +67,14 @@ class Wanted:
     Attributes:
         blocks: Positions among the blocks seen, or labels.
         heads: Heads to draw each by itself; () for the mean over heads.
+        numbers: Whether heads are measured, and the rows of every patch kept.
     """
 
     queries: Sequence[Query]
     blocks: Sequence[int | str]
     heads: Sequence[int]
     rollout: bool
+    numbers: bool
     save_tensors: bool
     arrangement: Arrangement
 
@@ -98,7 +100,7 @@ class _Pass:
     records: Sequence[InputRecord]
     first: int
     collector: TensorCollector | None
-    room: Room = field(default_factory=Room)
+    room: Room
     seen: list[_Seen] = field(default_factory=list)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
@@ -131,7 +133,9 @@ class _Pass:
             ]
             for place, query in enumerate(self.wanted.queries)
         }
-        keeps = self._keeps_patches(len(self.seen), label) and axes.windows == 1 and query_count > 1
+        keeps = (
+            self.wanted.numbers and self._keeps_patches(len(self.seen), label) and axes.windows == 1 and query_count > 1
+        )
         keeps = keeps and keys is not None and query_count * key_count <= _MOST_WEIGHTS
         numbers = reduced(
             call.rows,
@@ -204,6 +208,7 @@ def run_attention(
     heads: Sequence[int],
     queries: Sequence[str],
     rollout: bool,
+    numbers: bool,
     tokens: str | None,
     batch_size: int,
     verify: bool,
@@ -228,6 +233,7 @@ def run_attention(
         [_block(text) for text in blocks] or [-1],
         _distinct_heads(heads),
         rollout,
+        numbers,
         save_tensors,
         arrangement,
     )
@@ -266,6 +272,7 @@ def run_attention(
         "head": [*wanted.heads],
         "query": [*queries],
         "rollout": rollout,
+        "numbers": numbers,
         "tokens": tokens,
     }
     return Attention(
@@ -273,12 +280,12 @@ def run_attention(
         inputs=tuple(gathered.records),
         blocks=seen_blocks,
         unseen=unseen,
-        rows=tuple(_rows(gathered, seen_blocks, arrangement)),
+        rows=tuple(_rows(gathered, seen_blocks, arrangement)) if numbers else (),
         maps=tuple(gathered.maps),
         head_maps=tuple(gathered.head_maps),
         patches=tuple(gathered.patches),
         warnings=(*inspected.warnings, *gathered.warnings, *queue.remarks),
-        notes=(*inspected.notes, *gathered.notes),
+        notes=(*inspected.notes, *gathered.notes, *(() if numbers else (_NO_NUMBERS,))),
         seed=session.seed,
         device=device,
         dtype=dtype,
@@ -349,7 +356,7 @@ class _Passes:
         Raises:
             ModelRaisedError: If the network raises.
         """
-        seen = _Pass(self.wanted, batch.records, first, self.collector)
+        seen = _Pass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
         mode = AttentionMode(self.inspected.modules, seen.take)
         given = copy_of(batch)
         self.captured.restart()
@@ -446,7 +453,9 @@ def _gather(batch: Batch, seen: _Pass, passes: _Passes, gathered: _Gathered) -> 
 
 
 def _sum(gathered: _Gathered, seen: _Seen) -> None:
-    label, numbers = seen.block.label, seen.numbers
+    label, numbers = seen.block.label, seen.numbers.heads
+    if numbers is None:
+        return
     sums = gathered.sums.setdefault(label, {})
     values = {
         "entropy": numbers.entropy,

@@ -39,6 +39,14 @@ def attention(
         ),
     ] = None,
     rollout: Annotated[bool, under.heads("--rollout", help="Also follow attention through all blocks.")] = False,
+    numbers: Annotated[
+        bool,
+        under.heads(
+            "--numbers/--no-numbers",
+            help="Measure every head. Without, only the rows of --query are computed: maps of large pictures then cost "
+            "little more than the forward pass.",
+        ),
+    ] = True,
     tokens: Annotated[
         str | None,
         under.heads(

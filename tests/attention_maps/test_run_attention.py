@@ -114,6 +114,29 @@ def test_a_few_queries_at_a_time_come_to_the_same(
         assert np.abs(first.values - second.values).max() < 1e-6
 
 
+def test_without_numbers_maps_are_the_same(network: nn.Module, pictures: Tensor) -> None:
+    asked = {"query": ["cls", "mean", "17,9"], "block": [0, -1], "head": [0, 2], "rollout": True}
+    whole = hookscope.attention(network, pictures, **asked)
+    maps = hookscope.attention(network, pictures, **asked, numbers=False)
+    assert (maps.rows, maps.patches) == ((), ())
+    assert any("Heads were not measured" in each for each in maps.notes)
+    assert [each.label for each in maps.maps] == [each.label for each in whole.maps]
+    for one, other in zip((*whole.maps, *whole.head_maps), (*maps.maps, *maps.head_maps), strict=True):
+        assert np.abs(one.values - other.values).max() < 1e-6
+
+
+def test_without_numbers_only_rows_that_are_drawn_are_computed(
+    network: nn.Module, pictures: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = weights_of(network, pictures)
+    monkeypatch.setattr(reductions, "chunks_of", lambda _rows: pytest.fail("all rows are computed"))
+    result = hookscope.attention(network, pictures, query=["cls", "17,9"], numbers=False)
+    assert [each.query for each in result.maps] == ["class token", "patch 1,2"] * 2
+    for each, token in zip(result.maps, (0, 7) * 2, strict=True):
+        weights = expected[1][each.input_index].mean(0)
+        assert np.abs(each.values.reshape(-1) - weights[token, 1:]).max() < 1e-6
+
+
 def test_a_network_in_train_mode_is_looked_at_without_dropout_and_left_as_it_was(
     network: nn.Module, pictures: Tensor
 ) -> None:

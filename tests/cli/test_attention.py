@@ -64,6 +64,21 @@ def test_the_first_line_is_the_census_and_the_run_can_be_read_back(run: Run, tmp
 
 
 @pytest.mark.usefixtures("network")
+def test_without_numbers_there_is_no_table_of_heads(run: Run, tmp_path: Path) -> None:
+    ended = run("attention", "seen.py:small", CAT, *SIZES, "--no-numbers", "--full", "--out", "a", "--report", "a.html")
+    assert ended.code == 0, ended.stderr
+    assert "note: Heads were not measured" in ended.stdout
+    assert "entropy" not in ended.stdout
+    assert not (tmp_path / "a" / "heads.csv").exists()
+    stored = read_attention(tmp_path / "a")
+    assert (stored.result.rows, stored.patches) == ((), ())
+    assert [each.query for each in stored.result.maps] == ["class token"]
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "Heads were not measured" in page
+    assert "entropy, nats" not in page
+
+
+@pytest.mark.usefixtures("network")
 def test_a_text_has_numbers_of_every_head_and_in_words_no_map(run: Run) -> None:
     ended = run("attention", "seen.py:words", "--input-shape", "2,6:int64<50", "--json")
     assert ended.code == 0, ended.stderr
