@@ -180,5 +180,7 @@ forwards(AttentionMode.__torch_function__)
 
 
 def _flex_reason(args: Any, kwargs: Mapping[str, Any]) -> str:
-    has_score = kwargs.get("score_mod", args[3] if len(args) > 3 else None) is not None
+    score = kwargs.get("score_mod", args[3] if len(args) > 3 else None)
+    # torch puts a function of this name where none was given.
+    has_score = score is not None and getattr(score, "__name__", "") != "_identity"
     return "flex attention with a score function" if has_score else "flex attention"

@@ -1,10 +1,12 @@
 """Networks whose attention is known by construction."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 PATCH = 8
 
@@ -86,6 +88,21 @@ class Words(nn.Module):
         values = self.embedding(words).unflatten(-1, (2, 4)).transpose(1, 2)
         equal = torch.zeros_like(values)
         return F.scaled_dot_product_attention(equal, equal, values, is_causal=True)
+
+
+class FlexAttention(nn.Module):
+    """Attention by torch's compiler, with or without a function that changes scores."""
+
+    num_heads = 2
+
+    def __init__(self, score: Callable[..., Tensor] | None) -> None:
+        super().__init__()
+        self.score = score
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        heads = tokens.unflatten(-1, (2, -1)).transpose(1, 2)
+        output: Tensor = flex_attention(heads, heads, heads, score_mod=self.score)
+        return output.transpose(1, 2).flatten(2)
 
 
 class Linear(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.attention_maps import reductions
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
-from tests.attention_maps.small_networks import HalfSeen, RedSeeker, SmallTransformer
+from tests.attention_maps.small_networks import FlexAttention, HalfSeen, RedSeeker, SmallTransformer
 
 Weights = NDArray[np.float64]
 
@@ -216,6 +216,17 @@ def test_a_network_that_is_seen_in_part_says_which_block_is_not(pictures: Tensor
         hookscope.attention(HalfSeen(), pictures, rollout=True)
 
 
+@pytest.mark.exhaustive  # torch traces it
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("has_score", "reason"), [(True, "flex attention with a score function"), (False, "flex attention")]
+)
+def test_flex_attention_is_named_with_what_cannot_be_seen(has_score: bool, reason: str) -> None:
+    score = (lambda score, _batch, _head, query, key: score + query - key) if has_score else None
+    with pytest.raises(NothingMatchedError, match=rf"0 of 1 block seen; not seen: 0: {reason}\. See"):
+        hookscope.attention(nn.Sequential(FlexAttention(score)), torch.randn(1, 16, 8))
+
+
 def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
     with pytest.raises(NothingMatchedError, match="no module of it computes any") as refused:
         hookscope.attention(nn.Sequential(nn.Conv2d(3, 4, 3)), pictures)
@@ -363,6 +374,25 @@ def test_keys_on_a_coarser_grid_have_maps_of_that_grid() -> None:
     coarse = np.stack(np.meshgrid(keys, keys, indexing="ij"), -1).reshape(4, 2)
     away = np.linalg.norm(places[:, None] - coarse[None], axis=-1)
     assert result.rows[0].distance == pytest.approx((weights[0] * away).sum(-1).mean(), rel=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_the_only_query_of_a_pooling_layer_has_a_map() -> None:
+    network = timm_network("vit_base_patch16_siglip_224", img_size=64, depth=1)
+    result = hookscope.attention(network, torch.randn(1, 3, 64, 64), query=["cls", "mean"], save_tensors=True)
+    block = result.blocks[-1]
+    assert (block.label, block.queries, block.keys, block.query_grid, block.key_grid) == (
+        "attn_pool",
+        1,
+        16,
+        None,
+        (4, 4),
+    )
+    weights = result.tensors["attn_pool"][0, :, 0].double().numpy()
+    assert [each.query for each in result.maps] == ["pooling query", "mean of queries"]
+    for each in result.maps:
+        assert np.abs(each.values.reshape(-1) - weights.mean(0)).max() < 1e-6
+    assert result.rows[-1].distance is None
 
 
 @pytest.mark.exhaustive
