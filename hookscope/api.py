@@ -431,6 +431,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
     head: int | Sequence[int] = (),
     query: Texts = (),
     rollout: bool = False,
+    numbers: bool = True,
     tokens: str | None = None,
     weights: str = "auto",
     arch: str | None = None,
@@ -439,6 +440,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    input_shape: NoiseShapes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -472,6 +474,8 @@ def attention(  # noqa: D417 - those of `activations` are described there
         query: Whose attention to draw: "cls", "register:1", "mean", or "x,y", a pixel of the photograph. Several are
             each drawn. None means the class token, or the mean over queries where there is none.
         rollout: Also follow attention through all blocks.
+        numbers: Measure every head. Without, only the rows of `query` are computed: maps of large pictures then cost
+            little more than the forward pass.
         tokens: How tokens lie on the picture, where it cannot be inferred: "prefix=1,grid=14x14", height first.
         verify: Run the first batch once more without looking, and compare the outputs.
         save_tensors: Keep the weights themselves, in `tensors`; `save` then writes them.
@@ -495,6 +499,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
         _texts(input),
         began=began,
         seed=seed,
+        input_shape=input_shape,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )
     return run_attention(
@@ -503,6 +508,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
         heads=[int(each) for each in _texts(head)],
         queries=_texts(query),
         rollout=rollout,
+        numbers=numbers,
         tokens=tokens,
         batch_size=batch_size,
         verify=verify,

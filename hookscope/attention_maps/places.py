@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +22,12 @@ class Axes(NamedTuple):
 
     Attributes:
         order: Of the leading axes, so that inputs come first, then windows, then heads.
+        inputs: N.
         windows: How many parts the tokens of one input are in; each attends to itself.
     """
 
     order: tuple[int, ...]
+    inputs: int
     windows: int
     heads: int
 
@@ -31,8 +35,9 @@ class Axes(NamedTuple):
 _AXES = 2  # of a grid on a picture
 
 
-class Places(NamedTuple):
-    """Where tokens lie: the cell of each on a grid, row by row.
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where tokens lie: the cell of each on a grid, row by row. Blocks whose tokens lie alike have the same object.
 
     Attributes:
         cells: (windows, tokens), `NOWHERE` for tokens without a place.
@@ -59,32 +64,33 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
     """Return what the axes in front of queries and keys count, or in words why that is not known."""
     lead = tuple(lead)
     if not lead:
-        return Axes((), 1, 1) if inputs == 1 else "it has no batch axis"
+        return Axes((), 1, 1, 1) if inputs == 1 else "it has no batch axis"
     if len(lead) == 1 and inputs == 1 and lead[0] == heads:
-        return Axes((0,), 1, lead[0])  # of a call without a batch axis
+        return Axes((0,), 1, 1, lead[0])  # of a call without a batch axis
     if lead[0] % inputs:
         return f"its first axis of {lead[0]} does not count {inputs} inputs"
     groups = lead[0] // inputs
     if len(lead) == 1:
-        return Axes((0,), 1, groups) if groups == heads else Axes((0,), groups, 1)
+        return Axes((0,), inputs, 1, groups) if groups == heads else Axes((0,), inputs, groups, 1)
     places = [place for place in range(1, len(lead)) if lead[place] == heads] if len(lead) > 2 else [1]
     if len(places) != 1:
         return f"which of its axes {'x'.join(map(str, lead))} counts heads is not known"
     others = [place for place in range(1, len(lead)) if place != places[0]]
-    return Axes((0, *others, *places), groups * math.prod(lead[place] for place in others), lead[places[0]])
+    windows = groups * math.prod(lead[place] for place in others)
+    return Axes((0, *others, *places), inputs, windows, lead[places[0]])
 
 
-def arranged(rows: Tensor, axes: Axes, inputs: int) -> Tensor:
+def arranged(rows: Tensor, axes: Axes) -> Tensor:
     """Return rows (..., queries, keys) as (inputs, windows, heads, queries, keys)."""
     if axes.order != tuple(range(rows.dim() - 2)):
         rows = rows.permute(*axes.order, rows.dim() - 2, rows.dim() - 1)
-    return rows.reshape(inputs, axes.windows, axes.heads, *rows.shape[-2:])
+    return rows.reshape(axes.inputs, axes.windows, axes.heads, *rows.shape[-2:])
 
 
 # --- Whether it is attention over tokens ---
 
 
-def not_over_tokens(call: AttentionCall, axes: Axes, inputs: int) -> str:
+def not_over_tokens(call: AttentionCall, axes: Axes) -> str:
     """Return in a few words why the keys are no tokens; "" where they are.
 
     Channels (XCiT) and neighbourhoods (VOLO) are also multiplied by a softmax. Tokens are known by their number: what
@@ -94,16 +100,16 @@ def not_over_tokens(call: AttentionCall, axes: Axes, inputs: int) -> str:
     assert call.rows is not None  # noqa: S101 - the caller has looked
     *_, queries, keys = call.rows.shape
     counts = [*_token_counts(call.running)]
-    if any(inputs * axes.windows * keys in each for each in counts):
+    if any(axes.inputs * axes.windows * keys in each for each in counts):
         return _over_channels(call, keys) if call.rows.features in (0, keys) else ""
     if call.entry == "multi-head":
         return ""
     if call.entry == "scaled dot product":
-        swapped = any(inputs * axes.windows * call.rows.features in each for each in counts)
-        in_place = any(inputs * axes.windows * queries in each for each in counts)
+        swapped = any(axes.inputs * axes.windows * call.rows.features in each for each in counts)
+        in_place = any(axes.inputs * axes.windows * queries in each for each in counts)
         return f"it attends over {keys} channels" if swapped and not in_place else ""
     grids = {height * width for height, width in call.grids}
-    has_queries = queries == 1 or any(inputs * axes.windows * queries in each for each in counts)
+    has_queries = queries == 1 or any(axes.inputs * axes.windows * queries in each for each in counts)
     has_queries |= axes.windows == 1 and bool(grids & {queries, queries - 1})
     if has_queries and grids & {keys, keys - 1}:
         return _over_channels(call, keys)
@@ -177,16 +183,14 @@ def arrangement_of(network: nn.Module, given: Tokens | None) -> Arrangement:
     return Arrangement(known_prefix(network), class_token_count(network), given, remark)
 
 
-def places_of(
-    call: AttentionCall, axes: Axes, inputs: int, arrangement: Arrangement
-) -> tuple[Places | None, Places | None, str]:
+def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tuple[Places | None, Places | None, str]:
     """Return where queries and keys lie, and in words why keys have no place where they have none."""
     assert call.rows is not None  # noqa: S101
     *_, queries, keys = call.rows.shape
     if arrangement.remark and arrangement.given is None:
         return None, None, arrangement.remark
     if axes.windows > 1 or any(cuts_windows(each.module) for each in call.running):
-        windows = _windows_of(call, axes, inputs)
+        windows = _windows_of(call, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
     of_keys = _grid_places(keys, call.grids, arrangement)
     if isinstance(of_keys, str):
@@ -206,15 +210,19 @@ def _grid_places(count: int, grids: Sequence[tuple[int, int]], arrangement: Arra
     if len(layout.grid) != _AXES:
         return "its tokens lie in a volume"
     height, width = layout.grid
-    prefix = layout.prefix or 0
-    cells = torch.cat([torch.full((prefix,), NOWHERE), torch.arange(height * width)])
+    return _row_by_row(height, width, layout.prefix or 0)
+
+
+@lru_cache(maxsize=8)
+def _row_by_row(height: int, width: int, prefix: int) -> Places:
+    cells = torch.cat([torch.full((prefix,), NOWHERE, device="cpu"), torch.arange(height * width, device="cpu")])
     return Places(cells[None], (height, width), prefix)
 
 
 _UNPLACED = "where its windows lie on the picture is not known"
 
 
-def _windows_of(call: AttentionCall, axes: Axes, inputs: int) -> Places | str:
+def _windows_of(call: AttentionCall, axes: Axes) -> Places | str:
     """Return the places of windows that were cut out of a map row by row, after a cyclic shift (Swin's).
 
     The shift is what the network was seen to do; the size of a window is the module's own. The map may be padded before
@@ -223,7 +231,7 @@ def _windows_of(call: AttentionCall, axes: Axes, inputs: int) -> Places | str:
     assert call.rows is not None  # noqa: S101
     queries, keys = call.rows.shape[-2:]
     block = next((each for each in call.running if cuts_windows(each.module)), None)
-    size = None if block is None else _map_size(block, inputs)
+    size = None if block is None else _map_size(block, axes.inputs)
     window = window_size((each.module for each in call.running), keys)
     if size is None or window is None or queries != keys:
         return _UNPLACED
@@ -231,9 +239,17 @@ def _windows_of(call: AttentionCall, axes: Axes, inputs: int) -> Places | str:
     rolled, shift = call.roll or (size, (0, 0))
     if padded[0] // window[0] * (padded[1] // window[1]) != axes.windows or rolled not in (size, padded):
         return _UNPLACED
-    cells = torch.arange(size[0] * size[1]).reshape(size)
+    return _in_windows(size, window, shift, is_padded_first=rolled == padded)
+
+
+@lru_cache(maxsize=8)
+def _in_windows(
+    size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int], *, is_padded_first: bool
+) -> Places:
+    padded = (_up(size[0], window[0]), _up(size[1], window[1]))
+    cells = torch.arange(size[0] * size[1], device="cpu").reshape(size)
     pad = (0, padded[1] - size[1], 0, padded[0] - size[0])
-    if rolled == padded:
+    if is_padded_first:
         cells = torch.nn.functional.pad(cells, pad, value=NOWHERE).roll((-shift[0], -shift[1]), (0, 1))
     else:
         cells = torch.nn.functional.pad(cells.roll((-shift[0], -shift[1]), (0, 1)), pad, value=NOWHERE)
@@ -256,21 +272,36 @@ def _map_size(block: ModuleInput, inputs: int) -> tuple[int, int] | None:
     return (side, side) if side and side * side == tokens.size(1) else None
 
 
-def distances(queries: Places, keys: Places) -> Tensor:
-    """Return how far each key lies from each query, (windows, queries, keys), in patches of the queries' grid.
+class Distances:
+    """How far keys lie from queries, in patches of the queries' grid; kept where the next block has the same places.
 
     Keys of a coarser grid lie at the middle of what they cover. A distance is 0 where either has no place.
     """
+
+    def __init__(self) -> None:
+        """Know none yet."""
+        self._places: tuple[Places, Places] | None = None
+        self._all: Tensor | None = None
+
+    def rows(self, queries: Places, keys: Places, begin: int, end: int) -> Tensor:
+        """Return those of the queries from one to the one before another, (windows, some queries, keys)."""
+        if end - begin < queries.cells.size(1):  # large: only these
+            return _distances(queries, queries.cells[:, begin:end], keys)
+        if self._all is None or self._places != (queries, keys):
+            self._places, self._all = (queries, keys), _distances(queries, queries.cells, keys)
+        return self._all
+
+
+def _distances(queries: Places, cells: Tensor, keys: Places) -> Tensor:
     down = queries.grid[0] / keys.grid[0], queries.grid[1] / keys.grid[1]
 
-    def coordinates(places: Places, steps: tuple[float, float]) -> Tensor:
-        cells = places.cells.clamp_min(0)
-        rows = (cells // places.grid[1] + 0.5) * steps[0]
-        columns = (cells % places.grid[1] + 0.5) * steps[1]
-        return torch.stack([rows, columns], -1).float()
+    def coordinates(places: Tensor, columns: int, steps: tuple[float, float]) -> Tensor:
+        places = places.clamp_min(0)
+        return torch.stack([(places // columns + 0.5) * steps[0], (places % columns + 0.5) * steps[1]], -1).float()
 
     away = torch.cdist(
-        coordinates(queries, (1.0, 1.0)), coordinates(keys, down), compute_mode="donot_use_mm_for_euclid_dist"
+        coordinates(cells, queries.grid[1], (1.0, 1.0)),
+        coordinates(keys.cells, keys.grid[1], down),
+        compute_mode="donot_use_mm_for_euclid_dist",
     )
-    known = (queries.cells >= 0)[:, :, None] & (keys.cells >= 0)[:, None, :]
-    return away * known
+    return away * ((cells >= 0)[:, :, None] & (keys.cells >= 0)[:, None, :])

@@ -3,30 +3,26 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hookscope.attention_maps.places import Axes, Places, arranged, distances
+from hookscope.attention_maps.places import Axes, Distances, Places, arranged
 from hookscope.attention_maps.queries import Chosen
-from hookscope.hooks.attention_rows import AttentionRows
+from hookscope.hooks.attention_rows import AttentionRows, Memory
 
 # Weights in memory at a time, in bytes; what is computed from them takes as much again. Ours.
 _CHUNK_BYTES = 2**22
 
 
-@dataclass(slots=True)
-class CallNumbers:
-    """What one call came to, of each input and head, (N, heads), on the CPU.
+class HeadNumbers(NamedTuple):
+    """The numbers of each input and head, (N, heads), on the CPU.
 
     Attributes:
         distance: None where the grid is not known.
         prefix_shares: (N, heads, prefix), the share of each token in front of the grid; of queries on average.
         top_token: None for windows.
-        maps: By the query's place among those asked for, (N, heads, h * w); rows without such a query are NaN.
-        elsewhere: By query, (N, heads), the share on tokens without a place.
-        chosen: By query, its place in the block for each input; None where the block has no such query.
-        whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
     """
 
     entropy: Tensor
@@ -34,10 +30,40 @@ class CallNumbers:
     prefix_shares: Tensor
     top_share: Tensor
     top_token: Tensor | None
+
+
+@dataclass(slots=True)
+class CallNumbers:
+    """What one call came to, on the CPU.
+
+    Attributes:
+        heads: None unless they were asked for.
+        maps: By the query's place among those asked for, (N, heads, h * w); rows without such a query are NaN.
+        elsewhere: By query, (N, heads), the share on tokens without a place.
+        chosen: By query, its place in the block for each input; None where the block has no such query.
+        whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
+    """
+
+    heads: HeadNumbers | None = None
     maps: dict[int, Tensor] = field(default_factory=dict)
     elsewhere: dict[int, Tensor] = field(default_factory=dict)
     chosen: Mapping[int, Sequence[Chosen | None]] = field(default_factory=dict)
     whole: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the blocks of a pass share.
+
+    Attributes:
+        numbers: Whether heads are measured; otherwise only rows that are drawn may be computed.
+        memory: For a chunk.
+        distances: Of the last grid.
+    """
+
+    numbers: bool
+    memory: Memory = field(default_factory=Memory)
+    distances: Distances = field(default_factory=Distances)
 
 
 def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
@@ -52,12 +78,12 @@ def chunks_of(rows: AttentionRows) -> Iterator[tuple[int, int]]:
 def reduced(
     rows: AttentionRows,
     axes: Axes,
-    inputs: int,
     queries: Places | None,
     keys: Places | None,
     chosen: Mapping[int, Sequence[Chosen | None]],
     *,
     keeps_whole: bool,
+    room: Room,
     save: Callable[[Tensor, int], None] | None = None,
 ) -> CallNumbers:
     """Return the numbers and maps of a call.
@@ -65,90 +91,110 @@ def reduced(
     Args:
         rows: The weights.
         axes: How their leading axes count inputs, windows and heads.
-        inputs: N.
         queries: Where queries lie; None if that is not known.
         keys: The same of keys.
         chosen: By query, its place in this block for each input.
         keeps_whole: Keep all weights, averaged over heads.
+        room: Of the pass.
         save: Called with some rows, (N, windows, heads, some queries, keys), and the first query of them.
     """
     query_count = rows.shape[-2]
-    away = with_places = None
     totals: dict[str, Tensor] = {}
     whole: list[Tensor] = []
-    picked: dict[int, list[Tensor | None]] = {place: [None] * inputs for place in chosen}
-    for begin, end in chunks_of(rows):
-        part = arranged(rows.part(begin, end), axes, inputs)  # (N, windows, heads, some queries, keys)
+    picked: dict[int, list[Tensor | None]] = {place: [None] * axes.inputs for place in chosen}
+    tokens = {each.token for by_input in chosen.values() for each in by_input if each is not None}
+    has_received = room.numbers or None in tokens
+    needs_all = has_received or keeps_whole or save is not None
+    for begin, end in chunks_of(rows) if needs_all else ((each, each + 1) for each in tokens if each is not None):
+        weights, entropy = rows.part(begin, end, room.memory)
+        part = arranged(weights, axes)  # (N, windows, heads, some queries, keys)
         if save is not None:
             save(part, begin)
-        if away is None and queries is not None and keys is not None and query_count > 1:
-            away = distances(queries, keys).to(part.device, part.dtype)
-            with_places = (keys.cells >= 0).to(part.device, part.dtype)
-        _add(totals, "entropy", _entropy(part))
-        _add(totals, "received", part.sum(3))
-        if away is not None and with_places is not None and queries is not None:
-            own = (queries.cells[:, begin:end] >= 0).to(part.device)
-            weighted = (part * away[None, :, None, begin:end]).sum(-1)
-            on_patches = part.sum(-1) if bool(with_places.all()) else (part * with_places[None, :, None, None]).sum(-1)
-            counts = own[None, :, None] & (on_patches > 0)
-            _add(totals, "distance", torch.where(counts, weighted / on_patches, 0).sum((1, 3)))
-            _add(totals, "counted", counts.sum((1, 3)))
+        if has_received:
+            _add(totals, "received", part.sum(3))
+        if room.numbers:
+            _add(totals, "entropy", arranged(entropy[..., None], axes).sum((1, 3, 4)))
+            if queries is not None and keys is not None and query_count > 1:
+                _add_distances(totals, part, queries, keys, begin, room)
         if keeps_whole:
             whole.append(part.mean(2)[:, 0].float().cpu())
-        for place, by_input in chosen.items():
-            for at, each in enumerate(by_input):
-                if each is not None and each.token is not None and begin <= each.token < end:
-                    picked[place][at] = part[at, each.window, :, each.token - begin].clone()
-    return _finished(totals, query_count, axes, keys, chosen, picked, torch.cat(whole, 1) if whole else None)
+        _pick(picked, part, begin, chosen)
+    received = totals["received"] / query_count if totals else None  # (N, windows, heads, keys)
+    return CallNumbers(
+        _head_numbers(totals, received, query_count, axes, keys) if room.numbers and received is not None else None,
+        *_maps(received, axes, keys, chosen, picked),
+        chosen,
+        torch.cat(whole, 1) if whole else None,
+    )
 
 
-def _entropy(shares: Tensor) -> Tensor:
-    """Return the sum over queries and keys of -p ln p, (N, heads), 0 for p = 0."""
-    # torch.special.entr takes almost three times as long.
-    logarithms = shares.clamp_min(torch.finfo(shares.dtype).tiny).log_()
-    return -logarithms.mul_(shares).sum((1, 3, 4))
+def _pick(
+    picked: Mapping[int, list[Tensor | None]], part: Tensor, begin: int, chosen: Mapping[int, Sequence[Chosen | None]]
+) -> None:
+    """Keep the rows that are drawn, of those that a part has."""
+    for place, by_input in chosen.items():
+        for at, each in enumerate(by_input):
+            if each is not None and each.token is not None and 0 <= each.token - begin < part.size(3):
+                picked[place][at] = part[at, each.window, :, each.token - begin].clone()
+
+
+def _add_distances(
+    totals: dict[str, Tensor], part: Tensor, queries: Places, keys: Places, begin: int, room: Room
+) -> None:
+    """Add the mean distance of each query that lies on the picture from the keys there, by their weight."""
+    end = begin + part.size(3)
+    away = room.distances.rows(queries, keys, begin, end).to(part.device, part.dtype)
+    with_places = (keys.cells >= 0).to(part.device, part.dtype)
+    own = (queries.cells[:, begin:end] >= 0).to(part.device)
+    products = room.memory.tensor("products", part.shape, part.dtype, part.device)
+    weighted = torch.mul(part, away[None, :, None], out=products).sum(-1)
+    on_patches = torch.mul(part, with_places[None, :, None, None], out=products).sum(-1)
+    counts = own[None, :, None] & (on_patches > 0)
+    _add(totals, "distance", torch.where(counts, weighted / on_patches, 0).sum((1, 3)))
+    _add(totals, "counted", counts.sum((1, 3)))
 
 
 def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
     totals[name] = totals[name] + values if name in totals else values
 
 
-def _finished(
-    totals: Mapping[str, Tensor],
-    query_count: int,
-    axes: Axes,
-    keys: Places | None,
-    chosen: Mapping[int, Sequence[Chosen | None]],
-    picked: Mapping[int, Sequence[Tensor | None]],
-    whole: Tensor | None,
-) -> CallNumbers:
-    received = totals["received"] / query_count  # (N, windows, heads, keys)
+def _head_numbers(
+    totals: Mapping[str, Tensor], received: Tensor, query_count: int, axes: Axes, keys: Places | None
+) -> HeadNumbers:
     top = received.max(-1)
-    numbers = CallNumbers(
+    return HeadNumbers(
         entropy=(totals["entropy"] / (query_count * axes.windows)).cpu(),
         distance=(totals["distance"] / totals["counted"]).cpu() if "distance" in totals else None,
         prefix_shares=received[:, 0, :, : keys.prefix if keys is not None else 0].cpu(),
         top_share=top.values.mean(1).cpu(),
         top_token=top.indices[:, 0].cpu() if axes.windows == 1 else None,
-        chosen=chosen,
-        whole=whole,
     )
+
+
+def _maps(
+    received: Tensor | None,
+    axes: Axes,
+    keys: Places | None,
+    chosen: Mapping[int, Sequence[Chosen | None]],
+    picked: Mapping[int, Sequence[Tensor | None]],
+) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Return maps and shares elsewhere by query, as `CallNumbers` has them; none where keys have no place."""
+    if keys is None:
+        return {}, {}
+    maps = {}
     for place, by_input in chosen.items():
-        if keys is None:
-            continue
-        maps = []
+        rows = []
         for at, each in enumerate(by_input):
             row = picked[place][at]
             if each is None:
-                maps.append(torch.full((axes.heads, keys.grid[0] * keys.grid[1]), torch.nan))
-            elif each.token is None:
-                # Each window has its share of the queries.
-                maps.append(on_grid(received[at] / axes.windows, keys))
+                rows.append(torch.full((axes.heads, keys.grid[0] * keys.grid[1]), torch.nan))
             elif row is not None:
-                maps.append(on_grid(row[None], keys, each.window))
-        numbers.maps[place] = torch.stack(maps)
-        numbers.elsewhere[place] = 1 - numbers.maps[place].sum(-1)
-    return numbers
+                rows.append(on_grid(row[None], keys, each.window))
+            elif received is not None:
+                # Each window has its share of the queries.
+                rows.append(on_grid(received[at] / axes.windows, keys))
+        maps[place] = torch.stack(rows)
+    return maps, {place: 1 - each.sum(-1) for place, each in maps.items()}
 
 
 def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> Tensor:

@@ -1,6 +1,7 @@
 """Ask of every input what attention looks at: batches in, numbers and maps out, and nothing of the network changed."""
 
 import copy
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from hookscope.attention_maps.places import (
     places_of,
 )
 from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
-from hookscope.attention_maps.reductions import CallNumbers, on_grid, reduced
+from hookscope.attention_maps.reductions import CallNumbers, Room, on_grid, reduced
 from hookscope.attention_maps.rollout import Rollout, refuse_rollout
 from hookscope.attribution.forward_backward import ModelRaisedError, model_errors
 from hookscope.attribution.padding import padded_extents
@@ -54,7 +54,7 @@ from hookscope.text import safe_text
 
 # Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
-
+_NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page has no patch to pick."
 
 ExtentOf = Callable[[tuple[int, int], int], Extent]
 """Returns the area that a grid (h, w) fills, of an input by its place in the batch."""
@@ -67,12 +67,14 @@ class Wanted:
     Attributes:
         blocks: Positions among the blocks seen, or labels.
         heads: Heads to draw each by itself; () for the mean over heads.
+        numbers: Whether heads are measured, and the rows of every patch kept.
     """
 
     queries: Sequence[Query]
     blocks: Sequence[int | str]
     heads: Sequence[int]
     rollout: bool
+    numbers: bool
     save_tensors: bool
     arrangement: Arrangement
 
@@ -98,6 +100,7 @@ class _Pass:
     records: Sequence[InputRecord]
     first: int
     collector: TensorCollector | None
+    room: Room
     seen: list[_Seen] = field(default_factory=list)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
@@ -111,11 +114,11 @@ class _Pass:
             self.refused[inner.name] = (kind, call.reason)
             return
         axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
-        reason = axes if isinstance(axes, str) else not_over_tokens(call, axes, inputs)
+        reason = axes if isinstance(axes, str) else not_over_tokens(call, axes)
         if reason or isinstance(axes, str):
             self.refused[inner.name] = (kind, reason)
             return
-        queries, keys, remark = places_of(call, axes, inputs, self.wanted.arrangement)
+        queries, keys, remark = places_of(call, axes, self.wanted.arrangement)
         number = self.calls.get(inner.name, 0)
         self.calls[inner.name] = number + 1
         label = row_label(inner.name, number, "")
@@ -130,16 +133,18 @@ class _Pass:
             ]
             for place, query in enumerate(self.wanted.queries)
         }
-        keeps = self._keeps_patches(len(self.seen), label) and axes.windows == 1 and query_count > 1
+        keeps = (
+            self.wanted.numbers and self._keeps_patches(len(self.seen), label) and axes.windows == 1 and query_count > 1
+        )
         keeps = keeps and keys is not None and query_count * key_count <= _MOST_WEIGHTS
         numbers = reduced(
             call.rows,
             axes,
-            inputs,
             queries,
             keys,
             chosen,
             keeps_whole=keeps or self.wanted.rollout,
+            room=self.room,
             save=None if self.collector is None else partial(self._save, self.collector, label),
         )
         if self.wanted.rollout and numbers.whole is not None:
@@ -203,6 +208,7 @@ def run_attention(
     heads: Sequence[int],
     queries: Sequence[str],
     rollout: bool,
+    numbers: bool,
     tokens: str | None,
     batch_size: int,
     verify: bool,
@@ -227,6 +233,7 @@ def run_attention(
         [_block(text) for text in blocks] or [-1],
         _distinct_heads(heads),
         rollout,
+        numbers,
         save_tensors,
         arrangement,
     )
@@ -265,6 +272,7 @@ def run_attention(
         "head": [*wanted.heads],
         "query": [*queries],
         "rollout": rollout,
+        "numbers": numbers,
         "tokens": tokens,
     }
     return Attention(
@@ -272,12 +280,12 @@ def run_attention(
         inputs=tuple(gathered.records),
         blocks=seen_blocks,
         unseen=unseen,
-        rows=tuple(_rows(gathered, seen_blocks, arrangement)),
+        rows=tuple(_rows(gathered, seen_blocks, arrangement)) if numbers else (),
         maps=tuple(gathered.maps),
         head_maps=tuple(gathered.head_maps),
         patches=tuple(gathered.patches),
         warnings=(*inspected.warnings, *gathered.warnings, *queue.remarks),
-        notes=(*inspected.notes, *gathered.notes),
+        notes=(*inspected.notes, *gathered.notes, *(() if numbers else (_NO_NUMBERS,))),
         seed=session.seed,
         device=device,
         dtype=dtype,
@@ -348,7 +356,7 @@ class _Passes:
         Raises:
             ModelRaisedError: If the network raises.
         """
-        seen = _Pass(self.wanted, batch.records, first, self.collector)
+        seen = _Pass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
         mode = AttentionMode(self.inspected.modules, seen.take)
         given = copy_of(batch)
         self.captured.restart()
@@ -445,7 +453,9 @@ def _gather(batch: Batch, seen: _Pass, passes: _Passes, gathered: _Gathered) -> 
 
 
 def _sum(gathered: _Gathered, seen: _Seen) -> None:
-    label, numbers = seen.block.label, seen.numbers
+    label, numbers = seen.block.label, seen.numbers.heads
+    if numbers is None:
+        return
     sums = gathered.sums.setdefault(label, {})
     values = {
         "entropy": numbers.entropy,
@@ -462,21 +472,24 @@ def _sum(gathered: _Gathered, seen: _Seen) -> None:
 def _rows(gathered: _Gathered, blocks: Sequence[AttentionBlock], arrangement: Arrangement) -> Iterator[HeadRow]:
     count = len(gathered.records)
     for index, block in enumerate(blocks):
-        sums, top_token = gathered.sums[block.label], gathered.top_tokens[block.label]
-        prefix = sums["prefix"] / count
-        classes = min(arrangement.class_count, prefix.size(1))
-        for head in range(block.heads):
-            distance = float(sums["distance"][head]) / count if "distance" in sums else None
+        means = {name: (each / count).tolist() for name, each in gathered.sums[block.label].items()}
+        top_tokens = gathered.top_tokens[block.label]
+        tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()
+        distances = means.get("distance", [math.nan] * block.heads)
+        for head, (entropy, distance, prefix, top, token) in enumerate(
+            zip(means["entropy"], distances, means["prefix"], means["top"], tokens, strict=True)
+        ):
+            classes = min(arrangement.class_count, len(prefix))
             yield HeadRow(
                 block.label,
                 index,
                 head,
-                float(sums["entropy"][head]) / count,
-                None if distance is None or np.isnan(distance) else distance,
-                float(prefix[head, 0]) if classes else None,
-                float(prefix[head, classes:].sum()) if prefix.size(1) > classes else None,
-                float(sums["top"][head]) / count,
-                None if top_token is None else int(top_token[head]),
+                entropy,
+                None if math.isnan(distance) else distance,
+                prefix[0] if classes else None,
+                sum(prefix[classes:]) if len(prefix) > classes else None,
+                top,
+                token,
             )
 
 

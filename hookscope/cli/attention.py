@@ -39,6 +39,14 @@ def attention(
         ),
     ] = None,
     rollout: Annotated[bool, under.heads("--rollout", help="Also follow attention through all blocks.")] = False,
+    numbers: Annotated[
+        bool,
+        under.heads(
+            "--numbers/--no-numbers",
+            help="Measure every head. Without, only the rows of --query are computed: maps of large pictures then cost "
+            "little more than the forward pass.",
+        ),
+    ] = True,
     tokens: Annotated[
         str | None,
         under.heads(
@@ -52,6 +60,7 @@ def attention(
     key: options.Key = None,
     allow_missing: options.AllowMissing = None,
     allow_unexpected: options.AllowUnexpected = None,
+    input_shape: options.InputShape = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
     mean: options.Mean = None,
@@ -89,6 +98,11 @@ def attention(
     """
     from hookscope import api
 
-    if not images and not input:
-        raise UsageError("Missing IMAGE: name a picture, a tensor file or a folder. See `hookscope attention --help`.")
-    return run_model(api.attention, locals(), otherwise="named", has_progress=True)
+    if not images and not input and not input_shape:
+        raise UsageError(
+            "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise. "
+            "See `hookscope attention --help`."
+        )
+    return run_model(
+        api.attention, locals(), otherwise="noise" if input_shape and not input else "named", has_progress=True
+    )

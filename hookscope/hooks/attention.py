@@ -93,6 +93,8 @@ class AttentionMode(TorchFunctionMode):
     ) -> Any:
         """Run a torch function, and look at it if it is part of an attention."""
         given = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # flex attention compiles itself, and traces this function, too
+            return func(*args, **given)
         name = operation_name(func)
         call = MultiHeadCall()
         output = run_networks(call.noting(func) if name == _MULTI_HEAD else func, args, given)
@@ -101,7 +103,7 @@ class AttentionMode(TorchFunctionMode):
         elif name == _MULTI_HEAD:
             self._attention("multi-head", call.rows, args, given, sys._getframe(1))
         elif name == "flex_attention":
-            self._hand_on("flex", sys._getframe(1), None, _flex_reason(args, given))
+            self._hand_on("flex", sys._getframe(1), None, "flex attention")
         elif name in _PRODUCTS:
             met = self._products.product(name, args, given)
             if met is not None:
@@ -177,8 +179,3 @@ class AttentionMode(TorchFunctionMode):
 
 
 forwards(AttentionMode.__torch_function__)
-
-
-def _flex_reason(args: Any, kwargs: Mapping[str, Any]) -> str:
-    has_score = kwargs.get("score_mod", args[3] if len(args) > 3 else None) is not None
-    return "flex attention with a score function" if has_score else "flex attention"

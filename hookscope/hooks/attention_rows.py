@@ -1,11 +1,11 @@
 """Attention weights, exactly, from what a call was given: a few queries at a time, in float32 or float64."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from inspect import Signature, signature
-from math import sqrt
+from math import prod, sqrt
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -14,18 +14,45 @@ import torch.nn.functional as F  # noqa: N812 - the name it has everywhere
 from torch import Tensor
 
 
+class Memory:
+    """Memory that each part of the weights is computed in: the page faults of fresh memory take as long as the sums."""
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        self._held: dict[str, Tensor] = {}
+
+    def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a tensor to write to; the one before it of this name is overwritten."""
+        count, held = prod(shape), self._held.get(name)
+        if held is None or held.numel() < count or (held.dtype, held.device) != (dtype, device):
+            with torch.inference_mode(False):
+                held = self._held[name] = torch.empty(count, dtype=dtype, device=device)
+        return held[:count].view(shape)
+
+
+class Part(NamedTuple):
+    """The weights of some queries.
+
+    Attributes:
+        weights: (..., queries, keys), in float32 or float64; until another part is computed in the same memory.
+        entropy: Of each row, (..., queries), in nats; 0 for a row without weight.
+    """
+
+    weights: Tensor
+    entropy: Tensor
+
+
 class AttentionRows(NamedTuple):
     """The weights of one call, computed when they are asked for.
 
     Attributes:
         shape: Of all of them: batch, windows and heads first, then queries, then keys.
-        part: Takes the first query and the one after the last; returns their rows in float32 or float64, in memory that
-            may be overwritten.
+        part: Takes the first query and the one after the last, and the memory to compute in.
         features: Numbers in each query; 0 where that is not known.
     """
 
     shape: tuple[int, ...]
-    part: Callable[[int, int], Tensor]
+    part: Callable[[int, int, Memory], Part]
     features: int = 0
 
 
@@ -53,17 +80,22 @@ def _of_scaled_dot_product(
         raise NotExactError("it runs over nested tensors")
     if enable_gqa and query.dim() > 2 and key.size(-3) != query.size(-3):
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
-    lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
+    lead = query.shape[:-2]
+    if lead != key.shape[:-2]:
+        lead = torch.broadcast_shapes(lead, key.shape[:-2])  # type: ignore[no-untyped-call]
     shape = (*lead, query.size(-2), key.size(-2))
-    held = partial(
-        _scores_to_rows,
-        query.detach(),
-        _transposed(key.detach()),
-        None if attn_mask is None else attn_mask.detach(),
-        1 / sqrt(query.size(-1)) if scale is None else float(scale),
-        is_causal=is_causal,
-    )
-    return AttentionRows(shape, held, query.size(-1))
+    query, keys = query.detach(), _transposed(key.detach())
+    mask = None if attn_mask is None else attn_mask.detach()
+    factor = 1 / sqrt(query.size(-1)) if scale is None else float(scale)
+
+    def part(begin: int, end: int, memory: Memory) -> Part:
+        some = _wide(query[..., begin:end, :]) * factor
+        products = memory.tensor("products", (*lead, end - begin, shape[-1]), some.dtype, some.device)
+        scores = torch.matmul(some, keys(), out=products)
+        _hide(scores, mask, begin, end, is_causal=is_causal)
+        return _softmax(scores, memory, hides=mask is not None or is_causal)
+
+    return AttentionRows(shape, part, query.size(-1))
 
 
 def _transposed(key: Tensor) -> Callable[[], Tensor]:
@@ -71,30 +103,38 @@ def _transposed(key: Tensor) -> Callable[[], Tensor]:
     return cache(lambda: _wide(key).transpose(-2, -1))
 
 
-def _scores_to_rows(
-    query: Tensor,
-    keys: Callable[[], Tensor],
-    mask: Tensor | None,
-    scale: float,
-    begin: int,
-    end: int,
-    *,
-    is_causal: bool,
-) -> Tensor:
-    scores = (_wide(query[..., begin:end, :]) * scale) @ keys()
+def _hide(scores: Tensor, mask: Tensor | None, begin: int, end: int, *, is_causal: bool) -> None:
+    """Put the mask on the scores of some queries."""
     if mask is not None:
+        mask = mask.reshape(mask.shape[-scores.dim() :])
         mask = mask[..., begin:end, :] if mask.dim() > 1 and mask.size(-2) > 1 else mask
-        hidden = mask.dtype is torch.bool
-        scores = scores.masked_fill_(~mask, -torch.inf) if hidden else scores + mask.to(scores.dtype)
+        if mask.dtype is torch.bool:
+            scores.masked_fill_(~mask, -torch.inf)
+        else:
+            scores.add_(mask.to(scores.dtype))
     if is_causal:
         places = torch.arange(scores.size(-1), device=scores.device)
-        later = places > torch.arange(begin, end, device=scores.device)[:, None]
-        scores = scores.masked_fill_(later, -torch.inf)
-    rows = scores.softmax(-1)
-    if mask is not None and not bool(torch.isfinite(rows[..., 0]).all()):
+        scores.masked_fill_(places > torch.arange(begin, end, device=scores.device)[:, None], -torch.inf)
+
+
+def _softmax(scores: Tensor, memory: Memory, *, hides: bool) -> Part:
+    """Return the softmax of scores, which are overwritten; some may be -inf where a mask `hides` keys.
+
+    With s the scores less the largest of a row, p = exp(s) / Z and the largest p is 1 / Z. The entropy of the row is
+    ln Z - sum of p s: one logarithm for a row, and no cancellation, since neither is negative.
+    """
+    lowest = torch.finfo(scores.dtype).min
+    largest = scores.amax(-1, keepdim=True)
+    scores = scores.sub_(largest.clamp_min(lowest) if hides else largest)
+    if hides:
+        scores = scores.clamp_min_(lowest)  # 0 times it is 0, and not NaN
+    weights = torch.softmax(scores, -1, out=memory.tensor("weights", scores.shape, scores.dtype, scores.device))
+    entropy = -weights.amax(-1).log_() - scores.mul_(weights).sum(-1)
+    blind = largest == -torch.inf if hides else None
+    if blind is not None and bool(blind.any()):
         # Queries that may look at nothing get zeros, as from torch's own kernels.
-        rows = rows.masked_fill_((scores == -torch.inf).all(-1, keepdim=True), 0.0)
-    return rows
+        weights, entropy = weights.masked_fill_(blind, 0.0), entropy.masked_fill_(blind[..., 0], 0.0)
+    return Part(weights, entropy)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -134,8 +174,13 @@ class MultiHeadCall:
         if len(lead) > 1:
             return self._rows
         heads = _mha_signature().bind(*args, **kwargs).arguments["num_heads"]
-        part, shape = self._rows.part, (lead[0] // heads, heads)
-        return AttentionRows((*shape, queries, keys), lambda begin, end: part(begin, end).reshape(*shape, -1, keys))
+        held, shape = self._rows.part, (lead[0] // heads, heads)
+
+        def part(begin: int, end: int, memory: Memory) -> Part:
+            weights, entropy = held(begin, end, memory)
+            return Part(weights.reshape(*shape, -1, keys), entropy.reshape(*shape, -1))
+
+        return AttentionRows((*shape, queries, keys), part)
 
     def _fused(
         self,
@@ -165,9 +210,12 @@ def _mha_signature() -> Signature:
 def of_weights(weights: Tensor) -> AttentionRows:
     """Return weights (..., queries, keys) that a network has computed itself."""
 
-    def part(begin: int, end: int) -> Tensor:
-        some = weights[..., begin:end, :]
-        return some.float() if some.dtype not in (torch.float32, torch.float64) else some.clone()
+    def part(begin: int, end: int, memory: Memory) -> Part:
+        some = _wide(weights[..., begin:end, :])
+        # torch.special.entr takes almost three times as long.
+        product = memory.tensor("products", some.shape, some.dtype, some.device)
+        logarithms = torch.clamp_min(some, torch.finfo(some.dtype).tiny, out=product).log_()
+        return Part(some, -logarithms.mul_(some).sum(-1))
 
     return AttentionRows(tuple(weights.shape), part)
 

@@ -142,6 +142,8 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a torch function, and observe it if a module's own code has called it."""
+        if torch.compiler.is_dynamo_compiling():  # flex attention compiles itself, and traces this function, too
+            return func(*args, **(kwargs or {}))
         caller = caller_of(sys._getframe(1))
         if caller is None:  # nearly always
             return run_networks(func, args, kwargs or {})

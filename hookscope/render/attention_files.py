@@ -89,7 +89,8 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
         patches = [_write_patches(run.path, each, number) for number, each in enumerate(result.patches)]
         rows = document.pop("rows")
         stored = {"schema_version": SCHEMA_VERSION, "rows": rows, "maps": maps, "patches": patches}
-        texts = {"heads.csv": heads_to_csv(result), "attention.json": strict_json(stored)}
+        texts = {"heads.csv": heads_to_csv(result)} if result.rows else {}
+        texts["attention.json"] = strict_json(stored)
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
         tables = [*texts]

@@ -21,7 +21,7 @@ def attention_summary(result: Attention, *, width: int, full: bool = False) -> I
     yield from title_lines(result)
     if finding := finding_of(result):
         yield safe_line(finding, overflow="fold")
-    yield _table_of_heads(result, width) if full else _table_of_blocks(result, width)
+    yield _table_of_heads(result, width) if full and result.rows else _table_of_blocks(result, width)
     flagged = [each for each in result.rows if each.is_one_token]
     if flagged:
         shown = ", ".join(f"{each.block} head {each.head}" for each in flagged[:6])

@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 
 PATCH = 8
 
@@ -71,6 +72,36 @@ class SmallTransformer(nn.Module):
             tokens = layer(tokens)
         output: Tensor = self.head(tokens[:, 0])
         return output
+
+
+class Words(nn.Module):
+    """Two heads over the words of a text, each of which looks at itself and those before it alike."""
+
+    num_heads = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+
+    def forward(self, words: Tensor) -> Tensor:
+        values = self.embedding(words).unflatten(-1, (2, 4)).transpose(1, 2)
+        equal = torch.zeros_like(values)
+        return F.scaled_dot_product_attention(equal, equal, values, is_causal=True)
+
+
+def _nearer(score: Tensor, _batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return score - (query - key).abs()
+
+
+class FlexAttention(nn.Module):
+    """Attention that torch compiles where it is called."""
+
+    num_heads = 2
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        heads = tokens.unflatten(-1, (2, -1)).transpose(1, 2)
+        output: Tensor = flex_attention(heads, heads, heads, score_mod=_nearer)
+        return output.transpose(1, 2).flatten(2)
 
 
 class Linear(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.hooks.attention import AttentionCall, AttentionMode
+from hookscope.hooks.attention_rows import Memory, Part
 from hookscope.hooks.selection import module_index
 
 
@@ -24,11 +25,16 @@ def seen_by_mode(network: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[At
     def take(call: AttentionCall) -> None:
         calls.append(call)
         if call.rows is not None:
-            rows.append(call.rows.part(0, call.rows.shape[-2]))
+            rows.append(part_of(call).weights)
 
     with AttentionMode(module_index(network)[0], take):
         output = network(*args, **kwargs)
     return calls, rows, output
+
+
+def part_of(call: AttentionCall, begin: int = 0, end: int | None = None) -> Part:
+    assert call.rows is not None
+    return call.rows.part(begin, call.rows.shape[-2] if end is None else end, Memory())
 
 
 class Attends(nn.Module):
@@ -48,6 +54,13 @@ def by_numpy(query: Tensor, key: Tensor, mask: NDArray[np.float64] | float, scal
     powers = np.exp(scores - scores.max(-1, keepdims=True))
     shares: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
     return shares
+
+
+def entropy_by_numpy(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of -p ln p of each row, where 0 ln 0 is 0."""
+    logarithms = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    entropy: NDArray[np.float64] = -(shares * logarithms).sum(-1)
+    return entropy
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -80,11 +93,10 @@ def test_rows_are_those_of_the_definition(
     assert np.abs(rows.numpy() - by_numpy(query, key, mask, scale)).max() < 1e-6
     assert torch.allclose(rows.sum(-1), torch.ones(2, 3, 6), atol=1e-6)
     assert calls[0].entry == "scaled dot product"
-    whole = calls[0].rows
-    assert whole is not None
-    assert torch.equal(torch.cat([whole.part(0, 4), whole.part(4, 6)], -2), rows) or torch.allclose(
-        torch.cat([whole.part(0, 4), whole.part(4, 6)], -2), rows, atol=1e-7
-    )
+    parts = [part_of(calls[0], 0, 4), part_of(calls[0], 4, 6)]
+    assert torch.allclose(torch.cat([each.weights for each in parts], -2), rows, atol=1e-7)
+    entropy = torch.cat([each.entropy for each in parts], -1)
+    assert np.abs(entropy.numpy() - entropy_by_numpy(by_numpy(query, key, mask, scale))).max() < 1e-6
 
 
 def test_grouped_queries_share_keys() -> None:
@@ -105,9 +117,33 @@ def test_a_query_that_may_look_at_nothing_has_no_weight_as_in_torch() -> None:
     query, key = drawn(1, 1, 3, 4), drawn(1, 1, 3, 4, seed=1)
     allowed = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
     identity = torch.eye(3).reshape(1, 1, 3, 3)
-    _, (rows,), output = seen_by_mode(Attends(F.scaled_dot_product_attention, attn_mask=allowed), query, key, identity)
+    attends = Attends(F.scaled_dot_product_attention, attn_mask=allowed)
+    calls, (rows,), output = seen_by_mode(attends, query, key, identity)
     assert torch.allclose(rows, output, atol=1e-6)
     assert rows[0, 0, 1].tolist() == [0.0, 0.0, 0.0]
+    expected = by_numpy(query, key, np.where(allowed.numpy() | [[False], [True], [False]], 0.0, -np.inf), 0.5)
+    assert part_of(calls[0]).entropy[0, 0, 1] == 0
+    assert np.abs(part_of(calls[0]).entropy.numpy() - entropy_by_numpy(expected))[0, 0, [0, 2]].max() < 1e-6
+
+
+@pytest.mark.parametrize("hidden", [None, -np.inf, torch.finfo(torch.float32).min], ids=["none", "infinite", "finite"])
+@pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
+def test_entropy_is_exact_for_weights_from_equal_to_one_hot(size: float, hidden: float | None) -> None:
+    query, key = drawn(2, 3, 40, 16) * size, drawn(2, 3, 40, 16, seed=1) + 3
+    mask = None if hidden is None else torch.where(drawn(40, 40, seed=2) > 1, hidden, 0.0)
+    calls, _, _ = seen_by_mode(Attends(F.scaled_dot_product_attention, attn_mask=mask), query, key, key)
+    # From the weights, for float32 cannot hold scores of thousands to 1e-6.
+    expected = entropy_by_numpy(part_of(calls[0]).weights.double().numpy())
+    assert np.abs(part_of(calls[0]).entropy.numpy() - expected).max() < 2e-6
+
+
+def test_parts_of_one_size_share_their_memory() -> None:
+    calls, _, _ = seen_by_mode(
+        Attends(F.scaled_dot_product_attention), *(drawn(2, 3, 6, 4, seed=at) for at in range(3))
+    )
+    rows, memory = calls[0].rows, Memory()
+    assert rows is not None
+    assert rows.part(0, 3, memory).weights.data_ptr() == rows.part(3, 6, memory).weights.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -131,9 +167,8 @@ def test_torchs_own_attention_has_the_weights_that_it_returns(train: bool) -> No
     layer.eval()
     expected = layer(tokens, others, others, key_padding_mask=masked, average_attn_weights=False)[1]
     assert torch.equal(rows, expected)
-    whole = calls[0].rows
-    assert whole is not None
-    assert torch.allclose(torch.cat([whole.part(0, 2), whole.part(2, 5)], 2), expected, atol=1e-6)
+    parts = [part_of(calls[0], 0, 2).weights, part_of(calls[0], 2, 5).weights]
+    assert torch.allclose(torch.cat(parts, 2), expected, atol=1e-6)
     assert torch.allclose(rows.sum(-1), torch.ones(2, 3, 5), atol=1e-6)
 
 
@@ -233,7 +268,9 @@ def values_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_a_softmax_that_meets_values_is_attention(function: Callable[..., Tensor]) -> None:
     query, key, value = (drawn(2, 3, 6, 4, seed=each) for each in range(3))
     calls, (rows,), _ = seen_by_mode(Attends(function), query, key, value)
-    assert np.abs(rows.numpy() - by_numpy(query, key, 0.0, 0.5)).max() < 1e-6
+    expected = by_numpy(query, key, 0.0, 0.5)
+    assert np.abs(rows.numpy() - expected).max() < 1e-6
+    assert np.abs(part_of(calls[0]).entropy.numpy() - entropy_by_numpy(expected)).max() < 2e-6
     assert calls[0].entry == "softmax"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.attention_maps import reductions
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
-from tests.attention_maps.small_networks import HalfSeen, RedSeeker, SmallTransformer
+from tests.attention_maps.small_networks import FlexAttention, HalfSeen, RedSeeker, SmallTransformer
 
 Weights = NDArray[np.float64]
 
@@ -114,6 +114,29 @@ def test_a_few_queries_at_a_time_come_to_the_same(
         assert np.abs(first.values - second.values).max() < 1e-6
 
 
+def test_without_numbers_maps_are_the_same(network: nn.Module, pictures: Tensor) -> None:
+    asked = {"query": ["cls", "mean", "17,9"], "block": [0, -1], "head": [0, 2], "rollout": True}
+    whole = hookscope.attention(network, pictures, **asked)
+    maps = hookscope.attention(network, pictures, **asked, numbers=False)
+    assert (maps.rows, maps.patches) == ((), ())
+    assert any("Heads were not measured" in each for each in maps.notes)
+    assert [each.label for each in maps.maps] == [each.label for each in whole.maps]
+    for one, other in zip((*whole.maps, *whole.head_maps), (*maps.maps, *maps.head_maps), strict=True):
+        assert np.abs(one.values - other.values).max() < 1e-6
+
+
+def test_without_numbers_only_rows_that_are_drawn_are_computed(
+    network: nn.Module, pictures: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = weights_of(network, pictures)
+    monkeypatch.setattr(reductions, "chunks_of", lambda _rows: pytest.fail("all rows are computed"))
+    result = hookscope.attention(network, pictures, query=["cls", "17,9"], numbers=False)
+    assert [each.query for each in result.maps] == ["class token", "patch 1,2"] * 2
+    for each, token in zip(result.maps, (0, 7) * 2, strict=True):
+        weights = expected[1][each.input_index].mean(0)
+        assert np.abs(each.values.reshape(-1) - weights[token, 1:]).max() < 1e-6
+
+
 def test_a_network_in_train_mode_is_looked_at_without_dropout_and_left_as_it_was(
     network: nn.Module, pictures: Tensor
 ) -> None:
@@ -191,6 +214,13 @@ def test_a_network_that_is_seen_in_part_says_which_block_is_not(pictures: Tensor
     )
     with pytest.raises(UsageError, match="`rollout` is undefined here: 1 of 2 blocks seen"):
         hookscope.attention(HalfSeen(), pictures, rollout=True)
+
+
+@pytest.mark.exhaustive  # torch traces it
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_is_named_as_not_seen() -> None:
+    with pytest.raises(NothingMatchedError, match=r"0 of 1 block seen; not seen: 0: flex attention\. See"):
+        hookscope.attention(nn.Sequential(FlexAttention()), torch.randn(1, 16, 8))
 
 
 def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
@@ -340,6 +370,25 @@ def test_keys_on_a_coarser_grid_have_maps_of_that_grid() -> None:
     coarse = np.stack(np.meshgrid(keys, keys, indexing="ij"), -1).reshape(4, 2)
     away = np.linalg.norm(places[:, None] - coarse[None], axis=-1)
     assert result.rows[0].distance == pytest.approx((weights[0] * away).sum(-1).mean(), rel=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_the_only_query_of_a_pooling_layer_has_a_map() -> None:
+    network = timm_network("vit_base_patch16_siglip_224", img_size=64, depth=1)
+    result = hookscope.attention(network, torch.randn(1, 3, 64, 64), query=["cls", "mean"], save_tensors=True)
+    block = result.blocks[-1]
+    assert (block.label, block.queries, block.keys, block.query_grid, block.key_grid) == (
+        "attn_pool",
+        1,
+        16,
+        None,
+        (4, 4),
+    )
+    weights = result.tensors["attn_pool"][0, :, 0].double().numpy()
+    assert [each.query for each in result.maps] == ["pooling query", "mean of queries"]
+    for each in result.maps:
+        assert np.abs(each.values.reshape(-1) - weights.mean(0)).max() < 1e-6
+    assert result.rows[-1].distance is None
 
 
 @pytest.mark.exhaustive

@@ -436,7 +436,7 @@ def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[st
     assert "not enough memory" in line
 
 
-@pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--input-shape", False)])
+@pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--output-key", False)])
 def test_an_option_of_other_commands_is_not_taken_for_an_argument_of_the_network(
     run: Run, option: str, hinted: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hookscope.results.runs.attention import read_attention
 from tests.cli.conftest import CAT, Run
 
 NETWORK = """
-from tests.attention_maps.small_networks import HalfSeen, SmallTransformer
+from tests.attention_maps.small_networks import HalfSeen, SmallTransformer, Words
 
 
 def small():
@@ -23,6 +24,10 @@ def small():
 
 def half():
     return HalfSeen()
+
+
+def words():
+    return Words()
 """
 SIZES = ("--resize", "32", "--crop", "32")
 
@@ -58,6 +63,44 @@ def test_the_first_line_is_the_census_and_the_run_can_be_read_back(run: Run, tmp
     assert torch.allclose(tensors["layers.1.self_attn"].sum(-1), torch.ones(1, 3, 17), atol=1e-5)
 
 
+@pytest.mark.usefixtures("network")
+def test_without_numbers_there_is_no_table_of_heads(run: Run, tmp_path: Path) -> None:
+    ended = run("attention", "seen.py:small", CAT, *SIZES, "--no-numbers", "--full", "--out", "a", "--report", "a.html")
+    assert ended.code == 0, ended.stderr
+    assert "note: Heads were not measured" in ended.stdout
+    assert "entropy" not in ended.stdout
+    assert not (tmp_path / "a" / "heads.csv").exists()
+    stored = read_attention(tmp_path / "a")
+    assert (stored.result.rows, stored.patches) == ((), ())
+    assert [each.query for each in stored.result.maps] == ["class token"]
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "Heads were not measured" in page
+    assert "entropy, nats" not in page
+
+
+@pytest.mark.usefixtures("network")
+def test_a_text_has_numbers_of_every_head_and_in_words_no_map(run: Run) -> None:
+    ended = run("attention", "seen.py:words", "--input-shape", "2,6:int64<50", "--json")
+    assert ended.code == 0, ended.stderr
+    document = json.loads(ended.stdout)
+    assert document["census"] == "1 of 1 block seen"
+    assert [each["shape"] for each in document["inputs"]] == [[6], [6]]
+    # Word n looks at n words alike, which is an entropy of ln n: the mean of ln 1 to ln 6.
+    assert [each["entropy"] for each in document["rows"]] == [pytest.approx(math.log(math.factorial(6)) / 6)] * 2
+    assert document["maps"] == []
+    assert any("has no map: it has 6 tokens whose grid is not known" in each for each in document["notes"])
+
+
+@pytest.mark.usefixtures("network")
+def test_maps_of_noise_are_drawn_on_grey_which_is_said(run: Run, tmp_path: Path) -> None:
+    ended = run("attention", "seen.py:small", "--input-shape", "2,3,32,32", "--out", "a")
+    assert ended.code == 0, ended.stderr
+    assert "Maps are drawn on grey, without a picture." in ended.stdout
+    assert len([*(tmp_path / "a" / "overlays").iterdir()]) == 2
+    ended = run("attention", "seen.py:small", CAT, "--input-shape", "2,3,32,32")
+    assert (ended.code, ended.stdout) == (2, "")
+
+
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("network")
 def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run, tmp_path: Path) -> None:
@@ -77,7 +120,7 @@ def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run, tmp_path: Path) -> Non
     assert "--rollout is undefined here" in ended.stderr
     ended = run("attention", "seen.py:small")
     assert ended.code == 2
-    assert "Missing IMAGE" in ended.stderr
+    assert "Missing IMAGE: name a picture, a tensor file or a folder, or give --input-shape for noise." in ended.stderr
     assert tmp_path.exists()
 
 

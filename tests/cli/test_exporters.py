@@ -181,6 +181,19 @@ def test_attribute_shows_its_overview_after_its_table(networks: Path, tmp_path: 
 
 
 @pytest.mark.exhaustive
+def test_attention_shows_its_overview_after_its_table(tmp_path: Path) -> None:
+    source = "from tests.attention_maps.small_networks import SmallTransformer as small\n"
+    (tmp_path / "seen.py").write_text(source, encoding="utf-8")
+    given = ["attention", f"{tmp_path / 'seen.py'}:small", str(CAT), "--resize", "32", "--crop", "32", "--show"]
+    text = on_a_terminal(["-m", "hookscope", *given, "--out", str(tmp_path / "out")], answers="nothing")
+    assert text.index("overview.png") < text.index("▀")
+    [drawn] = half_blocks(text)
+    with Image.open(tmp_path / "out/overview.png") as overview:
+        wanted = np.asarray(overview.convert("RGB").resize(drawn.shape[1::-1]), float)
+    assert np.abs(drawn - wanted).mean() < 1
+
+
+@pytest.mark.exhaustive
 def test_a_pipe_gets_no_pictures_and_stderr_says_so(run: Run) -> None:
     for extra in ((), ("--json",), ("--quiet",)):
         plain = run("activations", "net.py:tiny", CAT, "--out", "out", *extra)

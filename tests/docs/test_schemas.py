@@ -92,7 +92,7 @@ def test_attention(run: Run, tmp_path: Path) -> None:
     document = check("attention", run("attention", "seen.py:small", CAT, "--resize=32", "--crop=32", "--json").stdout)
     assert document["maps"]
     assert document["rows"]
-    check_run(tmp_path / document["run"], ("block", "head", "query", "rollout", "tokens"))
+    check_run(tmp_path / document["run"], ("block", "head", "query", "rollout", "numbers", "tokens"))
 
 
 def test_a_difference_of_passes_and_one_of_weights(run: Run, tmp_path: Path) -> None:

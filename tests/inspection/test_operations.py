@@ -12,6 +12,7 @@ import timm
 import torch
 from torch import Tensor, fx, nn
 
+import hookscope
 from hookscope.hooks.callers import has_own_operations
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
@@ -20,6 +21,7 @@ from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.models import FileOptions, load_model
+from tests.attention_maps.small_networks import FlexAttention
 from tests.networks import TORCHVISION, vision
 
 EVERYTHING = (parse_operation_pattern("op:*"),)
@@ -387,3 +389,13 @@ def test_no_further_pass_looks_for_calls_of_forward_where_no_code_names_it() -> 
 
     inspect(Counted(), torch.ones(2, 4))
     assert len(passes) == 1
+
+
+@pytest.mark.exhaustive  # torch traces it
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_network_that_calls_flex_attention_runs_and_has_its_rows() -> None:
+    network, tokens = nn.Sequential(FlexAttention()), torch.randn(1, 16, 8)
+    run = hookscope.activations(network, tokens, ops=True)
+    assert run.warnings == ()
+    assert run["0"].mean == pytest.approx(float(network(tokens).mean()), abs=1e-6)
+    assert run["0:flatten"].shape == (1, 16, 8)

@@ -10,7 +10,7 @@ import hookscope
 from hookscope.render.html.attention import attention_html
 from hookscope.results.attention import Attention
 from hookscope.results.runs.attention import read_attention
-from tests.attention_maps.small_networks import SmallTransformer
+from tests.attention_maps.small_networks import SmallTransformer, Words
 from tests.render.chromium import Opened, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.exhaustive]
@@ -49,6 +49,16 @@ def test_a_click_picks_the_patch_under_it_and_keys_move_on(open_html: Open, resu
     largest = result.patches[0].values[2 * 4 + 2].max()
     assert page.locator(".told-patch").inner_text() == f"row 2, column 2: colours from 0 to {largest:.4g}"
     assert page.locator("image.picked").get_attribute("href") != picked
+    assert opened.wrong == []
+
+
+def test_an_input_without_a_map_has_no_controls(open_html: Open, tmp_path: Path) -> None:
+    result = hookscope.attention(Words(), input_shape="2,6:int64<50")
+    opened = open_html(attention_html(read_attention(result.save(tmp_path / "run"))))
+    articles = opened.page.locator("article.look")
+    assert articles.count() == 2
+    assert "It has no map; a note below has the reason." in articles.first.inner_text()
+    assert opened.page.locator("svg, input, fieldset").count() == 0
     assert opened.wrong == []
 
 

@@ -20,6 +20,7 @@ from hookscope.results.check import CheckReport
 from hookscope.results.differences import Differences
 from hookscope.results.distribution import distribution_of
 from hookscope.results.gradients import Gradients
+from tests.attention_maps.small_networks import SmallTransformer
 from tests.render.conftest import FAILURE, GRADIENTS, INSPECTION, printed
 from tests.render.html_page import Page
 
@@ -107,6 +108,16 @@ def test_results_of_runs_show_the_overview_first_as_their_run_directory_has_it(t
             assert np.array_equal(np.asarray(decoded(overview.attributes["src"])), np.asarray(written)), name
         html = result._repr_html_()
         assert html.index("<img") < html.index("<table"), name
+
+
+def test_attention_shows_the_overview_of_each_input(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    result = hookscope.attention(SmallTransformer(), torch.rand(2, 3, 32, 32))
+    result.save(tmp_path / "run")
+    for drawn, name in zip(shown(result).all("img"), ("overview.png", "overview-001.png"), strict=True):
+        assert (drawn.attributes["alt"] or "").startswith("What the attention of SmallTransformer looks at")
+        with Image.open(tmp_path / "run" / name) as written:
+            assert np.array_equal(np.asarray(decoded(drawn.attributes["src"])), np.asarray(written))
 
 
 def test_a_check_shows_its_overview_with_the_pictures_of_its_evidence(tmp_path: Path) -> None:

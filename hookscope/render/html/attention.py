@@ -51,11 +51,11 @@ def attention_html(run: StoredAttention) -> str:
 def _shown_input(run: StoredAttention, index: int) -> dict[str, Any]:
     picture = run.pictures[index]
     region = picture.region
-    return {
-        **shown_photograph(index, run.result.inputs[index], picture, run.read_picture(picture.photograph)),
-        "maps": [_shown_map(each, region) for each in run.result.maps if each.input_index == index],
-        "patches": [_shown_patches(run, each, region) for each in run.patches if each.input_index == index],
-    }
+    photograph = shown_photograph(index, run.result.inputs[index], picture, run.read_picture(picture.photograph))
+    maps = [_shown_map(each, region) for each in run.result.maps if each.input_index == index]
+    patches = [_shown_patches(run, each, region) for each in run.patches if each.input_index == index]
+    without = {} if maps or patches else {"remark": "It has no map; a note below has the reason."}
+    return {**photograph, **without, "maps": maps, "patches": patches}
 
 
 def _shown_map(each: AttentionMap, region: Region) -> dict[str, Any]:

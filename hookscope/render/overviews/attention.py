@@ -118,8 +118,9 @@ def _heads_block(result: Attention, maps: Sequence[HeadMaps]) -> Block | None:
     side = pitch - 4
     sizes = [_drawn_size(each.values.shape[1:], side) for each in shown]
     flagged = {(each.index, each.head) for each in result.rows if each.is_one_token}
-    skipped = f"   ·   {len(shown)} of {len(maps)} blocks" if len(shown) < len(maps) else ""
-    title = f"Every head of every block: {maps[0].query}{skipped}"
+    some = "every block" if len(maps) == len(result.blocks) else f"{len(maps)} of {len(result.blocks)} blocks"
+    skipped = f"   ·   {len(shown)} of them" if len(shown) < len(maps) else ""
+    title = f"Every head of {some}: {maps[0].query}{skipped}"
     head_height = line_height(NAME) + line_height(SMALL) + 6
     marks = "red: one token has more than 90 % of the weight, whatever the query" if flagged else ""
 

@@ -1,7 +1,7 @@
 "use strict";
 // Each input shows one of its maps over the photograph, as opaque as its slider says.
 
-for (const look of document.querySelectorAll(".look")) {
+for (const look of document.querySelectorAll(".look:has(.opacity)")) {
   const maps = [...look.querySelectorAll("svg image.layer")];
   const abouts = [...look.querySelectorAll(".about-map")];
   const ground = look.querySelector(".ground");
