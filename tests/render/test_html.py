@@ -170,13 +170,28 @@ def test_fewer_colours_keep_zero_and_the_ends_and_what_is_no_level() -> None:
     assert kept.tolist() == [[0, 0, 0, 120, 120, 120, 240, 240, 241, 242, 243, 255]]
 
 
-def test_a_shorter_side_keeps_every_second_pixel_and_fewer_channels_the_first() -> None:
+def test_a_shorter_side_averages_squares_and_fewer_channels_are_the_first() -> None:
     levels = maps(4, 6, 5)
     picture = shrunk(drawn(levels, 2), Fidelity(1, 3, 2))
     assert (picture.count, picture.height, picture.width) == (2, 3, 3)
-    assert np.array_equal(indices(picture.png), np.concatenate(levels[:2, ::2, ::2], axis=1))
-    assert picture.caption[1:] == ("here one pixel in 2 along each axis", "here the first 2 channels")
+    squares = [[each[y : y + 2, x : x + 2].mean() for x in (0, 2, 4)] for each in levels[:2] for y in (0, 2, 4)]
+    expected = np.concatenate(np.array(squares).reshape(2, 3, 3), axis=1)
+    assert np.abs(indices(picture.png) - expected).max() <= 0.5  # rounded
+    assert picture.caption[1:] == ("here averages of 2 × 2 pixels", "here the first 2 channels")
     assert len(shrunk(drawn(levels, 2), Fidelity()).caption) == 1
+
+
+def test_a_texture_of_one_pixel_is_grey_when_averaged_and_nan_and_zero_stay_what_they_are() -> None:
+    checkered, zero, nothing = (
+        np.indices((3, 4, 4)).sum(0)[:1] % 2 * 240,
+        np.full((1, 4, 4), 120),
+        np.full((1, 4, 4), 242),
+    )
+    broken = np.full((1, 4, 4), 60)
+    broken[0, 1, 2] = 241
+    levels = np.concatenate([checkered, zero, nothing, broken]).astype(np.uint8)
+    found = indices(shrunk(drawn(levels, 4), Fidelity(1, 2)).png)
+    assert found.tolist() == [[120, 120, 120, 120, 242, 242, 60, 241], [120, 120, 120, 120, 242, 242, 60, 60]]
 
 
 def test_pictures_give_up_no_more_than_their_budget_asks_for() -> None:
