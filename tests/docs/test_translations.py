@@ -19,7 +19,20 @@ TRANSLATED = [
     ),
 ]
 NAMES = [
-    *("README", "hooks", "cost", "training", "attend", "attention", "check", "history", "survey", "watch", "model", "what-if"),
+    *(
+        "README",
+        "hooks",
+        "cost",
+        "training",
+        "attend",
+        "attention",
+        "check",
+        "history",
+        "survey",
+        "watch",
+        "model",
+        "what-if",
+    ),
 ]
 
 

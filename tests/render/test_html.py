@@ -254,6 +254,40 @@ def test_a_plot_of_quantiles_stays_in_its_frame(scale: float) -> None:
     assert "0" in [text for _, text in figure.ticks]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.4, 7.5, ["0.5", "1", "2", "5"]),
+        (1.36, 1.52, ["1", "1.5"]),
+        (2e-7, 8e-7, ["2e-7", "5e-7"]),
+        (1200.0, 7000.0, ["1000", "2000", "5000"]),
+    ],
+)
+def test_a_logarithmic_axis_has_round_numbers(low: float, high: float, expected: list[str]) -> None:
+    figure = logarithmic("g", list("ab"), list("ab"), [("m", [low, high])], [False] * 2, "none")
+    assert figure is not None
+    words = [text for _, text in figure.ticks]
+    assert [each for each in words if each in expected] == expected
+    assert len(words) <= 6
+
+
+def test_an_axis_of_quantiles_has_numbers_where_most_values_lie() -> None:
+    values = {"q01": -0.5, "q05": -0.4, "q25": -0.2, "q50": 0.0, "q75": 0.2, "q95": 0.45, "q99": 0.6}
+    figure = distributions(["a", "b"], [stored(quantiles=values)] * 2, [False] * 2)
+    assert figure is not None
+    ticks = {text: height for height, text in figure.ticks}
+    assert {"0", "0.1", "0.2", "-0.1", "-0.2"} <= set(ticks)
+    assert ticks["0.2"] < ticks["0.1"] < ticks["0"] < ticks["-0.1"]
+
+
+def test_inputs_that_would_read_the_same_are_listed_once(tmp_path: Path) -> None:
+    noise = {"name": "noise", "sha256": None, "size": None, "shape": [20], "steps": ["normal noise, seed 0"]}
+    run = write_run(tmp_path / "run", [row(0, "conv")], inputs=[noise] * 3)
+    page = Page(report_html(read_run(run)))
+    assert page.said("h3", **{"class": "name"})[:1] == ["noise (3 inputs)"]
+    assert "to the network as 20 values" in page.said("p", **{"class": "dim"})
+
+
 def test_marks_stand_where_something_is_flagged() -> None:
     figure = distributions(["a", "b", "c"], [stored()] * 3, [False, True, False])
     assert figure is not None

@@ -24,6 +24,7 @@ BUDGET = 3_500_000
 # A grid has 64 million pixels at most, and a caption; a picture to be made small, as many as hookscope reads.
 _MAX_PIXELS = 100_000_000
 _THUMBNAIL_SIDE = 448
+_STRIP_GAP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +166,26 @@ def _smaller(tile: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return small
 
 
-def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int]:
-    """Return the first maps of a grid side by side as a data URI, at most `side` pixels each, and how many they are.
+def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int, int]:
+    """Return the first maps of a grid side by side as a data URI, how many they are, and how wide they are together.
 
-    An InputError is raised if the file is no grid.
+    They are about `side` pixels high or, if they are wider than high, wide, with a gap between them. An InputError is
+    raised if the file is no grid.
     """
     picture = shrink(png, grid, Fidelity(side=side, channels=1))
     if picture is None:
-        return "", 0
+        return "", 0, 0
     count = min(count, picture.columns, grid.tiles.count if grid.tiles else 0)
+    scale = max(1, side // max(picture.height, picture.width))
+    height, width = picture.height * scale, picture.width * scale
     with Image.open(io.BytesIO(picture.png)) as row:
-        return png_uri(row.crop((0, 0, count * picture.width, picture.height))), count
+        maps = np.asarray(row).repeat(scale, axis=0).repeat(scale, axis=1)
+        strip = np.full((height, count * (width + _STRIP_GAP) - _STRIP_GAP), BACKGROUND, np.uint8)
+        for each in range(count):
+            left = each * (width + _STRIP_GAP)
+            strip[:, left : left + width] = maps[:height, each * width : (each + 1) * width]
+        uri = f"data:image/png;base64,{base64.b64encode(_encode(strip, bytes(row.getpalette() or ()))).decode('ascii')}"
+    return uri, count, strip.shape[1]
 
 
 def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:
