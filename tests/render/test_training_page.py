@@ -81,7 +81,7 @@ def test_the_answer_comes_first_and_names_step_place_and_what_was_measured() -> 
 def test_a_healthy_training_says_so_and_how_it_ended() -> None:
     log = train(30)
     page = page_of(log)
-    assert page.said("p", **{"class": "answer good"}) == ["No rule objected in 30 steps."]
+    assert page.said("h2", **{"class": "answer good"}) == ["No rule objected in 30 steps."]
     assert not page.all("section", id="verdicts")
     assert not page.all("section", id="before")
     killed = page_of(replace(log, ends=(), cut_short=True)).said("p", **{"class": "summary"})
