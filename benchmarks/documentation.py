@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
 # Sections shown beside the peers, way by way. Of the others the page has the budgets.
-_BESIDE_PEERS = ("activations", "grads", "capture", "gradients", "gradients of timm", "memory")
+_BESIDE_PEERS = ("activations", "grads", "capture", "gradients", "gradients of timm", "memory", "survey")
 
 
 def performance(report: Report) -> str:

@@ -1,48 +1,186 @@
-"""`hookscope.survey` over a folder, beside a loop over torch's DataLoader that only runs the network."""
+"""`hookscope.survey` over a folder, beside a loop over torch's DataLoader that only runs the network, and torchlens."""
 
+import math
 import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from functools import partial
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 import hookscope
-from benchmarks.comparing import Budget, Ready, over_first, timeable
-from benchmarks.findings import Section
-from benchmarks.networks import seeded
-from benchmarks.throughput import WORKERS, bare_loop, same_inputs, write_photographs
-from benchmarks.timing import interleaved
+from benchmarks.capture_ways import wrapped_by_torchlens
+from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
+from benchmarks.findings import Section, Work
+from benchmarks.networks import seeded, statistics_of
+from benchmarks.same_work import TOLERANCES, judge
+from benchmarks.throughput import WORKERS, bare_loop, batches_of, same_inputs, write_photographs
+from benchmarks.timing import Run, interleaved
 from hookscope.inputs import find_inputs
+from hookscope.results.network import row_label
+from hookscope.results.survey import Survey
 
 _NETWORK, _COUNT, _BATCH_SIZE, _LAYER = "resnet18", 256, 32, "layer4"
-_ROUNDS = 5
+_ROUNDS, _LENS_ROUNDS = 5, 3
 _EVERY, _FEATURES = "hookscope, every layer", f"hookscope, features of {_LAYER}"
+_WHOLE, _CHANNELS = "torchlens.aggregate, whole outputs", "torchlens.aggregate, mean and std of channels"
+_EXTRACTED = f"torchlens.extract_dataset, {_LAYER}"
 _BUDGETS: dict[str, Budget] = {_EVERY: (1.25, None), _FEATURES: (1.10, None)}
 
 _NOTE = f"""\
-The photographs and the loop of the section on pictures per second. "{_EVERY}" is `hookscope.survey` with its defaults,
-without the self-check: statistics of every channel of every leaf, and the inputs that excite it most. "{_FEATURES}"
-surveys that block alone and writes its pooled outputs."""
+The photographs and the loop of the section on pictures per second; torchlens takes its batches from the same
+DataLoader. "{_EVERY}" is `hookscope.survey` with its defaults, without the self-check: mean, std, minimum, maximum and
+how often it fires for every channel of every leaf, bins for every leaf, and the inputs that excite each channel most.
+"{_WHOLE}" is torchlens' own `Spine` on the same outputs: counts, mean, std, minimum and maximum of all values of a
+leaf, nothing by channel. torchlens has no statistic of channels: "{_CHANNELS}" gives it one of eleven lines, and
+nothing else of what a survey holds. "{_FEATURES}" surveys that block alone and writes its pooled outputs;
+"{_EXTRACTED}" writes the same. The numbers of torchlens are compared with hookscope's."""
+
+Channels = tuple[Tensor, Tensor]
+"""Mean and std of the channels of an output, (C,) each."""
+
+
+class ChannelMoments:
+    """Mean and std of channels, axis 1, as `torchlens.aggregate` takes a statistic."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self.name: str | None = None
+        self.count, self.mean, self.squares = 0, torch.zeros((), dtype=torch.double), torch.zeros(())
+
+    def update(self, value: Tensor) -> None:
+        """Merge a batch, (N, C, ...), by the pairwise rule of Chan, Golub and LeVeque (1979)."""
+        rows = value.detach().transpose(0, 1).flatten(1)
+        std, mean = torch.std_mean(rows, 1, correction=0)
+        more, shift = rows.shape[1], mean.double() - self.mean
+        total = self.count + more
+        self.mean = self.mean + shift * (more / total)
+        self.squares = self.squares + std.double() ** 2 * more + shift**2 * (self.count * more / total)
+        self.count = total
+
+    def result(self) -> Channels:
+        """Return mean and population std."""
+        return self.mean, (self.squares / self.count).sqrt()
 
 
 def measure() -> Section:
-    """Measure a survey of every layer, and one layer's features."""
-    model, _ = seeded(_NETWORK)
+    """Measure a survey of every layer and one layer's features, and torchlens at both."""
+    model, picture = seeded(_NETWORK)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "photographs")
         folder.mkdir()
         write_photographs(folder, _COUNT)
         paths = find_inputs([str(folder)])
-        work = same_inputs(paths[:_BATCH_SIZE], _BATCH_SIZE)
+        written = Path(name, "features.safetensors")
         survey = partial(
             hookscope.survey, model, folder, batch_size=_BATCH_SIZE, workers=WORKERS, resize=256, crop=224, verify=False
         )
-        features = partial(survey, layer=_LAYER, features=Path(name, "features.safetensors"))
+        features = partial(survey, layer=_LAYER, features=written)
+        loop = partial(bare_loop, model, paths, _BATCH_SIZE, WORKERS)
+        loop()
+        features()
+        found = survey()
+        assert isinstance(found, Survey)
+        same = same_inputs(paths[:_BATCH_SIZE], _BATCH_SIZE)
+        pooled = load_file(written)[_LAYER]
+        lens = Torchlens(deepcopy(model), picture, partial(batches_of, paths, _BATCH_SIZE, WORKERS))
         ways = {
-            f"DataLoader, {WORKERS} workers": Ready(
-                None, partial(bare_loop, model, paths, _BATCH_SIZE, WORKERS), _ROUNDS
-            ),
-            _EVERY: Ready(work, survey, _ROUNDS),
-            _FEATURES: Ready(work, features, _ROUNDS),
+            f"DataLoader, {WORKERS} workers": Ready(None, loop, _ROUNDS),
+            _EVERY: Ready(same, survey, _ROUNDS),
+            _FEATURES: Ready(same, features, _ROUNDS),
+            _WHOLE: ready(_LENS_ROUNDS, partial(lens.whole_outputs, found)),
+            _CHANNELS: ready(_LENS_ROUNDS, partial(lens.channels, found)),
+            _EXTRACTED: ready(_LENS_ROUNDS, partial(lens.features, _LAYER, Path(name), pooled)),
         }
-        subject = f"{_NETWORK}, {_COUNT} pictures, {_BATCH_SIZE} at a time"
-        found = over_first(subject, ways, interleaved(*timeable(ways)), _BUDGETS)
-    return Section("hookscope.survey over a folder", _NOTE, tuple(found))
+        around = dict.fromkeys((_WHOLE, _CHANNELS, _EXTRACTED), wrapped_by_torchlens)
+        seconds = interleaved(*timeable(ways), warm=True, around=around)
+    subject = f"{_NETWORK}, {_COUNT} pictures, {_BATCH_SIZE} at a time"
+    return Section("hookscope.survey over a folder", _NOTE, tuple(over_first(subject, ways, seconds, _BUDGETS)))
+
+
+class Torchlens:
+    """What torchlens does over batches: each method prepares and runs a way, and judges its numbers."""
+
+    def __init__(self, model: nn.Module, picture: Tensor, batches: Callable[[], Iterable[Tensor]]) -> None:
+        """Keep the network, a batch to name its outputs by, and what reads all pictures."""
+        self.model, self.picture, self.batches = model, picture, batches
+
+    def whole_outputs(self, expected: Survey) -> tuple[Run, Work]:
+        """Its own statistic of all values of an output, at every output of `expected`."""
+        run = self._aggregate(expected, import_module("torchlens.stats").Spine)
+        with wrapped_by_torchlens():
+            found = run()
+        rows = {
+            label: (each.mean, math.sqrt(each.m2 / each.count_finite), each.finite_min, each.finite_max)
+            for label, each in found.items()
+        }
+        return run, judge(rows, statistics_of(expected))
+
+    def channels(self, expected: Survey) -> tuple[Run, Work]:
+        """Mean and std of channels, at every output of `expected`."""
+        run = self._aggregate(expected, ChannelMoments)
+        with wrapped_by_torchlens():
+            return run, judge_channels(run(), expected)
+
+    def features(self, layer: str, folder: Path, expected: Tensor) -> tuple[Run, Work]:
+        """The pooled outputs of a layer, in files."""
+        extract = import_module("torchlens").extract_dataset
+        site = self._sites([layer])[layer]
+
+        def run() -> Tensor:
+            with tempfile.TemporaryDirectory(dir=folder) as out:
+                pictures = chain.from_iterable(self.batches())
+                shards = extract(
+                    self.model,
+                    pictures,
+                    {layer: site},
+                    _BATCH_SIZE,
+                    output_dir=Path(out, "run"),
+                    progress=False,
+                    pool="spatial_mean",
+                )
+                return torch.cat([load_file(shard)[layer] for shard in shards])
+
+        with wrapped_by_torchlens():
+            found = run()
+        allowed = TOLERANCES["cpu"] * expected.abs().amax()
+        wrong = int(((found - expected).abs() > allowed).any(1).sum())
+        return run, Work("differs" if wrong else "same", len(expected), wrong)
+
+    def _aggregate(self, survey: Survey, statistic: Callable[[], object]) -> Callable[[], Mapping[str, Any]]:
+        aggregate = import_module("torchlens").aggregate
+        sites = self._sites(row.label for row in survey)
+
+        def run() -> Mapping[str, Any]:
+            with torch.no_grad():
+                found = aggregate(self.model, self.batches(), {site: statistic() for site in sites.values()})
+            return {label: found[site] for label, site in sites.items()}
+
+        return run
+
+    def _sites(self, labels: Iterable[str]) -> dict[str, str]:
+        """Return torchlens' names of outputs: by a module's own name it does not find one that is called twice."""
+        with wrapped_by_torchlens(), torch.no_grad():
+            log = import_module("torchlens").trace(self.model, self.picture)
+            sites = {
+                row_label(each.address, each.call_index - 1, ""): each.output_layers[0] for each in log.module_calls
+            }
+        return {label: sites[label] for label in labels}
+
+
+def judge_channels(found: Mapping[str, Channels], expected: Survey) -> Work:
+    """Compare mean and std of all channels of an output, relative to its largest magnitude."""
+    wrong = 0
+    for row in expected:
+        arrays, seen = row.channels.arrays, row.activation
+        assert arrays is not None
+        allowed = TOLERANCES["cpu"] * max(abs(seen.min or 0.0), abs(seen.max or 0.0))
+        both = zip(found[row.label], (arrays.mean, arrays.std), strict=True)
+        wrong += any(((ours - torch.from_numpy(theirs)).abs() > allowed).any() for ours, theirs in both)
+    return Work("differs" if wrong else "same", len(expected), wrong)

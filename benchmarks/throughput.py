@@ -88,11 +88,15 @@ def _measure_subject(network: str, batch_size: int, count: int, paths: list[Path
 def bare_loop(model: nn.Module, paths: list[Path], batch_size: int, workers: int) -> None:
     """Run a network over files as a script would."""
     device = next(model.parameters()).device
-    loader = DataLoader(_Photographs(paths), batch_size, num_workers=workers, pin_memory=device.type == "cuda")
     with torch.no_grad():
-        for batch in loader:
+        for batch in batches_of(paths, batch_size, workers, pin_memory=device.type == "cuda"):
             output = model(batch.to(device, non_blocking=True))
     output.cpu()  # wait for an accelerator
+
+
+def batches_of(paths: list[Path], batch_size: int, workers: int = 0, *, pin_memory: bool = False) -> DataLoader[Tensor]:
+    """Return what reads files as torchvision's documentation does, (N, 3, 224, 224)."""
+    return DataLoader(_Photographs(paths), batch_size, num_workers=workers, pin_memory=pin_memory)
 
 
 def inspected(model: nn.Module, paths: list[Path], batch_size: int, layers: list[str]) -> None:
@@ -105,6 +109,6 @@ def inspected(model: nn.Module, paths: list[Path], batch_size: int, layers: list
 def same_inputs(paths: list[Path], batch_size: int) -> Work:
     """Compare what both read, bit for bit."""
     ours = torch.cat([batch.args[0] for batch in load_batches(paths, _PREPROCESSING, batch_size)])
-    theirs = torch.cat(list(DataLoader(_Photographs(paths), batch_size)))
+    theirs = torch.cat(list(batches_of(paths, batch_size)))
     wrong = int((ours != theirs).flatten(1).any(1).sum())
     return Work("differs" if wrong else "same", len(paths), wrong)

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from subprocess import CalledProcessError
 
+import numpy as np
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
+import hookscope
 from benchmarks import __main__ as command
 from benchmarks import documentation
 from benchmarks.__main__ import RESULTS, file_name
@@ -28,6 +30,7 @@ from benchmarks.gradients import statistics_of as gradient_statistics
 from benchmarks.networks import layer_rows, shapes_of, statistics_of
 from benchmarks.plot import draw
 from benchmarks.same_work import Rows, failed, judge
+from benchmarks.survey import ChannelMoments, judge_channels
 from benchmarks.timing import fitted, interleaved, spread
 from hookscope.results.activations import LayerRow
 
@@ -304,3 +307,20 @@ def test_attention_by_hand_is_what_hookscope_sees(family: str) -> None:
     ways = ["plain", "hookscope", unchecked, f"{unchecked}, numbers=False", "unfused, by hand"]
     assert [each.way for each in found] == ways
     assert [each.work for each in found[1:4]] == [Work("same", 1)] * 3
+
+
+def test_channel_moments_are_numpys_over_all_batches_and_a_wrong_one_is_counted() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(count, 3, 5, 4, generator=generator) * 3 + 7 for count in (4, 1, 2)]
+    moments = ChannelMoments()
+    for batch in batches:
+        moments.update(batch)
+    mean, std = moments.result()
+    together = np.concatenate([each.double().numpy() for each in batches])
+    np.testing.assert_allclose(mean, together.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(std, together.std((0, 2, 3)), rtol=1e-6)
+
+    survey = hookscope.survey(nn.Sequential(nn.Identity()).eval(), torch.cat(batches), verify=False)
+    assert survey is not None
+    assert judge_channels({"0": (mean, std)}, survey) == Work("same", 1)
+    assert judge_channels({"0": (mean, std * 1.001)}, survey) == Work("differs", 1, wrong=1)

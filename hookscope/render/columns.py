@@ -174,6 +174,11 @@ def number_text(value: float | None, digits: int = 4) -> str:
     return f"{mantissa}e{int(power)}"
 
 
+def scale_text(value: float) -> str:
+    """Return a number for the end of a colour bar: three digits, up to 99,999 without a power of ten."""
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 99_999.5 else f"{value:.3g}"
+
+
 def quantile_text(value: float | None, count: int) -> str:
     """Return a quantile of so many values: in two digits, which its error leaves, unless it is exact."""
     return number_text(value, 4 if count <= EXACT_LIMIT else 2)

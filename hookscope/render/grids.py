@@ -53,6 +53,8 @@ _MAX_EXTRA_TOKENS = 16
 _TITLE_LIMIT = 300  # characters
 _REMARK_LIMIT = 200  # characters
 
+_NON_FINITE_MARK, _ALL_ZERO_MARK = "non-finite values in", "all-zero channels in"
+
 
 class _Extent(NamedTuple):
     """The range of each channel's finite values."""
@@ -148,9 +150,9 @@ def draw_for_run(
     caption = paragraph(remarks(per_row), _TEXT_SIZE, width, separator="   ·   ", strength=_DIM)
     marks = []
     if count := extent.non_finite_count + extra_extent.non_finite_count:
-        marks.append((NON_FINITE, f"non-finite values in {non_finite_colour}: {count}"))
+        marks.append((NON_FINITE, f"{_NON_FINITE_MARK} {non_finite_colour}: {count}"))
     if not single and (count := int(extent.all_zero.sum())):
-        marks.append((ALL_ZERO, f"all-zero channels in {all_zero_colour}: {count}"))
+        marks.append((ALL_ZERO, f"{_ALL_ZERO_MARK} {all_zero_colour}: {count}"))
     bar = _bar_labels(largest, centred=centred, one_range=one_range)
     legend = _legend(bar, marks, width)
 
@@ -164,6 +166,11 @@ def draw_for_run(
         where = Tiles(MARGIN + left, top, min(layout.columns, count), *sizes)
     about = (*remarks(""), *(text for _, text in marks))
     return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, len(tokens), where)
+
+
+def colour_marks(grid: Grid) -> tuple[str, ...]:
+    """Return the parts of a grid's caption that explain its colours for NaN, Inf and channels of zeros."""
+    return tuple(part for part in grid.caption if part.startswith((_NON_FINITE_MARK, _ALL_ZERO_MARK)))
 
 
 def check_cmap(cmap: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from hookscope.render.columns import scale_text
 from hookscope.render.palettes import colour_levels
 from hookscope.results.attributions import PlacedMap
 from hookscope.results.inputs import Photograph, Region
@@ -56,7 +57,7 @@ class ColourScale:
     @property
     def labels(self) -> tuple[str, ...]:
         """Labels at the ends of the colour bar, and at zero between them if it is signed."""
-        top = f"{self.top:.3g}"
+        top = scale_text(self.top)
         if self.signed:
             return (f"{'<= ' if self.clipped else ''}-{top}", "0", f"{'>= ' if self.clipped else ''}{top}")
         return ("0", f"{'>= ' if self.clipped else ''}{top}")

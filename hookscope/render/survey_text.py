@@ -59,6 +59,11 @@ def inputs_text(result: Survey) -> str:
     return counted(result.input_count, "input")
 
 
+def is_broken(result: Survey) -> bool:
+    """Tell whether the answer begins with NaN, Inf or values that float16 does not hold."""
+    return any(True for _ in (*_nonfinite(result), *_overflowing(result)))
+
+
 def _nonfinite(result: Survey) -> Iterator[str]:
     labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
     if labels:

@@ -229,7 +229,7 @@ class WindowedLayers:
 def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """Return the (H, W) or (T, H, W) that a token sequence was flattened from, None if nothing fits.
 
-    Without any known grid, a square is.
+    Without any known grid they are words: of a sentence of 16, a map of 4 × 4 would mean nothing.
     """
     for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
         for *frames, height, width in reversed(grids):
@@ -237,10 +237,4 @@ def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int,
             area = math.prod(candidate)
             if min(candidate) > 1 and 0 <= token_count - area <= min(MAX_EXTRA_TOKENS, area // 2):
                 return candidate
-    if grids:
-        return None
-    for extra in range(MAX_EXTRA_TOKENS + 1):
-        side = math.isqrt(max(0, token_count - extra))
-        if side > 1 and side * side == token_count - extra:
-            return (side, side)
     return None

@@ -13,12 +13,26 @@ TRANSLATED = [
         (DOCS / f"{name}.md", DOCS / f"{name}.zh.md")
         for name in (
             *("hooks", "questions/cost", "questions/training", "questions/attention", "commands/attention"),
-            *("commands/history", "commands/survey", "commands/watch", "reference/model", "questions/what-if"),
+            *("commands/check", "commands/history", "commands/survey", "commands/watch", "reference/model"),
+            "questions/what-if",
         )
     ),
 ]
 NAMES = [
-    *("README", "hooks", "cost", "training", "attend", "attention", "history", "survey", "watch", "model", "what-if"),
+    *(
+        "README",
+        "hooks",
+        "cost",
+        "training",
+        "attend",
+        "attention",
+        "check",
+        "history",
+        "survey",
+        "watch",
+        "model",
+        "what-if",
+    ),
 ]
 
 

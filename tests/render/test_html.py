@@ -170,13 +170,28 @@ def test_fewer_colours_keep_zero_and_the_ends_and_what_is_no_level() -> None:
     assert kept.tolist() == [[0, 0, 0, 120, 120, 120, 240, 240, 241, 242, 243, 255]]
 
 
-def test_a_shorter_side_keeps_every_second_pixel_and_fewer_channels_the_first() -> None:
+def test_a_shorter_side_averages_squares_and_fewer_channels_are_the_first() -> None:
     levels = maps(4, 6, 5)
     picture = shrunk(drawn(levels, 2), Fidelity(1, 3, 2))
     assert (picture.count, picture.height, picture.width) == (2, 3, 3)
-    assert np.array_equal(indices(picture.png), np.concatenate(levels[:2, ::2, ::2], axis=1))
-    assert picture.caption[1:] == ("here one pixel in 2 along each axis", "here the first 2 channels")
+    squares = [[each[y : y + 2, x : x + 2].mean() for x in (0, 2, 4)] for each in levels[:2] for y in (0, 2, 4)]
+    expected = np.concatenate(np.array(squares).reshape(2, 3, 3), axis=1)
+    assert np.abs(indices(picture.png) - expected).max() <= 0.5  # rounded
+    assert picture.caption[1:] == ("here averages of 2 × 2 pixels", "here the first 2 channels")
     assert len(shrunk(drawn(levels, 2), Fidelity()).caption) == 1
+
+
+def test_a_texture_of_one_pixel_is_grey_when_averaged_and_nan_and_zero_stay_what_they_are() -> None:
+    checkered, zero, nothing = (
+        np.indices((3, 4, 4)).sum(0)[:1] % 2 * 240,
+        np.full((1, 4, 4), 120),
+        np.full((1, 4, 4), 242),
+    )
+    broken = np.full((1, 4, 4), 60)
+    broken[0, 1, 2] = 241
+    levels = np.concatenate([checkered, zero, nothing, broken]).astype(np.uint8)
+    found = indices(shrunk(drawn(levels, 4), Fidelity(1, 2)).png)
+    assert found.tolist() == [[120, 120, 120, 120, 242, 242, 60, 241], [120, 120, 120, 120, 242, 242, 60, 60]]
 
 
 def test_pictures_give_up_no_more_than_their_budget_asks_for() -> None:
@@ -237,6 +252,40 @@ def test_a_plot_of_quantiles_stays_in_its_frame(scale: float) -> None:
     numbers = [float(each) for _, path in figure.shapes for each in re.findall(r"[\d.]+", path)]
     assert all(0 <= each <= 1000 for each in numbers)
     assert "0" in [text for _, text in figure.ticks]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.4, 7.5, ["0.5", "1", "2", "5"]),
+        (1.36, 1.52, ["1", "1.5"]),
+        (2e-7, 8e-7, ["2e-7", "5e-7"]),
+        (1200.0, 7000.0, ["1000", "2000", "5000"]),
+    ],
+)
+def test_a_logarithmic_axis_has_round_numbers(low: float, high: float, expected: list[str]) -> None:
+    figure = logarithmic("g", list("ab"), list("ab"), [("m", [low, high])], [False] * 2, "none")
+    assert figure is not None
+    words = [text for _, text in figure.ticks]
+    assert [each for each in words if each in expected] == expected
+    assert len(words) <= 6
+
+
+def test_an_axis_of_quantiles_has_numbers_where_most_values_lie() -> None:
+    values = {"q01": -0.5, "q05": -0.4, "q25": -0.2, "q50": 0.0, "q75": 0.2, "q95": 0.45, "q99": 0.6}
+    figure = distributions(["a", "b"], [stored(quantiles=values)] * 2, [False] * 2)
+    assert figure is not None
+    ticks = {text: height for height, text in figure.ticks}
+    assert {"0", "0.1", "0.2", "-0.1", "-0.2"} <= set(ticks)
+    assert ticks["0.2"] < ticks["0.1"] < ticks["0"] < ticks["-0.1"]
+
+
+def test_inputs_that_would_read_the_same_are_listed_once(tmp_path: Path) -> None:
+    noise = {"name": "noise", "sha256": None, "size": None, "shape": [20], "steps": ["normal noise, seed 0"]}
+    run = write_run(tmp_path / "run", [row(0, "conv")], inputs=[noise] * 3)
+    page = Page(report_html(read_run(run)))
+    assert page.said("h3", **{"class": "name"})[:1] == ["noise (3 inputs)"]
+    assert "to the network as 20 values" in page.said("p", **{"class": "dim"})
 
 
 def test_marks_stand_where_something_is_flagged() -> None:

@@ -110,7 +110,10 @@ def test_the_answer_comes_first_and_maps_of_a_few_layers_before_the_tables(
     names = [each.inner_text() for each in strips.locator("a").all()]
     assert names == ["conv1", "conv2", "conv3", "conv5", "conv6"]  # no padding; the largest, the smallest, some between
     shown = [each.evaluate("img => [img.naturalWidth, img.naturalHeight]") for each in strips.locator("img").all()]
-    assert shown == [[8 * sizes[name], sizes[name]] for name in names]
+    drawn_sides = [sizes[name] * (112 // sizes[name]) for name in names]  # whole pixels for each value
+    assert shown == [[8 * side + 7 * 3, side] for side in drawn_sides]  # with gaps of 3 pixels
+    # Rows beside the window are drawn too: a screenshot of the whole page shows them.
+    assert page.evaluate("getComputedStyle(document.querySelector('#table tbody tr')).contentVisibility") == "visible"
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert opened.axe_violations() == []
     assert opened.wrong == []

@@ -18,13 +18,25 @@ from torch import nn
 import hookscope
 from hookscope.inspection.forward import inspect
 from hookscope.render.lettering import drawable
-from hookscope.render.overviews.activations import draw_activations
+from hookscope.render.overviews.activations import depth_blocks, draw_activations
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences, summarised
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.maps import chosen_maps, coloured, map_scale
-from hookscope.render.overviews.sheet import AMBER, DIM, GREEN, INK, LINE, MARGIN, PAPER, RED, WIDTH, draw_sheet
+from hookscope.render.overviews.sheet import (
+    AMBER,
+    DIM,
+    GREEN,
+    INK,
+    LINE,
+    MARGIN,
+    PAPER,
+    RED,
+    WIDTH,
+    draw_sheet,
+    in_font,
+)
 from hookscope.render.overviews.training import draw_training
 from hookscope.render.palettes import colour_levels
 from hookscope.results.activations import FeatureMaps, MapSummary
@@ -239,7 +251,28 @@ def test_a_logarithmic_axis_has_a_few_numbers_however_short_it_is(
     assert ticks == sorted(ticks)
 
 
+def test_a_chart_of_zeros_and_dead_channels_is_left_out_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    def titles(zero_fraction: float) -> list[str]:
+        rows = [
+            replace(row, activation=replace(row.activation, zero_fraction=zero_fraction, dead_channel_count=0))
+            for row in ROWS
+            if row.activation.zero_fraction is not None
+        ]
+        with writing(monkeypatch) as written:
+            draw_sheet(depth_blocks(rows))
+        return [each.text for each in written]
+
+    assert "Exact zeros and dead channels" in titles(0.25)
+    without = titles(0.0)
+    assert "Exact zeros and dead channels" not in without
+    assert "Size of the values, layer by layer" in without
+
+
 # Words, and that they can be read
+
+
+def test_an_arrow_is_spelled_in_letters_that_the_font_has() -> None:
+    assert in_font("0.244 → 0.37") == "0.244 -> 0.37"
 
 
 def test_words_have_the_contrast_that_wcag_asks_for_and_lines_that_of_graphics() -> None:

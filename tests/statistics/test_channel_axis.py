@@ -258,7 +258,7 @@ def test_sizes_count_as_grids_that_convolutions_make_or_that_follow_from_them(
 
 def test_tokens_that_fit_no_known_grid_are_not_laid_out_on_a_square() -> None:
     assert arrange(torch.zeros(25, 3), 2, [(12, 16)])[1].shape == (1, 3, 25)
-    assert arrange(torch.zeros(25, 3), 2, [])[1].shape == (3, 5, 5)
+    assert arrange(torch.zeros(25, 3), 2, [])[1].shape == (1, 3, 25)  # words
     assert arrange(torch.zeros(14, 3), 2, [(12, 12)])[1].shape == (1, 3, 14)  # 9 of them, and 5 apart
 
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from hookscope.render.columns import number_text, percent_text, probability_text, quantile_text
 from hookscope.render.cost_text import dearest_sentence, whole_words
+from hookscope.render.grids import colour_marks
 from hookscope.render.html.figures import FRAME, Figure, bars, distributions, logarithmic
 from hookscope.render.html.flow import flows_of
 from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
@@ -24,7 +25,7 @@ from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.gradients import Gradients, parameter_owner
 from hookscope.results.runs.reading import StoredRun
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.text import counted, shape_text, some_of
+from hookscope.text import counted, input_shape_text, some_of
 
 # Inputs that are shown as pictures; a run of thousands lists the others by name.
 _MOST_THUMBNAILS = 32
@@ -34,6 +35,9 @@ _ROW_BYTES, _LEAST = 2_000, 1_000_000
 
 # Layers whose first channels are shown before the tables, how many channels, and their greatest side in pixels.
 _STRIPS, _STRIP_CHANNELS, _STRIP_SIDE = 5, 8, 112
+
+# Rows above which the table lays out only those near the window.
+_MANY_ROWS = 200
 
 _STATISTICS = (
     ("mean", "mean", number_text),
@@ -57,6 +61,7 @@ def report_html(run: StoredRun) -> str:
     remarks = [fidelity.sentence] if fidelity.sentence else []
     if left_out:
         remarks.append(f"{counted(left_out, 'grid')} did not fit and are in the run's folder only.")
+    inputs = _inputs(run)
     patterns = " ".join(run.record.patterns) or "those that own parameters, and leaves"
     return render_page(
         "report.html",
@@ -81,7 +86,9 @@ def report_html(run: StoredRun) -> str:
         verdict=_verdict(run),
         findings=findings_of(run, layers),
         flagged=[layer for layer in layers if layer.flagged],
-        inputs=_inputs(run),
+        inputs=inputs,
+        listed_inputs=_listed(inputs),
+        many=_MANY_ROWS,
         figures=_figures(run, layers),
         frame=FRAME,
         columns=[
@@ -99,11 +106,18 @@ def report_html(run: StoredRun) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """The first channels of one layer's maps, side by side."""
+    """The first channels of one layer's maps, side by side.
+
+    Attributes:
+        width: Of the picture on the page, in pixels.
+        marks: What its colours for NaN, Inf and channels of zeros mean, as far as they are there.
+    """
 
     layer: Layer
     count: int
     uri: str
+    width: int
+    marks: tuple[str, ...]
 
 
 def _strips(run: StoredRun, layers: Sequence[Layer]) -> list[Strip]:
@@ -120,8 +134,8 @@ def _strips(run: StoredRun, layers: Sequence[Layer]) -> list[Strip]:
     chosen = [places[round(at * (len(places) - 1) / (_STRIPS - 1))] for at in range(_STRIPS)] if places else []
     strips = []
     for layer, grid in (drawn[place] for place in dict.fromkeys(chosen)):
-        uri, count = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, _STRIP_SIDE)
-        strips.append(Strip(layer, count, uri))
+        uri, count, width = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, _STRIP_SIDE)
+        strips.append(Strip(layer, count, uri, width, colour_marks(grid)))
     return strips
 
 
@@ -203,12 +217,24 @@ def _inputs(run: StoredRun) -> list[dict[str, Any]]:
         path = paths[number] if number < _MOST_THUMBNAILS else None
         uri = thumbnail_uri(run.read_picture(path), path) if path is not None else ""
         before = f"{' × '.join(map(str, each.size))} pixels, " if each.size else ""
-        size = f"{before}to the network as {shape_text(each.shape)}"
+        size = f"{before}to the network as {input_shape_text(each.shape)}"
         prediction = best.get(number)
         shown = {"number": number, "name": each.name, "steps": each.steps, "size": size, "uri": uri}
         reading = "" if prediction is None else prediction.reading
         given.append({**shown, "classes": _classes(prediction), "reading": reading})
     return given
+
+
+def _listed(inputs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return inputs for the page's list: those that follow each other and would read the same, such as noise, once."""
+    listed: list[dict[str, Any]] = []
+    for each in inputs:
+        words = each | {"number": None, "count": None}
+        if listed and not each["uri"] and words == listed[-1] | {"number": None, "count": None}:
+            listed[-1]["count"] += 1
+        else:
+            listed.append({**each, "count": 1})
+    return listed
 
 
 def _classes(prediction: Prediction | None) -> list[tuple[str, str, float]]:

@@ -32,7 +32,7 @@ from hookscope.results.binomial import Interval, interval
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.runs.reading import read_inside
 from hookscope.results.runs.serialize import RunRecord, parse_json, record_from_dict
-from hookscope.text import counted, shape_text, slug
+from hookscope.text import counted, input_shape_text, shape_text, slug
 
 # Of one checkpoint, this many findings are in sight, the others a click away: what a screen has room for.
 _FEW_FINDINGS = 20
@@ -203,7 +203,7 @@ def _origin(report: CheckReport) -> list[tuple[str, str]]:
     origin = [("Weights SHA-256", report.model.sha256)] if report.model and report.model.sha256 else []
     for each in report.inputs[:_MOST_INPUTS]:
         size = f"{each.size[0]} × {each.size[1]} pixels" if each.size else ""
-        network = f"to the network as {shape_text(each.shape)}"
+        network = f"to the network as {input_shape_text(each.shape)}"
         sha256 = f"SHA-256 {each.sha256}" if each.sha256 else ""
         words = ", ".join(filter(None, (size, *each.steps, network, sha256)))
         origin.append((each.name, words))

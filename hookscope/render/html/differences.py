@@ -39,6 +39,7 @@ def differences_html(run: StoredDifferences) -> str:
         title=f"{sides_text(result)} · what differs",
         sentences=list(weights_answer(result) if of_weights else answer(result)),
         sides=[(letter, side, _about(side, result)) for letter, side in (("A", result.a), ("B", result.b))],
+        random=[letter for letter, side in (("A", result.a), ("B", result.b)) if side.model.random],
         result=result,
         figure=_over_tensors(result) if of_weights else _over_layers(result),
         frame=FRAME,
@@ -88,7 +89,8 @@ def _about(side: Side, result: Differences) -> str:
     if result.way == "weights":
         return f"{side.model.weights}, {side.dtype}"
     stored = [f"the run {side.run}"] if side.run else []
-    return ", ".join((f"{side.model.name} ({side.model.kind})", side.device, side.dtype, *side.ways, *stored))
+    drawn = [f"weights {side.model.weights}"] if side.model.random else []
+    return ", ".join((f"{side.model.name} ({side.model.kind})", *drawn, side.device, side.dtype, *side.ways, *stored))
 
 
 def _tables(result: Differences) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.render.columns import fold_name, number_text, quantile_text
+from hookscope.render.overviews.charts import log_ticks
 from hookscope.render.training_steps import Floats, columns_of, kept_places, pieces, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 
@@ -276,10 +277,11 @@ class _Asinh:
         chosen = [(self.height(0.0), "0")]
         for end, sign in ((self._top, 1), (self._bottom, -1)):
             greatest = math.floor(math.log10(end)) if end else 0
-            for power in range(greatest, greatest - 8, -1) if end else ():
-                value = 10.0**power
-                if value >= self._linear / 3:
-                    chosen += [(self.height(sign * value), f"{'-' * (sign < 0)}{_power_text(power)}")]
+            powers = [10.0**power for power in range(greatest, greatest - 8, -1)] if end else []
+            between = [digit * power for power in powers for digit in (5, 2) if digit * power <= end]
+            far = [value for value in powers if value >= self._linear / 3]
+            more = [value for value in between if len(far) < 2 and value >= self._linear / 3]
+            chosen += [(self.height(sign * each), f"{'-' * (sign < 0)}{_tick_text(each)}") for each in (*far, *more)]
         return _apart(chosen)
 
 
@@ -294,22 +296,22 @@ class _Log:
         return _scaled((math.log10(value) - self._bottom) / (self._top - self._bottom))
 
     def ticks(self) -> list[tuple[float, str]]:
-        powers = range(math.ceil(self._bottom), math.floor(self._top) + 1)
-        step = max(1, -(-len(powers) // 7))
-        if len(powers) >= 2:
-            return [
-                (_scaled((at - self._bottom) / (self._top - self._bottom)), _power_text(at)) for at in powers[::step]
-            ]
-        ends = [10.0 ** (self._bottom + share * (self._top - self._bottom)) for share in (0.15, 0.5, 0.85)]
-        return [(self.height(value), f"{value:.2g}") for value in ends]
+        return [(self.height(value), _tick_text(value)) for value in log_ticks(self._bottom, self._top)]
 
 
 def _scaled(share: float) -> float:
     return round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1)
 
 
-def _power_text(power: int) -> str:
-    return f"{10.0**power:g}" if -3 <= power <= 4 else f"1e{power}"
+def _tick_text(value: float) -> str:
+    mantissa, power = f"{value:.1e}".split("e")
+    return (
+        f"{value:.2g}"
+        if -3 <= int(power) <= 1
+        else f"{value:.0f}"
+        if 0 < int(power) <= 4
+        else f"{float(mantissa):g}e{int(power)}"
+    )
 
 
 def _apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:

@@ -21,13 +21,14 @@ from hookscope.render.html.page import render_page
 from hookscope.render.html.training import shown_map
 from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint, by_layer
 from hookscope.results.runs.history import StoredHistory
-from hookscope.text import are, counted, safe_text, shape_text
+from hookscope.text import are, counted, safe_text, shape_text, some_of
 
 _MOST_ROWS = 800  # of a heat map
 _MOST_VERDICTS = 200
 _FEW_VERDICTS = 12  # that are seen at once
 _MOST_PLACES = 400  # that a verdict lists
 _MOST_POINTS = 24  # files that a row's own table has
+_FEW_RULES = 4  # that the answer names
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ def history_html(run: StoredHistory) -> str:
         {},
         scripts=("fragment.js", "plots.js", "training.js"),
         title=f"{result.files[0].label} to {result.files[-1].label} · history",
-        sentences=answer(result),
+        sentences=_sentences(result),
         level=most.level if most else "",
         is_good=most is None and not result.unreadable,
         facts=_facts(result),
@@ -82,6 +83,14 @@ def history_html(run: StoredHistory) -> str:
         empty=Figure("", "", [], [], [], [], []),
         making=_making(run),
     )
+
+
+def _sentences(result: History) -> list[str]:
+    """Return the answer, with the rules that objected besides the one in its first sentence."""
+    first, *rest = answer(result)
+    others = [each.rule for each in result.verdicts if each is not decisive(result)]
+    rules = some_of(list(dict.fromkeys(others)), _FEW_RULES)
+    return [first, *([f"{counted(len(others), 'other verdict')}: {rules}."] if others else []), *rest]
 
 
 def _names_of(place: str) -> list[str]:

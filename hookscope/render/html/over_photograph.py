@@ -10,7 +10,7 @@ from hookscope.render.html.pictures import BUDGET, png_uri, thumbnail_uri
 from hookscope.render.overlays import ColourScale, bar
 from hookscope.results.inputs import InputRecord, Region
 from hookscope.results.runs.attributions import StoredPicture
-from hookscope.text import are, counted, shape_text
+from hookscope.text import are, counted, input_shape_text
 
 # Pixels a side: maps are smooth, and a browser draws them smoothly larger.
 _PHOTOGRAPH_SIDE = 1200
@@ -46,7 +46,7 @@ def shown_photograph(number: int, record: InputRecord, picture: StoredPicture, p
     return {
         "number": number,
         "name": record.name,
-        "size": f"{size}to the network as {shape_text(record.shape)}",
+        "size": f"{size}to the network as {input_shape_text(record.shape)}",
         "steps": record.steps,
         "remark": picture.remark,
         "uri": thumbnail_uri(png, picture.photograph, _PHOTOGRAPH_SIDE),

@@ -24,6 +24,7 @@ BUDGET = 3_500_000
 # A grid has 64 million pixels at most, and a caption; a picture to be made small, as many as hookscope reads.
 _MAX_PIXELS = 100_000_000
 _THUMBNAIL_SIDE = 448
+_STRIP_GAP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Fidelity:
     """How pictures are made smaller."""
 
     step: int = 1  # every so many colours are kept; zero, in the middle or at the end, is always one of them
-    side: int = 1 << 30  # pixels; longer maps keep every second, third … pixel of each axis
+    side: int = 1 << 30  # pixels; of longer maps, squares of 2 × 2, 3 × 3 … pixels are averaged
     channels: int = 1 << 30  # the first ones
 
     @property
@@ -41,7 +42,7 @@ class Fidelity:
         if self.step > 1:
             parts.append(f"{(LEVEL_COUNT - 1) // self.step + 1} of {LEVEL_COUNT} colours")
         if self.side < 1 << 30:
-            parts.append(f"every n-th pixel of maps longer than {self.side}")
+            parts.append(f"averages of squares where a map is longer than {self.side} pixels")
         if self.channels < 1 << 30:
             parts.append(f"the first {self.channels} channels")
         if not parts:
@@ -121,39 +122,70 @@ def shrink(png: bytes, grid: Grid, fidelity: Fidelity) -> Picture | None:
     tile_height = tiles.height * tiles.down
     tile_width = tiles.frames * (tiles.width * tiles.across + 1) - 1
     stride = max(1, -(-max(tiles.height, tiles.width) // fidelity.side))
-    downs = np.arange(0, tiles.height, stride) * tiles.down
+    downs = np.arange(tiles.height) * tiles.down
     acrosses = np.add.outer(
-        np.arange(tiles.frames) * (tiles.width * tiles.across + 1), np.arange(0, tiles.width, stride) * tiles.across
+        np.arange(tiles.frames) * (tiles.width * tiles.across + 1), np.arange(tiles.width) * tiles.across
     ).ravel()
     count = min(tiles.count, fidelity.channels)
     rows = -(-count // tiles.columns)
     tops = tiles.top + np.arange(rows) * (tile_height + tiles.gap)
     lefts = tiles.left + np.arange(tiles.columns) * (tile_width + tiles.gap)
     maps = canvas[np.ix_(np.add.outer(tops, downs).ravel(), np.add.outer(lefts, acrosses).ravel())]
+    if stride > 1:
+        maps = _averaged(maps, tiles.height, tiles.width, stride)
     if fidelity.step > 1:  # what is no level of the colour map stays
         table = np.arange(256)
         table[:LEVEL_COUNT] = (table[:LEVEL_COUNT] + fidelity.step // 2) // fidelity.step * fidelity.step
         maps = table.clip(0, 255).astype(np.uint8)[maps]
     return Picture(
         _encode(maps, palette),
-        *(tiles.columns, count, len(downs), len(acrosses), tiles.frames),
+        *(tiles.columns, count, -(-tiles.height // stride), -(-tiles.width // stride) * tiles.frames, tiles.frames),
         tuple(f"#{palette[3 * at : 3 * at + 3].hex()}" for at in np.linspace(0, LEVEL_COUNT - 1, 9).astype(int)),
         (*grid.caption, *_left_out(grid, tiles.count, stride, count)),
         grid.bar,
     )
 
 
-def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int]:
-    """Return the first maps of a grid side by side as a data URI, at most `side` pixels each, and how many they are.
+def _averaged(maps: NDArray[np.uint8], height: int, width: int, side: int) -> NDArray[np.uint8]:
+    """Average squares of `side` pixels of maps that touch each other, each by itself; the last ones may be smaller.
 
-    An InputError is raised if the file is no grid.
+    Colours are at even steps of the values, so the mean of their numbers is the mean of the values. What is no level of
+    the colour map, such as NaN, stays: one such pixel marks its square.
+    """
+    lines = []
+    for line in np.split(maps, len(maps) // height):
+        tiles = np.split(line, line.shape[1] // width, axis=1)
+        lines.append(np.concatenate([_smaller(tile, side) for tile in tiles], axis=1))
+    return np.concatenate(lines)
+
+
+def _smaller(tile: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    small = np.array(Image.fromarray(tile).reduce(side))
+    down, across = np.nonzero(tile >= LEVEL_COUNT)
+    small[down // side, across // side] = tile[down, across]
+    return small
+
+
+def first_maps(png: bytes, grid: Grid, count: int, side: int) -> tuple[str, int, int]:
+    """Return the first maps of a grid side by side as a data URI, how many they are, and how wide they are together.
+
+    They are about `side` pixels high or, if they are wider than high, wide, with a gap between them. An InputError is
+    raised if the file is no grid.
     """
     picture = shrink(png, grid, Fidelity(side=side, channels=1))
     if picture is None:
-        return "", 0
+        return "", 0, 0
     count = min(count, picture.columns, grid.tiles.count if grid.tiles else 0)
+    scale = max(1, side // max(picture.height, picture.width))
+    height, width = picture.height * scale, picture.width * scale
     with Image.open(io.BytesIO(picture.png)) as row:
-        return png_uri(row.crop((0, 0, count * picture.width, picture.height))), count
+        maps = np.asarray(row).repeat(scale, axis=0).repeat(scale, axis=1)
+        strip = np.full((height, count * (width + _STRIP_GAP) - _STRIP_GAP), BACKGROUND, np.uint8)
+        for each in range(count):
+            left = each * (width + _STRIP_GAP)
+            strip[:, left : left + width] = maps[:height, each * width : (each + 1) * width]
+        uri = f"data:image/png;base64,{base64.b64encode(_encode(strip, bytes(row.getpalette() or ()))).decode('ascii')}"
+    return uri, count, strip.shape[1]
 
 
 def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[str]:
@@ -161,7 +193,7 @@ def _left_out(grid: Grid, channels: int, stride: int, count: int) -> Iterator[st
         apart = counted(grid.extra_token_count, "token")
         yield f"not here but in the run's own grid: {apart} apart, such as a class token"
     if stride > 1:
-        yield f"here one pixel in {stride} along each axis"
+        yield f"here averages of {stride} × {stride} pixels"
     if count < channels:
         yield f"here the first {counted(count, 'channel')}"
 

@@ -15,7 +15,7 @@ from hookscope.render.html.figures import FRAME, Figure, logarithmic
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, thumbnail_uri
 from hookscope.render.survey_failures import failure_heading, failure_reasons, method_words, neighbour_words
-from hookscope.render.survey_text import FLOAT16, answer, remarks_of, row_columns
+from hookscope.render.survey_text import FLOAT16, answer, is_broken, remarks_of, row_columns
 from hookscope.results.runs.survey import StoredSurvey
 from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, channel_counts
 from hookscope.text import counted, safe_text
@@ -45,7 +45,7 @@ def survey_html(run: StoredSurvey) -> str:
         scripts=("survey.js",),
         title=f"{result.model.name} · survey",
         sentences=answer(result),
-        is_good=not result.dead_count,
+        level="fail" if is_broken(result) else "warn" if result.dead_count else "good",
         facts=_facts(result),
         warnings=result.warnings,
         notes=result.notes,

@@ -37,7 +37,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.text import counted, some_of
+from hookscope.text import counted, input_shape_text, some_of
 
 _WORDS = 218  # pixels: the column of the input
 _LETTERS = "ABCDE"
@@ -89,7 +89,7 @@ def model_line(model: ModelInfo, *more: str) -> Line:
 def depth_blocks(
     rows: Sequence[LayerRow], letters: dict[int, str] | None = None, ground: Sequence[int] = ()
 ) -> list[Block]:
-    """Return the charts of layers over depth: magnitudes, zeros and dead channels.
+    """Return the charts of layers over depth: magnitudes, and if there are any, zeros and dead channels.
 
     Args:
         rows: In the order of the layers.
@@ -101,6 +101,10 @@ def depth_blocks(
     values = [row.activation for row in rows]
     places = [(letters[row.index], place) for place, row in enumerate(rows) if letters and row.index in letters]
     broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
+    dead = [each.dead_channel_fraction or None for each in values]
+    zeros = [each.zero_fraction for each in values]
+    has_zeros = any(dead) or any(zeros)
+    names = [row.layer or "(model)" for row in rows]
     magnitudes = Chart(
         title="Size of the values, layer by layer",
         series=[
@@ -112,18 +116,20 @@ def depth_blocks(
         marks=[Marks("holds NaN or Inf", broken, VERMILION)],
         ground=ground,
         letters=places,
+        names=() if has_zeros else names,
     )
-    dead = [each.dead_channel_fraction or None for each in values]
+    if not has_zeros:
+        return [magnitudes.block]
     shares = Chart(
         title="Exact zeros and dead channels",
         series=[
-            Series("zeros, share of values", [each.zero_fraction for each in values], PALE_BLUE, "area"),
+            Series("zeros, share of values", zeros, PALE_BLUE, "area"),
             Series("dead (all zero), share of channels", dead, VERMILION, "dots"),
         ],
         count=len(rows),
         axis="percent",
         ground=ground,
-        names=[row.layer or "(model)" for row in rows],
+        names=names,
     )
     return [magnitudes.block, shares.block]
 
@@ -188,7 +194,7 @@ def _input_lines(result: Activations, index: int) -> list[Line]:
     before = f"{record.size[0]} x {record.size[1]} pixels, " if record.size else ""
     lines = [
         (input_name(record), NAME, INK),
-        (f"{before}to the network as {' x '.join(map(str, record.shape)) or 'a number'}", SMALL, DIM),
+        (f"{before}to the network as {input_shape_text(record.shape, ' x ')}", SMALL, DIM),
     ]
     for prediction in result.predictions:
         if prediction.input_index == index:

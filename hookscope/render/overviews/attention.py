@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from PIL import Image, ImageDraw
 
+from hookscope.render.columns import scale_text
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overlays import bar, colour_scale, overlay, seen_part, shrunk
 from hookscope.render.overviews.charts import BLUE
@@ -204,7 +205,7 @@ def _draw_panel(
     write(pen, [(title, SMALL, INK)], top, left, width)
     edge = top + line_height(SMALL) + 4
     bottom = edge + _PANEL_HEIGHT
-    label = f"{highest:.3g}"
+    label = scale_text(highest)
     margin = round(drawn.getlength(label)) + 8
     pen.text((left, edge - 4), label, DIM, drawn)
     pen.text((left, bottom - line_height(SMALL) + 4), "0", DIM, drawn)

@@ -30,6 +30,7 @@ from hookscope.render.overviews.sheet import (
 )
 from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions
 from hookscope.results.inputs import Photograph
+from hookscope.text import input_shape_text
 
 _TALLEST = 560  # of a picture in it
 _MOST_MAPS = 24  # of one input; the others have their files
@@ -67,7 +68,7 @@ def _wide_overview(result: Attributions, index: int, maps: Sequence[AttributionM
     """Draw an input that is no picture with its maps, each as wide as the sheet; the first map has the input itself."""
     given = result.given.get(index)
     record = result.inputs[index]
-    seen = f"a tensor, to the network as {' x '.join(map(str, record.shape))}"
+    seen = f"a tensor, to the network as {input_shape_text(record.shape, ' x ')}"
     remarks = [(given_remark(given), TEXT, DIM)] if given is not None and given_remark(given) else []
     about = [(PurePath(record.name).name or record.name, NAME, INK), (seen, TEXT, DIM), *remarks]
     cells = [Cell(np.full((1, INNER, 3), PAPER, np.uint8), about)]

@@ -281,25 +281,27 @@ def _ticks(low: float, high: float, axis: Axis) -> list[float]:
     if axis == "percent":
         return [0.0, 0.5, 1.0]
     if axis == "log":
-        return _log_ticks(low, high)
+        return log_ticks(low, high)
+    return _even_ticks(low, high)
+
+
+def _even_ticks(low: float, high: float) -> list[float]:
     wanted = (high - low) / _MOST_TICKS
     power = 10.0 ** math.floor(math.log10(wanted))
     by = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted)
     return [number * by for number in range(math.ceil(low / by), math.floor(high / by) + 1)]
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """Return at most about five round numbers between two exponents."""
+    low, high = max(low, math.log10(_LEAST)), min(high, math.log10(_GREATEST))
+    if low >= high:
+        return []
     exponents = range(math.ceil(low), math.floor(high) + 1)
     if len(exponents) >= 2:
         step = math.ceil(len(exponents) / _MOST_TICKS)
         return [10.0**exponent for exponent in exponents if exponent % step == 0]
-    ticks: list[float] = []
-    for digits in ((1, 2, 5), [*range(1, 10)], [tenths / 10 for tenths in range(10, 100)]):
-        around = [
-            digit * 10.0**exponent for exponent in range(math.floor(low), math.ceil(high) + 1) for digit in digits
-        ]
-        ticks = [tick for tick in around if low <= math.log10(tick) <= high]
-        if len(ticks) >= 2:
-            break
-    return ticks[:: math.ceil(len(ticks) / _MOST_TICKS) or 1]
+    around = range(math.floor(low), math.ceil(high) + 1)
+    ticks = [digit * 10.0**exponent for exponent in around for digit in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
+    return ticks if len(ticks) >= 2 else _even_ticks(10.0**low, 10.0**high)

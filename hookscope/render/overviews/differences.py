@@ -197,6 +197,8 @@ def _chart(
     ground_name: str = "",
 ) -> Block:
     values = [None if each is None else each.relative_l2 for each in measures]
+    if not any(values) and not more:
+        return Block(0, lambda _image, _top: None)
     equal = [place for place, value in enumerate(values) if value == 0]
     broken = [place for place, value in enumerate(values) if value is not None and not math.isfinite(value)]
     return Chart(

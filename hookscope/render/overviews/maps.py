@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from hookscope.render.columns import scale_text
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.sheet import DIM, INK, INNER, LINE, MARGIN, SMALL, fitting, write
 from hookscope.render.palettes import colour_levels
@@ -76,7 +77,8 @@ class MapScale:
         """What stands under the ends of the bar, and under its middle."""
         if not self.top:
             return ("no finite value" if self.top is None else "0 everywhere",)
-        return (f"-{self.top:.3g}", "0", f"{self.top:.3g}") if self.signed else ("0", f"{self.top:.3g}")
+        top = scale_text(self.top)
+        return (f"-{top}", "0", top) if self.signed else ("0", top)
 
     @property
     def colours(self) -> NDArray[np.uint8]:

@@ -24,7 +24,7 @@ Line = tuple[str, int, Colour]
 _LONGEST_TEXT = 400  # characters
 
 # Characters in hookscope's sentences that the font lacks.
-_SPELLED = str.maketrans({"‖": "||", "×": "x", "≥": ">=", "≤": "<=", "Δ": "A-B"})
+_SPELLED = str.maketrans({"‖": "||", "×": "x", "≥": ">=", "≤": "<=", "Δ": "A-B", "→": "->"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from hookscope.render.overviews.sheet import (
     write,
 )
 from hookscope.render.survey_failures import failure_heading, failure_reasons
-from hookscope.render.survey_text import FLOAT16, answer, inputs_text
+from hookscope.render.survey_text import FLOAT16, answer, inputs_text, is_broken
 from hookscope.results.survey import FORMATS, CropSheet, Survey, WrongStrip, channel_counts
 from hookscope.text import counted
 
@@ -79,9 +79,7 @@ def _answer(result: Survey) -> list[Line]:
 
 
 def _colour(result: Survey) -> Colour:
-    is_broken = any(row.activation.nan_count or row.activation.inf_count for row in result.rows)
-    overflows = any(each.format == FLOAT16 and each.overflowing for row in result.rows for each in row.headroom)
-    return RED if is_broken or overflows else AMBER if result.dead_count else GREEN
+    return RED if is_broken(result) else AMBER if result.dead_count else GREEN
 
 
 def _dead_chart(result: Survey) -> Chart:
@@ -143,6 +141,7 @@ def _captioned(lines: Sequence[str], picture: Image.Image) -> Block:
     def draw(image: Image.Image, top: int) -> None:
         fitted = [(fitting(line, TEXT, INNER), TEXT, INK) for line in lines]
         write(ImageDraw.Draw(image), fitted, top, MARGIN, INNER)
-        image.paste(shown, (MARGIN, top + len(lines) * line_height(TEXT)))
+        image.paste(shown, (MARGIN, top + height))
 
-    return Block(len(lines) * line_height(TEXT) + shown.height, draw)
+    height = len(lines) * line_height(TEXT) + 4  # below the line's underscores
+    return Block(height + shown.height, draw)

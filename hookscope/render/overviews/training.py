@@ -69,7 +69,9 @@ def draw_training(log: TrainingLog) -> Image.Image:
     blocks += _charts(steps_in_order(log))
     named = {place for each in found for place in each.places}
     maps = {each.key: each for each in heat_maps(log, INNER - _NAMES, _MOST_ROWS, named)}
-    blocks += [heat_block(maps[key]) for key in ("gradient-norm", "dead-share") if key in maps]
+    blocks += [
+        heat_block(maps[key]) for key in ("gradient-norm", "dead-share") if key in maps and maps[key].values.any()
+    ]
     return draw_sheet(blocks)
 
 
