@@ -55,7 +55,10 @@ _TOO_LARGE_TO_TIME = (
     "No times: the network takes more than half of this machine's memory. Bytes saved for backward are those of the "
     "meta device, where attention is not fused."
 )
-_RUNS_WHERE_IT_IS = "A module stays on its device: options that load or move a model need a name or a file."
+_RUNS_WHERE_IT_IS = (
+    "A module stays on its device, with its weights: load, convert and move it yourself. --weights, --arch, --device, "
+    "--dtype and the like need MODEL as a name or a file."
+)
 
 
 @interrupts_between_blocks()

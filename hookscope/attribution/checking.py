@@ -165,8 +165,8 @@ class Checking:
         likely = found[0] >= _LEAST_PROBABILITY
         if not likely.all():
             self.notes[
-                "Sanity: deletion is left out where the target's probability is below "
-                f"{_LEAST_PROBABILITY}, as blurring can take little away."
+                f"Sanity: no deletion test where the target's probability is below {_LEAST_PROBABILITY}: blurring "
+                "could hardly lower it."
             ] = None
         if likely.any():
             self._deleted.append(found[:, likely])

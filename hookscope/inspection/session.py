@@ -195,6 +195,13 @@ def _is_argument(name: object, value: object) -> bool:
     return isinstance(name, str) and name.isidentifier() and isinstance(value, Tensor)
 
 
+# What else people give, by class name: neither is imported here.
+_REMEDIES = {
+    "ndarray": " torch.from_numpy makes a tensor of an array.",
+    "DataLoader": " `hookscope.features` takes a loader; `hookscope.survey` takes the files behind it.",
+}
+
+
 def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
     """Return what stands for inputs as a list of paths and pictures, or as one tensor or batch.
 
@@ -211,9 +218,10 @@ def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
     sources: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
     for each in sources:
         if not isinstance(each, str | Path | Image):
+            remedy = _REMEDIES.get(type(each).__name__, "")
             raise UsageError(
                 f"{type(each).__name__} is not an input: give paths and pictures, one tensor, or a tuple of tensors "
-                f"for several arguments; --input gives them by name."
+                f"for several arguments; --input gives them by name.{remedy}"
             )
     return sources
 
