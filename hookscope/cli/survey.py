@@ -33,7 +33,7 @@ def survey(
     layer: options.Layer = None,
     ops: options.Ops = False,
     top: Annotated[
-        int, under.layers("--top", min=1, metavar="N", help="Inputs to list that excite a channel most.")
+        int, under.layers("--top", min=1, metavar="N", help="List the N inputs that excite a channel most.")
     ] = 9,
     by_class: Annotated[
         bool,

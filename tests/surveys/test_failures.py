@@ -161,7 +161,7 @@ def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:
     assert [each.label for each in only.neighbours] == ["green"] * 3
     text = " ".join(str(survey).split())
     assert "No reason found in what could be looked at." in text
-    assert "Ranges of pictures were not looked at: 15 pictures that are right are too few" in text
+    assert "Ranges of pictures were not checked: 15 pictures classified right are too few" in text
     assert "of fewer than 19 inputs that are right nothing can be said" in text
 
 
