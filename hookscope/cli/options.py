@@ -143,7 +143,7 @@ Crop = Annotated[
     str | None,
     under.inputs(
         metavar="SIZE",
-        help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224, within --resize.",
+        help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224, no larger than --resize.",
     ),
 ]
 Mean = Annotated[

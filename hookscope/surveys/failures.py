@@ -116,8 +116,8 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
         yield f"Ranges of pictures were not checked: {count} classified right are too few."
     if compared is None:
         yield (
-            "The layer where an input leaves its class was not searched for, because --merge has no network. To search, "
-            "run the command of the shards with --resume and without --shard."
+            "The layer where an input leaves its class was not searched for, because --merge has no network. To "
+            "search, run the command of the shards with --resume and without --shard."
         )
         return
     thin = [label for label, each in compared.members.items() if len(each) < FEWEST_MEMBERS]
