@@ -51,8 +51,8 @@ def history(
         under.model(
             "--allow-global",
             metavar="NAME",
-            help="Class or function, beside plain data, that a file's pickle may name, as a glob (vendornet.*): it is "
-            "read past, and never imported; repeatable.",
+            help="Class or function that a pickle may name besides plain data, as a glob (vendornet.*); it is skipped, "
+            "never imported; repeatable.",
         ),
     ] = None,
     output_key: options.OutputKey = None,

@@ -71,9 +71,7 @@ def watch(
         Path | None,
         under.write(metavar="DIR", help="Folder for the steps, watch.jsonl, which `hookscope report` reads."),
     ] = None,
-    resume: Annotated[
-        bool, under.write("--resume", help="Go on with the training that --out holds, if it holds one.")
-    ] = False,
+    resume: Annotated[bool, under.write("--resume", help="Append to the training in --out, if there is one.")] = False,
 ) -> Script:
     """Run a training script unchanged, watch every step, and print a line where something breaks.
 
@@ -98,7 +96,7 @@ def watch(
     if out is not None and _is_first_process():
         _check_writable(out, resume=resume)
     elif resume and out is None:
-        raise UsageError("--resume needs --out, the folder of the training that goes on.")
+        raise UsageError("--resume needs --out, the folder of the training to continue.")
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
     folder = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
     watched = WatchOptions(every, folder, tuple(layer or ()), tuple(edit or ()), eager_forward)

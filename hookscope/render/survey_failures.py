@@ -42,7 +42,7 @@ def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
     sentences = []
     if each.outside:
         found = ", ".join(map(_outside, each.outside))
-        sentences.append(f"Unlike all {failures.compared_count:,} that are right its picture is {found}.")
+        sentences.append(f"Unlike all {failures.compared_count:,} that are classified right, its picture is {found}.")
     if each.leaves_at:
         where, p = printable(each.leaves_at, _MOST_NAME), number_text(each.p_value, 2)
         if each.is_like_other:

@@ -47,8 +47,8 @@ def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
             continue
         if row.dead_filter_count > before.dead_filter_count:
             channels = f"{row.dead_filter_count:,} of {counted(row.filter_count or 0, 'output channel')}"
-            was = f"{before.dead_filter_count:,} in {first_label}"
-            yield Finding(DEAD, "warn", name, f"'{name}' has no weight but 0 in {channels}, and had {was}.")
+            was = f"in {before.dead_filter_count:,} of them" if before.dead_filter_count else "in none"
+            yield Finding(DEAD, "warn", name, f"'{name}' has only zeros in {channels}; in {first_label} {was}.")
 
 
 def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryVerdict]:

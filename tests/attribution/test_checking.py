@@ -107,7 +107,7 @@ def test_a_target_that_is_no_class_leaves_two_checks_out_and_says_so(tmp_path: P
     for target in (f"{source}:spread", "1-2"):
         run = hookscope.attribute(Small(), pictures(), target=target)
         assert names(run) == ["weights"]
-        assert "Sanity: class and deletion are left out, because the target is not a single class." in run.notes
+        assert "Sanity: no class and deletion tests, because the target is not a single class." in run.notes
 
 
 def test_operations_as_layers_are_checked() -> None:
