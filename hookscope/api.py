@@ -128,7 +128,7 @@ def activations(
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
         resize: Size of pictures: the shorter side, (height, width), or "none".
-        crop: Size cut from the centre of pictures, in the same forms.
+        crop: Size cut from the centre of pictures, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean`, in the same forms.
         max_pixels: Refuse pictures with more pixels.

@@ -27,16 +27,14 @@ def lines(of: CheckpointContents, *, width: int = 80, full: bool = False) -> lis
 
 
 def test_facts_come_first_and_only_those_that_there_are() -> None:
-    assert lines(contents(stored("a")))[:3] == [
+    assert lines(contents(stored("a")))[:4] == [
         "file w.pt · 4.9 KiB",
         "kind torch · torch.save, zip format 3",
-        "fits none known to hookscope; with --arch net.py:build, other commands load it into your network",
+        "fits none known to hookscope",
+        "     other commands load it into your network with --arch net.py:build",
     ]
     near = StoredPart("", True, (stored("a"),), nearest="one: 2 of 3")
-    assert (
-        lines(contents(part=near))[2] == "fits none known to hookscope; nearest: one: 2 of 3; "
-        "with --arch net.py:build, other commands load it into your network"
-    )
+    assert lines(contents(part=near))[2] == "fits none known to hookscope; nearest: one: 2 of 3"
     part = StoredPart("ema", True, (stored("a"),), prefix="module", architectures=("one: …", "two: …"))
     more = contents(part=part, metadata={"format": "pt"})
     assert [line.split() for line in lines(more)[2:7]] == [
