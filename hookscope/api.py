@@ -1437,12 +1437,14 @@ def _module_table(
     from hookscope.inspection.device import floating_dtype
     from hookscope.inspection.forward import list_modules
     from hookscope.inspection.run import unseen_in_scripts
+    from hookscope.models.input_spec import shape_option
     from hookscope.results.network import ModuleTable
 
     warnings = loaded.warnings
     given = _shown_input(loaded, shapes, named)
     if given is None:
-        warnings += ("No shapes: the input shape cannot be inferred from the first layer. Give --input-shape.",)
+        option = shape_option(loaded.module)
+        warnings += (f"No shapes: the input shape cannot be inferred from the first layer. Give {option}.",)
     else:
         given = to_device(given, _device(loaded), floating_dtype(loaded.module))
     args, kwargs = (None, None) if given is None else (given.args, given.kwargs)

@@ -40,7 +40,7 @@ from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import as_batches, batch_of
 from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
 from hookscope.models import LoadedModel, example_shape, load_function
-from hookscope.models.input_spec import time_first_warning
+from hookscope.models.input_spec import shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
 from hookscope.results.activations import Activations
 from hookscope.results.comparison import Change, Comparison
@@ -229,7 +229,7 @@ def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
 def _example(loaded: LoadedModel, preprocessing: Preprocessing) -> NoiseShape:
     shape = example_shape(loaded.module, preprocessing)
     if shape is None:
-        raise UsageError(f"{loaded.info.name} has an unknown input shape: give IMAGE or --input-shape.")
+        raise UsageError(f"{loaded.info.name} has an unknown input shape: give IMAGE or {shape_option(loaded.module)}.")
     return NoiseShape(shape)
 
 

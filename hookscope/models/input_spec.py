@@ -81,6 +81,11 @@ def starts_with_embedding(module: nn.Module) -> bool:
     return isinstance(first_layer_with_input(module), nn.Embedding | nn.EmbeddingBag)
 
 
+def shape_option(module: nn.Module) -> str:
+    """Return the option that gives noise to a network whose input shape is not known, with an example for tokens."""
+    return "--input-shape, such as 1,16 for tokens" if starts_with_embedding(module) else "--input-shape"
+
+
 def embedding_size(module: nn.Module) -> int | None:
     """Return how many entries the smallest embedding of a network has; None without embeddings.
 
