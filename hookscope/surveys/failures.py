@@ -116,7 +116,7 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
         yield f"Ranges of pictures were not checked: {count} classified right are too few."
     if compared is None:
         yield (
-            "The layer where an input leaves its class was not searched for, because --merge has no network. To "
+            "The layer where an input leaves its class was not searched for, because merging has no network. To "
             "search, run the command of the shards with --resume and without --shard."
         )
         return

@@ -120,7 +120,7 @@ def test_shards_find_the_same_reasons_bit_for_bit(data: Path, survey: Survey, tm
     assert merged.accuracy == survey.accuracy
     assert merged.failures is not None
     assert [each.outside for each in merged.failures.inputs] == [each.outside for each in survey.failures.inputs]  # type: ignore[union-attr]
-    assert "--merge has no network" in merged.failures.remarks[0]
+    assert "merging has no network" in merged.failures.remarks[0]
     resumed = hookscope.survey(Colours(), data, **USUAL, chunks=tmp_path / "c", resume=True)
     assert resumed is not None
     assert resumed.resumed_count == 4
