@@ -24,7 +24,7 @@ def test_the_command_answers_in_a_sentence_and_writes_a_run(run: Run, tmp_path: 
         torch.save({"epoch": at, "model": state, "optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, f"{at}.pt")
     ended = run("history", "*.pt", "--report", "page.html", "--json")
     assert ended.code == 1
-    assert ended.stderr.splitlines()[2] == "conv.bias holds NaN or Inf in 3.pt, the last file."
+    assert ended.stderr.splitlines()[0] == "conv.bias holds NaN or Inf in 3.pt, the last file."
     document = check("history", ended.stdout)
     assert document["exit_code"] == 1
     assert document["files"][0]["optimisers"][0]["rates"] == [0.1]
