@@ -55,7 +55,10 @@ _TOO_LARGE_TO_TIME = (
     "No times: the network takes more than half of this machine's memory. Bytes saved for backward are those of the "
     "meta device, where attention is not fused."
 )
-_RUNS_WHERE_IT_IS = "A module stays on its device: options that load or move a model need a name or a file."
+_RUNS_WHERE_IT_IS = (
+    "A module stays on its device, with its weights: load, convert and move it yourself. --weights, --arch, --device, "
+    "--dtype and the like need MODEL as a name or a file."
+)
 
 
 @interrupts_between_blocks()
@@ -125,7 +128,7 @@ def activations(
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
         resize: Size of pictures: the shorter side, (height, width), or "none".
-        crop: Size cut from the centre of pictures, in the same forms.
+        crop: Size cut from the centre of pictures, in the same forms; by default no larger than `resize`.
         mean: Subtracted after scaling to 0-1: one value, one per channel, or "none".
         std: Divisor after `mean`, in the same forms.
         max_pixels: Refuse pictures with more pixels.
@@ -1440,12 +1443,14 @@ def _module_table(
     from hookscope.inspection.device import floating_dtype
     from hookscope.inspection.forward import list_modules
     from hookscope.inspection.run import unseen_in_scripts
+    from hookscope.models.input_spec import shape_option
     from hookscope.results.network import ModuleTable
 
     warnings = loaded.warnings
     given = _shown_input(loaded, shapes, named)
     if given is None:
-        warnings += ("No shapes: the input shape cannot be inferred from the first layer. Give --input-shape.",)
+        option = shape_option(loaded.module)
+        warnings += (f"No shapes: the input shape cannot be inferred from the first layer. Give {option}.",)
     else:
         given = to_device(given, _device(loaded), floating_dtype(loaded.module))
     args, kwargs = (None, None) if given is None else (given.args, given.kwargs)

@@ -5,20 +5,36 @@ commands call those in `hookscope.api`, which do not.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, wraps
 from inspect import isfunction, signature
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 from hookscope import api
-from hookscope.errors import HookscopeError
+from hookscope.errors import HookscopeError, UsageError
+from hookscope.text import printable
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 # An option; or a command in backticks, which stays one.
 _OPTION = re.compile(r"`[^`\n]*`|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])")
+
+# What an argument of that annotation may be, and in words.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "a text"),
+    "int": ((Integral,), "a whole number"),
+    "Texts": ((str, Collection), "a text or a list of texts"),
+    "Dtype": ((str,), "a text"),
+}
+_FROM_ONE = ("batch_size", "chunk_size", "every")
+_HINTS = {
+    "arch": " A network is named here, as 'net.py:build'; a module with its weights is given as MODEL.",
+    "dtype": " Name it, as 'float64'.",
+    "device": " Name it, as 'cuda:1'.",
+}
 
 # The fields of a report on a checkpoint that hold why it failed.
 _REASONS = ("error", "warnings", "outcomes", "reason", "findings", "message")
@@ -35,6 +51,7 @@ def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
         on_error: Any = kwargs.get("on_error")
         if on_error is not None:
             kwargs["on_error"] = lambda error: on_error(_renamed_error(error, known()))
+        _refuse_other_types(function, args, kwargs)
         try:
             result = function(*args, **kwargs)
         except HookscopeError as error:
@@ -44,6 +61,26 @@ def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
     named.__module__ = "hookscope"  # where pickle finds it
     return named
+
+
+def _refuse_other_types(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise UsageError for an argument that takes texts or whole numbers alone, and is given something else."""
+    parameters = signature(function)
+    for name, value in parameters.bind(*args, **kwargs).arguments.items():
+        annotation = str(parameters.parameters[name].annotation)
+        kind = annotation.removesuffix(" | None")
+        known = _KINDS.get(kind)
+        if known is None or (value is None and kind != annotation):
+            continue
+        classes, wanted = known
+        is_right = isinstance(value, classes)
+        if kind == "Texts" and isinstance(value, list | tuple):
+            is_right = all(isinstance(each, str) for each in value)
+        if not is_right:
+            given = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
+            raise UsageError(f"`{name}` takes {wanted}, not {printable(given)}.{_HINTS.get(name, '')}")
+        if name in _FROM_ONE and value < 1:
+            raise UsageError(f"`{name}` {value} is not possible: give 1 or more.")
 
 
 @cache

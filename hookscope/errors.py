@@ -107,7 +107,7 @@ class UnfitInputError(ModelError):
 
     def __init__(self, names: Sequence[str], reason: str, indices: Sequence[int] = ()) -> None:
         """Put the names, the first ones of many, before the reason."""
-        more = f" and {len(names) - _NAMED_INPUTS} more inputs" if len(names) > _NAMED_INPUTS else ""
+        more = f" and {len(names) - _NAMED_INPUTS} more" if len(names) > _NAMED_INPUTS else ""
         super().__init__(f"{', '.join(names[:_NAMED_INPUTS])}{more}: {reason}" if names else reason)
         self.names = tuple(names)
         self.reason = reason

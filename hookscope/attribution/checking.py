@@ -110,10 +110,10 @@ class Checking:
         is_slow = self.method in _SLOW and self.sanity == "quick"
         if is_slow:
             self.notes[
-                f"Sanity: weights and class are left out, as {self.method} takes many passes (--sanity full has them)."
+                f"Sanity: no weights and class tests, because {self.method} takes many passes; --sanity full runs them."
             ] = None
         elif next(network.parameters(), None) is None:
-            self.notes["Sanity: weights is left out, because the network has no parameters to shuffle."] = None
+            self.notes["Sanity: no weights test, because the network has no parameters to shuffle."] = None
         else:
             found = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
             self._weights.append(found)
@@ -121,7 +121,7 @@ class Checking:
         output = self._output(passes, copied, batch, batch.args)
         other = runner_up(output, target, self.output_key)
         if other is None:
-            self.notes["Sanity: class and deletion are left out, because the target is not a single class."] = None
+            self.notes["Sanity: no class and deletion tests, because the target is not a single class."] = None
             return
         if not is_slow:
             self._classes.append(correlations(maps, again(copied, other)))
@@ -144,7 +144,7 @@ class Checking:
         if not isinstance(given, Tensor) or given is not main_input(batch) or not has_shares:
             return
         if not given.is_floating_point():
-            self.notes["Sanity: deletion is left out, because whole numbers cannot be blurred."] = None
+            self.notes["Sanity: no deletion test, because whole numbers cannot be blurred."] = None
             return
         layout = places_of(network, given)
         inputs = layout.by_channel(given)
@@ -165,8 +165,8 @@ class Checking:
         likely = found[0] >= _LEAST_PROBABILITY
         if not likely.all():
             self.notes[
-                "Sanity: deletion is left out where the target's probability is below "
-                f"{_LEAST_PROBABILITY}, as blurring can take little away."
+                f"Sanity: no deletion test where the target's probability is below {_LEAST_PROBABILITY}: blurring "
+                "could hardly lower it."
             ] = None
         if likely.any():
             self._deleted.append(found[:, likely])

@@ -148,12 +148,12 @@ def weights_check(found: Numbers) -> SanityCheck:
     value = float(by_depth.max())
     passed = value <= _WEIGHTS_LIMIT
     shown = ", ".join(f"{each:.2f}" for each in by_depth)
-    meaning = f"With weights of the last tenth, half and all of the layers in random order, maps correlate by {shown}"
+    meaning = f"With the weights shuffled in the last 10 %, 50 % and 100 % of layers, maps correlate by {shown}"
     meaning += (
         ": they depend on what the network has learnt."
         if passed
-        else f" (limit {_WEIGHTS_LIMIT}): they hardly depend on what the network has learnt, as an edge detector's do "
-        "not. Guided backpropagation and deconvnet are known for that: take grad-cam or gradient to explain it."
+        else f" (limit {_WEIGHTS_LIMIT}): they hardly depend on what the network has learnt, like those of an edge "
+        "detector. Guided backpropagation and deconvnet are known for that. Try another --method."
     )
     return SanityCheck("weights", value, passed, (), meaning)
 
@@ -166,8 +166,8 @@ def class_check(found: Numbers) -> SanityCheck:
     meaning += (
         ": they tell the two apart."
         if passed
-        else f" (limit {_CLASS_LIMIT}): they show what the network sees, but not why it says this class and not that "
-        "one. Compare two classes with --target 'a-b', or take grad-cam."
+        else f" (limit {_CLASS_LIMIT}): they show what the network sees, but not why it chose this class. Compare two "
+        "classes with --target 'a-b', or try another --method."
     )
     return SanityCheck("class", value, passed, (), meaning)
 

@@ -17,6 +17,8 @@ from hookscope.checkpoints.folders import files_below, files_matching
 from hookscope.errors import CheckpointError, NothingMatchedError
 from hookscope.text import printable
 
+_PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
 _INDEX_SUFFIX = ".index.json"
 
 # How DeepSpeed names the files of an optimiser's state, one for each process, beside those of the weights.
@@ -48,7 +50,9 @@ def _expand(source: str) -> list[str]:
         found = files_below(path, WEIGHTS_SUFFIXES, whole=_is_whole)
         if not found:
             suffixes = ", ".join(WEIGHTS_SUFFIXES)
-            raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. Looked for {suffixes}.")
+            pictures = files_below(path, _PICTURE_SUFFIXES)
+            remedy = f"Pictures are given with --images {printable(source)}." if pictures else f"Looked for {suffixes}."
+            raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. {remedy}")
         return [str(each) for each in _with_weights(found)]
     if exists or not any(character in source for character in "*?["):
         return [source]

@@ -16,7 +16,8 @@ def activations(
         list[str] | None,
         typer.Argument(
             metavar="IMAGE",
-            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; optional with --input.",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs; optional with --input or "
+            "--input-shape.",
         ),
     ] = None,
     layer: options.Layer = None,

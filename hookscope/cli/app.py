@@ -255,6 +255,10 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
     """Return how inputs are given, where a file is one argument too many or an option may be the network's; else ""."""
     context = getattr(error, "ctx", None)
     known = {name for each in (context.command.params if context else ()) for name in each.opts}
+    if context and context.info_name == "watch" and sentence.startswith(("No such option", "Got unexpected extra")):
+        return ". Arguments of the script follow --: `hookscope watch train.py -- --lr 0.1`"
+    if context and context.info_name == "survey" and getattr(error, "option_name", "") in ("--input", "--input-shape"):
+        return ". Inputs of a survey are files; several arguments of forward are a dict or a tuple in one .pt file"
     if "--input" not in known:
         return ""
     if sentence.startswith("Got unexpected extra argument"):

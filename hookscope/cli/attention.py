@@ -74,7 +74,7 @@ def attention(
     seed: options.Seed = 0,
     verify: Annotated[
         bool,
-        under.run("--verify/--no-verify", help="Run the first batch once more without looking, and compare outputs."),
+        under.run("--verify/--no-verify", help="Run the first batch again without hooks, and compare outputs."),
     ] = True,
     save_tensors: Annotated[
         bool, under.write("--save-tensors", help="Also write the weights themselves: attention.safetensors.")

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from contextlib import redirect_stdout
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -17,11 +18,13 @@ from hookscope.cli.run_model import arguments_of, check_early, command_line, pri
 from hookscope.errors import UsageError
 from hookscope.text import printable, safe_text, strict_json
 
+_WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+
 
 def history(
     files: Annotated[
         str,
-        typer.Argument(metavar="FILES", help="Checkpoints of one run: a folder of them, or a glob in quotes."),
+        typer.Argument(metavar="FILES", help="Checkpoints of one run: a folder of them, a glob, or several files."),
     ],
     images: Annotated[
         list[str] | None,
@@ -48,8 +51,8 @@ def history(
         under.model(
             "--allow-global",
             metavar="NAME",
-            help="Class or function, beside plain data, that a file's pickle may name, as a glob (vendornet.*): it is "
-            "read past, and never imported; repeatable.",
+            help="Class or function that a pickle may name besides plain data, as a glob (vendornet.*); it is skipped, "
+            "never imported; repeatable.",
         ),
     ] = None,
     output_key: options.OutputKey = None,
@@ -106,12 +109,15 @@ def history(
 
     given = dict(locals())
     if os.path.isfile(files):  # noqa: PTH113 never raises
-        raise UsageError(
-            f"A history takes several files, and '{printable(files)}' is one: name a folder, or a glob in quotes, "
-            "which the shell leaves alone."
-        )
+        further = [*takewhile(_may_hold_weights, images or ())]  # a glob that the shell has expanded
+        if not further:
+            raise UsageError(
+                f"A history takes several files, and '{printable(files)}' is one: name more, a folder, or a glob."
+            )
+        images = (images or [])[len(further) :] or None
+        given |= {"files": [files, *further], "images": images}
     check_early(given)
-    place, stem = _place_of(files)
+    place, stem = _place_of(given["files"])
     folder = run_path("history", [place], out, images or (), input or (), stem)
     replaced = command_of(folder)
     check_target(folder, "--out")
@@ -137,8 +143,16 @@ def history(
     return result.exit_code
 
 
-def _place_of(files: str) -> tuple[str, str]:
+def _may_hold_weights(name: str) -> bool:
+    return name.lower().endswith(_WEIGHTS_SUFFIXES)
+
+
+def _place_of(files: str | list[str]) -> tuple[str, str]:
     """Return for the name of the run directory the folder of the files, and what their names begin with."""
+    if not isinstance(files, str):
+        folder, names = Path(files[0]).parent, [Path(each).name for each in files]
+        same = takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))
+        files = str(folder / f"{''.join(letters[0] for letters in same)}*")
     path = Path(files)
     if os.path.isdir(files):  # noqa: PTH112 never raises
         return path.resolve().name or "files", "weights"

@@ -141,7 +141,10 @@ Resize = Annotated[
 ]
 Crop = Annotated[
     str | None,
-    under.inputs(metavar="SIZE", help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224."),
+    under.inputs(
+        metavar="SIZE",
+        help="Centre crop to 224, to 192x256, or none; default: the weights' own, else 224, no larger than --resize.",
+    ),
 ]
 Mean = Annotated[
     str | None,
@@ -180,8 +183,8 @@ NamedInputs = Annotated[
     under.inputs(
         "--input",
         metavar="NAME=VALUE",
-        help="Keyword argument of forward: a number (sr=16000), a picture, or a file with a tensor, or a list or dict "
-        "of tensors (b=b.pt); repeatable.",
+        help="Keyword argument of forward: a number (sr=16000), a row of numbers (ids=4,8,15:int64), a picture, or a "
+        "file with a tensor, or a list or dict of tensors (b=b.pt); repeatable.",
     ),
 ]
 BatchSize = Annotated[int, under.inputs(min=1, metavar="N", help="Pictures per forward pass.")]

@@ -33,7 +33,7 @@ def survey(
     layer: options.Layer = None,
     ops: options.Ops = False,
     top: Annotated[
-        int, under.layers("--top", min=1, metavar="N", help="Inputs to list that excite a channel most.")
+        int, under.layers("--top", min=1, metavar="N", help="List the N inputs that excite a channel most.")
     ] = 9,
     by_class: Annotated[
         bool,
@@ -47,8 +47,8 @@ def survey(
         Path | None,
         under.write(
             metavar="PATH",
-            help="Also write what the layers of --layer put out: to a .safetensors or .parquet file, or to a folder of "
-            "one file for each chunk; a JSON file beside names the inputs.",
+            help="Also write the outputs of the layers of --layer: to a .safetensors or .parquet file, or to a folder "
+            "with one file per chunk; a JSON file next to it lists the inputs.",
         ),
     ] = None,
     pool: Annotated[
@@ -93,7 +93,7 @@ def survey(
     resume: Annotated[
         bool,
         under.workers(
-            "--resume", help="Go on with the finished chunks of an unfinished survey; any number of processes may."
+            "--resume", help="Continue an unfinished survey from its finished chunks, with any number of processes."
         ),
     ] = False,
     shard: Annotated[
@@ -193,7 +193,7 @@ def _merge(folder: Path, option: SimpleNamespace) -> int:
     from hookscope.surveys.run_survey import merge_survey
 
     if option.model or option.images or option.out or option.features:
-        raise UsageError("--merge takes DIR alone, the --out of the shards: they knew MODEL, inputs and features.")
+        raise UsageError("--merge takes DIR alone, the --out of the shards, which had MODEL, inputs and features.")
     check_target(folder, "--merge")
     check_exports(folder, show=option.show, tensorboard=option.tensorboard, page=option.page)
     chunks = chunk_folder(folder)

@@ -1,6 +1,7 @@
 """`hookscope watch`: a training script, run unchanged and watched."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,13 @@ from hookscope.watching.script import Script
 
 _ARGUMENTS = "hookscope.script_arguments"
 
+# What people put before their script, and what to write instead.
+_LAUNCHERS = {
+    "torchrun": "`torchrun OPTIONS -m hookscope watch train.py`",
+    "accelerate": "`accelerate launch -m hookscope watch train.py`",
+    **dict.fromkeys(("python", "python3"), "the script alone: `hookscope watch train.py`"),
+}
+
 
 class WatchCommand(SectionedCommand):
     """Leaves what follows the first `--` to the script."""
@@ -24,6 +32,7 @@ class WatchCommand(SectionedCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse what stands before it."""
         where = args.index("--") if "--" in args else len(args)
+        _refuse_launcher(args[:where])
         ctx.meta[_ARGUMENTS] = tuple(args[where + 1 :])
         return super().parse_args(ctx, args[:where])
 
@@ -62,9 +71,7 @@ def watch(
         Path | None,
         under.write(metavar="DIR", help="Folder for the steps, watch.jsonl, which `hookscope report` reads."),
     ] = None,
-    resume: Annotated[
-        bool, under.write("--resume", help="Go on with the training that --out holds, if it holds one.")
-    ] = False,
+    resume: Annotated[bool, under.write("--resume", help="Append to the training in --out, if there is one.")] = False,
 ) -> Script:
     """Run a training script unchanged, watch every step, and print a line where something breaks.
 
@@ -89,11 +96,18 @@ def watch(
     if out is not None and _is_first_process():
         _check_writable(out, resume=resume)
     elif resume and out is None:
-        raise UsageError("--resume needs --out, the folder of the training that goes on.")
+        raise UsageError("--resume needs --out, the folder of the training to continue.")
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
     folder = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
     watched = WatchOptions(every, folder, tuple(layer or ()), tuple(edit or ()), eager_forward)
     return Script(module or str(script), module is not None, arguments, watched)
+
+
+def _refuse_launcher(args: Sequence[str]) -> None:
+    """Raise UsageError where what starts processes, or Python, is given as the script."""
+    script = Path(args[0]).name if args else ""
+    if script in _LAUNCHERS:
+        raise UsageError(f"'{script}' is not a script. Give {_LAUNCHERS[script]}.")
 
 
 def _check_writable(folder: Path, *, resume: bool) -> None:

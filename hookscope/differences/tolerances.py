@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hookscope.errors import LayerNotFoundError, UsageError, nearest
+from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.patterns import Pattern, parse_pattern
 from hookscope.results.differences import DifferenceRow, Exceeded, Measures, OutputDifference
 from hookscope.text import safe_text
@@ -67,7 +67,8 @@ def parse_condition(text: str) -> Condition:
         raise UsageError(f"--fail-over {safe_text(text)!r} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'.")
     measure, pattern = found["measure"], found["pattern"]
     if measure not in known:
-        raise UsageError(f"--fail-over {safe_text(text)!r}: there is no measure {measure!r}.{nearest(measure, known)}")
+        measures = ", ".join(dict.fromkeys(known))
+        raise UsageError(f"--fail-over {safe_text(text)!r}: there is no measure {measure!r}; give {measures}.")
     try:
         limit = float(found["limit"])
     except ValueError:

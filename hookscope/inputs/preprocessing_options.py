@@ -48,6 +48,7 @@ def preprocessing_from_options(
     if resize is not None:
         sizes = _parse_sizes("--resize", resize, base.max_pixels)
         changes["resize"] = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
+        changes["crop"] = _within(base.crop, sizes)
     if crop is not None:
         sizes = _parse_sizes("--crop", crop, base.max_pixels)
         changes["crop"] = sizes * 2 if sizes is not None and len(sizes) == 1 else sizes
@@ -60,6 +61,13 @@ def preprocessing_from_options(
     if not changes:
         return base
     return replace(base, **changes, source=f"options over {base.source}")
+
+
+def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return a crop that nobody asked for no larger than the resized picture, which it would pad."""
+    if crop is None or resized is None:
+        return crop
+    return tuple(map(min, crop, resized * 2 if len(resized) == 1 else resized))
 
 
 def assumed_preparation(

@@ -182,6 +182,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
             named = named_parameters(network)
 
     merge_batch(run)
+    run.is_broken = broken is not None
     if broken is None and (missing := run.missing_operations()):
         raise LayerNotFoundError(missing)
     results = layer_rows(inspected, run.rows)

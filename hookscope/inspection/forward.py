@@ -164,6 +164,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
 
     called, failure = captured.called, None
     if broken is not None:
+        run.is_broken = True
         merge_observations(run.rows, broken.seen, len(broken.records))
         run.records.extend(broken.records)
         failure = broken.ended.failure

@@ -63,6 +63,7 @@ class Run:
         output_key: Which of several outputs holds the class scores; None for the only one.
         verify: Whether the first batch is to be compared to a pass without hooks.
         best: The best classes of the inputs that ran.
+        is_broken: Whether the network raised on every input.
         forward_calls: As `calls_of_forward` returns, of the first batch.
         verification: How the comparison ended; None before it, or without one.
     """
@@ -81,6 +82,7 @@ class Run:
     records: list[InputRecord] = field(default_factory=list)
     best: list[Prediction] = field(default_factory=list)
     forward_calls: dict[str, str] = field(default_factory=dict)
+    is_broken: bool = False
     unnamed: str = ""  # why predictions have no names, once an output shows it
     verification: Verification | None = None
 
@@ -120,7 +122,8 @@ class Run:
         """Return what a reader must see, each sentence once, with `own` after those about the network."""
         verification = verification_warnings(self.verification, self.inspected.info.name)
         unnamed = [self.unnamed] if self.unnamed else []
-        everything = (*self.inspected.warnings, *own, *verification, *self.edits.warnings(), *self.queue.remarks)
+        remarks = self.queue.remarks if not self.is_broken else ()
+        everything = (*self.inspected.warnings, *own, *verification, *self.edits.warnings(), *remarks)
         return tuple(dict.fromkeys([*everything, *unnamed]))
 
 

@@ -41,7 +41,7 @@ from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import as_batches, batch_of
 from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
 from hookscope.models import LoadedModel, example_shape, load_function
-from hookscope.models.input_spec import time_first_warning
+from hookscope.models.input_spec import shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
 from hookscope.results.activations import Activations
 from hookscope.results.comparison import Change, Comparison
@@ -200,6 +200,13 @@ def _is_argument(name: object, value: object) -> bool:
     return isinstance(name, str) and name.isidentifier() and isinstance(value, Tensor)
 
 
+# What else people give, by class name: neither is imported here.
+_REMEDIES = {
+    "ndarray": " torch.from_numpy makes a tensor of an array.",
+    "DataLoader": " `hookscope.features` takes a loader; `hookscope.survey` takes the files behind it.",
+}
+
+
 def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
     """Return what stands for inputs as a list of paths and pictures, or as one tensor or batch.
 
@@ -216,9 +223,10 @@ def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
     sources: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
     for each in sources:
         if not isinstance(each, str | Path | Image):
+            remedy = _REMEDIES.get(type(each).__name__, "")
             raise UsageError(
                 f"{type(each).__name__} is not an input: give paths and pictures, one tensor, or a tuple of tensors "
-                f"for several arguments; --input gives them by name."
+                f"for several arguments; --input gives them by name.{remedy}"
             )
     return sources
 
@@ -226,7 +234,7 @@ def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
 def _example(loaded: LoadedModel, preprocessing: Preprocessing) -> NoiseShape:
     shape = example_shape(loaded.module, preprocessing)
     if shape is None:
-        raise UsageError(f"{loaded.info.name} has an unknown input shape: give IMAGE or --input-shape.")
+        raise UsageError(f"{loaded.info.name} has an unknown input shape: give IMAGE or {shape_option(loaded.module)}.")
     return NoiseShape(shape)
 
 

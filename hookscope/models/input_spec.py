@@ -24,9 +24,18 @@ _OPAQUE = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.ConvTranspose1d, nn.Con
 
 
 def infer_channels(module: nn.Module) -> int | None:
-    """Return C of the first convolution over images or clips; None if there is none."""
+    """Return C of the first convolution over images or clips; None if there is none.
+
+    Where no module convolves, the network's own functions may: then the first parameter of four axes is the kernel,
+    (out, C, height, width).
+    """
     first = _first_layer(module)
-    return first.in_channels if isinstance(first, nn.Conv2d | nn.Conv3d) else None
+    if isinstance(first, nn.Conv2d | nn.Conv3d):
+        return first.in_channels
+    if any(isinstance(each, nn.Conv2d | nn.Conv3d) for each in module.modules()):
+        return None
+    kernel = next((each for each in module.parameters() if each.dim() == 4), None)
+    return kernel.shape[1] if kernel is not None and kernel.shape[1] in {1, 3} else None
 
 
 def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
@@ -70,6 +79,11 @@ def input_axes(module: nn.Module) -> int | None:
 def starts_with_embedding(module: nn.Module) -> bool:
     """Tell whether a network's first layer is an embedding, so that its input is of whole numbers."""
     return isinstance(first_layer_with_input(module), nn.Embedding | nn.EmbeddingBag)
+
+
+def shape_option(module: nn.Module) -> str:
+    """Return the option that gives noise to a network whose input shape is not known, with an example for tokens."""
+    return "--input-shape, such as 1,16 for tokens" if starts_with_embedding(module) else "--input-shape"
 
 
 def embedding_size(module: nn.Module) -> int | None:

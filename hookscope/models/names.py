@@ -1,5 +1,6 @@
 """The names that MODEL accepts, without importing torch or torchvision: that takes seconds."""
 
+import ast
 import re
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -8,12 +9,16 @@ from pathlib import Path
 from types import ModuleType
 
 from hookscope.errors import NothingMatchedError, UsageError, nearest
-from hookscope.text import printable
+from hookscope.regular_files import read_bounded
+from hookscope.text import printable, some_of
 
 DEMO = "demo"
 
 # Suffixes of pictures: MODEL and IMAGE were swapped.
 _PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+# Bytes of a file whose names are listed.
+_MOST_SOURCE = 2**20
 
 # How torchvision's source registers a network: by the name of its builder, or another one.
 _REGISTERED = re.compile(r'^@register_model\((?:name="(\w+)")?\)$.*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
@@ -48,7 +53,19 @@ def refuse_by_form(text: str) -> None:
             f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: --images)."
         )
     if text.endswith(".py"):
-        raise UsageError(f"MODEL '{printable(text)}' needs the name of a factory: {printable(text)}:NAME.")
+        defined = some_of([printable(each) for each in _defined_in(Path(text))], 6)
+        known = f"; it defines {defined}" if defined else ""
+        raise UsageError(f"MODEL '{printable(text)}' needs the name of a factory: {printable(text)}:NAME{known}.")
+
+
+def _defined_in(file: Path) -> list[str]:
+    """Return the classes and functions of a Python file that may build a network, the last ones first, unexecuted."""
+    try:
+        body = ast.parse(read_bounded(file, _MOST_SOURCE)).body
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return [each.name for each in reversed(body) if isinstance(each, kinds) and not each.name.startswith("_")]
 
 
 def torchvision_names() -> list[str]:

@@ -110,7 +110,8 @@ def load_into(
     remarks: list[str] = []
     (remarks if notes is None else notes).extend(prefix)
     reshaped_there = [original[key] for key in reshaped]
-    unused += outside + [original[key] for key in replaced]
+    # How many steps torch's AveragedModel has averaged is no weight of the network.
+    unused += [key for key in outside if key != "n_averaged"] + [original[key] for key in replaced]
     remarks.append(_sentence(origin, "of its tensors are not used", unused))
     what = "of the network's tensors are not in it and keep their initial values"
     remarks.append(_sentence(origin, what, absent + replaced))
@@ -271,6 +272,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _sentence(origin: str, what: str, names: list[str]) -> str:
+    if len(names) == 1:
+        what = what.replace(" are ", " is ").replace(" keep their ", " keeps its ")
     return f"{origin}: {_group(what, [printable(name, 80) for name in names])}." if names else ""
 
 

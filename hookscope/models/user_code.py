@@ -15,7 +15,7 @@ from typing import Any
 
 from hookscope.errors import InputError, ModelError, ModelNotFoundError, UsageError, nearest
 from hookscope.regular_files import NotRegularError, open_regular
-from hookscope.text import exception_line, printable
+from hookscope.text import exception_line, printable, some_of
 
 _numbers = itertools.count()
 
@@ -76,7 +76,7 @@ def check_readable(path: Path) -> None:
         raise InputError(f"{printable(str(path))} is not a file.") from error
     except FileNotFoundError as error:
         raise InputError(
-            f"{printable(str(path))} does not exist. Give FILE.py:NAME, where NAME builds the network."
+            f"{printable(str(path))} does not exist. Give FILE.py:NAME, a function in a Python file."
         ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a path"
@@ -122,7 +122,8 @@ def find_attribute(home: ModuleType, factory: str, source: str) -> object:
         return operator.attrgetter(factory)(home)
     except AttributeError as error:
         offered = [name for name, value in vars(home).items() if callable(value) and not name.startswith("_")]
-        hint = nearest(factory, offered) or " Name a function in it."
+        own = [name for name in offered if getattr(vars(home)[name], "__module__", "") == home.__name__]
+        hint = nearest(factory, offered) or (f" It defines {some_of(own[::-1], 6)}." if own else "")
         raise ModelNotFoundError(f"{printable(source)} has no '{printable(factory)}'.{hint}") from error
 
 

@@ -83,7 +83,8 @@ def _grid(facts: Sequence[tuple[str, str]], part: StoredPart | None = None) -> T
         if value:
             grid.add_row(safe_line(name, style="bold"), safe_line(_cut(value)))
     near = f"; nearest: {part.nearest}" if part is not None and part.nearest else ""
-    for position, text in enumerate(part.architectures or (f"none known to hookscope{near}",) if part else ()):
+    unknown = (f"none known to hookscope{near}", "other commands load it into your network with --arch net.py:build")
+    for position, text in enumerate(part.architectures or unknown if part else ()):
         grid.add_row(safe_line("" if position else "fits", style="bold"), safe_line(text))
     return grid
 

@@ -95,7 +95,7 @@ def cost_lines(cost: NetworkCost) -> list[Text]:
         )
         lines.append(safe_line(split, style="dim"))
     if whole.seconds is not None:
-        words = "times do not add up: a module's holds those inside it, and what Python and the timing itself take"
+        words = "times do not add up: a module's time includes its children's, and the overhead of Python and timing"
         lines.append(safe_line(words, style="dim"))
     if cost.uncounted:
         named = [f"{printable(each.name, 60)} ({counted(each.call_count, 'call')})" for each in cost.uncounted]

@@ -56,6 +56,9 @@ def differences_over_depth(result: Differences) -> Figure:
                 style = "-" if label != "added by the layer" else ""
                 size = 4 if len(rows) <= 160 else 2
                 axes.plot(places, positive, style, marker=marker, markersize=size, color=colour, label=label)
+        if not drawn:
+            say(axes, "No two outputs have the same shape: there is no difference to draw.")
+            return figure
         log_axis(axes, np.concatenate(drawn))
         equal = [place for place, value in enumerate(differences) if value == 0]
         broken = [place for place, value in enumerate(differences) if value is not None and not math.isfinite(value)]

@@ -49,14 +49,14 @@ _WORDS: dict[str, tuple[str, str]] = {
 
 
 def history_summary(result: History, *, width: int, full: bool = False) -> Iterator[RenderableType]:
-    """Yield what the command prints: the answer, further verdicts, the files, the layers."""
-    yield note_lines(result.notes)
+    """Yield what the command prints: the answer, further verdicts, notes, the files, the layers."""
     first, *rest = answer(result)
     style = _STYLES[most.level] if (most := decisive(result)) else "" if result.unreadable else "green"
     yield safe_line(first, style=f"bold {style}".strip(), overflow="fold")
     for sentence in rest:
         yield safe_line(sentence, overflow="fold")
     yield from _verdict_lines(result, full=full)
+    yield note_lines(result.notes)
     yield _files_table(result, width, full=full)
     if (layers := _layers_table(result, width, full=full)) is not None:
         yield safe_line("Parameters by layer, over the files that were read", style="bold")

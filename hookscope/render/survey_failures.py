@@ -42,7 +42,7 @@ def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
     sentences = []
     if each.outside:
         found = ", ".join(map(_outside, each.outside))
-        sentences.append(f"Unlike all {failures.compared_count:,} that are right its picture is {found}.")
+        sentences.append(f"Unlike all {failures.compared_count:,} that are classified right, its picture is {found}.")
     if each.leaves_at:
         where, p = printable(each.leaves_at, _MOST_NAME), number_text(each.p_value, 2)
         if each.is_like_other:
@@ -73,13 +73,13 @@ def method_words(failures: Failures) -> list[str]:
     words = []
     if failures.range_rate <= failures.departure_rate:
         words.append(
-            f"An input like the {failures.compared_count:,} that are right lies outside one of their ranges with a "
-            f"probability of {failures.range_rate:.1%} at most."
+            f"An ordinary input lies outside one of the ranges of the {failures.compared_count:,} that are classified "
+            f"right with a probability of at most {failures.range_rate:.1%}."
         )
     if failures.sampled_count:
         words.append(
-            f"One like those of its class is said to leave it with a probability of {failures.departure_rate:.0%} at "
-            f"most; {counted(failures.sampled_count, 'input')} of these classes went through the network again."
+            f"An ordinary input is reported to leave its class with a probability of at most "
+            f"{failures.departure_rate:.0%}; {counted(failures.sampled_count, 'input')} of these classes ran again."
         )
     return [*words, *failures.remarks]
 

@@ -43,7 +43,7 @@ from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import counted, shape_text
 
 _MEDIAN = QUANTILE_LEVELS.index(0.5)
-_HIST = "hist"
+_HIST, _TOKENS = "hist", "token L2"
 
 LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
 
@@ -70,6 +70,8 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
     table = draw_table(columns, width, [_row_style(row) for row in rows], full=full)
     has_histograms = any(column.header == _HIST for column in fitted(columns, width))
     legend = [safe_line(SPARKLINE_MEANING, style="dim")] if has_histograms else []
+    if any(column.header == _TOKENS for column in fitted(columns, width)):
+        legend.append(safe_line(f"{_TOKENS}: median to maximum norm of the tokens", style="dim"))
     below = [*legend, *folded_lines(rows), *token_lines(inspection), *_cost_lines(inspection)]
     return Group(*title_lines(inspection), table, *below)
 
@@ -82,11 +84,11 @@ def token_lines(inspection: Activations) -> list[Text]:
     if high:
         row, tokens = max(high, key=lambda each: each[1].high[0].norm / each[1].median if each[1].median else 0)
         first = tokens.high[0]
-        of = f" of {inspection.inputs[first.input_index].name}" if len(inspection.inputs) > 1 else ""
         words = f"high-norm tokens in {counted(len(high), 'row')}, most in {row.label or '(model)'}: "
-        words += f"{tokens.high_count:,} beyond the limit, {tokens.place(first.token)}{of} has"
-        norms = f"{number_text(first.norm)}, median {number_text(tokens.median)}"
-        lines.append(safe_line(f"{words} {norms}", overflow="fold"))
+        words += f"{counted(tokens.high_count, 'token')}, above all {tokens.place(first.token)}"
+        words += _of_input(inspection.inputs, first.input_index)
+        norms = f"norm {number_text(first.norm)}, median {number_text(tokens.median)}"
+        lines.append(safe_line(f"{words} ({norms})", overflow="fold"))
     massive = [(row, tokens) for row, tokens in rows if tokens.massive]
     if massive:
         row, tokens = massive[0]
@@ -96,6 +98,15 @@ def token_lines(inspection: Activations) -> list[Text]:
         words += f"median magnitude {number_text(found.median)}"
         lines.append(safe_line(words, overflow="fold"))
     return lines
+
+
+def _of_input(inputs: Sequence[InputRecord], index: int) -> str:
+    """Return which of several inputs is meant; its number where several have its name."""
+    if len(inputs) < 2:
+        return ""
+    name = inputs[index].name
+    is_shared = sum(each.name == name for each in inputs) > 1
+    return f" of {f'input {index + 1}' if is_shared else name}"
 
 
 def _cost_lines(inspection: Activations) -> list[Text]:
@@ -303,7 +314,7 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
         Column(_HIST, [safe_line(sparkline(each.distribution)) for each in all_statistics], 16),
         Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 5),
         Column("dead", [safe_line(_dead_channels(each)) for each in all_statistics], 13),
-        Column("token L2", [safe_line(token_norms_text(row.tokens)) for row in rows], 7 if has_outliers else 15),
+        Column(_TOKENS, [safe_line(token_norms_text(row.tokens)) for row in rows], 7 if has_outliers else 15),
         Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
         Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
@@ -311,7 +322,7 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     idle = {
         _HIST: all(each.distribution is None for each in all_statistics),
         "dead": not any(each.channel_count for each in all_statistics),
-        "token L2": all(row.tokens is None for row in rows),
+        _TOKENS: all(row.tokens is None for row in rows),
     }
     return [column for column in counts_that_vary(columns, all_statistics) if not idle.get(column.header)]
 

@@ -1,7 +1,7 @@
 """Which network ran, the modules in it, how rows about them are called, and where its forward pass raised."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -96,27 +96,58 @@ class Failure:
     @property
     def remedy(self) -> str:
         """Which option helps, as a sentence to append, where torch's words show that the input is at fault; else ""."""
+        return self._remedy(files_only=False)
+
+    @property
+    def remedy_in_files(self) -> str:
+        """As `remedy`, for a command that has no `--input` and no `--input-shape`."""
+        return self._remedy(files_only=True)
+
+    def _remedy(self, *, files_only: bool) -> str:
         kind, _, text = self.error.partition(": ")
         missing = [] if self.layer else _missing_arguments(text)
         if missing:
-            by_name = " ".join(f"--input {name}=FILE" for name in missing)
-            noise = " ".join(f"--input-shape {name}=SHAPE" for name in missing)
-            return f". Give what is missing by name: {by_name}, or {noise} for noise"
-        if kind == "RuntimeError" and "'indices'" in text and "Float" in text:
-            return (
-                ". It takes whole numbers: a tensor file of an integer dtype, --input NAME=1,2,3:int64, or "
-                "--input-shape SHAPE:int64 for noise"
-            )
-        if kind == "IndexError" and text == "index out of range in self":
-            return ". If the input is noise: --input-shape SHAPE:int64<BOUND"
-        if kind == "RuntimeError" and "number of dimensions" in text and any("[" in each for each in self.input_shapes):
-            return ". A tensor by name needs its batch axis: (1, 5), not (5,), or --input NAME=1,2,3"
-        if kind in ("RuntimeError", "ValueError") and _SHAPES_DIFFER.search(text):
-            return (
-                ". If the input has the wrong shape: --resize and --crop for pictures, --batch-axis for a tensor file, "
-                "--input-shape for noise"
-            )
-        return ""
+            return _by_name(missing, files_only=files_only)
+        is_named = any("[" in each for each in self.input_shapes)
+        # Whether it is the case, the advice, and what else the options for arguments and noise can do.
+        cases = (
+            (
+                kind == "RuntimeError" and "'indices'" in text and "Float" in text,
+                "It takes whole numbers: a tensor file of an integer dtype",
+                ", --input NAME=1,2,3:int64, or --input-shape SHAPE:int64 for noise",
+            ),
+            (
+                kind == "RuntimeError" and "target dtype to be Long" in text,
+                "Targets are whole numbers: a tensor file of an integer dtype",
+                ", or --input-shape NAME=SHAPE:int64<CLASSES for noise",
+            ),
+            (
+                kind == "IndexError" and text == "index out of range in self" and not files_only,
+                "If the input is noise: --input-shape SHAPE:int64<BOUND",
+                "",
+            ),
+            (
+                kind == "RuntimeError" and "number of dimensions" in text and is_named,
+                "A tensor by name needs its batch axis: (1, 5), not (5,)",
+                ", or --input NAME=1,2,3",
+            ),
+            (
+                kind in ("RuntimeError", "ValueError") and bool(_SHAPES_DIFFER.search(text)),
+                "If the input has the wrong shape: --resize and --crop for pictures, --batch-axis for a tensor file",
+                ", --input-shape for noise",
+            ),
+        )
+        return next((f". {advice}{'' if files_only else further}" for holds, advice, further in cases if holds), "")
+
+
+def _by_name(missing: Sequence[str], *, files_only: bool) -> str:
+    """Return how to give the arguments that forward lacks."""
+    if files_only:
+        named = " and ".join(f"'{name}'" for name in missing)
+        return f". Give all arguments in one .pt file: a dict of tensors by name, with {named}, or a tuple"
+    by_name = " ".join(f"--input {name}=FILE" for name in missing)
+    noise = " ".join(f"--input-shape {name}=SHAPE" for name in missing)
+    return f". Give what is missing by name: {by_name}, or {noise} for noise"
 
 
 def _missing_arguments(text: str) -> list[str]:

@@ -51,11 +51,17 @@ def numbered(run: Run) -> Run:
     return reduced(run, numbers=True)
 
 
+# Operations that take shape and dtype of their input, and none of its values: the first state of a recurrence.
+_CONSTANTS = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
+
+
 def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, numbers: bool = False) -> Run:
     """Do what `without_rows`, and if asked for `fold_repeats` and `numbered`, do one after the other."""
     left_out = frozenset(left_out)
     rows = _staying(run.rows, left_out)
-    _resolve(rows, "inputs", _of_left_out(run.rows, left_out, "inputs"))
+    origins = _of_left_out(run.rows, left_out, "inputs")
+    constants = (row.label for row in run.rows if left_out and row.owner is not None and row.kind in _CONSTANTS)
+    _resolve(rows, "inputs", origins | {label: () for label in constants if label in origins})
     if isinstance(run, Activations):
         if folds:
             rows = _folded(rows, _repeated(rows))

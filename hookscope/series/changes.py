@@ -53,10 +53,10 @@ def dead_since(first: Row, now: Row, first_label: str) -> Iterator[Finding]:
         if before is None or before.dead_filter_count is None or not row.dead_filter_count:
             continue
         if row.dead_filter_count > before.dead_filter_count:
-            kind, holds = ("channel", "is 0") if row.is_scale else ("output channel", "has no weight but 0")
+            kind, holds = ("channel", "is 0") if row.is_scale else ("output channel", "has only zeros")
             channels = f"{row.dead_filter_count:,} of {counted(row.filter_count or 0, kind)}"
-            was = f"{before.dead_filter_count:,} in {first_label}"
-            yield Finding(DEAD, "warn", name, f"'{name}' {holds} in {channels} ({was}).")
+            was = f"in {before.dead_filter_count:,} of them" if before.dead_filter_count else "in none"
+            yield Finding(DEAD, "warn", name, f"'{name}' {holds} in {channels}; in {first_label} {was}.")
 
 
 def changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryVerdict]:

@@ -73,7 +73,7 @@ class AxisReader:
         elif not side:
             axis = None if isinstance(maker, str) else _permuted(maker, shape)
         if axis is None:
-            axis = known or _guessed(shape)
+            axis = known or self._axis_after(beyond_batch) or _guessed(shape)
         if axis == known:
             return axis
         self._axis_by_shape[beyond_batch] = axis
@@ -81,6 +81,21 @@ class AxisReader:
             grid = shape[2:] if axis == 1 else shape[1:-1]
             self.add_grid(grid, makes_maps=side == "second", may_be_first=_is_of_a_user(kind))
         return axis
+
+    def _axis_after(self, shape: tuple[int, ...]) -> int | None:
+        """Return the channel axis that follows from shapes seen before, all without the batch axis.
+
+        Heads (heads, tokens, D) are cut from tokens that have channels last; (C, L) is left of a map (C, H, W) that is
+        flattened or reduced along one side.
+        """
+        for seen, axis in reversed(self._axis_by_shape.items()):
+            if len(shape) == 3 and len(seen) == 2 and axis == 2:
+                heads, tokens, width = shape
+                if seen[0] == tokens and seen[1] % (heads * width) == 0:
+                    return 3
+            if len(shape) == 2 and len(seen) == 3 and axis == 1 and shape[0] == seen[0]:
+                return 1 if shape[1] in {*seen[1:], seen[1] * seen[2]} else None
+        return None
 
     def channel_axis_in_vmap(self, maker: nn.Module | str, shape: tuple[int, ...], vmapped: int) -> int | None:
         """Do as `channel_axis` where the first `vmapped` axes are those of `torch.vmap`.

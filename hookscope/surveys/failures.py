@@ -113,19 +113,19 @@ def explained(
 def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iterator[str]:
     if not classified.knows_ranges:
         count = counted(classified.right_count, "picture")
-        yield f"Ranges of pictures were not looked at: {count} that are right are too few."
+        yield f"Ranges of pictures were not checked: {count} classified right are too few."
     if compared is None:
         yield (
-            "In which layer inputs leave their class was not looked at: merging has no network. Instead, run the "
-            "command of the shards without --shard and with --resume."
+            "The layer where an input leaves its class was not searched for, because merging has no network. To "
+            "search, run the command of the shards with --resume and without --shard."
         )
         return
     thin = [label for label, each in compared.members.items() if len(each) < FEWEST_MEMBERS]
     if thin:
         names = some_of([f"'{printable(classified.labels[label], 80)}'" for label in thin], 3)
         yield (
-            f"Where inputs leave their class was not looked at for {names}: of fewer than {FEWEST_MEMBERS} inputs that "
-            "are right nothing can be said."
+            f"The layer where an input leaves its class was not searched for in {names}: that needs at least "
+            f"{FEWEST_MEMBERS} inputs of the class that are classified right."
         )
 
 

@@ -231,7 +231,7 @@ def measure_chunk(
         )
     except ForwardError as error:
         if is_first:
-            raise
+            raise _advising_files(error) from error
         run = replace(error.inspection, rows=())
     places = [each.number for each in recorder.inputs]
     return MeasuredChunk(
@@ -250,6 +250,14 @@ def measure_chunk(
         features=features,
         judged=None if judge is None else judge.result(),
     )
+
+
+def _advising_files(error: ForwardError) -> ForwardError:
+    """Return the error with advice that a survey can follow: its inputs are files."""
+    failure = error.inspection.failure
+    if failure is None or not failure.remedy:
+        return error
+    return ForwardError(str(error).replace(failure.remedy, failure.remedy_in_files), error.inspection)
 
 
 def _not_judged(judge: InputJudge | None) -> tuple[str, ...]:

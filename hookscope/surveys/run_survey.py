@@ -17,8 +17,7 @@ import torch
 
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import LabelledFiles, find_labelled
-from hookscope.inputs.named import named_batch
+from hookscope.inputs import LabelledFiles, find_labelled, named_batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
 from hookscope.inspection.network import inspected_network
@@ -209,7 +208,7 @@ def merge_survey(folder: ChunkFolder) -> Survey:
 
 def _begun(session: Session, options: SurveyOptions, on_progress: OnProgress | None) -> _Work:
     inputs = session.inputs
-    if inputs.named and not inputs.files and inputs.batch is None:  # a file of tensors by name
+    if inputs.named and not (inputs.files or inputs.batch or inputs.noise):  # all arguments, by name
         inputs = replace(inputs, batch=named_batch(inputs.named), named=())
     if inputs.named or inputs.noise:
         raise UsageError("A survey takes files, pictures or tensors: give a folder or a glob.")

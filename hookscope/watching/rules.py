@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Literal
 
 from hookscope.checks.rules import RULES
@@ -99,6 +100,9 @@ LOOK_AT_JUMP = 8.0
 
 _SHOWN_NAMES = 3
 
+# Fewer steps show nothing as usual.
+_FEWEST_USUAL = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Objection:
@@ -192,13 +196,22 @@ def _history(step: TrainingStep, ring: Ring) -> str:
     losses = [each.loss for each in before if each.loss is not None and math.isfinite(each.loss)]
     if len(norms) < 2:
         return "No steps before it show how it came: lower the learning rate, or look at the input."
-    usual, last = sorted(norms)[len(norms) // 2], norms[-1]
+    usual = median_low(norms)
     tail = " → ".join(f"{norm:.3g}" for norm in norms[-4:])
     loss = f", the loss {' → '.join(f'{each:.3g}' for each in losses[-4:])}" if losses else ""
-    if last > 10 * usual:
+    batch = f"look at the batch of step {step.step}"
+    if _has_exploded(norms) or _has_exploded(losses):
         remedy = "lower the learning rate, warm it up or clip gradients"
         return f"Before it the gradient norm went {tail} (median {usual:.3g}){loss}: {remedy}."
-    return f"Before it the gradient norm went {tail}{loss}, as usual: look at the batch of step {step.step}."
+    if len(norms) < _FEWEST_USUAL:
+        return f"Before it the gradient norm went {tail}{loss}: lower the learning rate, or {batch}."
+    return f"Before it the gradient norm went {tail}{loss}, as usual: {batch}."
+
+
+def _has_exploded(values: Sequence[float]) -> bool:
+    """Tell whether the last value is more than ten times the median of all, for values that are not negative."""
+    usual = median_low(values) if values else 0.0
+    return usual > 0 and values[-1] > 10 * usual
 
 
 def _known_numbers(step: TrainingStep) -> list[float]:

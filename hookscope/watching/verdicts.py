@@ -58,7 +58,7 @@ def _verdict(step: int, objection: Objection, others: Sequence[str] = (), *, end
     if others:
         message += f" The same holds for {len(others):,} more: {listed(others)}."
     if ended:
-        message = f"No longer, at '{objection.where}'." if objection.where else "No longer."
+        message = f"'{objection.where}' passes again." if objection.where else "It passes again."
     return TrainingVerdict(
         step=step,
         rule=objection.rule,

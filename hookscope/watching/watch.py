@@ -578,8 +578,10 @@ class Watch:
             found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle)
             found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._zero)
             found["frozen-parameter"] = self._newly_frozen(arrived)
-        for name, objections in found.items():
-            self._judge(record.step, name, objections)
+        # Of a step with NaN or Inf only the first cause is named: the other rules do not pass.
+        unjudged = [name for name in _NOT_FINITE if is_broken and not found[name]]
+        for name in [each for each in found if each not in unjudged]:
+            self._judge(record.step, name, found[name])
         if is_broken and not self._was_broken:
             self._jump = "non-finite"
         elif loss_jump is not None and loss_jump.deviations > rules.LOOK_AT_JUMP:

@@ -93,7 +93,7 @@ def test_quick_looks_at_the_first_target_of_the_first_batch_and_full_at_all() ->
 def test_methods_of_many_passes_are_checked_throughout_only_where_that_is_asked_for(method: str) -> None:
     quick = hookscope.attribute(Small(), pictures(1), method=method)
     assert set(names(quick)) - {"completeness"} == {"deletion"}
-    assert any(f"{method} takes many passes (--sanity full has them)" in note for note in quick.notes)
+    assert any(f"{method} takes many passes; --sanity full runs them" in note for note in quick.notes)
     assert names(hookscope.attribute(Small(), pictures(1), method=method, sanity="full"))[:3] == [
         "weights",
         "class",
@@ -107,7 +107,7 @@ def test_a_target_that_is_no_class_leaves_two_checks_out_and_says_so(tmp_path: P
     for target in (f"{source}:spread", "1-2"):
         run = hookscope.attribute(Small(), pictures(), target=target)
         assert names(run) == ["weights"]
-        assert "Sanity: class and deletion are left out, because the target is not a single class." in run.notes
+        assert "Sanity: no class and deletion tests, because the target is not a single class." in run.notes
 
 
 def test_operations_as_layers_are_checked() -> None:

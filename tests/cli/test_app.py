@@ -76,14 +76,37 @@ def test_a_wrong_value_is_named_with_its_option(arguments: tuple[str, ...], said
         (("grads", "demo", "--gpu"), "No such option: --gpu. Did you mean --device?"),
         (("activations", "--model", "demo", "cat.jpg"), "--model is not an option: MODEL is given without one."),
         (("activations", "demo", "--image", "cat.jpg"), "--image is not an option: IMAGE is given without one."),
+        (
+            ("watch", "train.py", "--momentum", "0.9"),
+            "No such option: --momentum. Arguments of the script follow --: `hookscope watch train.py -- --lr 0.1`.",
+        ),
+        (
+            ("survey", "demo", "photos", "--input-shape", "3"),
+            (
+                "No such option: --input-shape. Inputs of a survey are files; several arguments of forward are a dict "
+                "or a tuple in one .pt file."
+            ),
+        ),
     ],
 )
-def test_an_option_of_another_tool_is_answered_with_what_it_is_called_here(
+def test_an_option_of_another_tool_or_command_is_answered_with_what_it_is_called_here(
     arguments: tuple[str, ...], said: str, run: Run
 ) -> None:
     ended = run(*arguments)
     assert ended.code == 2
     assert ended.stderr == f"hookscope: error: {said} See `hookscope {arguments[0]} --help`.\n"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        ("torchrun", "'torchrun' is not a script. Give `torchrun OPTIONS -m hookscope watch train.py`."),
+        ("/usr/bin/python3", "'python3' is not a script. Give the script alone: `hookscope watch train.py`."),
+    ],
+)
+def test_a_launcher_before_the_script_is_told_its_place(launcher: str, said: str, run: Run) -> None:
+    ended = run("watch", launcher, "--nproc-per-node", "2", "train.py")
+    assert (ended.code, ended.stderr) == (2, f"hookscope: error: {said}\n")
 
 
 @pytest.mark.parametrize(

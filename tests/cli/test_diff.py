@@ -279,3 +279,19 @@ def test_a_run_that_out_replaces_is_said(command: Run, tmp_path: Path) -> None:
     assert "It replaced an earlier run of `hookscope diff pair.py:net same picture.npy --out o`." in ended.stdout
     assert command(*given, "--quiet", cwd=tmp_path).stdout == ""
     assert record_of(tmp_path / "o")["command"].endswith("--quiet")
+
+
+def test_networks_whose_only_pair_has_other_shapes_have_a_plot_that_says_so(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "pair.py").write_text(
+        "from torch import nn\n\n"
+        "def a():\n    return Net('x', 4)\n\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, name, width):\n        super().__init__()\n"
+        "        self.add_module(name, nn.Conv2d(3, width, 3))\n        self.same = nn.ReLU()\n"
+        "    def forward(self, x):\n        return self.same(next(self.children())(x)).mean()\n\n"
+        "def b():\n    return Net('y', 5)\n",
+        "utf-8",
+    )
+    ended = run("diff", "pair.py:a", "pair.py:b", "--input-shape", "1,3,8,8")
+    assert ended.code == 0
+    assert (next((tmp_path / "hookscope-runs").iterdir()) / "difference_over_depth.png").stat().st_size > 0

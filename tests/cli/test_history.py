@@ -24,7 +24,7 @@ def test_the_command_answers_in_a_sentence_and_writes_a_run(run: Run, tmp_path: 
         torch.save({"epoch": at, "model": state, "optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]}}, f"{at}.pt")
     ended = run("history", "*.pt", "--report", "page.html", "--json")
     assert ended.code == 1
-    assert ended.stderr.splitlines()[2] == "conv.bias holds NaN or Inf in 3.pt, the last file."
+    assert ended.stderr.splitlines()[0] == "conv.bias holds NaN or Inf in 3.pt, the last file."
     document = check("history", ended.stdout)
     assert document["exit_code"] == 1
     assert document["files"][0]["optimisers"][0]["rates"] == [0.1]
@@ -33,12 +33,16 @@ def test_the_command_answers_in_a_sentence_and_writes_a_run(run: Run, tmp_path: 
     assert json.loads((tmp_path / document["run"] / "run.json").read_text())["verb"] == "history"
 
 
-def test_a_glob_that_the_shell_expanded_is_named(run: Run) -> None:
+def test_a_glob_that_the_shell_expanded_is_the_files_of_it(run: Run, tmp_path: Path) -> None:
     for at in (1, 2):
-        torch.save(weights(at), f"{at}.pt")
-    ended = run("history", "1.pt", "2.pt")
-    assert ended.code == 2
-    assert "a glob in quotes" in ended.stderr
+        torch.save(weights(at), f"epoch_{at}.pt")
+    ended = run("history", "epoch_1.pt", "epoch_2.pt", "--json")
+    document = json.loads(ended.stdout)
+    assert [each["label"] for each in document["files"]] == ["epoch_1.pt", "epoch_2.pt"]
+    assert document["run"] == f"hookscope-runs/history-{tmp_path.name}-epoch"
+    alone = run("history", "epoch_1.pt")
+    assert alone.code == 2
+    assert "'epoch_1.pt' is one: name more, a folder, or a glob" in alone.stderr
 
 
 @pytest.mark.exhaustive

@@ -148,7 +148,7 @@ def test_inputs_that_are_refused_alike_share_a_line_and_are_all_in_the_record(ru
     ended = run("activations", "cases.py:Picky", *[cases / f"{number}.png" for number in range(6)], *AS_THEY_ARE)
     assert ended.code == 6
     [error] = ended.errors
-    assert "3.png and 2 more inputs: cases.py:Picky raised" in error
+    assert "3.png and 2 more: cases.py:Picky raised" in error
     assert len(record_of(cases / "out")["unusable_inputs"]) == 5
     assert "batch of 6 inputs" in " ".join(ended.stderr.split())
 

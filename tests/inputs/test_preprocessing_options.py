@@ -84,6 +84,20 @@ def test_one_value_suits_a_one_channel_network():
     assert preprocessing_from_options(base, mean="0.5", std="0.25").mean == (0.5,)
 
 
+@pytest.mark.parametrize(
+    ("options", "crop"),
+    [
+        ({"resize": "64"}, (64, 64)),
+        ({"resize": "256"}, (224, 224)),
+        ({"resize": "64x300"}, (64, 224)),
+        ({"resize": "none"}, (224, 224)),
+        ({"resize": "64", "crop": "96"}, (96, 96)),
+    ],
+)
+def test_a_crop_that_nobody_named_pads_no_resized_picture(options, crop):
+    assert preprocessing_from_options(Preprocessing(), **options).crop == crop
+
+
 def test_a_preparation_that_nobody_named_is_said_of_pictures_alone():
     picture, tensor = Path("cat.jpg"), Path("batch.NPY")
     (both,) = assumed_preparation(Preprocessing(), [tensor, picture], {})

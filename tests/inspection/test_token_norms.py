@@ -202,7 +202,9 @@ def test_files_have_the_numbers_and_the_places(pictures: Tensor, tmp_path: Path)
 
 def test_the_terminal_names_the_tokens_below_the_table(pictures: Tensor) -> None:
     printed = " ".join(str(hookscope.activations(vision(Planted(9, 3, 900.0)), pictures, layer="planted.0")).split())
-    assert "high-norm tokens in 1 row, most in planted.0: 3 beyond the limit, token 9 (row 1, column 2) of" in printed
+    highest = "high-norm tokens in 1 row, most in planted.0: 3 tokens, above all token 9 (row 1, column 2) of input"
+    assert highest in printed
+    assert "token L2: median to maximum norm of the tokens" in printed
     assert "massive activations in 1 row, first in planted.0: 9" in printed
     assert "in channel 3 of token 9 (row 1, column 2), median magnitude 0." in printed
     quiet = str(hookscope.activations(vision(nn.Identity()), pictures, layer="norm"))

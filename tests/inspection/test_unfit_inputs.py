@@ -242,5 +242,5 @@ def test_what_a_refused_pass_held_is_let_go_before_the_next() -> None:
 
 
 def test_many_names_are_counted() -> None:
-    assert str(UnfitInputError(["a", "b", "c", "d", "e"], "why")) == "a, b, c and 2 more inputs: why"
+    assert str(UnfitInputError(["a", "b", "c", "d", "e"], "why")) == "a, b, c and 2 more: why"
     assert str(UnfitInputError([], "why")) == "why"

@@ -21,6 +21,18 @@ NETWORKS = {
 }
 
 
+@pytest.mark.parametrize(("shape", "channels"), [((8, 1, 3, 3), 1), ((8, 3, 5, 5), 3), ((8, 7, 3, 3), None)])
+def test_the_first_kernel_tells_the_channels_of_a_network_of_functions(
+    shape: tuple[int, ...], channels: int | None
+) -> None:
+    network = nn.Module()
+    network.kernels = nn.ParameterList([torch.zeros(9), torch.zeros(shape), torch.zeros(4, 8, 3, 3)])
+    network.head = nn.Linear(4, 2)
+    assert infer_channels(network) == channels
+    network.other = nn.Conv2d(5, 2, 1)
+    assert infer_channels(network) is None
+
+
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_first_layer_tells_a_shape_that_the_network_takes(kind: str) -> None:
     network, shape, channels = NETWORKS[kind]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torchvision
 
-from hookscope.errors import nearest
+from hookscope.errors import UsageError, nearest
 from hookscope.models import names
+from hookscope.models.names import refuse_by_form
 
 
 def test_the_names_are_demo_and_all_that_torchvision_lists() -> None:
@@ -35,3 +36,15 @@ def test_listing_names_imports_neither_torch_nor_torchvision() -> None:
 def test_a_name_in_full_width_letters_has_its_nearest_in_the_usual_ones() -> None:
     full_width = "".join(chr(ord(letter) + 0xFEE0) for letter in "resnet18")  # as an input method may write it
     assert nearest(full_width, ["resnet18", "vgg11"]) == " Nearest: 'resnet18'."
+
+
+def test_a_file_without_a_name_is_answered_with_what_it_defines(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("raise SystemExit\nclass Block:\n    pass\ndef _own(): ...\ndef build(): ...\n", "utf-8")
+    with pytest.raises(UsageError, match=r"net\.py:NAME; it defines build, Block\.$"):
+        refuse_by_form(str(file))
+    file.write_text("def broken(:\n", "utf-8")
+    with pytest.raises(UsageError, match=r"net\.py:NAME\.$"):
+        refuse_by_form(str(file))
+    with pytest.raises(UsageError, match=r"missing\.py:NAME\.$"):
+        refuse_by_form(str(tmp_path / "missing.py"))

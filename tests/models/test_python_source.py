@@ -225,6 +225,8 @@ def test_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_missing_factory_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"has no 'biuld'\. Nearest: 'build'"):
         load(write(tmp_path, NET), "biuld")
+    with pytest.raises(ModelNotFoundError, match=r"has no 'zzz'\. It defines ready, needs, build, Net"):
+        load(write(tmp_path, NET), "zzz")
 
 
 def test_missing_file_is_an_input_error(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_wrapped_network_is_loaded_and_the_prefix_reported(wrap: Any) -> None:
     state = wrap(source).state_dict()
     notes = load_into(target, state, "model.pt")
     assert all(torch.equal(target.state_dict()[key], tensor) for key, tensor in source.state_dict().items())
+    assert len(notes) == 1
     assert "was removed from its names" in notes[0]
     assert fits(target, {key: value for key, value in state.items() if key != "n_averaged"})
 
@@ -140,7 +141,7 @@ def test_wrapped_network_is_loaded_and_the_prefix_reported(wrap: Any) -> None:
 def test_names_outside_the_prefix_are_reported() -> None:
     state = {f"model.{key}": tensor for key, tensor in network().state_dict().items()} | {"loss.weight": torch.ones(1)}
     notes = load_into(network(), state, "model.pt")
-    assert notes[1] == "model.pt: 1 of its tensors are not used (loss.weight)."
+    assert notes[1] == "model.pt: 1 of its tensors is not used (loss.weight)."
 
 
 def test_prefix_is_not_removed_where_the_network_has_it() -> None:
@@ -206,7 +207,7 @@ def test_allowed_missing_names_keep_their_values_and_are_reported() -> None:
     state = {key: tensor for key, tensor in network().state_dict().items() if key != "2.bias"}
     notes = load_into(target, state, "model.pt", FileOptions(allow_missing=("2.*",)))
     assert torch.equal(target[2].bias, before)
-    assert notes == ("model.pt: 1 of the network's tensors are not in it and keep their initial values (2.bias).",)
+    assert notes == ("model.pt: 1 of the network's tensors is not in it and keeps its initial values (2.bias).",)
 
 
 def test_allowed_unexpected_names_are_reported() -> None:

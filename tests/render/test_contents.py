@@ -27,10 +27,11 @@ def lines(of: CheckpointContents, *, width: int = 80, full: bool = False) -> lis
 
 
 def test_facts_come_first_and_only_those_that_there_are() -> None:
-    assert lines(contents(stored("a")))[:3] == [
+    assert lines(contents(stored("a")))[:4] == [
         "file w.pt · 4.9 KiB",
         "kind torch · torch.save, zip format 3",
         "fits none known to hookscope",
+        "     other commands load it into your network with --arch net.py:build",
     ]
     near = StoredPart("", True, (stored("a"),), nearest="one: 2 of 3")
     assert lines(contents(part=near))[2] == "fits none known to hookscope; nearest: one: 2 of 3"
@@ -64,7 +65,7 @@ def test_what_is_not_finite_or_tied_or_not_counted_is_said_beside_the_tensor() -
 def test_statistics_stand_in_columns_whole_numbers_as_they_are() -> None:
     count = StoredTensor("steps", (), "int64", 8, 0, 0, "", 0, 123456, 123456, 123456.0, 0.0)
     empty = StoredTensor("empty", (0, 3), "float32", 0, 0, 0, "", 0)
-    table = [line.split() for line in lines(contents(stored("a"), count, empty), width=120)[4:]]
+    table = [line.split() for line in lines(contents(stored("a"), count, empty), width=120)[5:]]
     assert table[0] == ["tensor", "shape", "dtype", "size", "mean", "std", "min", "max", "zeros"]
     assert table[2] == ["a", "2x2", "float32", "16", "bytes", "0.2500", "1.000e-6", "-0.5000", "1.235e6", "25.0%"]
     assert table[3] == ["steps", "scalar", "int64", "8", "bytes", "1.235e5", "0", "123456", "123456", "0%"]

@@ -67,6 +67,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "it is not a folder" in refused(tmp_path / "file")
     (tmp_path / "photos\x1b").mkdir()
     assert "photos\\x1b': without run.json it is not a hookscope run" in refused(tmp_path / "photos\x1b")
+    (tmp_path / "photos\x1b" / "run").mkdir()
+    (tmp_path / "photos\x1b" / "run" / "run.json").touch()
+    assert "of a finished run, such as" in refused(tmp_path / "photos\x1b")
 
 
 def test_a_run_cut_short_is_refused(run: Path) -> None:

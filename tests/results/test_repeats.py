@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hookscope
 from hookscope.hooks.pytree import tensors_in
 from hookscope.hooks.selection import module_index, unwrap
 from hookscope.inputs import Batch
@@ -199,6 +200,19 @@ def test_what_takes_a_row_that_is_left_out_takes_the_one_that_stays() -> None:
     nn.init.constant_(network[0].bias, -100)  # type: ignore[union-attr,arg-type]
     run = fold_repeats(inspect_gradients(network, X))
     assert [(row.label, row.taken_by) for row in run.gradients] == [("0", ("3",)), ("3", ("4",)), ("4", ("",))]
+
+
+def test_what_a_constant_takes_only_its_shape_of_is_not_its_origin() -> None:
+    class Scan(nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            state = given.new_zeros(given.shape[0], 64)
+            for at in range(2):
+                state = 0.5 * state + given[:, at]
+            return state
+
+    run = hookscope.activations(Scan(), torch.rand(2, 2, 64) + 1, ops=True)
+    assert run["(model):mul"].activation.max == 0
+    assert run.verdicts == ()
 
 
 # --- over many networks ---

@@ -111,6 +111,20 @@ def test_a_module_without_channels_of_its_own_keeps_those_it_was_given(
     assert reader.channel_axis(module, (1, 4, 6, 5)) == axis
 
 
+def test_heads_that_are_cut_from_tokens_count_channels_last() -> None:
+    reader = AxisReader()
+    assert reader.channel_axis(nn.Linear(192, 576), (1, 197, 576)) == 2
+    assert reader.channel_axis(nn.Identity(), (1, 3, 197, 64)) == 3
+    assert reader.channel_axis(nn.Identity(), (1, 5, 197, 64)) == 1  # 320 is no part of 576
+
+
+def test_what_is_left_of_a_map_keeps_its_channels() -> None:
+    reader = AxisReader()
+    assert reader.channel_axis(nn.Conv2d(3, 16, 3), (4, 16, 5, 7)) == 1
+    assert [reader.channel_axis("mean", (4, 16, size)) for size in (5, 7, 35)] == [1, 1, 1]
+    assert reader.channel_axis("transpose", (4, 35, 16)) == 2
+
+
 def test_the_latest_tensor_of_a_shape_decides_whatever_the_batch_size() -> None:
     reader = AxisReader()
     reader.channel_axis(nn.Conv2d(3, 5, 1), (1, 5, 5, 5))

@@ -185,3 +185,24 @@ def test_values_beyond_float32_are_measured_without_a_warning(tmp_path: Path) ->
     std = math.sqrt(math.fsum((each / 1e200 - mean) ** 2 for each in wide) / len(wide))
     assert survey.rows[0].activation.mean == pytest.approx(mean * 1e200)
     assert survey.rows[0].activation.std == pytest.approx(std * 1e200)
+
+
+@pytest.mark.parametrize("stored", [tuple, dict])
+def test_arguments_in_one_file_are_surveyed_together(stored: type, tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, image: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+            return self.head(image.mean((2, 3)) * meta)
+
+    network, image, meta = Both(), torch.rand(7, 3, 4, 4), torch.randn(7, 3)
+    arguments = (image, meta) if stored is tuple else {"image": image, "meta": meta}
+    torch.save(arguments, tmp_path / "data.pt")
+    expected = network(image, meta).detach()
+    for given in (arguments, tmp_path / "data.pt"):
+        survey = hookscope.survey(network, given, layer="head", batch_size=3, chunk_size=4)
+        assert survey.input_count == 7
+        assert survey["head"].activation.mean == pytest.approx(expected.mean().item(), rel=1e-5)
+        assert [each.max for each in survey["head"].channels] == pytest.approx(expected.amax(0).tolist(), rel=1e-5)

@@ -102,7 +102,7 @@ def test_the_text_the_page_and_the_run_say_why(survey: Survey, tmp_path: Path) -
     text = " ".join(str(survey).split())
     assert "180 of 184 labelled pictures are classified right, 97.8% (95% interval 94.5% to 99.4%)." in text
     assert "nowhere unlike green: its label may be wrong, or it shows both. Nearest at head:" in text
-    assert "lies outside one of their ranges with a probability of 3.9% at most" in text  # 7/181
+    assert "with a probability of at most 3.9%" in text  # 7/181
     survey.save(tmp_path / "run", crops=0)
     stored = read_survey(tmp_path / "run")
     assert stored.result.failures == survey.failures
@@ -161,8 +161,8 @@ def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:
     assert [each.label for each in only.neighbours] == ["green"] * 3
     text = " ".join(str(survey).split())
     assert "No reason found in what could be looked at." in text
-    assert "Ranges of pictures were not looked at: 15 pictures that are right are too few" in text
-    assert "of fewer than 19 inputs that are right nothing can be said" in text
+    assert "Ranges of pictures were not checked: 15 pictures classified right are too few" in text
+    assert "that needs at least 19 inputs of the class that are classified right" in text
 
 
 def test_an_input_like_its_class_leaves_it_as_rarely_as_stated() -> None:

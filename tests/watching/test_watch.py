@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import math
 import os
 import pickle
 import signal
@@ -316,6 +317,43 @@ def test_a_compiled_step_is_read_at_every_step() -> None:
 
 
 @pytest.mark.exhaustive
+def losses_of(scales: list[float]) -> tuple[hookscope.Watch, list[str]]:
+    """Watch a training with these gradients of its one weight, which are its losses too."""
+    weight = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.0)
+    lines: list[str] = []
+    with hookscope.watch(weight, optimizer, on_line=lines.append) as watch:
+        for scale in scales:
+            nn.init.ones_(weight.weight)
+            loss = weight(torch.full((1, 1), scale)).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss)
+    return watch, lines
+
+
+@pytest.mark.parametrize(
+    ("before", "advice"),
+    [
+        ([8.0, 536.0], "(median 8), the loss 8 → 536: lower the learning rate, warm it up or clip gradients."),
+        ([8.0, 9.0], "8 → 9, the loss 8 → 9: lower the learning rate, or look at the batch of step 3."),
+        ([8.0] * 6, "the loss 8 → 8 → 8 → 8, as usual: look at the batch of step 7."),
+    ],
+)
+def test_what_came_before_nan_decides_the_advice(before: list[float], advice: str) -> None:
+    _, lines = losses_of([*before, math.nan])
+    assert any(line.endswith(advice) for line in lines)
+
+
+def test_a_verdict_on_gradients_stays_while_the_loss_is_nan_and_ends_with_it() -> None:
+    watch, lines = losses_of([1.0, math.inf, *[math.nan] * 30])
+    assert all(each.state == "began" for each in watch.verdicts)
+    watch, lines = losses_of([1.0, math.nan, *[1.0] * 40])
+    assert [each.message for each in watch.verdicts if each.state == "ended"] == ["It passes again."]
+    assert any("non-finite-loss ended: It passes again." in line for line in lines)
+
+
 def test_robust_deviations_are_those_of_the_definition() -> None:
     losses = [1.0 + 0.2 * ((7 * number) % 10) for number in range(20)]
     logarithms = torch.tensor(losses, dtype=torch.float64).log()

@@ -40,7 +40,7 @@ from hookscope.inspection.device import move_to
 from hookscope.inspection.network import batch_of, inspected_network
 from hookscope.inspection.session import arguments_in_file
 from hookscope.models import FileOptions, LoadedModel, example_shape, load_model, with_classes
-from hookscope.models.input_spec import default_preprocessing, time_first_warning
+from hookscope.models.input_spec import default_preprocessing, shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.noise_shapes import NoiseShape, noise_note, parse_noise_shapes
@@ -198,7 +198,7 @@ def _noise(
         if known is None:
             raise UsageError(
                 f"{loaded.info.name} has an unknown input shape: give pictures or tensor files with --images, "
-                "or --input-shape for noise."
+                f"or noise with {shape_option(loaded.module)}."
             )
         shapes = (NoiseShape((max(_NOISE_INPUTS, known[0]), *known[1:])),)
     shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in named], others=others)

@@ -152,9 +152,9 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         normalises = following.kind in _NORMALISERS and not _gates_near(zero_weights, row.layer, following.layer)
         if normalises and reaching < rounding * after:
             message = (
-                f"Only rounding gets past '{following.label}' ({following.kind}): before it ‖g‖·‖x‖ of outputs is at"
-                f" most {reaching / after:.1e} of its own (limit {rounding:.0e}); a sum over what it normalises"
-                " is constant by construction. Choose another loss."
+                f"Before '{following.label}' ({following.kind}) gradients are only rounding: ‖g‖·‖x‖ of outputs is at"
+                f" most {reaching / after:.1e} of its own (limit {rounding:.0e}), because the sum of what it normalises"
+                " is constant. Choose another loss."
             )
             yield Objection(output_of(following), message, "warn")
             return

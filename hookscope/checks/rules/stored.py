@@ -201,12 +201,12 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
         share = len(values.zero_filters) / values.filter_count
         if share > limit:
             channels = f"{len(values.zero_filters)} of {counted(values.filter_count, 'output channel')}"
-            what = f"{channels} have no weight but 0, {share:.1%} (limit {limit:.0%})"
+            what = f"{channels} hold only zeros, {share:.1%} (limit {limit:.0%})"
             yield _about(values, f": {what}: {numbers(values.zero_filters)}")
             continue
         tail, chance = _zero_tail(values.zero_filters, values.filter_count)
         if chance < (least := terms.limit("min_chance", stored_in(values))):
-            what = f"the last {tail} of {counted(values.filter_count, 'output channel')} have no weight but 0"
+            what = f"the last {tail} of {counted(values.filter_count, 'output channel')} hold only zeros"
             yield _about(values, f": {what}, which by chance has a probability of {chance:.1g} (limit {least:g})")
 
 

@@ -83,7 +83,9 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise refusal(folder, what, "Give the folder of a run.")
     if not os.path.lexists(folder / "run.json"):
         what = "without run.json it is not a hookscope run, or an unfinished one"
-        raise refusal(folder, what, "Give the folder of a finished run.")
+        newest = _newest_run(folder)
+        example = f", such as '{safe_text(str(newest))}'" if newest else ""
+        raise refusal(folder, what, f"Give the folder of a finished run{example}.")
     document = _read_json(folder, "run.json")
     if document.get("tool") != "hookscope":
         raise refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run.")
@@ -92,6 +94,15 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise refusal(folder, "it is the evidence of a check, not a run", remedy)
     _check_version(folder, "run.json", document, directory.SCHEMA_VERSION)
     return document
+
+
+def _newest_run(folder: Path) -> Path | None:
+    """Return the latest run directly in a folder, if there is one."""
+    try:
+        runs = {each.parent: each.stat().st_mtime for each in folder.glob("*/run.json")}
+    except OSError:
+        return None
+    return max(runs, key=runs.__getitem__, default=None)
 
 
 def read_document(folder: Path, name: str, readable: int) -> dict[str, Any]:

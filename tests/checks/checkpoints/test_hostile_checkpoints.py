@@ -205,8 +205,13 @@ def refused(case: Case, path: str, networks: Path) -> None:
 
 def test_a_folder_without_weights_matches_nothing(tmp_path: Path) -> None:
     path = prepare(next(case for case in CASES if case.name == APART[0]), tmp_path)
-    with pytest.raises(NothingMatchedError, match=r"No weights file in folder '.*model\.pt'"):
+    with pytest.raises(NothingMatchedError, match=r"No weights file in folder '.*model\.pt'\. Looked for"):
         find_checkpoints([str(path)])
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "cat.jpg").touch()
+    with pytest.raises(NothingMatchedError, match=r"Pictures are given with --images .*photos"):
+        find_checkpoints([str(photos)])
 
 
 @pytest.mark.parametrize("name", APART[2:4])
