@@ -174,7 +174,7 @@ class HookedNetwork:
         for kept in (self._counts, self._given, self._overwrote):
             kept.clear()
         self._versions = TensorVersions()
-        self.recorder.start(batch.indices)
+        self.recorder.start(batch.indices, of_pictures=batch.has_pictures)
         thread.pause(Ready(has_batch=True), breakable=False)
         if thread.breaks_off:  # before the forward pass began
             thread.breaks_off = False

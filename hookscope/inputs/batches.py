@@ -45,6 +45,12 @@ class Batch:
     listed: frozenset[str] = frozenset()
     exact: frozenset[str] = frozenset()
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether an argument may hold pictures: floating-point numbers (N, C, H, W)."""
+        tensors = (each for each in (*self.args, *self.kwargs.values()) if isinstance(each, torch.Tensor))
+        return any(each.dim() == 4 and each.is_floating_point() for each in tensors)
+
 
 def load_batches(
     paths: Iterable[Source | str],

@@ -221,7 +221,7 @@ def _run_batches(
         if run.records and queue.on_error is not None:
             run.state.mark()
         places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
-        run.recorder.start(places)
+        run.recorder.start(places, of_pictures=batch.has_pictures)
         to_verify = run.verify and not run.records
         # The network may overwrite its inputs, and the batch may have to run again.
         again = to_verify or on_output is not None or (queue.on_error is not None and len(places) > 1)

@@ -87,9 +87,9 @@ class Recorder:
     kept: list[SavedActivation] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
-    def start(self, indices: tuple[int, ...]) -> None:
+    def start(self, indices: tuple[int, ...], *, of_pictures: bool = False) -> None:
         """Begin a forward pass over the inputs at `indices`."""
-        self.axes.restart()
+        self.axes.restart(of_pictures=of_pictures)
         self.indices = indices
         if self.maps is not None:
             self.maps.start(indices)

@@ -238,3 +238,9 @@ def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int,
             if min(candidate) > 1 and 0 <= token_count - area <= min(MAX_EXTRA_TOKENS, area // 2):
                 return candidate
     return None
+
+
+def square_of(token_count: int) -> list[tuple[int, int]]:
+    """Return the square that tokens may lie on, behind a few others, in a list; an empty one without a square."""
+    sides = ((math.isqrt(token_count - extra), extra) for extra in range(min(MAX_EXTRA_TOKENS, token_count) + 1))
+    return [(side, side) for side, extra in sides if side > 1 and side * side == token_count - extra][:1]

@@ -287,7 +287,6 @@ def test_a_weights_file_of_another_head_is_loaded_as_with_arch(tmp_path: Path) -
     assert loaded.notes == with_arch.notes == (f"mine.pt: {SMALL} is built with num_classes=10, as the file has it.",)
 
 
-
 def test_what_a_reader_must_see_of_loading_is_among_the_warnings(tmp_path: Path) -> None:
     state = {f"module.{key}": value for key, value in build(SMALL).state_dict().items()}
     del state["module.classifier.1.bias"]
