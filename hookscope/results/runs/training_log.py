@@ -100,7 +100,7 @@ class TrainingLogFile:
         """
         self.path = folder / FILE
         self._warn = warn
-        self._positions: dict[str, int] = {}
+        self._positions = _Positions()
         try:
             self._descriptor: int | None = _opened(self.path)
         except OSError as error:
@@ -142,19 +142,23 @@ class TrainingLogFile:
                 os.close(descriptor)
 
     def _lines(self, record: TrainingRecord) -> str:
-        new: list[str] = []
-
-        def position(name: str) -> int:
-            if name not in self._positions:
-                self._positions[name] = len(self._positions)
-                new.append(name)
-            return self._positions[name]
-
+        known = len(self._positions)
         if isinstance(record, TrainingStep):
-            line = _step_line(record, position)
+            line = _step_line(record, self._positions.__getitem__)
         else:
-            line = f"{_ENCODER.encode(_document(record, position))}\n"
-        return f"{_ENCODER.encode({'type': 'names', 'names': plain(new)})}\n{line}" if new else line
+            line = f"{_ENCODER.encode(_document(record, self._positions.__getitem__))}\n"
+        if len(self._positions) == known:
+            return line
+        new = plain([*self._positions][known:])
+        return f"{_ENCODER.encode({'type': 'names', 'names': new})}\n{line}"
+
+
+class _Positions(dict[str, int]):
+    """The position of each name in "names"; one that is asked for the first time is the last."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self)
+        return self[name]
 
 
 def read_training(folder: Path) -> TrainingLog:
@@ -259,7 +263,7 @@ def _text(value: float | None) -> str:
 
 
 def _short(value: float) -> str:
-    return repr(float(f"{value:.{_DIGITS}g}")) if math.isfinite(value) else f'"{float(value)}"'
+    return f"{value:.{_DIGITS}g}" if math.isfinite(value) else f'"{float(value)}"'
 
 
 def _columns(kind: Any, rows: Sequence[Any], position: Callable[[str], int]) -> dict[str, list[Any]]:
