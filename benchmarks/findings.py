@@ -47,7 +47,7 @@ class Spread:
     @property
     def text(self) -> str:
         """For people: "median (minimum to maximum) unit"."""
-        digits = 3 if self.unit == "s" else 1
+        digits = 3 if self.unit in ("s", "ms") else 1
         return f"{self.median:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f}) {self.unit}"
 
 
@@ -88,7 +88,7 @@ class Measurement:
         subject: What was done: "resnet34".
         way: By what: "hookscope", "torchlens".
         figure: The result in `unit`; None if it does not run.
-        unit: "×" over the first way of the subject, "s" or "MB".
+        unit: "×" over the first way of the subject, "s", "ms" or "MB".
         spread: The absolute figures behind it.
         work: Whether the same was done; None for the yardstick, and where there is nothing to compare.
         at_most: The budget of `figure`, if it has one.

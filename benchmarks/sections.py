@@ -59,6 +59,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "survey": survey.measure,
         "page": page.measure,
         "training": training.measure,
+        "training, steps not watched": training.measure_off_step,
         "training on two processes": training.measure_two_processes,
     },
     "cuda": {

@@ -5,7 +5,8 @@ interpreter's lock for the length of each call.
 """
 
 import ctypes
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -160,12 +161,13 @@ class Kernel:
         self._sum_differences(ctypes.byref(_Pair(a, b, *sizes, into, sums.ctypes.data, counts.ctypes.data)))
         return sums.tolist(), counts.tolist()
 
-    def sum_squares(self, addresses: NDArray[np.uintp], sizes: NDArray[np.int64], threads: int) -> NDArray[np.float64]:
+    def sum_squares(self, addresses: Iterable[int], sizes: Iterable[int], threads: int) -> list[float]:
         """Return the sum of squares of the values at each address."""
-        sums = np.empty(addresses.size)
-        arrays = addresses.ctypes.data, sizes.ctypes.data, sums.ctypes.data
-        self._sum_squares(ctypes.byref(_Squares(*arrays, addresses.size, threads, self.runtime_address, 0)))
-        return sums
+        given = array("Q", addresses), array("q", sizes)
+        sums = array("d", bytes(8 * len(given[0])))
+        arrays = (each.buffer_info()[0] for each in (*given, sums))
+        self._sum_squares(ctypes.byref(_Squares(*arrays, len(sums), threads, self.runtime_address, 0)))
+        return sums.tolist()
 
     def combine_maps(
         self,

@@ -7,7 +7,6 @@ everything is left to torch.
 import ctypes
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -34,8 +33,6 @@ _FEWEST_CHANNELS = 4096
 _MOST_LAYOUTS = 1024
 
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
-
-_dtype_of, _is_cpu = attrgetter("dtype"), attrgetter("is_cpu")
 
 
 class Layout(library.Layout):
@@ -152,7 +149,7 @@ class FusedReducer:
         )
 
 
-def square_sums_of_small(tensors: Sequence[Tensor]) -> NDArray[np.float64] | None:
+def square_sums_of_small(tensors: Sequence[Tensor]) -> list[float] | None:
     """Return the sum of squares of each of a few small tensors, in float64, faster than torch can be called for each.
 
     Unlike `square_sums` it takes for granted that tensors have the memory that their shapes need.
@@ -162,11 +159,11 @@ def square_sums_of_small(tensors: Sequence[Tensor]) -> NDArray[np.float64] | Non
         installation has no compiled code.
     """
     kernel = load_kernel()
-    kinds = {*map(type, tensors)}, {*map(_dtype_of, tensors)}, {*map(_is_cpu, tensors)}
-    if kernel is None or kinds != ({Tensor}, {torch.float32}, {True}):
+    if kernel is None:
         return None
     try:
-        if not all(map(Tensor.is_contiguous, tensors)):
+        kinds = {(type(each), each.dtype, each.is_cpu, each.is_contiguous()) for each in tensors}
+        if kinds != {(Tensor, torch.float32, True, True)}:
             return None
         addresses, sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
     except RuntimeError:  # sparse, or without memory
@@ -174,7 +171,7 @@ def square_sums_of_small(tensors: Sequence[Tensor]) -> NDArray[np.float64] | Non
     is_freed = 0 in addresses and any(size and not at for at, size in zip(addresses, sizes, strict=True))
     if is_freed or sum(sizes) > _MOST_SMALL_ELEMENTS:
         return None
-    return kernel.sum_squares(np.array(addresses, np.uintp), np.array(sizes, np.int64), 1)
+    return kernel.sum_squares(addresses, sizes, 1)
 
 
 def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:
@@ -187,13 +184,11 @@ def square_sums(tensors: Sequence[Tensor]) -> list[float | None]:
     kernel = load_kernel()
     if kernel is None:
         return [None] * len(tensors)
-    readable = [(at, address) for at, each in enumerate(tensors) if (address := dense_address_of(each))]
-    sizes = np.array([tensors[at].numel() for at, _ in readable], np.int64)
-    addresses = np.array([address for _, address in readable], np.uintp)
-    sums: list[float | None] = [None] * len(tensors)
-    for (at, _), total in zip(readable, kernel.sum_squares(addresses, sizes, torch.get_num_threads()), strict=True):
-        sums[at] = float(total)
-    return sums
+    readable = {at: address for at, each in enumerate(tensors) if (address := dense_address_of(each))}
+    sizes = [tensors[at].numel() for at in readable]
+    sums = kernel.sum_squares(readable.values(), sizes, torch.get_num_threads())
+    known = dict(zip(readable, sums, strict=True))
+    return [known.get(at) for at in range(len(tensors))]
 
 
 def dense_address_of(tensor: Tensor) -> int:

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd.graph import Node
 
+from hookscope.watching.transfers import number_of
+
 _SCALE = "hookscope scale"
 
 # Between `scale` and `backward` little is done: a division by the count of accumulated batches.
@@ -60,12 +62,10 @@ def observe_backward(before: Callable[[Tensor | None, str], None], after: Callab
     GradScaler.scale = observed_scale  # type: ignore[method-assign, assignment]
 
 
-def value_of(loss: Tensor) -> Tensor:
-    """Return the value of a loss, copied, and without the scale of a GradScaler."""
-    with torch.no_grad():
-        scale = _scale_of(loss)
-        value = loss.detach().reshape(())
-        return value.clone() if scale is None else value / scale
+def value_of(loss: Tensor) -> float | Tensor:
+    """Return the value of a loss, without the scale of a GradScaler."""
+    scale = _scale_of(loss)
+    return number_of(loss if scale is None else loss.detach() / scale)
 
 
 def _loss(tensors: Any, gradients: Any) -> Tensor | None:
@@ -109,21 +109,19 @@ def _place(frame: FrameType | None) -> str:
     """Return the innermost line that is the script's own, "train.py:9"; a library's if there is none."""
     library = ""
     while frame is not None:
-        owner = _owner(frame.f_code.co_filename)
+        owner, name = _owner(frame.f_code.co_filename)
         if owner == "script":
-            return _line(frame)
+            return f"{name}:{frame.f_lineno}"
         if owner == "library" and not library:
-            library = _line(frame)
+            library = f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return library
 
 
-def _line(frame: FrameType) -> str:
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
 @cache
-def _owner(path: str) -> str:
+def _owner(path: str) -> tuple[str, str]:
+    """Return whose file it is, "torch", "library" or "script", and its name."""
+    name = Path(path).name
     if path.startswith((_TORCH, _HOOKSCOPE)):
-        return "torch"
-    return "library" if path.startswith(("<", *_LIBRARIES)) else "script"
+        return "torch", name
+    return "library" if path.startswith(("<", *_LIBRARIES)) else "script", name

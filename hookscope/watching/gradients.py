@@ -1,9 +1,9 @@
 """The gradients as an optimiser gets them: their norms, read before the step and left on their device."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,9 +18,10 @@ class GradientReading:
     """What one optimiser got.
 
     Attributes:
-        names: Of the parameters with a gradient, in the optimiser's order.
-        ids: `id` of these parameters.
-        norms: L2 norm of each gradient, (P,), on the device of the first, multiplied by `scale`.
+        parameters: Those with a gradient, in the optimiser's order.
+        names: Of these parameters.
+        norms: L2 norm of each gradient, multiplied by `scale`: as numbers where they are known at once, or (P,), on the
+            device of the first.
         without: Names of trainable parameters without a gradient.
         frozen: Names of parameters that need none.
         rates: Learning rate of each group.
@@ -28,9 +29,9 @@ class GradientReading:
         found_inf: More than 0 where a fused optimiser skips the step; None where a GradScaler does not ask it to.
     """
 
+    parameters: Sequence[Tensor]
     names: Sequence[str]
-    ids: Sequence[int]
-    norms: Tensor
+    norms: list[float] | Tensor
     without: Sequence[str]
     frozen: Sequence[str]
     rates: Sequence[float | Tensor]
@@ -40,7 +41,7 @@ class GradientReading:
 
 def read_gradients(
     optimizer: Optimizer,
-    names_of: Callable[[Sequence[Tensor]], list[str]],
+    names_of: Callable[[Sequence[Tensor]], Sequence[str]],
     known: Mapping[int, Tensor] | None = None,
 ) -> GradientReading:
     """Read what an optimiser is about to step with; nothing waits for a device.
@@ -54,14 +55,15 @@ def read_gradients(
     if len(found) < len(given):
         trained = [each for each, gradient in zip(given, gradients, strict=True) if gradient is not None]
         idle = [each for each, gradient in zip(given, gradients, strict=True) if gradient is None]
+    norms: list[float] | Tensor
     if known is None:
         norms = _together_norms(found)
     else:
         trained = [each for each in trained if id(each) in known]
         norms = together([known[id(each)] for each in trained])
     return GradientReading(
+        parameters=trained,
         names=names_of(trained),
-        ids=[*map(id, trained)],
         norms=norms,
         without=names_of([each for each in idle if each.requires_grad]) if idle else (),
         frozen=names_of([each for each in idle if not each.requires_grad]) if idle else (),
@@ -71,9 +73,9 @@ def read_gradients(
     )
 
 
-def _together_norms(gradients: Sequence[Tensor]) -> Tensor:
+def _together_norms(gradients: Sequence[Tensor]) -> list[float] | Tensor:
     sums = square_sums_of_small(gradients)
-    return together(norms_of(gradients)) if sums is None else torch.from_numpy(np.sqrt(sums))
+    return together(norms_of(gradients)) if sums is None else [*map(math.sqrt, sums)]
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

@@ -134,6 +134,10 @@ class GraphLeaves(Optimizer):
         """Change nothing: hooks of the step read the gradients."""
 
 
+# So many groups of parameters are remembered with their names: one or two for each optimiser.
+_MOST_TOGETHER = 100
+
+
 class ParameterNames:
     """The names of all parameters, found again when one comes that is not known."""
 
@@ -142,6 +146,7 @@ class ParameterNames:
         self._networks = networks
         self._optimizers = optimizers
         self._names: dict[int, str] = {}
+        self._together: dict[tuple[int, ...], tuple[str, ...]] = {}  # of what was asked for before
         self._kept: list[Tensor] = []  # as long as they live, no other tensor has their `id`
         self.all: dict[str, nn.Parameter] = {}
         self.renew()
@@ -150,6 +155,7 @@ class ParameterNames:
         """Read the networks again: parameters may have been added, or replaced."""
         self.all = {name: each for network in self._networks for name, each in network.parameters()}
         self._names = {id(each): name for name, each in self.all.items()}
+        self._together.clear()
         self._kept = [*self.all.values()]
         for number, optimizer in enumerate(self._optimizers):
             which = f"optimizers[{number}]" if len(self._optimizers) > 1 else "optimizer"
@@ -165,13 +171,18 @@ class ParameterNames:
         """Tell whether a parameter belongs to the networks or the optimisers."""
         return id(parameter) in self._names
 
-    def of(self, parameters: Sequence[Tensor]) -> list[str]:
-        """Return the names of parameters of the networks or the optimisers."""
-        try:
-            return [*map(self._names.__getitem__, map(id, parameters))]
-        except KeyError:
-            self.renew()
-            return [self._names.get(id(each), "unknown parameter") for each in parameters]
+    def of(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
+        """Return the names of parameters of the networks or the optimisers; of the same ones, the same tuple."""
+        ids = tuple(map(id, parameters))
+        names = self._together.get(ids)
+        if names is None:
+            if not self._names.keys() >= {*ids}:
+                self.renew()
+                return tuple(self._names.get(each, "unknown parameter") for each in ids)
+            if len(self._together) >= _MOST_TOGETHER:
+                self._together.clear()
+            names = self._together[ids] = tuple(map(self._names.__getitem__, ids))
+        return names
 
 
 def _named(model: Networks) -> dict[str, nn.Module]:

@@ -250,6 +250,12 @@ def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[Objection]:
     ]
 
 
+def newly_frozen(names: Iterable[str]) -> list[Objection]:
+    """Return the objections to parameters that need no gradient any more."""
+    message = "'{}' needs no gradient any more (requires_grad is False), though it was trained before."
+    return [objection("frozen-parameter", name, None, message.format(name)) for name in names]
+
+
 def skipped_steps(count: int, largest: str) -> list[Objection]:
     """Return the objection to steps that a GradScaler has skipped in a row."""
     limit = TRAINING_RULES["skipped-steps"].limit or math.inf

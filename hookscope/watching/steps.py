@@ -1,10 +1,9 @@
 """One step of a training in the making, and the record of it once its numbers have arrived."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import itemgetter
 
 from torch import Tensor
 
@@ -51,38 +50,50 @@ class StepInProgress:
         """Begin to fetch the numbers."""
         scalars: list[Tensor] = []  # and vectors of norms
         for reading in self.readings.values():
-            scalars.append(reading.norms)
+            scalars += [reading.norms] if isinstance(reading.norms, Tensor) else []
             scalars += [each for each in (reading.scale, reading.found_inf) if each is not None]
             scalars += [each.detach().reshape(()) for each in reading.rates if isinstance(each, Tensor)]
         scalars += [norm for _, norm in self.clips]
         scalars += [each for _, each in self.losses if isinstance(each, Tensor)]
-        return SentStep(self, Transfer(scalars))
+        return SentStep(self, Transfer(scalars) if scalars else None)
 
 
 @dataclass(frozen=True, slots=True)
 class SentStep:
-    """A step whose numbers are on their way."""
+    """A step whose numbers are on their way; without a transfer, all are there."""
 
     step: StepInProgress
-    transfer: Transfer
+    transfer: Transfer | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `arrived` would not wait."""
+        return self.transfer is None or self.transfer.is_complete
 
     def arrived(self) -> "ArrivedStep":
         """Return the step with its numbers; waits for them."""
-        numbers = iter(self.transfer.read())
+        numbers = iter(() if self.transfer is None else self.transfer.read())
         step = self.step
-        norms: dict[str, float] = {}
+        names: Sequence[str] = ()
+        norms: Sequence[float] = ()
         ids: dict[str, int] = {}
         rates: list[float] = []
         skipped, largest_scale = step.skipped, 1.0
         for reading in step.readings.values():
-            found = [*islice(numbers, len(reading.names))]
+            found = reading.norms
+            if isinstance(found, Tensor):
+                found = [*islice(numbers, len(reading.names))]
             scale = 1.0 if reading.scale is None else next(numbers)
             skipped |= reading.found_inf is not None and next(numbers) > 0
             rates += [next(numbers) if isinstance(each, Tensor) else float(each) for each in reading.rates]
             found = found if scale == 1 else [norm / scale for norm in found]
-            norms.update(zip(reading.names, found, strict=True))
+            if names:
+                both = {**dict(zip(names, norms, strict=True)), **dict(zip(reading.names, found, strict=True))}
+                names, norms = [*both], [*both.values()]
+            else:
+                names, norms = reading.names, found
             if step.clips:
-                ids.update(zip(reading.names, reading.ids, strict=True))
+                ids.update(zip(reading.names, map(id, reading.parameters), strict=True))
             largest_scale = scale if reading.scale is not None else largest_scale
         clips = [(clipped, next(numbers) / largest_scale) for clipped, _ in step.clips]
         losses = [(at, next(numbers) if isinstance(each, Tensor) else float(each)) for at, each in step.losses]
@@ -90,15 +101,15 @@ class SentStep:
         record = TrainingStep(
             step=step.number,
             loss=loss,
-            gradient_norm=math.hypot(*norms.values()) if norms else None,
-            norm_before_clipping=_before_clipping(norms, ids, clips),
-            largest=_largest(norms),
+            gradient_norm=math.hypot(*norms) if norms else None,
+            norm_before_clipping=_before_clipping(names, norms, ids, clips),
+            largest=_largest(names, norms),
             learning_rates=tuple(rates),
             skipped=skipped,
             losses=by_place,
             edits=step.edits,
         )
-        return ArrivedStep(step, record, norms)
+        return ArrivedStep(step, record, names, norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +117,29 @@ class ArrivedStep:
     """A step with its numbers.
 
     Attributes:
-        norms: L2 norm of the gradient by parameter.
+        names: Of the parameters with a gradient.
+        norms: L2 norm of the gradient of each.
     """
 
     step: StepInProgress
     record: TrainingStep
-    norms: dict[str, float]
+    names: Sequence[str]
+    norms: Sequence[float]
 
     @property
     def broken(self) -> list[str]:
         """Parameters whose gradient is not finite."""
         if math.isfinite(self.record.gradient_norm or 0.0):
             return []
-        return [name for name, norm in self.norms.items() if not math.isfinite(norm)]
+        return [name for name, norm in zip(self.names, self.norms, strict=True) if not math.isfinite(norm)]
+
+    @property
+    def zero(self) -> list[str]:
+        """Parameters whose gradient is exactly 0, but for those that an edit changes."""
+        if 0 not in self.norms:
+            return []
+        names = [name for name, norm in zip(self.names, self.norms, strict=True) if norm == 0]
+        return [name for name in names if name not in self.step.edited]
 
     @property
     def is_finite(self) -> bool:
@@ -144,7 +165,10 @@ def _loss(losses: Sequence[tuple[str, float]]) -> tuple[float | None, tuple[tupl
 
 
 def _before_clipping(
-    norms: dict[str, float], ids: dict[str, int], clips: Sequence[tuple[frozenset[int], float]]
+    names: Sequence[str],
+    norms: Sequence[float],
+    ids: Mapping[str, int],
+    clips: Sequence[tuple[frozenset[int], float]],
 ) -> float | None:
     """Return the norm over all gradients before clipping: of clipped ones as the clipping saw them first."""
     if not clips:
@@ -155,11 +179,13 @@ def _before_clipping(
         if not members <= clipped:
             parts.append(norm)
             clipped |= members
-    parts += [norm for name, norm in norms.items() if ids[name] not in clipped]
+    parts += [norm for name, norm in zip(names, norms, strict=True) if ids[name] not in clipped]
     return math.hypot(*parts)
 
 
-def _largest(norms: dict[str, float]) -> tuple[tuple[str, float], ...]:
-    if math.isnan(sum(norms.values())):  # NaN first, which compares with nothing
-        return tuple(sorted(norms.items(), key=lambda pair: -math.inf if math.isnan(pair[1]) else -pair[1])[:_LARGEST])
-    return tuple(sorted(norms.items(), key=itemgetter(1), reverse=True)[:_LARGEST])
+def _largest(names: Sequence[str], norms: Sequence[float]) -> tuple[tuple[str, float], ...]:
+    if math.isnan(sum(norms)):  # NaN first, which compares with nothing
+        order = sorted(range(len(norms)), key=lambda at: math.inf if math.isnan(norms[at]) else norms[at], reverse=True)
+    else:
+        order = sorted(range(len(norms)), key=norms.__getitem__, reverse=True)
+    return tuple([(names[at], norms[at]) for at in order[:_LARGEST]])

@@ -50,6 +50,13 @@ class Transfer:
         return [*chain.from_iterable(self._parts)]
 
 
+def number_of(value: Tensor) -> float | Tensor:
+    """Return the one value of a tensor: as a number where that waits for no device, else as a copy."""
+    if type(value) is Tensor and value.is_cpu:
+        return float(value.item())
+    return value.detach().clone().reshape(())
+
+
 @cache
 def _has_events(device: torch.device) -> bool:
     """Tell whether events of a device can be recorded, asked for and waited for."""

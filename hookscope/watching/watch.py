@@ -38,6 +38,7 @@ from hookscope.watching.activations import ForwardPasses, watched_layer
 from hookscope.watching.eager_forward import EagerForward
 from hookscope.watching.edits import FittedEdits, TrainingEdits
 from hookscope.watching.gradients import norms_of, parameters_of, read_gradients
+from hookscope.watching.idle import IdleParameters
 from hookscope.watching.networks import (
     GraphLeaves,
     Networks,
@@ -49,11 +50,11 @@ from hookscope.watching.networks import (
     watched_optimizers,
 )
 from hookscope.watching.parameters import ParameterMeasurement, ParameterNumbers
-from hookscope.watching.ring import Ring
+from hookscope.watching.ring import Jump, Ring
 from hookscope.watching.rules import Objection
 from hookscope.watching.shards import ShardedNorms
 from hookscope.watching.steps import ArrivedStep, HeardLoss, SentStep, StepInProgress
-from hookscope.watching.transfers import Transfer
+from hookscope.watching.transfers import Transfer, number_of
 from hookscope.watching.verdicts import Verdicts
 
 # Watched steps and verdicts that stay in memory; the file has all.
@@ -154,15 +155,12 @@ class Watch:
         self._sent: deque[SentStep] = deque()
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
-        self._idle: dict[str, int] = {}
-        self._zero: dict[str, int] = {}
-        self._trained: set[str] = set()
+        self._idle = IdleParameters()
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
         self._frozen_at_first = {name for name, each in self._names.all.items() if not each.requires_grad}
         self._known_at_first = frozenset(self._names.all)
         self._skips = 0
         self._was_broken = False
-        self._zero_count = 0
         self._failure: Exception | None = None
         self._said: set[str] = set()
         self._jump = ""
@@ -396,12 +394,10 @@ class Watch:
                 each.step_begins()
             others = [] if len(step.readings) > 1 else self.not_optimised()
             step.measurement.measure_gradients([*reading.names, *others], reading.scale)
-        if (
-            known is None
-            and reading.norms.is_cpu
-            and step.bad_weights is None
-            and not math.isfinite(reading.norms.sum().item())
-        ):
+        norms = reading.norms
+        if isinstance(norms, Tensor):
+            norms = [norms.sum().item()] if norms.is_cpu else []
+        if known is None and step.bad_weights is None and not math.isfinite(sum(norms)):
             step.bad_weights = self._bad_weights(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -489,7 +485,7 @@ class Watch:
 
     def _loss_of(self, loss: object) -> float | Tensor | None:
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            return loss.detach().clone().reshape(())
+            return number_of(loss)
         if isinstance(loss, int | float):
             return float(loss)
         if loss is not None:
@@ -525,8 +521,9 @@ class Watch:
 
     def _finish_step(self) -> None:
         step = self._current
-        for each in self._passes:
-            each.end()
+        if step.measurement is not None:
+            for each in self._passes:
+                each.end()
         self._expected = step.stepped
         step.edits = self._edits.end_step()
         self._say_what_was_not_made(step)
@@ -551,7 +548,7 @@ class Watch:
     def _drain(self, *, wait: bool) -> ArrivedStep | None:
         """Take in the steps whose numbers have arrived, or all; return the last."""
         arrived = None
-        while self._sent and (wait or self._sent[0].transfer.is_complete or len(self._sent) > _MOST_ON_THEIR_WAY):
+        while self._sent and (wait or self._sent[0].is_complete or len(self._sent) > _MOST_ON_THEIR_WAY):
             arrived = self._sent.popleft().arrived()
             self._take_in(arrived)
         return arrived
@@ -572,54 +569,22 @@ class Watch:
         found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
         self._skips = self._skips + 1 if record.skipped else 0
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
-        zeros = 0
+        has_more_zeros = False
         if not record.skipped:
-            zeros = self._count_idle(arrived)
-            found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle)
-            found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._zero)
-            found["frozen-parameter"] = self._newly_frozen(arrived)
-        # Of a step with NaN or Inf only the first cause is named: the other rules do not pass.
-        unjudged = [name for name in _NOT_FINITE if is_broken and not found[name]]
-        for name in [each for each in found if each not in unjudged]:
-            self._judge(record.step, name, found[name])
-        if is_broken and not self._was_broken:
-            self._jump = "non-finite"
-        elif loss_jump is not None and loss_jump.deviations > rules.LOOK_AT_JUMP:
-            self._jump = "loss"
-        elif norm_jump is not None and norm_jump.deviations > rules.LOOK_AT_JUMP:
-            self._jump = "gradient norm"
-        elif zeros > self._zero_count:
-            self._jump = "zero gradient"
+            has_more_zeros = self._idle.count(arrived)
+            found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
+            found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
+            found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen)
+        if self._verdicts.count or any(found.values()):
+            # Of a step with NaN or Inf only the first cause is named: the other rules do not pass.
+            unjudged = [name for name in _NOT_FINITE if is_broken and not found[name]]
+            for name in [each for each in found if each not in unjudged]:
+                self._judge(record.step, name, found[name])
+        became_broken = is_broken and not self._was_broken
+        if reason := _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros):
+            self._jump = reason
         if not record.skipped:
-            self._zero_count = zeros
             self._was_broken = is_broken
-
-    def _count_idle(self, arrived: ArrivedStep) -> int:
-        """Count for how many steps parameters have had no gradient, or one of 0; return how many have one of 0."""
-        for reading in arrived.step.readings.values():
-            for name in reading.without:
-                self._idle[name] = self._idle.get(name, 0) + 1
-            if self._idle:
-                for name in (*reading.names, *reading.frozen):
-                    self._idle.pop(name, None)
-            self._trained.update(reading.names)
-        zeros = [name for name, norm in arrived.norms.items() if norm == 0 and name not in arrived.step.edited]
-        if self._zero or zeros:
-            self._zero = {
-                **{name: count for name, count in self._zero.items() if name not in arrived.norms},
-                **{name: self._zero.get(name, 0) + 1 for name in zeros},
-            }
-        return len(zeros)
-
-    def _newly_frozen(self, arrived: ArrivedStep) -> list[Objection]:
-        frozen = [
-            name
-            for each in arrived.step.readings.values()
-            for name in each.frozen
-            if name in self._trained and name not in arrived.step.edited
-        ]
-        message = "'{}' needs no gradient any more (requires_grad is False), though it was trained before."
-        return [rules.objection("frozen-parameter", name, None, message.format(name)) for name in frozen]
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
         """Write and judge what was measured of a watched step."""
@@ -760,6 +725,19 @@ def with_gradients(
 
 
 _NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
+
+
+def _reason_to_look(
+    loss_jump: Jump | None, norm_jump: Jump | None, *, became_broken: bool, has_more_zeros: bool
+) -> str:
+    """Return why the next step should be watched in full; "" if it need not."""
+    if became_broken:
+        return "non-finite"
+    if loss_jump is not None and loss_jump.deviations > rules.LOOK_AT_JUMP:
+        return "loss"
+    if norm_jump is not None and norm_jump.deviations > rules.LOOK_AT_JUMP:
+        return "gradient norm"
+    return "zero gradient" if has_more_zeros else ""
 
 
 def _has_no_gradient(record: TrainingStep) -> bool:

@@ -403,7 +403,7 @@ def test_without_a_network_there_must_be_a_rule_left_to_judge_by(network: Networ
     report = check("good.pt", arch="none", select=["forward", "non-finite-activation"])
     assert report.exit_code == 2
     assert "needs a network" in report.error
-    with pytest.raises(UsageError, match="need a name or a file"):
+    with pytest.raises(UsageError, match="as a name or a file"):
         check(network, arch="none")
     # Rules about gradients that a configuration turns on are skipped as well: --arch none was asked for.
     Path("hookscope.toml").write_text("[rules]\nzero-gradient = 'fail'\n", encoding="utf-8")
@@ -509,7 +509,7 @@ def test_expectations_take_class_names_from_a_file_that_must_fit_the_output(trai
 
 
 def test_a_module_takes_no_options_that_load_one(network: Network) -> None:
-    with pytest.raises(UsageError, match="need a name or a file"):
+    with pytest.raises(UsageError, match="as a name or a file"):
         check(network, key="ema")
     assert check(network, input_shape=(2, 3, 12, 12)).inputs[0].shape == (3, 12, 12)
 

@@ -65,7 +65,7 @@ def test_sums_of_small_tensors_are_those_of_float64() -> None:
     given = [torch.randn(size) for size in (1, 7, 33, 1000)] + [torch.empty(0, 4), torch.full((3,), 3e38)]
     sums = square_sums_of_small(given)
     assert sums is not None
-    assert sums.tolist() == pytest.approx([*map(expected, given)], rel=1e-12)
+    assert sums == pytest.approx([*map(expected, given)], rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -100,7 +100,7 @@ class TrainingLogFile:
         """
         self.path = folder / FILE
         self._warn = warn
-        self._positions: dict[str, int] = {}
+        self._positions = _Positions()
         try:
             self._descriptor: int | None = _opened(self.path)
         except OSError as error:
@@ -120,15 +120,14 @@ class TrainingLogFile:
             return
         if isinstance(record, TrainingStart):
             self._positions.clear()
-        text = "".join(_line(each) for each in self._documents(record)).encode("ascii")
-        end = os.lseek(self._descriptor, 0, os.SEEK_END)
+        text = self._lines(record).encode("ascii")
+        written = 0
         try:
-            written = 0
             while written < len(text):
                 written += os.write(self._descriptor, text[written:])
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, end)
+                os.ftruncate(self._descriptor, os.lseek(self._descriptor, 0, os.SEEK_END) - written)
             self.close()
             shown = safe_text(str(self.path))
             self._warn(
@@ -142,17 +141,24 @@ class TrainingLogFile:
             with suppress(OSError):
                 os.close(descriptor)
 
-    def _documents(self, record: TrainingRecord) -> Iterable[dict[str, Any]]:
-        new: list[str] = []
+    def _lines(self, record: TrainingRecord) -> str:
+        known = len(self._positions)
+        if isinstance(record, TrainingStep):
+            line = _step_line(record, self._positions.__getitem__)
+        else:
+            line = f"{_ENCODER.encode(_document(record, self._positions.__getitem__))}\n"
+        if len(self._positions) == known:
+            return line
+        new = plain([*self._positions][known:])
+        return f"{_ENCODER.encode({'type': 'names', 'names': new})}\n{line}"
 
-        def position(name: str) -> int:
-            if name not in self._positions:
-                self._positions[name] = len(self._positions)
-                new.append(name)
-            return self._positions[name]
 
-        document = _document(record, position)
-        return [{"type": "names", "names": new}, document] if new else [document]
+class _Positions(dict[str, int]):
+    """The position of each name in "names"; one that is asked for the first time is the last."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self)
+        return self[name]
 
 
 def read_training(folder: Path) -> TrainingLog:
@@ -223,17 +229,41 @@ def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[st
         value = getattr(record, name)
         if value != default:
             document[name] = _plain(value)
-    if isinstance(record, TrainingStep):
-        document["largest"] = [[position(name), _number(norm)] for name, norm in record.largest]
-        if record.losses:
-            document["losses"] = [[position(name), _plain(loss)] for name, loss in record.losses]
-        if record.edits:
-            document["edits"] = [[position(text), count] for text, count in record.edits]
     if isinstance(record, WatchedStep):
         document["parameters"] = _columns(WatchedParameter, record.parameters, position)
         if record.layers:
             document["layers"] = _columns(WatchedLayer, record.layers, position)
     return document
+
+
+def _step_line(step: TrainingStep, position: Callable[[str], int]) -> str:
+    """Return the line of a step. There is one at every step, so it is written by hand: an encoder takes far longer."""
+    parts = [
+        f'{{"type":"step","step":{step.step}',
+        f'"loss":{_text(step.loss)}',
+        f'"gradient_norm":{_text(step.gradient_norm)}',
+        f'"norm_before_clipping":{_text(step.norm_before_clipping)}',
+        f'"learning_rates":[{",".join(map(_text, step.learning_rates))}]',
+    ]
+    if step.skipped:
+        parts.append('"skipped":true')
+    parts.append(f'"largest":[{",".join([f"[{position(name)},{_short(norm)}]" for name, norm in step.largest])}]')
+    if step.losses:
+        parts.append(f'"losses":[{",".join([f"[{position(name)},{_text(loss)}]" for name, loss in step.losses])}]')
+    if step.edits:
+        parts.append(f'"edits":[{",".join([f"[{position(text)},{count}]" for text, count in step.edits])}]')
+    return f"{','.join(parts)}}}\n"
+
+
+def _text(value: float | None) -> str:
+    """Return a number as JSON has it."""
+    if value is None:
+        return "null"
+    return repr(float(value)) if math.isfinite(value) else f'"{float(value)}"'
+
+
+def _short(value: float) -> str:
+    return f"{value:.{_DIGITS}g}" if math.isfinite(value) else f'"{float(value)}"'
 
 
 def _columns(kind: Any, rows: Sequence[Any], position: Callable[[str], int]) -> dict[str, list[Any]]:
@@ -262,10 +292,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value if not hasattr(each, "__dataclass_fields__")]
     return plain(value)
-
-
-def _line(document: Mapping[str, Any]) -> str:
-    return f"{_ENCODER.encode(plain(document) if 'names' in document else document)}\n"
 
 
 def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord | None:

@@ -56,6 +56,24 @@ def lines_of(folder: Path) -> list[str]:
     return (folder / FILE).read_text().splitlines()
 
 
+def test_the_line_of_a_step_is_json_with_seven_digits_and_words_for_what_is_not_finite(tmp_path: Path) -> None:
+    largest, losses = (("a", 1 / 3), ("b", 1e-30), ("a", math.nan)), (("x.py:1", -math.inf),)
+    edits = (("a:zero", 2),)
+    write(tmp_path, START, TrainingStep(7, math.nan, None, 0.1, largest, (1e-5,), True, losses, edits))
+    assert json.loads(lines_of(tmp_path)[-1]) == {
+        "type": "step",
+        "step": 7,
+        "loss": "nan",
+        "gradient_norm": None,
+        "norm_before_clipping": 0.1,
+        "learning_rates": [1e-5],
+        "skipped": True,
+        "largest": [[0, 0.3333333], [1, 1e-30], [0, "nan"]],
+        "losses": [[2, "-inf"]],
+        "edits": [[3, 2]],
+    }
+
+
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     write(tmp_path, START, STEP, WATCHED, VERDICT, END)
     read = read_training(tmp_path)
