@@ -29,7 +29,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "Texts": ((str, Collection), "a text or a list of texts"),
     "Dtype": ((str,), "a text"),
 }
-_FROM_ONE = ("batch_size", "chunk_size", "every")
+_FROM_ONE = ("batch_size", "chunk_size")
 _HINTS = {
     "arch": " A network is named here, as 'net.py:build'; a module with its weights is given as MODEL.",
     "dtype": " Name it, as 'float64'.",
@@ -44,7 +44,7 @@ def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Return the function with errors that name its arguments: those it raises, passes to `on_error`, and reports."""
 
     def known() -> set[str]:
-        return {*argument_names(), *signature(function).parameters}
+        return {*argument_names(), *_signature(function).parameters}
 
     @wraps(function)
     def named(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -65,7 +65,7 @@ def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 def _refuse_other_types(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise UsageError for an argument that takes texts or whole numbers alone, and is given something else."""
-    parameters = signature(function)
+    parameters = _signature(function)
     for name, value in parameters.bind(*args, **kwargs).arguments.items():
         annotation = str(parameters.parameters[name].annotation)
         kind = annotation.removesuffix(" | None")
@@ -81,6 +81,9 @@ def _refuse_other_types(function: Callable[..., Any], args: Sequence[Any], kwarg
             raise UsageError(f"`{name}` takes {wanted}, not {printable(given)}.{_HINTS.get(name, '')}")
         if name in _FROM_ONE and value < 1:
             raise UsageError(f"`{name}` {value} is not possible: give 1 or more.")
+
+
+_signature = cache(signature)
 
 
 @cache

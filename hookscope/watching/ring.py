@@ -87,12 +87,21 @@ class Ring:
         self.steps: deque[TrainingStep] = deque(maxlen=LENGTH)
         self._loss = _Usual()
         self._norm = _Usual()
+        self._first_loss: float | None = None
 
     def __iter__(self) -> Iterator[TrainingStep]:
         return iter(self.steps)
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def growth(self, loss: float | None) -> tuple[float, float] | None:
+        """Return how many times the first loss another one is, and the first; None where one is not positive."""
+        if loss is None or not 0 < loss < math.inf:
+            return None
+        if self._first_loss is None:
+            self._first_loss = loss
+        return loss / self._first_loss, self._first_loss
 
     def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
         """Add a step; return how far its loss and its gradient norm are above those before it."""

@@ -566,6 +566,7 @@ class Watch:
                 found[each.rule].append(each)
         loss_jump, norm_jump = self._ring.add(record)
         found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
+        found["loss-diverges"] = rules.diverging_loss(record.loss, self._ring.growth(record.loss))
         found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
         self._skips = self._skips + 1 if record.skipped else 0
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")

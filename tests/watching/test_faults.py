@@ -84,6 +84,18 @@ def test_a_learning_rate_times_a_thousand_is_seen_at_the_next_step() -> None:
     assert began(watch, "large-update").step == 60
 
 
+def test_a_training_that_diverges_from_the_start_is_named_before_there_is_a_usual_loss() -> None:
+    def far_too_fast(_number: int, optimizer: Any, _given: Tensor) -> None:
+        optimizer.param_groups[0]["lr"] = 50.0
+
+    watch = train(mlp(), 20, far_too_fast)
+    first = watch.log.steps[0].loss
+    assert first is not None
+    at = next(each.step for each in watch.log.steps if each.loss is not None and each.loss >= 100 * first)
+    assert at < 20
+    assert began(watch, "loss-diverges").step == at
+
+
 def test_a_relu_that_dies_is_named_one_step_later() -> None:
     network = mlp()
 
