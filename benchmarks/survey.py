@@ -27,7 +27,7 @@ from hookscope.results.network import row_label
 from hookscope.results.survey import Survey
 
 _NETWORK, _COUNT, _BATCH_SIZE, _LAYER = "resnet18", 256, 32, "layer4"
-_ROUNDS, _LENS_ROUNDS = 5, 3
+_ROUNDS, _LENS_ROUNDS = 5, 1
 _EVERY, _FEATURES = "hookscope, every layer", f"hookscope, features of {_LAYER}"
 _WHOLE, _CHANNELS = "torchlens.aggregate, whole outputs", "torchlens.aggregate, mean and std of channels"
 _EXTRACTED = f"torchlens.extract_dataset, {_LAYER}"

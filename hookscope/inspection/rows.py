@@ -89,7 +89,7 @@ class Recorder:
 
     def start(self, indices: tuple[int, ...], *, of_pictures: bool = False) -> None:
         """Begin a forward pass over the inputs at `indices`."""
-        self.axes.restart(of_pictures=of_pictures)
+        self.axes.restart(pictures=len(indices) if of_pictures else 0)
         self.indices = indices
         if self.maps is not None:
             self.maps.start(indices)

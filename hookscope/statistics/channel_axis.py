@@ -36,18 +36,18 @@ class AxisReader:
         self._axis_by_shape: dict[tuple[int, ...], int] = {}
         self._habits: dict[type[nn.Module] | str, tuple[str, str]] = {}
         self.grids: list[tuple[int, ...]] = []
-        self._of_pictures = False
+        self._pictures = 0
 
-    def restart(self, *, of_pictures: bool = False) -> None:
+    def restart(self, *, pictures: int = 0) -> None:
         """Begin another forward pass.
 
         Args:
-            of_pictures: Whether the network is given pictures: tokens are then squares of them, as long as no grid is
-                known.
+            pictures: How many the network is given: their tokens are taken to lie on a square as long as no grid is
+                known. 0 for other inputs.
         """
         self._axis_by_shape.clear()
         self.grids.clear()
-        self._of_pictures = of_pictures
+        self._pictures = pictures
 
     def channel_axis(self, maker: nn.Module | str, shape: tuple[int, ...]) -> int | None:
         """Return the axis of `shape` that counts channels.
@@ -84,7 +84,7 @@ class AxisReader:
         if axis == known:
             return axis
         self._axis_by_shape[beyond_batch] = axis
-        if self._of_pictures and not self.grids and len(shape) == 3 and axis == 2:
+        if len(shape) == 3 and axis == 2 and shape[0] == self._pictures and not self.grids:
             self.grids += square_of(shape[1])
         if 4 <= len(shape) <= 5:  # with more axes it is cut into windows or heads
             grid = shape[2:] if axis == 1 else shape[1:-1]

@@ -123,6 +123,7 @@ NOT_RUN = {
     "hookscope diff model.pt same photos/ --device-b cuda": "it needs a GPU",
     "hookscope attribute r3d_18 clip.pt --method integrated-gradients": "it takes minutes on two cores",
     "hookscope survey --merge runs/photos": "its shards would have to be measured first",
+    "hookscope survey net.py:build data.pt": "its network takes two arguments, in tests/surveys/test_brute_force.py",
     "hookscope activations resnet18 cat.jpg --layer layer4.<TAB>": "a shell completes it, in tests/cli/test_app.py",
 }
 
@@ -192,7 +193,7 @@ def yours(
     folder = tmp_path_factory.mktemp("yours")
     (folder / "sample_images").symlink_to(ROOT / "sample_images")
     for picture in (ROOT / "sample_images").glob("*.jpg"):
-        for path in (folder / picture.name, folder / "photos" / picture.name, folder / "val" / "3" / picture.name):
+        for path in (folder / each / picture.name for each in ("", "photos", "data", "val/3")):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(picture)
     (folder / "net.py").write_text(NETWORKS, encoding="utf-8")
@@ -204,7 +205,8 @@ def yours(
     weights = resnet18(num_classes=10).state_dict()
     (folder / "ckpt").mkdir()
     for epoch in (1, 2, 3):
-        torch.save({"epoch": epoch, "model": weights}, folder / "ckpt" / f"epoch_{epoch}.pt")
+        for name in (f"ckpt/epoch_{epoch}.pt", f"epoch_{epoch}.pt"):
+            torch.save({"epoch": epoch, "model": weights}, folder / name)
     scripts = blocks((DOCS / "commands" / "watch.md").read_text("utf-8"))
     (folder / "train.py").write_text(next(each.text for each in scripts if each.title == "train.py"), encoding="utf-8")
     (folder / "ecg.py").write_text(SIGNALS, encoding="utf-8")

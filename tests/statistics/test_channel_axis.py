@@ -273,8 +273,10 @@ def test_sizes_count_as_grids_that_convolutions_make_or_that_follow_from_them(
 @pytest.mark.parametrize(("count", "grids"), [(196, [(14, 14)]), (197, [(14, 14)]), (69, [(8, 8)]), (62, []), (1, [])])
 def test_tokens_of_pictures_lie_on_a_square_where_no_grid_is_known(count: int, grids: list[tuple[int, ...]]) -> None:
     reader = AxisReader()
-    reader.restart(of_pictures=True)
-    reader.channel_axis(nn.Linear(48, 32), (2, count, 32))
+    reader.restart(pictures=2)
+    reader.channel_axis(nn.Linear(48, 32), (8, count, 32))  # windows
+    assert reader.grids == []
+    reader.channel_axis(nn.Linear(48, 24), (2, count, 24))
     assert reader.grids == grids
     reader.restart()
     reader.channel_axis(nn.Linear(48, 32), (2, count, 32))
