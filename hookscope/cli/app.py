@@ -263,9 +263,10 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
         return ""
     if sentence.startswith("Got unexpected extra argument"):
         return ". Inputs of this command are --input-shape SHAPE or --input NAME=FILE"
-    name = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
-    is_free = sentence.startswith("No such option") and "Did you mean" not in sentence and name.isidentifier()
-    if not is_free:
+    option = getattr(error, "option_name", "")
+    name = option.removeprefix("--").replace("-", "_")
+    is_unknown = sentence.startswith("No such option") and "Did you mean" not in sentence
+    if not (is_unknown and option.startswith("--") and name.isidentifier()):
         return ""
     from inspect import signature
 
