@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hookscope.errors import OutputError, UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
@@ -662,22 +662,12 @@ def diff(  # noqa: D417 - those of `activations` are described there
     _refuse({"--input-b": given_b and not has_images}, "without IMAGE both sides get the same noise, or inputs by name")
     if device_b is not None:
         choose_device(device_b, "--device-b")
-    if not isinstance(a, str | Path) and isinstance(b, str | Path) and b != "same":
-        own = _given(a)  # the options about loading are for B
-    else:
-        own = _load(a, of_a.weights, of_a.arch, model_arg, of_a.file, device, dtype, seed)
-    loaded = with_classes(own, classes, multi_label=multi_label)
-    if not isinstance(b, str | Path):
-        as_it_is = _file_options(trust=False, key=None, allow_missing=(), allow_unexpected=())
-        other = _load(b, weights_b or "auto", None, (), as_it_is, device_b or "auto", dtype_b, seed)
-    elif b == "same" and not isinstance(a, str | Path):
-        other = _another_way(loaded, weights_b, device_b, dtype_b)
-    else:
-        wanted = (of_b.weights, of_b.arch, model_arg, of_b.file, device_b or device, dtype_b or dtype, seed)
-        other = _load(a if b == "same" else b, *wanted)
+    sides = _Side(a, of_a, device, dtype), _Side(b, of_b, device_b, dtype_b)
+    models = _two_models(*sides, weights_b, model_arg, seed)
+    own, other = (with_classes(each, classes, multi_label=multi_label) for each in models)
     opened = partial(
         open_session,
-        loaded,
+        own,
         named=_texts(input),
         began=began,
         seed=seed,
@@ -692,7 +682,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
         options_b = replace(options_b, texts=(*options_b.texts, "other inputs"))
     return compare_networks(
         session,
-        with_classes(other, classes, multi_label=multi_label),
+        other,
         options_b=options_b,
         inputs_b=inputs_b,
         layers=_texts(layer),
@@ -1342,6 +1332,34 @@ def _load(
     )
     move_to(loaded, where, dtype)
     return loaded
+
+
+class _Side(NamedTuple):
+    """A model of `diff`, how its weights are read, where it runs and in which dtype; None for B means as A."""
+
+    model: Model
+    options: WeightOptions
+    device: str | None
+    dtype: Dtype | None
+
+
+def _two_models(
+    a: _Side, b: _Side, weights_b: str | None, model_arg: Texts | Mapping[str, Any], seed: int
+) -> tuple[LoadedModel, LoadedModel]:
+    """Load A and B; "same" is A in another way, and modules are taken as they are."""
+    model_b = a.model if b.model == "same" else b.model
+    if isinstance(a.model, str | Path) or b.model == "same" or not isinstance(b.model, str | Path):
+        reading = a.options.file
+        own = _load(a.model, a.options.weights, a.options.arch, model_arg, reading, a.device or "auto", a.dtype, seed)
+    else:
+        own = _given(a.model)  # the options about loading are for B
+    if isinstance(model_b, str | Path):
+        device, dtype = b.device or a.device or "auto", b.dtype or a.dtype
+        return own, _load(model_b, b.options.weights, b.options.arch, model_arg, b.options.file, device, dtype, seed)
+    if b.model == "same":
+        return own, _another_way(own, weights_b, b.device, b.dtype)
+    as_it_is = _file_options(trust=False, key=None, allow_missing=(), allow_unexpected=())
+    return own, _load(model_b, weights_b or "auto", None, (), as_it_is, b.device or "auto", b.dtype, seed)
 
 
 def _compared_runs(a: Model, b: Model, **conditions: Any) -> Differences:

@@ -18,6 +18,7 @@ from hookscope.inspection.differentiation import GradientRun, LossFunction, diff
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.gradient_rows import (
     GradientRecorder,
+    NamedParameter,
     gradient_rows,
     loss_record,
     named_parameters,
@@ -25,7 +26,7 @@ from hookscope.inspection.gradient_rows import (
     step_rows,
 )
 from hookscope.inspection.losses import choose_loss
-from hookscope.inspection.network import inspected_network, queue_of
+from hookscope.inspection.network import BatchQueue, inspected_network, queue_of
 from hookscope.inspection.rows import Recorder, Rows, feature_maps, layer_rows, uncalled, unlisted
 from hookscope.inspection.run import Break, choose
 from hookscope.inspection.state.preservation import Mode, preserved
@@ -125,7 +126,6 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         categories = inspected.info.categories
         loss = choose_loss(loss, target=target, seed=seed, categories=categories, output_key=output_key)
     queue = queue_of(inputs, on_error)
-    first = queue.peek()
     recorder = Recorder(0, None, None, Reducer(distributions=distributions, sketches=sketches))
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     if hooked is not None:
@@ -139,9 +139,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         state = block.enter_context(preserved(network, seed, mode, inspected.modules.values()))
         parameters = inspected.parameters()
         trainable = [parameter.requires_grad for parameter in parameters if differentiable(parameter)]
-        given = [] if first is None else [tensor for _, tensor in tensors_given(first.args, first.kwargs)]
-        track_outputs = not any(trainable) and not any(map(differentiable, given))
-        del first, given
+        track_outputs = not any(trainable) and not any(map(differentiable, _first_inputs(queue)))
         for parameter in parameters:
             parameter.grad = None
         captured = block.enter_context(
@@ -185,30 +183,54 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     run.is_broken = broken is not None
     if broken is None and (missing := run.missing_operations()):
         raise LayerNotFoundError(missing)
-    results = layer_rows(inspected, run.rows)
-    raised = broken is not None and broken.error is not None and not broken.overwritten
-    nodes = gradient_recorder.nodes
-    gradients = gradient_rows(inspected, run.gradients, results, run.differentiated, nodes, raised=raised)
+    if not any(trainable):
+        end = "first floating tensors that layers return" if track_outputs else "input of the network"
+        run.loss_warnings.append(f"No parameter is trainable: gradients are taken down to the {end}.")
     if not verify:
         run.verification = None
+    inspection = _result(run, broken, named, on_tensor, mode=mode, seed=seed)
+    if broken is not None:
+        raise PassError(broken.message, inspection) from broken.error
+    return inspection
+
+
+def _first_inputs(queue: BatchQueue) -> list[Tensor]:
+    first = queue.peek()
+    return [] if first is None else [tensor for _, tensor in tensors_given(first.args, first.kwargs)]
+
+
+def _result(
+    run: GradientRun,
+    broken: Break | None,
+    named: Sequence[NamedParameter],
+    on_tensor: Callable[[str, Tensor], None] | None,
+    *,
+    mode: Mode,
+    seed: int,
+) -> Gradients:
+    """Return what a run has gathered, or did until it was broken, as rows."""
+    inspected, recorder = run.inspected, run.gradient_recorder
+    raised = broken is not None and broken.error is not None and not broken.overwritten
     failure = None if broken is None else broken.failure
+    rows = layer_rows(inspected, run.rows)
+    gradients = gradient_rows(inspected, run.gradients, rows, run.differentiated, recorder.nodes, raised=raised)
+    outputs = (row for row in gradients if row.role == "output")
+    called, broke_off = run.captured.called, failure is not None
     device, dtype = inspected.placed
-    inspection = Gradients(
+    return Gradients(
         model=inspected.info,
         inputs=tuple(run.records),
         loss=loss_record(run.losses),
-        rows=results,
+        rows=rows,
         gradients=gradients,
-        parameters=parameter_rows(named, on_tensor, recorder.reducer, raised=raised),
-        uncalled=uncalled(
-            inspected, selected, captured.called, run.forward_calls, broke_off=failure is not None, mode=mode
-        ),
+        parameters=parameter_rows(named, on_tensor, run.recorder.reducer, raised=raised),
+        uncalled=uncalled(inspected, run.selected, called, run.forward_calls, broke_off=broke_off, mode=mode),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
-            for maps in feature_maps((row for row in gradients if row.role == "output"), gradient_recorder.maps.kept)
+            for maps in feature_maps(outputs, recorder.maps.kept)
         ),
         predictions=tuple(run.best),
-        warnings=run.warnings((*run.loss_warnings, *_frozen_warning(trainable, track_outputs=track_outputs))),
+        warnings=run.warnings(run.loss_warnings),
         notes=(*run.notes(), *_sum_note(len(run.losses))),
         failure=failure,
         over_time=step_rows(run.steps),
@@ -218,11 +240,8 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         dtype=dtype,
         timings=run.seconds,
         verification=run.verification,
-        unlisted=unlisted(results, selected, operations),
+        unlisted=unlisted(rows, run.selected, run.operations),
     )
-    if broken is not None:
-        raise PassError(broken.message, inspection) from broken.error
-    return inspection
 
 
 # What a run gathers of each batch, in lists.
@@ -276,13 +295,6 @@ def _undo(run: GradientRun, before: Mapping[str, Any], held: Mapping[nn.Paramete
         setattr(run, name, value)
     for parameter in run.inspected.parameters():
         parameter.grad = held.get(parameter)
-
-
-def _frozen_warning(trainable: Sequence[bool], *, track_outputs: bool) -> tuple[str, ...]:
-    if any(trainable):
-        return ()
-    end = "first floating tensors that layers return" if track_outputs else "input of the network"
-    return (f"No parameter is trainable: gradients are taken down to the {end}.",)
 
 
 def _sum_note(batch_count: int) -> tuple[str, ...]:

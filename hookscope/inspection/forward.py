@@ -162,42 +162,49 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
         broken = _run_batches(run, on_batch or (lambda _count: None), on_output)
     seconds = time.perf_counter() - began
 
-    called, failure = captured.called, None
     if broken is not None:
         run.is_broken = True
         merge_observations(run.rows, broken.seen, len(broken.records))
         run.records.extend(broken.records)
-        failure = broken.ended.failure
-        called |= {failure.layer} if failure else set()
     elif missing := run.missing_operations():
         raise LayerNotFoundError(missing)
-    results = layer_rows(inspected, run.rows, None if recorder.tokens is None else recorder.tokens.results())
-    left_out = unlisted(results, selected, operations)
-    listed = [row for row in results if row.label not in left_out]
+    failure = None if broken is None else broken.ended.failure
+    inspection = _result(run, failure, {"forward": seconds}, judged=judged, seed=seed)
+    if broken is not None:
+        raise ForwardError(broken.ended.message, inspection) from broken.ended.error
+    return inspection
+
+
+def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, judged: bool, seed: int) -> Activations:
+    """Return what a run has gathered as rows; those for verdicts alone are left out unless it is `judged`."""
+    inspected, recorder = run.inspected, run.recorder
+    tokens, maps = recorder.tokens, recorder.maps
+    called = run.captured.called | ({failure.layer} if failure else set())
+    rows = layer_rows(inspected, run.rows, None if tokens is None else tokens.results())
+    left_out = unlisted(rows, run.selected, run.operations)
+    listed = [row for row in rows if row.label not in left_out]
+    fused = fast_path_warning(inspected.modules, run.selected, with_operations=run.operations is not None)
     device, dtype = inspected.placed
-    inspection = Activations(
+    result = Activations(
         model=inspected.info,
         inputs=tuple(run.records),
-        rows=results,
-        uncalled=uncalled(inspected, selected, called, run.forward_calls, broke_off=broken is not None),
-        feature_maps=feature_maps(results, recorder.kept),
-        map_summaries=map_summaries(results, recorder.maps.saved if recorder.maps is not None else ()),
-        token_maps=() if recorder.tokens is None else recorder.tokens.maps(listed, run.records),
+        rows=rows,
+        uncalled=uncalled(inspected, run.selected, called, run.forward_calls, broke_off=run.is_broken),
+        feature_maps=feature_maps(rows, recorder.kept),
+        map_summaries=map_summaries(rows, () if maps is None else maps.saved),
+        token_maps=() if tokens is None else tokens.maps(listed, run.records),
         predictions=tuple(run.best),
-        warnings=run.warnings(fast_path_warning(inspected.modules, selected, with_operations=operations is not None)),
+        warnings=run.warnings(fused),
         notes=run.notes(),
         failure=failure,
         seed=seed,
         device=device,
         dtype=dtype,
-        timings={"forward": seconds},
+        timings=timings,
         verification=run.verification,
         unlisted=left_out if judged else (),
     )
-    inspection = inspection if judged or not left_out else reduced(inspection, left_out, numbers=True)
-    if broken is not None:
-        raise ForwardError(broken.ended.message, inspection) from broken.ended.error
-    return inspection
+    return result if judged or not left_out else reduced(result, left_out, numbers=True)
 
 
 class _Broken(NamedTuple):
