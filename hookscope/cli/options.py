@@ -208,7 +208,7 @@ Edits = Annotated[
         metavar="PATTERN:PLACE:OPERATION",
         help="Change a layer's input, output or grad, or a parameter's grad or value (param:NAME:value:…), and show "
         "the effect; repeatable, applied in order. Operations: zero, scale(2), add(0.5), clamp(min=0), clip-norm(1), "
-        "noise(0.1), prune(0.5), round(int8); channels=3,7 limits the channels.",
+        "noise(0.1), prune(0.5), round(int8); channels=3,8-15 limits the channels.",
     ),
 ]
 GridsFor = Annotated[int, under.write(min=1, metavar="N", help="Draw grids for the first N pictures.")]

@@ -6,7 +6,8 @@
     ARGUMENT   := [NAME "="] NUMBER | [NAME "="] NUMBER {"," NUMBER} | [NAME "="] DTYPE
 
 A pattern may hold colons itself (`type:conv`, `/re:gex/`): the last `:PLACE:` counts. Several numbers are for
-`channels` alone, which takes all up to the next name: `scale(2, channels=3,7)`. Only a training can freeze.
+`channels` alone, which takes all up to the next name, ranges with both ends: `scale(2, channels=3,8-15)`. Only a
+training can freeze.
 """
 
 import math
@@ -214,6 +215,9 @@ OPERATIONS: Mapping[str, Operation] = {
 _PLACE = re.compile(r"(?=:[ \t]*(input|output|grad|value)[ \t]*(:))")
 _FREEZE = re.compile(r"\s*param:(?P<pattern>.*):[ \t]*(?P<operation>freeze)\s*", re.DOTALL)
 _OPERATION_START = r"[ \t]*[A-Za-z_][A-Za-z0-9_-]*[ \t]*(?:\(|$)"
+_HIGHEST_CHANNEL = 2**31 - 1
+_LONGEST_RANGE = 2**16  # more channels than layers have, and no more memory than a few MB
+
 _TOKEN = re.compile(
     r"(?P<space>[ \t]+)"
     r"|(?P<number>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
@@ -368,12 +372,23 @@ class _Call:
             self.read_number(parameter)
 
     def read_channels(self) -> None:
-        """Read one number and all that follow it."""
-        found = [self.read_whole("a channel", 2**31 - 1)]
+        """Read one number or range, and all that follow it."""
+        found = [*self.read_range()]
         while self.peek().text == "," and self.peek(1).kind == "number":
             self.take()
-            found.append(self.read_whole("a channel", 2**31 - 1))
+            found += self.read_range()
         self.channels = tuple(found)
+
+    def read_range(self) -> range:
+        """Read channels "8-15", which are two numbers to the tokens, or a single one."""
+        first, end = self.read_whole("a channel", _HIGHEST_CHANNEL), self.peek()
+        if not re.fullmatch("-[0-9]{1,10}", end.text):
+            return range(first, first + 1)
+        self.take()
+        last = int(end.text[1:])
+        if not first <= last < first + _LONGEST_RANGE:
+            self.fail(end, f"a range from channel {first} ends at {first} to {first + _LONGEST_RANGE - 1}")
+        return range(first, last + 1)
 
     def read_whole(self, what: str, most: int) -> int:
         token = self.take()
