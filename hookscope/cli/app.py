@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -70,6 +71,9 @@ _CALLED_OTHERWISE = {
     **dict.fromkeys(("--model", "--network", "--net"), "MODEL"),
     **dict.fromkeys(("--image", "--images", "--picture", "--img", "--data", "--path"), "IMAGE"),
 }
+
+# So alike are an option and one misspelt: --bisct and --bisect 0.91, --laier and --layer 0.8, but --meta and --mean 0.75.
+_MISSPELT = 0.8
 
 _STREAM_FAILURES = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -266,7 +270,8 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
     option = getattr(error, "option_name", "")
     name = option.removeprefix("--").replace("-", "_")
     is_unknown = sentence.startswith("No such option") and "Did you mean" not in sentence
-    if not (is_unknown and option.startswith("--") and name.isidentifier()):
+    is_misspelt = bool(get_close_matches(option.strip("-"), [each.strip("-") for each in known], 1, _MISSPELT))
+    if not (is_unknown and not is_misspelt and option.startswith("--") and name.isidentifier()):
         return ""
     from inspect import signature
 

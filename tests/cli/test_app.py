@@ -459,8 +459,8 @@ def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[st
     assert "not enough memory" in line
 
 
-@pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--output-key", False)])
-def test_an_option_of_other_commands_is_not_taken_for_an_argument_of_the_network(
+@pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--output-key", False), ("--wieghts", False)])
+def test_an_option_that_is_misspelt_or_of_other_commands_is_not_taken_for_an_argument_of_the_network(
     run: Run, option: str, hinted: bool
 ) -> None:
     ended = run("attention", "net.py:tiny", option, "2,3")
