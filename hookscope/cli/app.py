@@ -72,7 +72,7 @@ _CALLED_OTHERWISE = {
     **dict.fromkeys(("--image", "--images", "--picture", "--img", "--data", "--path"), "IMAGE"),
 }
 
-# So alike are an option and one misspelt: --bisct and --bisect 0.91, --laier and --layer 0.8, but --meta and --mean 0.75.
+# An option misspelt is at least so like it: bisct like bisect 0.91, laier like layer 0.8; but meta like mean 0.75.
 _MISSPELT = 0.8
 
 _STREAM_FAILURES = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)

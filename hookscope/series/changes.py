@@ -139,7 +139,8 @@ def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
                 *([median(others)] if others else []),
             ]
             if drift >= JUMP_FACTOR * max(usual):
-                yield now.name, f"'{now.name}' moved by {figure(drift, 3)} times its norm ({figure(max(usual))} is usual)"
+                compared = f"{figure(drift, 3)} times its norm ({figure(max(usual))} is usual)"
+                yield now.name, f"'{now.name}' moved by {compared}"
 
 
 def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:

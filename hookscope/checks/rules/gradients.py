@@ -138,8 +138,8 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     effect = max(((each.gradient.l2 or 0.0) * (each.weight_l2 or 0.0) for each in known), default=0.0)
     if 0 < effect < rounding * loss:
         message = (
-            f"No parameter changes the loss beyond rounding: ‖g‖·‖w‖ is at most {figure(effect / loss)} of the loss (limit"
-            f" {figure(rounding)}); it is at a minimum, or constant by construction as a sum after softmax is."
+            f"No parameter changes the loss beyond rounding: ‖g‖·‖w‖ is at most {figure(effect / loss)} of the loss"
+            f" (limit {figure(rounding)}); it is at a minimum, or constant by construction as a sum after softmax is."
         )
         yield Objection(WHOLE_NETWORK, message, "warn")
         return
@@ -153,8 +153,8 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         if normalises and reaching < rounding * after:
             message = (
                 f"Before '{following.label}' ({following.kind}) gradients are only rounding: ‖g‖·‖x‖ of outputs is at"
-                f" most {figure(reaching / after)} of its own (limit {figure(rounding)}), because the sum of what it normalises"
-                " is constant. Choose another loss."
+                f" most {figure(reaching / after)} of its own (limit {figure(rounding)}), because the sum of what it"
+                " normalises is constant. Choose another loss."
             )
             yield Objection(output_of(following), message, "warn")
             return
@@ -417,8 +417,8 @@ def _over_time_words(each: StepsRow, lost: int, steps: int, most: float) -> str:
     else:
         how = "The gradient explodes over time" if peak < lowest else "The gradient vanishes over time"
     return (
-        f"{how}: {lost:,} of {steps:,} {calls} of '{each.layer}' get less than {figure(share)} of the greatest, which a sum"
-        f" in {each.dtype} rounds away ({course}; limit {most:.0%} of the {calls})."
+        f"{how}: {lost:,} of {steps:,} {calls} of '{each.layer}' get less than {figure(share)} of the greatest, which a"
+        f" sum in {each.dtype} rounds away ({course}; limit {most:.0%} of the {calls})."
     )
 
 

@@ -220,8 +220,8 @@ class _Trend:
             where = f"about {figure(math.exp(change / count), 3)} at each of {count} steps"
         first, last = self.targets[0].where, self.targets[-1].where
         return (
-            f"{self.measure} {'shrinks' if change < 0 else 'grows'} to {figure(ratio)} times its size (limit {figure(limit)})"
-            f" from the last {self.things} to the first, '{last}' to '{first}': {where}."
+            f"{self.measure} {'shrinks' if change < 0 else 'grows'} to {figure(ratio)} times its size"
+            f" (limit {figure(limit)}) from the last {self.things} to the first, '{last}' to '{first}': {where}."
         )
 
 
