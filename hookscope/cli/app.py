@@ -246,10 +246,11 @@ def _ended_by(error: BaseException) -> int:
 def _right_name(error: BaseException) -> str:
     """Return what an option that does not exist is called here, if the command has it; else ""."""
     given, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
-    meant = _CALLED_OTHERWISE.get(given, "")
     parameters = [] if context is None else context.command.params
+    known = {name for each in parameters for name in each.opts}
+    alike = get_close_matches(given.strip("-"), sorted(name.strip("-") for name in known), 1, _MISSPELT)
+    meant = _CALLED_OTHERWISE.get(given) or "".join(f"--{name}" for name in alike)
     if meant.startswith("--"):
-        known = {name for each in parameters for name in each.opts}
         return f"No such option: {given}. Did you mean {meant}?" if meant in known else ""
     argument = next((each for each in parameters if meant and meant in (each.metavar or "")), None)
     return f"{given} is not an option: {meant} is given without one" if argument else ""
@@ -270,8 +271,7 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
     option = getattr(error, "option_name", "")
     name = option.removeprefix("--").replace("-", "_")
     is_unknown = sentence.startswith("No such option") and "Did you mean" not in sentence
-    is_misspelt = bool(get_close_matches(option.strip("-"), [each.strip("-") for each in known], 1, _MISSPELT))
-    if not (is_unknown and not is_misspelt and option.startswith("--") and name.isidentifier()):
+    if not (is_unknown and option.startswith("--") and name.isidentifier()):
         return ""
     from inspect import signature
 

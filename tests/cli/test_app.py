@@ -467,3 +467,10 @@ def test_an_option_that_is_misspelt_or_of_other_commands_is_not_taken_for_an_arg
     assert ended.code == 2
     assert f"No such option: {option}" in ended.stderr
     assert ("An argument of the network is --input" in ended.stderr) == hinted
+    assert ("Did you mean --weights?" in ended.stderr) == (option == "--wieghts")
+
+
+def test_an_option_without_its_value_is_not_taken_for_a_misspelt_one(run: Run) -> None:
+    ended = run("activations", "net.py:tiny", "--layer")
+    assert ended.code == 2
+    assert "'--layer' requires an argument" in ended.stderr
