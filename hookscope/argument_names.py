@@ -1,7 +1,7 @@
 """Errors for Python callers: they name the argument `input_shape` where the command line has `--input-shape`.
 
 Messages are written for the command line. The functions that `hookscope` offers rename options in what they raise; the
-commands call those in `hookscope.api`, which do not.
+commands call those in `hookscope.api`, which do not. Notes and warnings of results are renamed too.
 """
 
 import re
@@ -41,7 +41,7 @@ _REASONS = ("error", "warnings", "outcomes", "reason", "findings", "message")
 
 
 def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with errors that name its arguments: those it raises, passes to `on_error`, and reports."""
+    """Return the function with errors, notes and warnings that name its arguments."""
 
     def known() -> set[str]:
         return {*argument_names(), *_signature(function).parameters}
@@ -57,7 +57,8 @@ def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
         except HookscopeError as error:
             _renamed_error(error, known())
             raise
-        return _renamed(result, known()) if function is api.check else result
+        renamed: T = _renamed(result, known()) if function is api.check else _with_renamed_remarks(result, known)
+        return renamed
 
     named.__module__ = "hookscope"  # where pickle finds it
     return named
@@ -109,6 +110,15 @@ def _renamed_error(error: HookscopeError, known: Collection[str]) -> HookscopeEr
     if hasattr(error, "reason"):
         error.reason = with_argument_names(error.reason, known)
     return error
+
+
+def _with_renamed_remarks(result: Any, known: Callable[[], Collection[str]]) -> Any:
+    """Rename options in the notes and warnings of a result."""
+    if not is_dataclass(result) or isinstance(result, type):
+        return result
+    remarks = {name: getattr(result, name, ()) for name in ("notes", "warnings")}
+    options = {name: texts for name, texts in remarks.items() if any("--" in each for each in texts)}
+    return replace(result, **{name: _renamed(texts, known()) for name, texts in options.items()}) if options else result
 
 
 def _renamed(value: Any, known: Collection[str]) -> Any:

@@ -57,6 +57,18 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def figure(value: float, digits: int = 2) -> str:
+    """Return a number as people write it: "1,580", "0.053", "6.4e-10", "8.3e9", "0"."""
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    mantissa, power = f"{value:.{digits - 1}e}".split("e")
+    if not -4 < int(power) < 6:
+        return f"{float(mantissa):g}e{int(power)}"
+    decimals = max(0, digits - 1 - int(power))
+    whole, point, part = f"{float(f'{value:.{digits}g}'):,.{decimals}f}".partition(".")
+    return whole + (point + part).rstrip("0.") if point else whole
+
+
 def are(count: int) -> str:
     """Return the verb for a number of things."""
     return "is" if count == 1 else "are"

@@ -113,3 +113,15 @@ def test_every_option_that_a_message_names_is_an_argument() -> None:
     assert len(messages) > 100
     renamed = [re.sub(r"`[^`]*`", "", with_argument_names(text, argument_names())) for text in messages]
     assert [text for text in renamed if re.search(r"(?<![\w-])--[a-z]", text)] == []
+
+
+def test_a_note_of_a_result_names_its_arguments(tmp_path: Path) -> None:
+    torch.save({"model": network().state_dict(), "ema": network().state_dict()}, tmp_path / "model.pt")
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))\n",
+        encoding="utf-8",
+    )
+    run = hookscope.activations(tmp_path / "model.pt", X, arch=f"{tmp_path / 'net.py'}:build")
+    assert any(note.endswith("the averaged copy at 'ema' is not used; give `key` ema for it.") for note in run.notes)

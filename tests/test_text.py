@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hookscope.text import exception_line, one_line, printable, safe_text, slug, strict_json, told_apart
+from hookscope.text import exception_line, figure, one_line, printable, safe_text, slug, strict_json, told_apart
 
 # All code points, lone surrogates included, which `st.text()` leaves out.
 anything = st.text(st.characters(exclude_categories=[]))
@@ -160,3 +160,28 @@ def test_probabilities_are_told_apart() -> None:
     assert told_apart((0.1217, 0.1212, 0.1216)) == ["0.1217", "0.1212", "0.1216"]
     assert told_apart((0.25, 0.25, 0.0)) == ["0.25", "0.25", "0.00"]
     assert told_apart((0.5, 0.5 + 1e-12)) == ["0.500000", "0.500000"]
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.0, 2, "0"),
+        (1580.4, 3, "1,580"),
+        (0.0534, 2, "0.053"),
+        (0.999, 2, "1"),
+        (-120.0, 2, "-120"),
+        (5.3, 2, "5.3"),
+        (1e-4, 2, "1e-4"),
+        (6.44e-10, 2, "6.4e-10"),
+        (8.3e9, 2, "8.3e9"),
+        (999_999.0, 2, "1e6"),
+        (float("inf"), 2, "inf"),
+    ],
+)
+def test_a_number_is_written_as_people_write_it(value: float, digits: int, text: str) -> None:
+    assert figure(value, digits) == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 6))
+def test_a_written_number_is_the_number_to_so_many_digits(value: float, digits: int) -> None:
+    assert float(figure(value, digits).replace(",", "")) == float(f"{value:.{digits}g}")

@@ -181,7 +181,7 @@ def _inside(folder: Path) -> str:
             return f"give the weights file in it, such as '{printable(str(folder / found[0]))}'"
     if "data.pkl" in names:
         return "it looks like an unpacked torch.save file; give the file as it was before"
-    return "give a weights file"
+    return "there are no weights in it; give a weights file"
 
 
 def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
@@ -230,7 +230,7 @@ def _foreign(start: bytes) -> str:
     with suppress(UnicodeDecodeError):
         text = codecs.getincrementaldecoder("utf-8")().decode(start)  # which may be cut inside a character
         if "".join(text.split()).isprintable():
-            return f"is text, not weights; it starts with '{printable(text, 30)}'"
+            return f"is text, not weights: '{printable(text.strip().partition(chr(10))[0], 30)}'; give a weights file"
     return (
         f"is not a weights file hookscope knows: it starts with {start[:8]!r}; give one that torch.save or safetensors "
         f"has written"

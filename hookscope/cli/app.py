@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -70,6 +71,9 @@ _CALLED_OTHERWISE = {
     **dict.fromkeys(("--model", "--network", "--net"), "MODEL"),
     **dict.fromkeys(("--image", "--images", "--picture", "--img", "--data", "--path"), "IMAGE"),
 }
+
+# An option misspelt is at least so like it: bisct like bisect 0.91, laier like layer 0.8; but meta like mean 0.75.
+_MISSPELT = 0.8
 
 _STREAM_FAILURES = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -242,10 +246,11 @@ def _ended_by(error: BaseException) -> int:
 def _right_name(error: BaseException) -> str:
     """Return what an option that does not exist is called here, if the command has it; else ""."""
     given, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
-    meant = _CALLED_OTHERWISE.get(given, "")
     parameters = [] if context is None else context.command.params
+    known = {name for each in parameters for name in each.opts}
+    alike = get_close_matches(given.strip("-"), sorted(name.strip("-") for name in known), 1, _MISSPELT)
+    meant = _CALLED_OTHERWISE.get(given) or "".join(f"--{name}" for name in alike)
     if meant.startswith("--"):
-        known = {name for each in parameters for name in each.opts}
         return f"No such option: {given}. Did you mean {meant}?" if meant in known else ""
     argument = next((each for each in parameters if meant and meant in (each.metavar or "")), None)
     return f"{given} is not an option: {meant} is given without one" if argument else ""

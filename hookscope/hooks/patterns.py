@@ -10,14 +10,19 @@ from hookscope.errors import UsageError
 _GLOB = re.compile(r"[*?\[\]]")
 _POSITION = re.compile(r"(?P<body>.*)@(?P<position>-?\d+)\Z", re.DOTALL)
 
-NOT_JUDGED = frozenset(
+CONSTANTS = frozenset(
+    {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange"}
+    | {"linspace", "eye", "tensor", "as_tensor"}
+)
+"""Operations whose values do not depend on those of an input."""
+
+NOT_JUDGED = CONSTANTS | frozenset(
     {"view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "permute", "transpose", "t", "T", "mT", "H"}
     | {"mH", "movedim", "moveaxis", "swapaxes", "swapdims", "squeeze", "unsqueeze", "expand", "expand_as", "getitem"}
     | {"broadcast_to", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "select", "contiguous"}
     | {"clone", "detach", "data", "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "bool"}
     | {"cpu", "cuda", "repeat", "roll", "flip", "unfold", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"}
-    | {"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange"}
-    | {"linspace", "meshgrid", "eye", "tensor", "as_tensor", "from_numpy"}
+    | {"meshgrid", "from_numpy"}
 )
 """Operations that verdicts leave out: their values are those of the input, in another order or shape, or constants."""
 

@@ -91,6 +91,8 @@ def failure_message(model: str, failure: Failure, error: BaseException, phase: s
     """Return the sentence for an error message about a network of this name; the phase may be "backward"."""
     where = f"{failure.layer or '(model)'} ({failure.kind})"
     inputs = ", ".join(failure.input_shapes) or "no tensor"
+    if len(failure.input_shapes) == 1:
+        inputs = f"an input of shape {inputs.removeprefix('[0] ')}"
     given = f", given {inputs}" if phase == "forward" else ""
     if is_out_of_memory(error):
         return (

@@ -70,7 +70,7 @@ def weights_in(content: object, name: str, key: str | None = None) -> Weights:
     taken = f"{name}: weights taken from its key '{where}'{rest}."
     notes: tuple[str, ...] = (taken,) if where else ()
     for each in (*copies, *filter(None, [copy])):
-        notes += (f"{name}: the averaged copy at '{each}' is not used; --key {each} takes it.",)
+        notes += (f"{name}: the averaged copy at '{each}' is not used; give --key {each} for it.",)
     pickled_class = kind_of(found) if isinstance(found, ModuleState) else ""
     if pickled_class:
         notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run; --trust runs it.",)

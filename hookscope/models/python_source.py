@@ -99,7 +99,7 @@ def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: boo
         with user_code(f"{name} raised while the network was built"):
             result = made(**arguments)
     if not isinstance(result, nn.Module):
-        raise UsageError(f"{name} returned a {type(result).__name__}; it has to return a torch.nn.Module.")
+        raise UsageError(f"{name} returned a value of type {type(result).__name__}, not a torch.nn.Module.")
     return result
 
 

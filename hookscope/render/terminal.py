@@ -241,7 +241,10 @@ def module_table(
     parts = [counted(len(rows) - operation_count, "module")]
     parts += [counted(operation_count, "operation")] if operation_count else []
     totals = " · ".join([*parts, f"{sum(row.selected for row in rows)} selected", counted(whole[0], "parameter")])
-    return Group(safe_line(title, style="bold"), table, safe_line(totals), *([] if cost is None else cost_lines(cost)))
+    lines = [] if cost is None else cost_lines(cost)
+    if cost is not None and operation_count:
+        lines.append(safe_line("Operations have no cost of their own: it counts in the module that calls them."))
+    return Group(safe_line(title, style="bold"), table, safe_line(totals), *lines)
 
 
 def _costs_of_modules(rows: Sequence[ModuleRow], cost: NetworkCost) -> list[ModuleCost | None]:

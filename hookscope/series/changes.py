@@ -10,7 +10,7 @@ from statistics import median
 from hookscope.results.findings import Finding
 from hookscope.results.history import HistoryFile, HistoryVerdict, WeightPoint
 from hookscope.series.drift import LEAST_OF_REPLACED
-from hookscope.text import counted
+from hookscope.text import counted, figure
 
 # The norm of a weight that trains changes by a few per cent from file to file. A head that starts at zero grows
 # quickly at first: a norm counts as exploded only if it also exceeds that of usual initialisations, whose gain
@@ -102,10 +102,10 @@ def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
         gain = norm / max(1, *now.shape[:1]) ** 0.5
         factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # tenfold values
         if norm >= factor * was and gain >= _LEAST_GAIN and (was or not now.is_weight):  # one of zeros may start
-            grew = f"grew {norm / was:.3g}-fold" if was else f"grew from 0 to {norm:.3g}"
+            grew = f"grew {figure(norm / was, 3)}-fold" if was else f"grew from 0 to {figure(norm, 3)}"
             yield now.name, f"The norm of '{now.name}' {grew}"
         elif norm and was >= NORM_FACTOR * norm and (now.is_weight or now.is_scale):
-            yield now.name, f"The norm of '{now.name}' fell to {norm / was:.2g} of what it was"
+            yield now.name, f"The norm of '{now.name}' fell to {figure(norm / was)} of what it was"
 
 
 def _has_usual_norm(row: WeightPoint) -> bool:
@@ -139,7 +139,8 @@ def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
                 *([median(others)] if others else []),
             ]
             if drift >= JUMP_FACTOR * max(usual):
-                yield now.name, f"'{now.name}' moved by {drift:.3g} times its norm ({max(usual):.2g} is usual)"
+                compared = f"{figure(drift, 3)} times its norm ({figure(max(usual))} is usual)"
+                yield now.name, f"'{now.name}' moved by {compared}"
 
 
 def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
@@ -148,7 +149,7 @@ def _stops(pair: _Pair) -> Iterator[tuple[str, str]]:
         for name, drift in moved.items():
             earlier, _ = pair.drifts_around(name)
             if not drift and earlier and earlier[-1]:
-                yield name, f"'{name}' did not move (by {earlier[-1]:.2g} of its norm before)"
+                yield name, f"'{name}' did not move (by {figure(earlier[-1])} of its norm before)"
 
 
 def _is_weight(row: WeightPoint) -> bool:

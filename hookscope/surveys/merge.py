@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import ModelError
+from hookscope.hooks.patterns import CONSTANTS
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.rows import value_flags, with_whole_shape
@@ -214,8 +215,10 @@ class Merging:
         statistics = with_whole_shape(statistics, merged.shapes)
         nonzero = merged.reduction.channel_nonzero
         channels = Channels()
-        if merged.totals is not None and nonzero is not None and nonzero.size == merged.totals.high.size:
-            channels = self._channels(merged.totals, nonzero, names)
+        is_constant = row.owner is not None and row.kind in CONSTANTS  # zeros that start a state are no dead channels
+        totals = None if is_constant else merged.totals
+        if totals is not None and nonzero is not None and nonzero.size == totals.high.size:
+            channels = self._channels(totals, nonzero, names)
         flags = [*value_flags(statistics), *(each for each in row.flags if each not in _OF_VALUES)]
         return SurveyRow(
             index=index,

@@ -571,7 +571,7 @@ def test_a_network_that_raises_shows_the_rows_up_to_there_and_where(command: Run
     assert "Without a row: 1 selected layer" in ended.stdout
     assert "run.json" not in ended.stdout
     [error] = ended.errors
-    assert "at 19 (Raises), given [0] (1, 3, 32, 32): ValueError: no such luck" in error
+    assert "at 19 (Raises), given an input of shape (1, 3, 32, 32): ValueError: no such luck" in error
     assert "Traceback" not in ended.stderr
     assert names_below(folder) == {"net.py"}
 

@@ -459,11 +459,18 @@ def test_a_command_that_cannot_import_what_it_needs_says_so(environment: dict[st
     assert "not enough memory" in line
 
 
-@pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--output-key", False)])
-def test_an_option_of_other_commands_is_not_taken_for_an_argument_of_the_network(
+@pytest.mark.parametrize(("option", "hinted"), [("--meta", True), ("--output-key", False), ("--wieghts", False)])
+def test_an_option_that_is_misspelt_or_of_other_commands_is_not_taken_for_an_argument_of_the_network(
     run: Run, option: str, hinted: bool
 ) -> None:
     ended = run("attention", "net.py:tiny", option, "2,3")
     assert ended.code == 2
     assert f"No such option: {option}" in ended.stderr
     assert ("An argument of the network is --input" in ended.stderr) == hinted
+    assert ("Did you mean --weights?" in ended.stderr) == (option == "--wieghts")
+
+
+def test_an_option_without_its_value_is_not_taken_for_a_misspelt_one(run: Run) -> None:
+    ended = run("activations", "net.py:tiny", "--layer")
+    assert ended.code == 2
+    assert "'--layer' requires an argument" in ended.stderr

@@ -105,8 +105,10 @@ def test_what_the_network_refuses_is_named_and_the_others_are_finished(run: Run,
     assert ended.code == 3  # a corrupt file is graver than a model that raises
     cut, red, channels = sorted(error.removeprefix("hookscope: error: ") for error in ended.errors)
     raised = "cases.py:Picky raised in its forward pass at"
-    assert red == f"in/2.png: {raised} (model) (Picky), given [0] (1, 3, 8, 8): ValueError: too red"
-    assert channels.startswith(f"in/3.npy: {raised} conv (Conv2d), given [0] (1, 5, 8, 8): RuntimeError: ")
+    assert red == f"in/2.png: {raised} (model) (Picky), given an input of shape (1, 3, 8, 8): ValueError: too red"
+    assert channels.startswith(
+        f"in/3.npy: {raised} conv (Conv2d), given an input of shape (1, 5, 8, 8): RuntimeError: "
+    )
     assert cut.startswith("Cannot read 'in/4.png': the picture is truncated or corrupt")
     record = record_of(cases / "out")
     assert [each["name"] for each in record["inputs"]] == ["in/1.png", "in/5.png"]

@@ -239,3 +239,22 @@ def test_every_kind_of_torchvision_network_has_a_cost(run: Run, model: str) -> N
     cost = json.loads(ended.stdout)["cost"]
     assert cost["modules"][0]["seconds"] > 0
     assert bool(cost["uncounted"]) == (model == "quantized_resnet18")
+
+
+def test_costs_of_operations_are_said_to_be_their_modules(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) @ self.weight\n"
+        "def build():\n"
+        "    return Net(4, 6)\n",
+        "utf-8",
+    )
+    arguments = ("layers", "net.py:build", "--input-shape", "1,4", "--cost")
+    last = "Operations have no cost of their own: it counts in the module that calls them."
+    ended = run(*arguments, "--ops")
+    assert ended.stdout.splitlines()[-1] == last
+    assert last not in run(*arguments).stdout
+    document = json.loads(run(*arguments, "--ops", "--json").stdout)
+    assert [each["total"]["multiply_adds"] for each in document["cost"]["modules"]] == [4 * 6 + 6 * 4]

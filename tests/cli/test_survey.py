@@ -240,3 +240,21 @@ def test_a_dead_process_ends_the_others_within_half_a_minute_in_one_line(
     progress = [each for each in lines if "finished," in each]
     assert progress
     assert re.search(r"of 51 inputs finished, [\d.]+ per second, \d+ s left", progress[-1])
+
+
+def test_zeros_that_start_a_state_are_no_dead_channels(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.GRUCell):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x, x.new_zeros(len(x), 6))\n"
+        "def build():\n"
+        "    return Net(4, 6)\n",
+        "utf-8",
+    )
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((5, 4), np.float32))
+    ended = run("survey", "net.py:build", "x.npy", "--ops", "--crops", 0, "--out", "r", "--json")
+    assert ended.code == 0, ended.stderr
+    rows = {each["kind"]: each for each in json.loads(ended.stdout)["rows"]}
+    assert rows["new_zeros"]["flags"] == ["all zero"]
+    assert rows["new_zeros"]["dead_channels"] == []

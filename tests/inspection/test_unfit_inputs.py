@@ -99,7 +99,8 @@ def test_the_others_come_out_as_if_the_unfit_had_never_been(run: Callable[..., A
     expected = run(build(Picky), batches(GOOD, 1))
     assert [error.names for error in errors] == [("-3.npy",), ("-6.npy",)]
     assert str(errors[0]) == (
-        "-3.npy: Picky raised in its forward pass at (model) (Picky), given [0] (1, 3): ValueError: negative"
+        "-3.npy: Picky raised in its forward pass at (model) (Picky), given an input of shape (1, 3): "
+        "ValueError: negative"
     )
     assert [record.name for record in found.inputs] == ["1.npy", "2.npy", "4.npy", "5.npy"]
     assert rows_of(found) == rows_of(expected)

@@ -73,7 +73,7 @@ def test_of_weights_and_their_average_the_weights_are_taken_and_it_is_said(name:
     for content in ({"model": STATE, name: EMA}, {name: EMA, "model": STATE}):
         weights = weights_in(content, "model.pt")
         assert all(torch.equal(weights.state[each], STATE[each]) for each in STATE)
-        assert weights.notes[1] == f"model.pt: the averaged copy at '{name}' is not used; --key {name} takes it."
+        assert weights.notes[1] == f"model.pt: the averaged copy at '{name}' is not used; give --key {name} for it."
 
 
 def test_what_leads_to_the_only_weights_can_be_left_out_of_a_key() -> None:

@@ -266,8 +266,8 @@ def test_arguments_that_the_factory_does_not_take_are_usage_errors(tmp_path: Pat
 @pytest.mark.parametrize(
     ("source", "factory", "arguments", "what"),
     [
-        ("def build(): return [1]\n", "build", [], "returned a list"),
-        ("def build(): pass\n", "build", [], "returned a NoneType"),
+        ("def build(): return [1]\n", "build", [], "returned a value of type list"),
+        ("def build(): pass\n", "build", [], "returned a value of type NoneType"),
         (NET, "number", [], "is a int"),
         (NET, "ready", ["width=2"], "takes no --model-arg"),
     ],

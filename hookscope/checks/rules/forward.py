@@ -26,7 +26,7 @@ from hookscope.checks.rules.rule import (
 from hookscope.checks.rules.stored import is_weight, is_zero, untrained_remark
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import FILLING
-from hookscope.text import are, counted, input_text, position_text, printable, safe_text, some_of
+from hookscope.text import are, counted, figure, input_text, position_text, printable, safe_text, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
@@ -283,8 +283,8 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
         yield _about(measured, output, "is NaN or Inf everywhere, for every input.")
         return
     excuse = _excuse(measured)
-    share = f"{_difference(difference)} its greatest magnitude between inputs (limit: at least {limit:.0e})"
-    objection = _about(measured, output, f"is the same for every input: {share}.{excuse}")
+    share = f"{_difference(difference)} its greatest magnitude (limit: at least {figure(limit)})"
+    objection = _about(measured, output, f"is the same for every input: it changes by {share}.{excuse}")
     yield replace(objection, at_most="warn") if excuse else objection
 
 
@@ -352,7 +352,7 @@ def _differs(
     vanishing = _SMALLEST.get(output.dtype, 0.0) * _ROUNDINGS / output.max_abs if output.max_abs else 0.0
     limit = max(terms.limit("max_difference", _target(measured, output)), rounding, vanishing)
     if not difference <= limit:  # NaN is no agreement
-        share = f"{_difference(difference)} the greatest magnitude (limit {limit:.1e})"
+        share = f"{_difference(difference)} the greatest magnitude (limit {figure(limit)})"
         yield _about(measured, output, f"{what}: they differ by {share}.")
 
 
@@ -405,7 +405,7 @@ def _about(measured: CheckMeasurements, output: OutputValues, what: str) -> Obje
 
 
 def _difference(difference: float) -> str:
-    return "NaN beside" if math.isnan(difference) else f"{difference:.1e} of"
+    return "NaN beside" if math.isnan(difference) else f"{figure(difference)} of"
 
 
 def _shown(shape: tuple[int | str, ...]) -> str:

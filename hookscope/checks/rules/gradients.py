@@ -33,7 +33,7 @@ from hookscope.checks.rules.rule import (
     rule,
     taken_gradients,
 )
-from hookscope.text import are, counted
+from hookscope.text import are, counted, figure
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -138,8 +138,8 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     effect = max(((each.gradient.l2 or 0.0) * (each.weight_l2 or 0.0) for each in known), default=0.0)
     if 0 < effect < rounding * loss:
         message = (
-            f"No parameter changes the loss beyond rounding: ‖g‖·‖w‖ is at most {effect / loss:.1e} of the loss (limit"
-            f" {rounding:.0e}); it is at a minimum, or constant by construction as a sum after softmax is."
+            f"No parameter changes the loss beyond rounding: ‖g‖·‖w‖ is at most {figure(effect / loss)} of the loss"
+            f" (limit {figure(rounding)}); it is at a minimum, or constant by construction as a sum after softmax is."
         )
         yield Objection(WHOLE_NETWORK, message, "warn")
         return
@@ -153,8 +153,8 @@ def zero_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         if normalises and reaching < rounding * after:
             message = (
                 f"Before '{following.label}' ({following.kind}) gradients are only rounding: ‖g‖·‖x‖ of outputs is at"
-                f" most {reaching / after:.1e} of its own (limit {rounding:.0e}), because the sum of what it normalises"
-                " is constant. Choose another loss."
+                f" most {figure(reaching / after)} of its own (limit {figure(rounding)}), because the sum of what it"
+                " normalises is constant. Choose another loss."
             )
             yield Objection(output_of(following), message, "warn")
             return
@@ -282,7 +282,7 @@ def _known_cause(stop: _Stop, activations: Mapping[Key, TensorStatistics]) -> st
         if acts_as(row) in RECTIFIERS and activation is not None and activation.zero_fraction == 1:
             return f"every output of {named(row)} is 0"
         if (row.gradient.l2 or 0.0) < _NEAR_UNDERFLOW:
-            return f"it underflows, ‖grad_output‖ of '{row.label}' being {row.gradient.l2 or 0.0:.1e}"
+            return f"it underflows, ‖grad_output‖ of '{row.label}' being {figure(row.gradient.l2 or 0.0)}"
     return ""
 
 
@@ -411,14 +411,14 @@ def _over_time_words(each: StepsRow, lost: int, steps: int, most: float) -> str:
     lowest = min(range(len(values)), key=lambda step: (values[step], abs(step - peak)))
     calls = "calls" if each.kind.endswith("Cell") else "steps"
     share = _ROUNDED_AWAY.get(each.dtype, _ROUNDED_AWAY_FLOAT32)
-    course = f"{values[lowest]:.1e} at step {lowest}, {values[peak]:.1e} at step {peak}"
+    course = f"{figure(values[lowest])} at step {lowest}, {figure(values[peak])} at step {peak}"
     if each.kind == "MultiheadAttention":
         how = "Attention is saturated"
     else:
         how = "The gradient explodes over time" if peak < lowest else "The gradient vanishes over time"
     return (
-        f"{how}: {lost:,} of {steps:,} {calls} of '{each.layer}' get less than {share:.0e} of the greatest, which a sum"
-        f" in {each.dtype} rounds away ({course}; limit {most:.0%} of the {calls})."
+        f"{how}: {lost:,} of {steps:,} {calls} of '{each.layer}' get less than {figure(share)} of the greatest, which a"
+        f" sum in {each.dtype} rounds away ({course}; limit {most:.0%} of the {calls})."
     )
 
 

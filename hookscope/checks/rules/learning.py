@@ -29,7 +29,7 @@ from hookscope.checks.rules.rule import (
     rule,
     taken_gradients,
 )
-from hookscope.text import counted
+from hookscope.text import counted, figure
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -180,8 +180,8 @@ def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     smallest, greatest = (each.ratio or 0.0 for each in (ranked[0], ranked[-1]))
     if greatest / smallest > limit:
         message = (
-            f"‖g‖/‖w‖ differs {greatest / smallest:.1e} times between weights (limit {limit:.0e}):"
-            f" {smallest:.1e} at '{ranked[0].name}', {greatest:.1e} at '{ranked[-1].name}'."
+            f"‖g‖/‖w‖ differs {figure(greatest / smallest)} times between weights (limit {figure(limit)}):"
+            f" {figure(smallest)} at '{ranked[0].name}', {figure(greatest)} at '{ranked[-1].name}'."
         )
         yield Objection(parameter_of(ranked[0]), message, "warn")
 
@@ -214,14 +214,14 @@ class _Trend:
         if change and steps[steepest] / change > 0.5:
             late, early = self.targets[steepest + 1].where, self.targets[steepest].where
             step = self.values[steepest] / self.values[steepest + 1]
-            where = f"most of it, {step:.1e}, from '{late}' to '{early}'"
+            where = f"most of it, {figure(step)}, from '{late}' to '{early}'"
         else:
             count = len(self.values) - self._tenth
-            where = f"about {math.exp(change / count):.3g} at each of {count} steps"
+            where = f"about {figure(math.exp(change / count), 3)} at each of {count} steps"
         first, last = self.targets[0].where, self.targets[-1].where
         return (
-            f"{self.measure} {'shrinks' if change < 0 else 'grows'} to {ratio:.1e} times its size (limit {limit:.0e})"
-            f" from the last {self.things} to the first, '{last}' to '{first}': {where}."
+            f"{self.measure} {'shrinks' if change < 0 else 'grows'} to {figure(ratio)} times its size"
+            f" (limit {figure(limit)}) from the last {self.things} to the first, '{last}' to '{first}': {where}."
         )
 
 

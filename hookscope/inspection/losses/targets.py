@@ -89,9 +89,10 @@ def read_target(
     if target.kind in kinds:
         return target
     shown = "a tensor" if isinstance(given, Tensor) else f"'{safe_text(str(given))}'"
+    if not kinds:
+        raise UsageError(f"The loss {loss} takes no target: leave out --target, or choose another, such as --loss ce.")
     takes = [_IN_WORDS[kind] for kind in kinds]
-    hint = f"Give {', '.join(takes[:-1])} or {takes[-1]}." if kinds else "It takes no target."
-    raise UsageError(f"{loss} does not take {shown} as its target. {hint}")
+    raise UsageError(f"{loss} does not take {shown} as its target. Give {', '.join(takes[:-1])} or {takes[-1]}.")
 
 
 def _read_classes(text: str, categories: Sequence[str]) -> tuple[int, ...]:

@@ -288,8 +288,8 @@ def test_the_weight_of_which_most_vanishes_is_named() -> None:
 
 def test_nan_beside_a_number_is_a_difference() -> None:
     (finding,) = judged(with_output(repeat_difference=float("nan"))).findings
-    assert "they differ by NaN beside the greatest magnitude (limit 1.0e-05)" in finding.message
-    assert "they differ by 2.0e-01 of the" in judged(with_output(repeat_difference=0.2)).findings[0].message
+    assert "they differ by NaN beside the greatest magnitude (limit 1e-5)" in finding.message
+    assert "they differ by 0.2 of the" in judged(with_output(repeat_difference=0.2)).findings[0].message
 
 
 def test_of_a_single_input_it_is_said_that_there_is_one() -> None:
