@@ -108,7 +108,7 @@ class _Comparison:
         first = self.queue.peek()
         if first is not None:
             if compiles:
-                brought = [_for(each, first) for each in self.networks[:2]]
+                brought = [_placed_for(each, first) for each in self.networks[:2]]
                 self.compiled = compile_in_blocks(self.networks, brought, self.maps, chosen=chosen)
             self.pairing = _pairing(self.networks, first, self.maps)
             _set_partners(self.networks, self.pairing)
@@ -139,12 +139,12 @@ class _Comparison:
         finished = None
         while finished is None:
             for network in self.networks:
-                network.batch = _for(network, batch)
+                network.batch = _placed_for(network, batch)
             finished = lockstep.run(len(self.records), len(batch.indices))
             if lockstep.needs_turns:
                 lockstep.take_turns()
         if self.compiled is not None:
-            finished = self.compiled.ended(finished, _for(self.networks[_B], batch))
+            finished = self.compiled.ended(finished, _placed_for(self.networks[_B], batch))
         failed = next((each for each in finished if each.message), None)
         if failed is not None:
             self._leave_out(batch, failed)
@@ -421,7 +421,7 @@ def _gradients(
     for at, (each, network) in enumerate(zip(loaded, networks, strict=True)):
         options = {"layers": patterns[at], "ops": ops, "hooked": frozenset(network.hooked), "edits": edits[at]}
         options |= {"mode": network.mode, "autocast": network.autocast, "seed": session.seed}
-        differentiated.append(Differentiated(each, partial(_for, network), options, threads[at]))
+        differentiated.append(Differentiated(each, partial(_placed_for, network), options, threads[at]))
     whole: Differentiated | None = None
     if compiled is not None:
         b = differentiated[_B] = replace(differentiated[_B], around=compiled.forwards)
@@ -478,7 +478,7 @@ def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str
     # Containers that --layer selects in A may pair with containers of B.
     has_blocks = bool(a.selected.keys() - default_layers(a.inspected.modules))
     calls_a, calls_b = (
-        [call for call in traced(side, _for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
+        [call for call in traced(side, _placed_for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
         for side, wanted in ((a, a.selected), (b, b.hooked if has_blocks else b.selected))
     )
     aligned, matched = align(calls_a, calls_b, named)
@@ -500,7 +500,7 @@ def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
         network.partner = partner
 
 
-def _for(network: HookedNetwork, batch: Batch) -> Batch:
+def _placed_for(network: HookedNetwork, batch: Batch) -> Batch:
     """Return a copy of a batch, or of the network's own, on the device and in the dtype of a network."""
     inspected = network.inspected
     return to_device(copy_of(network.own_inputs(batch)), inspected.placed[0], floating_dtype(inspected.network))
@@ -554,13 +554,13 @@ def _unmatched(
     networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing, *, with_b: bool
 ) -> tuple[Unmatched, ...]:
     backwards = pairing.inverse()
-    result = [*_alone(networks[_A], networks[_B], "A", pairing, lockstep)]
+    result = [*_unpaired(networks[_A], networks[_B], "A", pairing, lockstep)]
     if with_b:
-        result += _alone(networks[_B], networks[_A], "B", backwards, lockstep)
+        result += _unpaired(networks[_B], networks[_A], "B", backwards, lockstep)
     return tuple(result)
 
 
-def _alone(
+def _unpaired(
     network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, lockstep: Lockstep
 ) -> Iterator[Unmatched]:
     for place, form in network.output_forms.items():
