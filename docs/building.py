@@ -35,6 +35,7 @@ def _opening(markdown: str) -> str:
     """Return the first sentence of a page, and the next ones if it is short, as plain text."""
     paragraphs = (" ".join(part.split()) for part in markdown.split("\n\n"))
     first = next((each for each in paragraphs if re.match(r"\w|\[|`[^`]", each)), "")
+    first = re.sub(r" ?\[中文\]\([^)]+\)", "", first)
     plain = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", first)
     told = ""
     for sentence in re.split(r"(?<=[.?]) |(?<=。)", plain):

@@ -110,14 +110,15 @@ def activations(
     A module keeps its state and its device. `hookscope activations --help` describes the other options.
 
     Args:
-        model: A module, what `load_model` returned, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
-        images: Files, folders and globs, PIL pictures, or one tensor with the inputs on axis 0; a tuple of tensors for
-            several arguments, a mapping for arguments by name.
-        layer: Patterns; default: modules that own parameters, and leaves. "op:relu" and "layer3.*:cat" select
-            operations.
+        model: A module, the result of `load_model`, or MODEL: "resnet34", "timm:NAME", "net.py:build", a weights file.
+        images: Files, folders and globs, PIL pictures, or one tensor (N, ...) with the inputs on axis 0; a tuple of
+            tensors for several arguments by position, a mapping for arguments by name.
+        layer: Patterns of layers to measure; default: modules that own parameters, and leaves. "op:relu" and
+            "layer3.*:cat" select operations.
         ops: Also observe the operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
-        repeats: Keep the rows of modules that return their input.
-        weights: For MODEL: "auto", "none", a name, or a file.
+        repeats: Keep the rows of modules that return their input unchanged.
+        weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
+            file.
         arch: The network that a weights file belongs to; None to recognise it.
         model_arg: Keyword arguments for the network's factory: a mapping, or texts "NAME=VALUE".
         trust: Let a weights file run code while it is read.
@@ -127,39 +128,41 @@ def activations(
         input_shape: Noise instead of inputs, batch axis first: (4, 20), or "4,20:int64<1000" with dtype and bound; a
             list of these for several arguments by position; or a mapping of argument names to these, which may be
             combined with pictures and tensors by position.
-        resize: Size of pictures: the shorter side, (height, width), or "none".
-        crop: Size cut from the centre of pictures, in the same forms; by default no larger than `resize`.
-        mean: Subtracted after scaling to 0-1: one value, one per channel, or "none".
-        std: Divisor after `mean`, in the same forms.
-        max_pixels: Refuse pictures with more pixels.
+        resize: Size of pictures in pixels: the shorter side, (height, width), or "none".
+        crop: Size in pixels that is cut from the centre, in the same forms; by default no larger than `resize`.
+        mean: Subtracted after scaling pixels to 0-1: one value, one per channel, or "none".
+        std: Divisor after `mean` is subtracted, in the same forms.
+        max_pixels: Refuse pictures with more pixels, before they are decoded.
         batch_axis: Axis of a tensor file that counts inputs: an index, "auto" or "none".
         input: Inputs by name: tensors, lists and dicts of tensors, numbers, text, and a `Path` for a file; or texts
             "NAME=VALUE".
         output_key: Which of several outputs holds the class scores.
         classes: Class names: a file, a list, or names by index; default: the weights' own.
-        multi_label: Classes are independent labels, as with `BCEWithLogitsLoss`: scores are read as sigmoids, not as a
-            softmax.
-        edit: Changes to inputs, outputs or parameters, "layer3:output:zero(channels=3)"; `comparison` has their effect.
+        multi_label: Classes are independent labels, trained with `BCEWithLogitsLoss`: scores are read as sigmoids, not
+            as a softmax.
+        edit: Changes to inputs, outputs or parameters, "layer3:output:zero(channels=3)"; `comparison` of the result has
+            their effect.
         batch_size: Inputs per forward pass.
         grids_for: Keep feature maps for drawing, for the first `grids_for` inputs.
         max_channels: Keep at most the first `max_channels` channels of each feature map.
         device: For MODEL: "auto", "cpu", "cuda", "cuda:1", "mps".
         dtype: For MODEL: run in this dtype.
         seed: Seed of random weights and random numbers.
-        cost: Also measure what each module costs for the first input, in `cost`: see `NetworkCost`.
+        cost: Also measure the cost of every module for the first input, in `cost` of the result: see `NetworkCost`.
         verify: Run the first batch again without hooks, and compare the outputs.
-        save_tensors: Keep the activations themselves, in `tensors`; `save` then writes them.
+        save_tensors: Keep the activations in `tensors` of the result; `save` then writes them too.
         on_progress: Called after each batch with the number of inputs finished and their total.
-        on_error: Called for an input that cannot be used and is skipped; without it the error is raised.
+        on_error: Called with the error of an input that cannot be used, which is then skipped; without it the error is
+            raised.
 
     Returns:
-        The run, with verdicts. It prints as the command's table, `run["layer1.0.conv1"]` is a row, and
+        The run, with its verdicts. Printing it shows the command's table, `run["layer1.0.conv1"]` is a row, and
         `run.save("runs/a")` writes the command's run directory.
 
     Raises:
         HookscopeError: One of its subclasses: `ModelNotFoundError`, `CheckpointError`, `UntrustedFileError`,
-            `ImageError`, `LayerNotFoundError`, `UsageError`, and `ForwardError` if the model raised, which carries
-            the rows up to there.
+            `ImageError`, `LayerNotFoundError`, `UsageError`, and `ForwardError` if the model raised; it carries the
+            rows measured before that.
     """
     from hookscope.checks.judging import judge_activations
     from hookscope.inspection.session import open_session, run_forward
@@ -256,23 +259,24 @@ def grads(  # noqa: D417 - those of `activations` are described there
         model: As for `activations`.
         images: As for `activations`; default: seeded noise.
         loss: "ce", "bce", "mse", "l1", "huber", "nll", "sum", "logit", "projection", "file.py:function", or a function
-            of the output that returns a 0-d tensor, and of the target after it if there is one.
+            of the output, and of the target if there is one, that returns a 0-d tensor.
         target: Target of the loss: a class index or name, or one per input, "zeros", "noise", "self", a tensor or its
             file.
         output_key: Which of several outputs the loss is computed from.
-        inputs: Also measure grad_input: the gradient through each layer alone.
+        inputs: Also measure grad_input: the gradient of every layer's input along the path through the layer alone.
         mode: "train" for batch statistics and dropout as in training.
         input_shape: As for `activations`; None to infer it from the model.
-        per_image: Also differentiate each input alone; the norms are in `inputs_alone`.
-        edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` has their effect.
-        limit: Limits of rules: a mapping, or texts "NAME=VALUE".
+        per_image: Also differentiate the loss of every single input; the norms are in `inputs_alone` of the result.
+        edit: Changes to inputs, outputs, gradients, parameters or their gradients; `comparison` of the result has their
+            effect.
+        limit: Limits of rules: a mapping, `{"vanishing": 1e-5}`, or texts "NAME=VALUE".
         grids_for: Keep gradients of outputs for drawing, for the first `grids_for` inputs.
         autocast: Run forward pass and loss under autocast to this dtype.
-        save_tensors: Keep the gradients themselves, in `tensors`; `save` then writes them.
+        save_tensors: Keep the gradients in `tensors` of the result; `save` then writes them too.
 
     Returns:
-        The gradients, with verdicts. They print as the command's tables; `result["layer1.0.conv1"]` is the gradient of
-        an output and `result["layer1.0.conv1.weight"]` of a parameter.
+        The gradients, with their verdicts. Printing them shows the command's tables; `result["layer1.0.conv1"]` is the
+        gradient of an output and `result["layer1.0.conv1.weight"]` that of a parameter.
 
     Raises:
         HookscopeError: As for `activations`; `PassError` if the model raised.
@@ -362,7 +366,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     on_progress: OnProgress | None = None,
     on_error: OnError | None = None,
 ) -> Attributions:
-    """Say where a model looks: which places of a picture, signal or volume its score for a class comes from.
+    """Map where a model looks: the places of a picture, signal or volume that the score of a class comes from.
 
         >>> import hookscope
         >>> looks = hookscope.attribute("demo", "sample_images/cat.jpg", target="Egyptian cat", sanity="none")
@@ -372,25 +376,25 @@ def attribute(  # noqa: D417 - those of `activations` are described there
     A module keeps its state and its device. Arguments that are not described here are those of `activations`.
 
     Args:
-        method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" look at a layer, "gradient", "input-x-gradient",
-            "guided-backprop", "deconvnet", "integrated-gradients", "smoothgrad" and "occlusion" at the picture itself,
-            "guided-grad-cam" at both.
+        method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
+            "guided-backprop", "deconvnet", "integrated-gradients", "smoothgrad" and "occlusion" map the pixels;
+            "guided-grad-cam" maps both. Sources of the formulas are in `hookscope.attribution`.
         target: What to explain: classes by index or name, one against another ("tabby-tiger cat"), a detector's boxes
             ("box:0", or the best of a class), a class's pixels where each pixel has scores, or the number per input
-            that a function of the network's output returns ("file.py:function"). Several, in a list or with commas,
-            are each explained.
-        top: Explain this many best classes or boxes of each input instead; with neither, the best one.
-        layer: Names of layers, or patterns; none means the last one whose output is a map of the picture.
-        tokens: How tokens lie on the picture, where it cannot be inferred: "prefix=1,grid=14x14", height first.
-        sanity: Which checks of the maps to make: "none", "quick" on the first batch, "full" on all inputs.
+            that a function of the network's output returns ("file.py:function"). Every target in a list, or
+            separated by commas, gets a map.
+        top: Explain this many best classes or boxes of each input instead; without `target` and `top`, the best one.
+        layer: Names of layers, or patterns; none means the last layer whose output is a map of the picture.
+        tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
+        sanity: Tests of the maps: "none", "quick" on the first batch, or "full" on all inputs.
         output_key: Which of several outputs holds the scores.
 
     Returns:
-        The maps: `looks["Egyptian cat"]` is that of a target, `looks.save("runs/a")` writes the command's run
+        The maps: `looks["Egyptian cat"]` is the map of a target, and `looks.save("runs/a")` writes the command's run
         directory.
 
     Raises:
-        HookscopeError: As for `activations`; `UsageError` also if a layer or the network cannot be explained.
+        HookscopeError: As for `activations`; `UsageError` also if the method cannot explain the layer or the network.
     """
     from hookscope.attribution.run_attribution import run_attribution
     from hookscope.inspection.session import open_session
@@ -474,18 +478,18 @@ def attention(  # noqa: D417 - those of `activations` are described there
     Args:
         block: Which blocks to draw, of those seen: positions from 0, or -1 for the last, or names.
         head: Which heads to draw, from 0; none means the mean over heads.
-        query: Whose attention to draw: "cls", "register:1", "mean", or "x,y", a pixel of the photograph. Several are
-            each drawn. None means the class token, or the mean over queries where there is none.
+        query: Whose attention to draw: "cls", "register:1", "mean", or "x,y", a pixel of the photograph; or a list of
+            these. None means the class token, or the mean over queries if there is no class token.
         rollout: Also follow attention through all blocks.
-        numbers: Measure every head. Without, only the rows of `query` are computed: maps of large pictures then cost
+        numbers: Measure every head. If False, only the rows of `query` are computed: maps of large pictures then cost
             little more than the forward pass.
-        tokens: How tokens lie on the picture, where it cannot be inferred: "prefix=1,grid=14x14", height first.
-        verify: Run the first batch once more without looking, and compare the outputs.
-        save_tensors: Keep the weights themselves, in `tensors`; `save` then writes them.
+        tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
+        verify: Run the first batch again without hooks, and compare the outputs.
+        save_tensors: Keep the attention weights in `tensors` of the result; `save` then writes them too.
 
     Returns:
-        What was seen: `looks.census` says how much that is, `looks["blocks.11.attn"]` is a map, `looks.rows` are the
-        numbers by head, `looks.save("runs/a")` writes the command's run directory.
+        The attention: `looks.census` counts the blocks that were seen, `looks["blocks.11.attn"]` is a map, `looks.rows`
+        are the numbers by head, and `looks.save("runs/a")` writes the command's run directory.
 
     Raises:
         HookscopeError: As for `activations`; `NothingMatchedError` if no attention was seen, `UsageError` if rollout
@@ -572,45 +576,47 @@ def diff(  # noqa: D417 - those of `activations` are described there
 ) -> Differences:
     """Compare two models on the same inputs, layer by layer, and find where the difference begins.
 
-    Two run directories of `activations` or `grads` are compared by what they store. Without inputs only weights are
-    compared.
+    Two run directories of `activations` or `grads` are compared without running their models. Without inputs, only
+    weights are compared.
 
         >>> import hookscope
         >>> result = hookscope.diff("demo", "same", "sample_images/cat.jpg", edit_b="_conv_stem:output:scale(1.1)")
         >>> result.first_differences[0].layer
         '_conv_stem'
 
-    Both run side by side, and only the current layer is held in memory. Modules keep their state and their device.
-    Arguments that are not described here are those of `activations`.
+    Both models run side by side, and only the current layer is held in memory. Modules keep their state and their
+    device. Arguments that are not described here are those of `activations`.
 
     Args:
         a: As `model` for `activations`, or a run directory.
-        b: As `a`, or "same": A again, run in another way. A module is copied for that.
+        b: As `a`, or "same": A again, run in a different way. If A is a module, B is a copy of it.
         images: Without these, `input` and `input_shape`, only weights are compared; a weights file then needs no
             network.
         layer: Layers of A whose rows are shown.
         map: Pairs of layers with different names, "encoder.*=backbone.*".
-        reference: "float64": also run A's weights in float64, and measure the error of each side.
-        shadow: Also run each layer of B on A's input, which shows how much the layer itself adds to the difference.
+        reference: "float64": also run A's weights in float64, and measure the error of A and of B against them.
+        shadow: Also run every layer of B on A's input, which shows how much the layer itself adds to the difference.
         grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
             summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
-            backward pass. Both sides hold the gradients of all layers' inputs and outputs over a batch.
-        loss: As for `grads`, like `target`; default: "projection". Without a target each side computes its own.
+            backward pass. Both models keep the gradients of all layers' inputs and outputs in memory for a batch.
+        loss: As for `grads`; default: "projection".
+        target: As for `grads`; without a target, A and B compute one each.
         output_key: Which of several outputs is compared and differentiated; None for all.
         fail_over: Conditions for `exceeded`: "rel>1e-3", "layer4*:cosine<0.99", "output:kl>0.01", "top1<1".
         input_b: Inputs of B instead of `images`, one per image in the same order, such as padded or cropped pictures.
-            They run one by one; rows with different shapes are not compared.
+            Inputs then run one by one; rows with different shapes are not compared.
         weights_b: As `weights`, for B; default: A's.
-        device_b: As `device`, for B, and `dtype_b` as `dtype`; default: A's.
+        device_b: As `device`, for B; default: A's.
+        dtype_b: As `dtype`, for B; default: A's.
         autocast_b: Run B under autocast to this dtype.
         mode_b: "train" runs B with batch statistics and dropout as in training.
         threads_b: Threads that B computes with on the CPU.
-        compile_b: Run B through torch.compile. Its output comes from the whole network, compiled in one piece; rows
-            come from blocks compiled one by one, which `layer` can make smaller.
+        compile_b: Run B through torch.compile. The output comes from the whole network, compiled in one piece; the rows
+            come from blocks that are compiled one by one, and `layer` can make these blocks smaller.
         edit_b: Changes to B's parameters, or to inputs or outputs of its layers: "layer3:output:zero(channels=3)".
 
     Returns:
-        The differences: `result["layer3.0.conv1"]` is a row, `result.first_differences` is where differences begin.
+        The differences: `result["layer3.0.conv1"]` is a row, and `result.first_differences` is where they begin.
 
     Raises:
         HookscopeError: As for `activations`; `NothingMatchedError` if no layer of A has a partner in B.
@@ -725,7 +731,7 @@ def layers(
     and on the CPU if that fails; a module runs on its own device.
 
     Args:
-        model: As for `activations`, and so is every argument but `input_shape` and `depth`.
+        model: As for `activations`.
         layer: Patterns to mark; default: modules that own parameters, and leaves.
         ops: Also list the operations that the network's own code calls.
         arch: The network that a weights file belongs to; None to recognise it.
@@ -735,12 +741,16 @@ def layers(
         allow_missing: Globs over names that the file may lack.
         allow_unexpected: Globs over names in the file that the network may lack.
         input_shape: Noise, as for `activations`; None to infer its shape from the model.
-        input: Inputs by name, as for `activations`; tensors among them take the place of noise.
-        cost: Also measure what each module costs, in `cost`: see `NetworkCost`. The network runs for real, on the CPU.
+        input: Inputs by name, as for `activations`; tensors replace the noise.
+        cost: Also measure the cost of every module, in `cost` of the result: see `NetworkCost`. MODEL then also runs on
+            the CPU; if it takes more than half of this machine's memory, there are no times.
         depth: Leave out modules below this depth; 0 lists only the whole model.
 
+    Returns:
+        The modules: `table["layer1.0.conv1"]` is a row.
+
     Raises:
-        HookscopeError: As for `activations`. A forward pass that raises is in `failure` instead.
+        HookscopeError: As for `activations`. If the forward pass raises, `failure` of the result has the error instead.
     """
     from hookscope.models import build_on_meta, load_model, parse_model
     from hookscope.results.noise_shapes import parse_noise_shapes
@@ -805,7 +815,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     trust: bool = False,
     device: str = "cpu",
 ) -> CheckReport:
-    """Check one checkpoint by the rules of `hookscope check`, but in this process.
+    """Check one checkpoint by the rules of `hookscope check`; the network runs in this process.
 
         >>> import hookscope
         >>> def test_the_checkpoint_is_sound():
@@ -815,29 +825,30 @@ def check(  # noqa: D417 - those of `activations` are described there
 
     Args:
         checkpoint: A weights file or any other form of MODEL; a module, which stays on its device; or a state dict,
-            also inside the dict that a training script saves. A state dict is judged by its values only, as with
-            `arch="none"`.
+            also inside the dict that a training script saves. A state dict is judged by its values alone, without a
+            network.
         config: The configuration file; default: the one in the working directory, else the built-in defaults.
-        arch: The network that a weights file belongs to; "none" to judge the file alone, by what it stores; None for
-            the configuration's, or to recognise it.
-        allow_global: Globs over classes and functions that the file's pickle may name besides plain data. They are
-            skipped, never imported.
+        arch: The network that a weights file belongs to; "none" to judge the stored values without a network; None for
+            the network of the configuration, or to recognise it.
+        allow_global: Globs over classes and functions that the file's pickle may name in addition to plain data. They
+            are skipped, never imported.
         images: As for `activations`, instead of the configuration's or of noise.
         data: Labelled pictures to measure the accuracy on: a folder of class folders, a CSV file with a path and a
-            label on each line, or a JSON file of labels by path; with `multi_label`, several labels each.
-        survey: The folder that a survey of this network was saved to: rules about activations judge all of its inputs.
+            label on each line, or a JSON file of labels by path; with `multi_label`, a picture may have several labels.
+        survey: Run directory of a survey of this network: rules about activations then judge all of its inputs.
         input_shape: Noise, as for `activations`, instead of the configuration's.
         baseline: File written by `--update-baseline`; default: the configuration's, if any.
         select: Rules or globs to judge by; default: all rules that are on.
         ignore: Rules or globs to leave out.
         limit: Limits of rules: a mapping, `{"dead-channels.max-fraction": 0.5}`, or texts "RULE.LIMIT=VALUE"; they
             override the configuration and the defaults.
-        evidence: A folder for grids, histograms and rows of what failed; None for none.
+        evidence: Folder for an overview, and for grids, histograms and rows of the layers that failed; None writes
+            nothing.
         trust: Let a weights file run code while it is read.
         device: For MODEL: where it runs.
 
     Returns:
-        The verdict. If the checkpoint cannot be read or run, `error` has the reason.
+        The report. If the checkpoint cannot be read or run, its `error` has the reason.
 
     Raises:
         UsageError: If the configuration, the baseline, the device or the name of a rule is wrong.
@@ -920,32 +931,34 @@ def history(  # noqa: D417 - those of `activations` are described there
     device: str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> History:
-    """Follow a run by the checkpoints that it left: how the weights moved, and since which file a rule objects.
+    """Follow a training by its checkpoints: how the weights moved, and which file is the first to break a rule.
 
         run = hookscope.history("ckpt/epoch_*.pt")
         print(run)
         [row.drift for row in run["layer3.1.conv2.weight"]]
 
-    Files are read as `checkpoint` reads them: nothing in them is run. A file that cannot be read is reported, and the
-    others are finished. Arguments that are not described here are those of `activations` and `check`.
+    Files are read without running code from them. A file that cannot be read is reported, and the others are finished.
+    Arguments that are not described here are those of `activations` and `check`.
 
     Args:
         files: Weights files, folders of them or globs; at least two files. They are taken in the order of the epochs or
             steps that they store, else in natural order of names: "epoch_2.pt" before "epoch_10.pt".
         images: Run the network over these with the weights of each file, and judge by all rules.
         config: The configuration of `check`; None for that of the working directory, else the defaults.
-        arch: The network that the files belong to; "none" to judge them by what they store, which is also done where
-            neither a network nor an input is named; with inputs alone it is recognised.
-        allow_global: Globs over classes and functions, beside plain data, that a file's pickle may name.
-        input_shape: Shape of the noise to run the network over, batch axis first.
-        select: Rules of `check` or globs to judge by; none means all that are on.
+        arch: The network that the files belong to; "none" to judge the stored values without a network. None takes the
+            network of the configuration; if it has none, the network is recognised with inputs, and "none" without.
+        allow_global: As for `check`.
+        input_shape: Noise to run the network over, as for `activations`.
+        select: Rules of `check` or globs to judge by; default: all rules that are on.
         ignore: Rules or globs to leave out.
         limit: Limits of rules, as for `check`.
         device: Where the network runs.
-        bisect: Read as few files as it takes to find since when a rule objects; a verdict is assumed to stay.
+        bisect: Read only as many files as it takes to find the first that breaks a rule, assuming that all later files
+            break it too.
 
     Returns:
-        What the files hold, and the verdicts, each with the first file in which it holds.
+        The weights over the files, and the verdicts, each with the first file that breaks the rule.
+        `run.save("runs/a")` writes the command's run directory.
 
     Raises:
         UsageError: If an option is wrong, or there are fewer than two files.
@@ -1020,38 +1033,39 @@ def survey(  # noqa: D417 - those of `activations` are described there
     verify: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Survey | None:
-    """Measure what layers and their channels do over a data set, on one process or many.
+    """Measure what layers and their channels do over a data set, in one process or several.
 
         >>> import hookscope
         >>> survey = hookscope.survey("demo", "sample_images", layer="conv_head")
         >>> survey.input_count, len(survey["_conv_head"].channels)
         (4, 1280)
 
-    Inputs are taken in natural order of their paths and measured in chunks. The result is the same bit for bit however
-    many processes measured them, with the same batch size, threads, torch and processor. A module is left as it was.
-    Arguments that are not described here are those of `activations`.
+    Inputs are taken in natural order of their paths and measured in chunks. With the same batch size, threads, torch
+    and processor, the result is the same bit for bit for any number of processes. A module is left as it was. Arguments
+    that are not described here are those of `activations`.
 
     Args:
         images: Files, folders and globs, PIL pictures, or one tensor with the inputs on axis 0.
-        top: How many inputs to list that excite a channel most.
+        top: For every channel, list this many of the inputs that excite it most.
         by_class: Inputs are one folder with a folder for each class in it, or a CSV file of paths and labels: also
-            measure how much of what a channel does depends on the class.
-        features: Also write the outputs of the layers, to a .safetensors or .parquet file or to a folder of one file
-            for each chunk, with the inputs in a JSON file beside it; needs `layer`.
-        pool: How features are reduced over positions: their mean, their maximum, the first token, or not at all.
-        features_dtype: What features are stored in.
-        batch_size: Inputs at a time; results of other batch sizes may differ in their last bits.
-        chunk_size: Files in a chunk, or inputs in memory. A file of several inputs is in one chunk.
-        workers: Threads that read pictures ahead, 0 for none; None for one for each processor, 4 at most. Results are
-            the same.
-        chunks: Folder where finished chunks wait; they stay there. None for a temporary one.
-        resume: Count the finished chunks in `chunks` that are of the same model, inputs and settings.
-        shard: "3/8" to measure the third of eight parts only, into `chunks`. The same call without it, with `resume`,
-            measures what is missing and merges all.
+            measure how selective channels are for classes.
+        features: Also write the outputs of the layers of `layer`: to a .safetensors or .parquet file, or to a folder
+            with one file per chunk; a JSON file next to it lists the inputs.
+        pool: Reduce features (N, C, ...) over positions: "avg" to their mean and "max" to their maximum, "cls" to the
+            first token; "none" keeps them.
+        features_dtype: Store features in this dtype.
+        batch_size: Inputs per forward pass; a different batch size may change the last bits of the results.
+        chunk_size: Files per chunk, or inputs if they are in memory. A file of several inputs is in one chunk.
+        workers: Threads that read pictures ahead, 0 for none; None for one per processor, at most 4. The number does
+            not change results.
+        chunks: Folder for finished chunks, which stay there; None for a temporary folder.
+        resume: Use the finished chunks in `chunks` if they have the same model, inputs and settings.
+        shard: "3/8" measures only the third of eight parts, into `chunks`. The same call without `shard`, with
+            `resume`, measures the missing chunks and merges all.
 
     Returns:
-        The survey: it prints as what the command prints, `survey["layer1.0.conv1"]` is a row with its channels. None
-        for a shard, and for processes of torchrun but the first.
+        The survey: printing it shows the command's table, and `survey["layer1.0.conv1"]` is a row with its channels.
+        None for a shard, and in all processes of torchrun except the first.
 
     Raises:
         HookscopeError: As for `activations`; `OutputError` if a chunk cannot be written.
@@ -1111,7 +1125,7 @@ def features(
     features_dtype: Literal["float32", "float16"] = "float32",
     seed: int = 0,
 ) -> FeatureFiles:
-    """Write what layers put out over any batches, such as those of a DataLoader, with flat memory.
+    """Write the outputs of layers over batches, such as those of a DataLoader, in constant memory.
 
         >>> import hookscope, torch
         >>> from torch import nn
@@ -1126,11 +1140,11 @@ def features(
     Args:
         model: As for `activations`.
         batches: Tensors (N, ...) with the inputs on axis 0, or tuples with such a tensor first and labels second.
-        out: The .safetensors file to write, a tensor for each output by its label, inputs on axis 0; a JSON file beside
-            it lists the inputs and their labels, and is written last.
-        layer: Patterns of the layers.
-        pool: How outputs are reduced over positions: their mean, their maximum, the first token, or not at all.
-        features_dtype: What features are stored in.
+        out: The .safetensors file to write: a tensor per output, by its label, with the inputs on axis 0. A JSON file
+            next to it lists the inputs and their labels, and is written last.
+        layer: Patterns of the layers, as for `activations`.
+        pool: As for `survey`.
+        features_dtype: Store features in this dtype.
         seed: Seed of random weights and random numbers.
 
     Returns:
@@ -1148,14 +1162,17 @@ def features(
 
 
 def checkpoint(file: str | Path, *, key: str | None = None) -> CheckpointContents:
-    """List what a weights file holds without building a network or running anything.
+    """List the contents of a weights file without building a network or running code from the file.
 
     Args:
         file: A weights file, the index of a sharded one, or the folder of a distributed one.
         key: Path of the weights inside the file; None for all sets of weights.
 
+    Returns:
+        The sets of weights with their tensors, the other entries of the file, and its metadata.
+
     Raises:
-        CheckpointError: If it is missing, damaged, or not a weights file.
+        CheckpointError: If the file is missing, damaged, or not a weights file.
         NothingMatchedError: If there is nothing at `key`.
     """
     from hookscope.models.contents import list_contents
@@ -1169,12 +1186,12 @@ def report(
 ) -> Path:
     """Write one self-contained HTML page of a run.
 
-    For the folder of a watched training, RUN/overview.png is written too if the folder is writable: nothing is drawn
-    while it trains.
+    For the folder of a watched training, RUN/overview.png is written too if the folder is writable, because nothing is
+    drawn while it trains.
 
     Args:
         run: A run directory, the folder of a watched training, or a result.
-        out: The HTML file; None for RUN.html beside a run directory.
+        out: The HTML file; None for RUN.html next to the run directory.
 
     Returns:
         The file that was written.
@@ -1248,7 +1265,7 @@ def watch(
     edits: Texts = (),
     on_line: Callable[[str], None] | None = None,
 ) -> Watch:
-    """Watch a training: every step briefly, every k-th in full, and a line on stderr where a verdict changes.
+    """Watch a training: every step briefly, every `every`-th step in full, and print a line when a verdict changes.
 
         watch = hookscope.watch(model, optimizer, every=100, out="runs/a")
         for images, labels in loader:
@@ -1259,37 +1276,38 @@ def watch(
             watch.step(loss)
         watch.close()
 
-    The weights are, bit for bit, those of the training without it. Every step has its loss, the gradient norm as the
-    optimiser gets it and before clipping, the largest gradients and the learning rates, read from the optimiser without
-    hooks on modules. Watched steps, and the one after a jump of loss or norm, also have every parameter with its update
-    and the activations of their forward passes. Once it has begun, no error of hookscope's, and no full disk, ends the
-    training: a line says so. On an accelerator numbers are not waited for, so a jump is seen a few steps late.
+    The weights are, bit for bit, those of the training without it. For every step it records the loss, the gradient
+    norm at the optimiser and before clipping, the largest gradients and the learning rates, all read from the optimiser
+    without hooks on modules. For watched steps, and for the step after a jump of loss or norm, it also records every
+    parameter with its update, and the activations. Once the training runs, neither an error in hookscope nor a full
+    disk ends it: a line reports either. On an accelerator, numbers are not waited for, so a jump is noticed a few steps
+    late.
 
     Args:
-        model: The network, or a list or dict of several, whose names then begin with their class or key. Activations
-            of compiled networks are seen with `eager_forward` only.
+        model: The network, or a list or dict of several; names then begin with the class or the key. Activations of
+            compiled networks are measured with `eager_forward` only.
         optimizer: The optimiser, or a list of several.
-        every: How far watched steps are apart.
-        out: A folder for `watch.jsonl`, which grows a line at a time; None writes nothing.
-        layer: Patterns, as for `activations`: watched steps hold these layers and their parameters.
-        activations: Watch activations at watched steps, never at the first step.
-        eager_forward: Watch those of compiled networks too: at watched steps the network runs once more, eagerly and
-            without gradients, on the first batch. What it changes is put back, so the weights stay what they were.
-        resume: Go on with what an earlier training has written into `out`.
-        edits: Changes to the training, "fc:grad:clip-norm(1)", "param:layer1.*:freeze": assign to the watch's `edits`
-            to change them while it trains. Errors of an edit end the training. Layers of compiled networks cannot be
-            edited, their parameters can.
-        on_line: Called with each line instead of printing it.
+        every: Number of steps from one watched step to the next.
+        out: Folder for `watch.jsonl`, which grows a line at a time; None writes nothing.
+        layer: Patterns, as for `activations`: watched steps record only these layers and their parameters.
+        activations: Measure activations at watched steps, except at the first step.
+        eager_forward: Measure activations of compiled networks too: at watched steps the network runs once more,
+            eagerly and without gradients, on the first batch. Everything that this changes is put back.
+        resume: Append to the log of an earlier training in `out`.
+        edits: Changes to the training, "fc:grad:clip-norm(1)", "param:layer1.*:freeze"; assign to `edits` of the watch
+            to change them while it trains. An edit that fails ends the training. Layers of compiled networks cannot be
+            edited, but their parameters can.
+        on_line: Called with each line instead of printing it on stderr.
 
     Returns:
         The watch. Call its `step(loss)` after each `optimizer.step()`, and `close()` at the end; or use it as a context
         manager.
 
     Raises:
-        UsageError: If the network cannot be watched (nn.DataParallel, shards), or does not belong to the optimiser, or
-            an edit is malformed or cannot be made.
+        UsageError: If the network cannot be watched (nn.DataParallel, shards), if the optimiser holds none of its
+            parameters, or if an edit is malformed or cannot be made.
         LayerNotFoundError: If a pattern or an edit selects nothing.
-        OutputError: If `out` holds another training, is in use, or cannot be written.
+        OutputError: If `out` holds a different training, is in use, or cannot be written.
     """
     from hookscope.watching.watch import Watch
 

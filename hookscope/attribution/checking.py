@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hookscope.attribution.explaining import Explained, explain_again, resized
+from hookscope.attribution.batch_maps import Explained, explain_again, resized
 from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, model_errors
 from hookscope.attribution.input_places import main_input, places_of
 from hookscope.attribution.map_layers import MapLayers

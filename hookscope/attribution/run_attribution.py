@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from hookscope.attribution.batch_maps import Explained, as_method, explain, needs_layers
 from hookscope.attribution.checking import Checking, Sanity
-from hookscope.attribution.explaining import Explained, as_method, explain, needs_layers
 from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, frozen
 from hookscope.attribution.input_places import input_size, main_input, places_of
 from hookscope.attribution.layer_choice import layer_outputs_of

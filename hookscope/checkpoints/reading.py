@@ -23,8 +23,8 @@ from hookscope.checkpoints.checksums import check_checksums
 from hookscope.checkpoints.distributed import ChunkedTensor, Slice, Stored, nested, read_metadata
 from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, archive_kind, open_archive, open_regular
 from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
-from hookscope.checkpoints.past_unknown import read_bytes_past_unknown, read_past_unknown
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
+from hookscope.checkpoints.unknown_classes import read_bytes_past_unknown, read_past_unknown
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
 from hookscope.text import printable
 

@@ -1,4 +1,4 @@
-"""`hookscope attention`: what a transformer's attention looks at."""
+"""`hookscope attention`: what the attention of a transformer looks at."""
 
 from typing import Annotated
 
@@ -35,7 +35,7 @@ def attention(
             "--query",
             metavar="QUERY",
             help="Whose attention to draw: cls, register:1, mean, or the x,y of a pixel of the photograph; repeatable. "
-            "Default: the class token, or the mean over queries where there is none.",
+            "Default: the class token, or the mean over queries if there is none.",
         ),
     ] = None,
     rollout: Annotated[bool, under.heads("--rollout", help="Also follow attention through all blocks.")] = False,
@@ -43,14 +43,14 @@ def attention(
         bool,
         under.heads(
             "--numbers/--no-numbers",
-            help="Measure every head. Without, only the rows of --query are computed: maps of large pictures then cost "
+            help="Measure every head. --no-numbers computes only the rows of --query: maps of large pictures then cost "
             "little more than the forward pass.",
         ),
     ] = True,
     tokens: Annotated[
         str | None,
         under.heads(
-            metavar="LAYOUT", help="How tokens lie on the picture where it cannot be inferred: prefix=1,grid=14x14."
+            metavar="LAYOUT", help="How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14."
         ),
     ] = None,
     weights: options.Weights = "auto",
@@ -74,10 +74,10 @@ def attention(
     seed: options.Seed = 0,
     verify: Annotated[
         bool,
-        under.run("--verify/--no-verify", help="Run the first batch again without hooks, and compare outputs."),
+        under.run("--verify/--no-verify", help="Run the first batch again without hooks, and compare the outputs."),
     ] = True,
     save_tensors: Annotated[
-        bool, under.write("--save-tensors", help="Also write the weights themselves: attention.safetensors.")
+        bool, under.write("--save-tensors", help="Also write the attention weights: attention.safetensors.")
     ] = False,
     show: Annotated[
         bool, under.show("--show", help="Also show the first overview in the terminal. Needs hookscope[show].")

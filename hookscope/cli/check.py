@@ -65,8 +65,8 @@ def check(
         under.model(
             "--allow-global",
             metavar="NAME",
-            help="Class or function that a pickle may name besides plain data, as a glob (vendornet.*); it is skipped, "
-            "never imported; repeatable.",
+            help="Class or function, as a glob (vendornet.*), that a pickle may name besides plain data; it is "
+            "skipped, never imported; repeatable.",
         ),
     ] = None,
     output_key: options.OutputKey = None,
@@ -91,7 +91,7 @@ def check(
         Path | None,
         under.inputs(
             metavar="DIR",
-            help="Run directory of `survey` of this network: rules about activations judge all of its inputs.",
+            help="Run directory of `survey` of this network: rules about activations then judge all of its inputs.",
         ),
     ] = None,
     input_shape: options.InputShape = None,
@@ -110,7 +110,8 @@ def check(
         Path | None, under.rules(metavar="FILE", help="Compare layer statistics with this baseline.")
     ] = None,
     update_baseline: Annotated[
-        bool, under.rules("--update-baseline", help="Write the baseline from one checkpoint instead.")
+        bool,
+        under.rules("--update-baseline", help="Write the baseline of one checkpoint instead of comparing with it."),
     ] = False,
     junit: Annotated[Path | None, under.write(metavar="FILE", help="Also write the report as JUnit XML.")] = None,
     sarif: Annotated[
@@ -138,7 +139,7 @@ def check(
         Path | None,
         under.write(
             metavar="DIR",
-            help="If a checkpoint fails, write an overview, and grids and rows of failing layers here.",
+            help="If a checkpoint fails, write an overview, and grids and rows of the failing layers, to DIR.",
         ),
     ] = None,
     jobs: Annotated[int, under.workers(min=1, metavar="N", help="Checkpoints to check in parallel.")] = 1,
@@ -160,10 +161,11 @@ def check(
     explain: Annotated[str | None, under.rules(metavar="RULE", help="Explain a rule and its limits, and exit.")] = None,
     init: Annotated[bool, under.rules("--init", help="Write a hookscope.toml with every setting, and exit.")] = False,
 ) -> int:
-    """Load and run each CHECKPOINT, and judge it by rules: corrupt, non-finite, half-loaded, dead, drifting?
+    """Load and run each CHECKPOINT, and judge it by rules: is it corrupt, non-finite, half-loaded, dead, drifting?
 
     Options override the configuration. The exit code is 0 if all pass and 1 if a checkpoint fails a rule; other codes
-    mean that a checkpoint could not be checked. Each checkpoint runs in a separate process with limits.
+    mean that a checkpoint could not be checked. Each checkpoint runs in a separate process with limits on memory and
+    time.
 
     \b
     hookscope check model.pt

@@ -1,4 +1,4 @@
-"""`hookscope history`: a run by the checkpoints that it left."""
+"""`hookscope history`: a training, followed by its checkpoints."""
 
 import os
 import re
@@ -30,16 +30,16 @@ def history(
         list[str] | None,
         typer.Argument(
             metavar="IMAGE",
-            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs to run each checkpoint on; none: "
-            "weights alone.",
+            help="Pictures, tensor files (.npy, .pt, .safetensors), folders or globs to run each checkpoint on; "
+            "without them, only weights are judged.",
         ),
     ] = None,
     arch: Annotated[
         str | None,
         under.model(
             metavar="MODEL",
-            help="Network of the checkpoints, to run it and to judge by all rules; none: judge each file by what it "
-            "stores. Default: none, or inferred where IMAGEs are given.",
+            help="Network of the checkpoints, to run it and to judge by all rules; none: judge the stored values only. "
+            "Default: none, or inferred if IMAGEs are given.",
         ),
     ] = None,
     model_arg: options.ModelArg = None,
@@ -51,8 +51,8 @@ def history(
         under.model(
             "--allow-global",
             metavar="NAME",
-            help="Class or function that a pickle may name besides plain data, as a glob (vendornet.*); it is skipped, "
-            "never imported; repeatable.",
+            help="Class or function, as a glob (vendornet.*), that a pickle may name besides plain data; it is "
+            "skipped, never imported; repeatable.",
         ),
     ] = None,
     output_key: options.OutputKey = None,
@@ -81,8 +81,8 @@ def history(
         bool,
         under.rules(
             "--bisect",
-            help="Read the first and the last file, then as few as it takes to find where each verdict of the last "
-            "began; assumes that it stayed.",
+            help="Read the first and the last file, then only as many as it takes to find the first file with each "
+            "verdict of the last; assumes that verdicts stay.",
         ),
     ] = False,
     device: Annotated[str, under.run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "cpu",
@@ -92,10 +92,10 @@ def history(
     quiet: options.Quiet = False,
     full: options.Full = False,
 ) -> int:
-    """Follow a training by the checkpoints that it left: what changed, and since which of FILES a rule objects.
+    """Follow a training by its checkpoints: what changed, and which of FILES is the first to break a rule.
 
-    Files are taken in the order of the epochs or steps that they store, else in natural order of names. The exit code
-    is 1 if a file fails a rule; other codes mean that one could not be read.
+    Files are sorted by the epochs or steps that they store, else in natural order of names. The exit code is 0 if no
+    file fails a rule and 1 if one does; other codes mean that a file could not be read or run.
 
     \b
     hookscope history 'ckpt/epoch_*.pt'

@@ -175,7 +175,8 @@ BatchAxis = Annotated[
     under.inputs(
         "--batch-axis",
         metavar="AXIS",
-        help="Batch axis of a tensor file: 0, another index, none, or auto (the first of (N, C, H, W)).",
+        help="Axis of a tensor file that counts inputs: an index; none: it is one input; auto: axis 0, unless its "
+        "rank is that of one input.",
     ),
 ]
 NamedInputs = Annotated[

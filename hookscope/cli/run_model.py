@@ -115,7 +115,7 @@ def check_early(given: Mapping[str, Any]) -> None:
         ImageError: If none of the inputs can be read.
         NothingMatchedError: If a folder or a glob holds no input.
     """
-    from hookscope.inputs.finding import check_input_file, find_inputs
+    from hookscope.inputs.find_files import check_input_file, find_inputs
     from hookscope.inputs.preprocessing_options import preprocessing_from_options
     from hookscope.models.names import refuse_by_form
     from hookscope.results.inputs import Preprocessing
@@ -150,7 +150,7 @@ def run_path(
 
     A folder of inputs gives its own name. Where such a folder holds a run of another command, a number is appended.
     """
-    from hookscope.inputs.finding import find_inputs
+    from hookscope.inputs.find_files import find_inputs
     from hookscope.results.runs.directory import default_run_path, free_run_path
 
     paths = find_inputs(images) if images else []

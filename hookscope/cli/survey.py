@@ -1,4 +1,4 @@
-"""`hookscope survey`: what layers and their channels do over a data set, on one process or many."""
+"""`hookscope survey`: what layers and their channels do over a data set, in one process or several."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def survey(
     layer: options.Layer = None,
     ops: options.Ops = False,
     top: Annotated[
-        int, under.layers("--top", min=1, metavar="N", help="List the N inputs that excite a channel most.")
+        int, under.layers("--top", min=1, metavar="N", help="For every channel, list the N inputs that excite it most.")
     ] = 9,
     by_class: Annotated[
         bool,
@@ -78,7 +78,7 @@ def survey(
             "--chunk-size",
             min=1,
             metavar="N",
-            help="Files in a chunk, the share of work that one process does at once.",
+            help="Files per chunk, the unit of work of a process.",
         ),
     ] = 1024,
     workers: Annotated[
@@ -87,7 +87,7 @@ def survey(
             "--workers",
             min=0,
             metavar="N",
-            help="Threads that read pictures ahead; default: one for each processor, 4 at most. Results are the same.",
+            help="Threads that read pictures ahead; default: one per processor, at most 4. Results do not change.",
         ),
     ] = None,
     resume: Annotated[
@@ -100,12 +100,14 @@ def survey(
         str | None,
         under.workers(
             metavar="I/N",
-            help="Measure the I-th of N parts of the data only, as a job of a cluster; --merge comes last.",
+            help="Measure only part I of N of the data, as one job of a cluster; run --merge afterwards.",
         ),
     ] = None,
     merge: Annotated[
         Path | None,
-        under.workers(metavar="DIR", help="Merge the chunks that shards with --out DIR have measured, and write DIR."),
+        under.workers(
+            metavar="DIR", help="Merge the chunks of all shards that were measured with --out DIR, and write DIR."
+        ),
     ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
@@ -127,10 +129,10 @@ def survey(
     quiet: options.Quiet = False,
     full: options.Full = False,
 ) -> int:
-    """Measure what the channels of MODEL do over a data set: dead ones, ranges, what excites each, features.
+    """Measure the channels of MODEL over a data set: dead channels, value ranges, what excites each, features.
 
-    Results are the same bit for bit for any number of processes with the same batch size and threads. Finished chunks
-    wait in OUT.chunks until all are there.
+    With the same batch size and threads, results are the same bit for bit for any number of processes. Finished chunks
+    stay in OUT.chunks until the survey is complete.
 
     \b
     hookscope survey resnet18 photos/ --layer type:relu
@@ -159,9 +161,7 @@ def _survey(given: dict[str, Any]) -> int:
 
     option = SimpleNamespace(**given)
     if option.shard is not None and (option.page or option.show or option.json or option.tensorboard):
-        raise UsageError(
-            "--shard measures a part and shows nothing: give --report, --show, --tensorboard and --json with --merge."
-        )
+        raise UsageError("--shard only measures a part: give --report, --show, --tensorboard and --json with --merge.")
     check_early(given | ({"images": None} if option.by_class else {}))
     target = run_path("survey", [option.model], option.out, option.images, (), "inputs")
     replaced = command_of(target)

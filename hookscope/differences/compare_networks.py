@@ -108,7 +108,7 @@ class _Comparison:
         first = self.queue.peek()
         if first is not None:
             if compiles:
-                brought = [_for(each, first) for each in self.networks[:2]]
+                brought = [_placed_for(each, first) for each in self.networks[:2]]
                 self.compiled = compile_in_blocks(self.networks, brought, self.maps, chosen=chosen)
             self.pairing = _pairing(self.networks, first, self.maps)
             _set_partners(self.networks, self.pairing)
@@ -139,12 +139,12 @@ class _Comparison:
         finished = None
         while finished is None:
             for network in self.networks:
-                network.batch = _for(network, batch)
+                network.batch = _placed_for(network, batch)
             finished = lockstep.run(len(self.records), len(batch.indices))
             if lockstep.needs_turns:
                 lockstep.take_turns()
         if self.compiled is not None:
-            finished = self.compiled.ended(finished, _for(self.networks[_B], batch))
+            finished = self.compiled.ended(finished, _placed_for(self.networks[_B], batch))
         failed = next((each for each in finished if each.message), None)
         if failed is not None:
             self._leave_out(batch, failed)
@@ -232,20 +232,16 @@ def compare_networks(
     _refuse(options_b, shadow=shadow, ops=ops)
     apart = copied(other) if values else separate(session.loaded, other)
     made = edit_parameters(apart, values)
-    a, b = inspected_network(session.loaded), inspected_network(apart)
     report = reporter(session, on_error)
     others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
     batch_size = batch_size if others is None else 1
     queue = queue_of(session.inputs.batches(batch_size, report), report)
-    hooked = partial(_hooked_network, queue=queue, seed=session.seed, ops=ops)
-    networks = [
-        hooked("A", a, RunOptions(), layers=layers, keeps="inputs" if shadow else ""),
-        hooked("B", b, options_b, keeps="states" if shadow else ""),
-    ]
+    networks = _hooked_networks(
+        session, apart, options_b, queue, layers=layers, ops=ops, reference=reference, shadow=shadow
+    )
+    a, b = networks[_A].inspected, networks[_B].inspected
     if others is not None:
         networks[_B].own_inputs = others.instead_of
-    if reference:
-        networks.append(hooked("The reference", in_float64(session.loaded, a), RunOptions(), layers=layers))
     outputs = Outputs([each.inspected for each in networks], may_differ=bool(layers), output_key=output_key)
     comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=maps)
     began = time.perf_counter()
@@ -263,11 +259,7 @@ def compare_networks(
     every_row, first_differences = with_origins(
         paired, eps, compiled.sizes if compiled else {}, same_inputs=others is None
     )
-    rows = tuple(row for row in every_row if networks[_A].has_rows(row.layer))
-    if not rows:
-        raise NothingMatchedError(
-            f"No layer of A ({a.info.name}) has a partner in B ({b.info.name}): pair them with --map 'a.*=b.*'."
-        )
+    rows = _rows_of_a(every_row, networks)
     found = outputs.results()
     gradients = GradientDifferences()
     if loss is not None:
@@ -299,31 +291,82 @@ def compare_networks(
         maps=lockstep.maps.drawn(_rows_by_place(rows, networks[_A]), first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients.rows), found),
         reference="A's weights in float64" if reference else "",
-        warnings=_without_repeats(
-            *(f"A: {text}" for text in a.warnings),
-            *(f"B: {text}" for text in b.warnings),
-            *different_inputs(session.loaded, other),
-            *filter(None, [outputs.remark]),
+        warnings=_warnings(
+            session,
+            other,
+            comparison,
             *(compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()),
             *gradients.notes,
             # An edit of a gradient is applied in the backward pass alone.
             *(networks[_B].edits.warnings() if loss is None else ()),
             *made.warnings,
-            *queue.remarks,
         ),
-        notes=_without_repeats(
-            *a.notes,
-            *b.notes,
-            *training_notes(session.loaded, other, options_b.mode),
-            *compiled_notes(session.loaded, other, compiles=options_b.compiles),
-            *([compiled.note()] if compiled else []),
-            *networks[_B].edits.notes(),
-            *made.notes,
-            *precision_notes(networks),
-        ),
+        notes=_notes(session, other, comparison, options_b, made.notes),
         seed=session.seed,
         timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
         provenance=provenance_of(session, layers, {"ops": ops, "map": [*maps], "shadow": shadow}),
+    )
+
+
+def _hooked_networks(
+    session: Session,
+    other: LoadedModel,
+    options_b: RunOptions,
+    queue: BatchQueue,
+    *,
+    layers: Sequence[str],
+    ops: bool,
+    reference: bool,
+    shadow: bool,
+) -> list[HookedNetwork]:
+    """Return A, B and, if it is asked for, the reference: A's weights in float64."""
+    a, b = inspected_network(session.loaded), inspected_network(other)
+    hooked = partial(_hooked_network, queue=queue, seed=session.seed, ops=ops)
+    networks = [
+        hooked("A", a, RunOptions(), layers=layers, keeps="inputs" if shadow else ""),
+        hooked("B", b, options_b, keeps="states" if shadow else ""),
+    ]
+    if reference:
+        networks.append(hooked("The reference", in_float64(session.loaded, a), RunOptions(), layers=layers))
+    return networks
+
+
+def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetwork]) -> tuple[DifferenceRow, ...]:
+    """Return the rows of the layers that were selected in A; raise a NothingMatchedError if there are none."""
+    rows = tuple(row for row in every_row if networks[_A].has_rows(row.layer))
+    if not rows:
+        a, b = (each.inspected.info.name for each in networks[:2])
+        raise NothingMatchedError(f"No layer of A ({a}) has a partner in B ({b}): pair them with --map 'a.*=b.*'.")
+    return rows
+
+
+def _warnings(session: Session, other: LoadedModel, comparison: _Comparison, *measured: str) -> tuple[str, ...]:
+    """Return the warnings about the networks, about what was `measured`, and about inputs, in this order."""
+    a, b = (each.inspected for each in comparison.networks[:2])
+    return _without_repeats(
+        *(f"A: {text}" for text in a.warnings),
+        *(f"B: {text}" for text in b.warnings),
+        *different_inputs(session.loaded, other),
+        *filter(None, [comparison.outputs.remark]),
+        *measured,
+        *comparison.queue.remarks,
+    )
+
+
+def _notes(
+    session: Session, other: LoadedModel, comparison: _Comparison, options_b: RunOptions, about_edits: Sequence[str]
+) -> tuple[str, ...]:
+    a, b = (each.inspected for each in comparison.networks[:2])
+    compiled = comparison.compiled
+    return _without_repeats(
+        *a.notes,
+        *b.notes,
+        *training_notes(session.loaded, other, options_b.mode),
+        *compiled_notes(session.loaded, other, compiles=options_b.compiles),
+        *([compiled.note()] if compiled else []),
+        *comparison.networks[_B].edits.notes(),
+        *about_edits,
+        *precision_notes(comparison.networks),
     )
 
 
@@ -378,7 +421,7 @@ def _gradients(
     for at, (each, network) in enumerate(zip(loaded, networks, strict=True)):
         options = {"layers": patterns[at], "ops": ops, "hooked": frozenset(network.hooked), "edits": edits[at]}
         options |= {"mode": network.mode, "autocast": network.autocast, "seed": session.seed}
-        differentiated.append(Differentiated(each, partial(_for, network), options, threads[at]))
+        differentiated.append(Differentiated(each, partial(_placed_for, network), options, threads[at]))
     whole: Differentiated | None = None
     if compiled is not None:
         b = differentiated[_B] = replace(differentiated[_B], around=compiled.forwards)
@@ -435,7 +478,7 @@ def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str
     # Containers that --layer selects in A may pair with containers of B.
     has_blocks = bool(a.selected.keys() - default_layers(a.inspected.modules))
     calls_a, calls_b = (
-        [call for call in traced(side, _for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
+        [call for call in traced(side, _placed_for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
         for side, wanted in ((a, a.selected), (b, b.hooked if has_blocks else b.selected))
     )
     aligned, matched = align(calls_a, calls_b, named)
@@ -457,7 +500,7 @@ def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:
         network.partner = partner
 
 
-def _for(network: HookedNetwork, batch: Batch) -> Batch:
+def _placed_for(network: HookedNetwork, batch: Batch) -> Batch:
     """Return a copy of a batch, or of the network's own, on the device and in the dtype of a network."""
     inspected = network.inspected
     return to_device(copy_of(network.own_inputs(batch)), inspected.placed[0], floating_dtype(inspected.network))
@@ -511,13 +554,13 @@ def _unmatched(
     networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing, *, with_b: bool
 ) -> tuple[Unmatched, ...]:
     backwards = pairing.inverse()
-    result = [*_alone(networks[_A], networks[_B], "A", pairing, lockstep)]
+    result = [*_unpaired(networks[_A], networks[_B], "A", pairing, lockstep)]
     if with_b:
-        result += _alone(networks[_B], networks[_A], "B", backwards, lockstep)
+        result += _unpaired(networks[_B], networks[_A], "B", backwards, lockstep)
     return tuple(result)
 
 
-def _alone(
+def _unpaired(
     network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, lockstep: Lockstep
 ) -> Iterator[Unmatched]:
     for place, form in network.output_forms.items():

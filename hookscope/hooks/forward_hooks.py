@@ -115,23 +115,22 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
 ) -> Iterator[Capture[T]]:
     """Observe the outputs of `layers`, and their gradients, while the block runs the model.
 
-    Without edits the model's results are unchanged. These hooks run after those that the model already has, and see the
-    outputs that those return. Recomputation by activation checkpointing is not observed a second time.
+    Without edits the model's results are unchanged. The hooks run after the model's own hooks, and see the outputs that
+    these return. Recomputation by activation checkpointing is not observed a second time.
 
-    A gradient is that of the loss with respect to the output at the moment it was returned, over all later uses. For a
-    module that returns several tensors, or its input, only the uses outside the module count.
+    The gradient of an output is taken at the moment when the output is returned, and sums over all later uses. If a
+    module returns several tensors, or its input, only the uses outside the module count.
 
     Args:
         model: The network that contains the layers; its compiled parts run eagerly in the block, so that hooks fire.
-        layers: Modules by name. An object under two names is hooked once, under the first.
+        layers: Modules by name. A module with two names is hooked once, under the first name.
         observe: Called with the call, the slot and the output, under `no_grad` and without autocast, as soon as the
             module returns, because later code may overwrite the values. Clone what must outlive the call.
         gradients: Called in the same way with a site and its gradient, when a backward pass in the block computes it.
             None watches no gradients, which costs less.
         with_inputs: Also watch the gradients of inputs, along the path through the module alone. Gradients of
-            parameters may then differ in the last bits, because terms are summed in another order.
-        with_steps: Also watch the gradient at each time step of what recurrent layers and attention are given:
-            `watch.steps`.
+            parameters may then differ in the last bits, because terms are summed in a different order.
+        with_steps: Also watch the gradient at every time step of the inputs of recurrent layers and attention.
         track: Make floating outputs that autograd does not track require a gradient, for networks without trainable
             parameters.
         edits: Changes by name of a module or, for "parameter grad", of a parameter. Observers see the edited values.

@@ -73,9 +73,9 @@ def select_layers(
 
     Args:
         model: The network; names are those of its `named_modules()`.
-        patterns: `--layer` values, see `parse_pattern`. Of a layer that a plain word matches, such as "conv", parts
-            without parameters that do not match by themselves are left out: its padding. Without a pattern that
-            includes, the `default_layers` are selected: modules that own parameters, and leaves.
+        patterns: `--layer` values, see `parse_pattern`. If a plain word such as "conv" matches a layer, parts inside it
+            that have no parameters and do not match themselves, such as padding, are left out. Without an including
+            pattern, modules that own parameters and leaves are selected.
         execution_order: Returns the names of all modules in the order in which they first finish; called only if a
             pattern selects by position.
 
@@ -83,8 +83,8 @@ def select_layers(
         Modules by dotted name, in the order of `named_modules()`.
 
     Raises:
-        LayerNotFoundError: If a pattern, or all together, select nothing.
-        UsageError: If a pattern is malformed, or needs the execution order and none can be had.
+        LayerNotFoundError: If a pattern, or all patterns together, select nothing.
+        UsageError: If a pattern is malformed, or selects by position without an `execution_order`.
     """
     return select_from(*module_index(model), patterns, execution_order)
 

@@ -38,14 +38,14 @@ def tensor_gradients(
         gradients["b"]
 
     Args:
-        tensors: By names of your choice; each must require a gradient, but need not be a leaf.
-        edits: By the same names, a function of the gradient that returns its replacement; None keeps it.
+        tensors: Tensors by names of your choice; all must require a gradient, but need not be leaves.
+        edits: By the same names, functions of the gradient that return its replacement, or None to keep it.
 
     Yields:
         The gradients as they arrive. All hooks are removed at the end of the block.
 
     Raises:
-        UsageError: If a tensor requires no gradient, or an edit names none of the tensors.
+        UsageError: If a tensor requires no gradient, or an edit has a name that `tensors` lacks.
     """
     edits = edits or {}
     unknown = next((name for name in edits if name not in tensors), None)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         to_device,
         with_changed,
     )
-    from hookscope.inputs.finding import TENSOR_SUFFIXES, find_inputs
+    from hookscope.inputs.find_files import TENSOR_SUFFIXES, find_inputs
     from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
     from hookscope.inputs.loading import load_input, read_tensor
     from hookscope.inputs.named import (
@@ -92,7 +92,7 @@ _HOMES = {
         "to_device",
         "with_changed",
     ),
-    "finding": ("TENSOR_SUFFIXES", "find_inputs"),
+    "find_files": ("TENSOR_SUFFIXES", "find_inputs"),
     "labelled_files": ("LabelledFiles", "find_labelled"),
     "loading": ("load_input", "read_tensor"),
     "named": (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL.Image import Image
 
-from hookscope.inputs.finding import AUDIO_SUFFIXES, TENSOR_SUFFIXES
+from hookscope.inputs.find_files import AUDIO_SUFFIXES, TENSOR_SUFFIXES
 from hookscope.results.inputs import Preprocessing
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from hookscope import regular_files
 from hookscope.checkpoints.fileformat import open_regular
 from hookscope.errors import CheckpointError, InputError
-from hookscope.inputs.finding import find_inputs
+from hookscope.inputs.find_files import find_inputs
 from hookscope.text import counted, printable
 
 # A million lines of usual length.

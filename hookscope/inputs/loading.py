@@ -17,7 +17,7 @@ from PIL import Image, ImageFile
 from hookscope.errors import ImageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs.clips import Clip, Source
-from hookscope.inputs.finding import MAX_FILE_BYTES, check_input_file
+from hookscope.inputs.find_files import MAX_FILE_BYTES, check_input_file
 from hookscope.inputs.pictures import is_quiet_picture, read_picture, take_picture
 from hookscope.inputs.preprocessing import check_suits_pictures, prepare_picture
 from hookscope.inputs.recordings import is_recording, read_recording

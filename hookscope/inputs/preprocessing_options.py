@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hookscope.errors import UsageError
-from hookscope.inputs.finding import AUDIO_SUFFIXES, TENSOR_SUFFIXES
+from hookscope.inputs.find_files import AUDIO_SUFFIXES, TENSOR_SUFFIXES
 from hookscope.results.inputs import Preprocessing
 
 

@@ -28,10 +28,10 @@ from hookscope.checkpoints.stand_ins import skipped_objects
 from hookscope.errors import CheckpointError
 from hookscope.models.classes import stored_classes
 from hookscope.models.construction import FileOptions
+from hookscope.models.declared_architecture import told_architectures
 from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import TRUST_REMEDY, check_names, files_of, read_index, shard_remark
-from hookscope.models.told_architecture import told_architectures
 from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.regular_files import read_bounded
 from hookscope.text import counted, printable, some_of

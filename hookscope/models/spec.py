@@ -91,12 +91,12 @@ def load_model(
     """Load the network that MODEL names, on the CPU, in the mode its builder leaves it in.
 
     Args:
-        model: As `parse_model` reads it.
+        model: MODEL in any of its forms, see `parse_model`.
         weights: "auto": trained if cached or downloadable, else random with a warning. "none": random. The name of
-            trained weights, or a state dict file: that or an error.
+            trained weights, or a state dict file: exactly these, or an error.
         arch: The network a weights file belongs to, in any form of MODEL but a weights file; None to recognise it, or
             to take the network that a trusted file holds.
-        model_arguments: "NAME=VALUE" each, for the function that builds the network.
+        model_arguments: Texts "NAME=VALUE", arguments of the function that builds the network.
         seed: Seed of random weights. The state of the random number generators is restored.
         options: How a weights file is read and loaded.
         on_meta: See `build_on_meta`.
@@ -105,7 +105,7 @@ def load_model(
         ModelNotFoundError: If MODEL or `arch` names nothing, or no known network fits a weights file.
         NothingMatchedError: If there is nothing in the file where `options` says.
         UsageError: If the arguments contradict each other or cannot be right, or leave a choice open.
-        CheckpointError: If weights cannot be had, read, or do not fit.
+        CheckpointError: If weights cannot be downloaded or read, or do not fit.
         InputError: If a Python file cannot be read.
         UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.

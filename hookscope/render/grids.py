@@ -70,22 +70,24 @@ Scale = Literal["channel", "layer"]
 
 
 def draw_grid(maps: FeatureMaps, *, cmap: str = "auto", scale: Scale = "channel", input_name: str = "") -> Image.Image:
-    """Draw one activation for one input.
+    """Draw the feature maps of one layer for one input as a grid of tiles.
 
-    The colour map spans 0 to the largest value when no value is negative; otherwise -m to m, m being the largest
-    magnitude, so that zero has the middle colour. Every range holds zero instead of beginning at the smallest value:
-    "no response" then looks the same in every channel, and a nearly constant channel is not blown up into noise. Where
-    each channel has one value only, its own range would say nothing, and one range serves them all.
+    If no value is negative, the colour map spans 0 to the largest value; otherwise it spans -m to m, where m is the
+    largest magnitude, so that zero has the middle colour. Every range includes zero: "no response" then looks the same
+    in every channel, and a nearly constant channel does not look like noise. If every channel has only one value, all
+    share one range.
 
-    A grid is at most 16,384 pixels a side and 64 million in all, without its caption. Larger maps are averaged over
-    square blocks, and the caption says so.
+    A grid has at most 16,384 pixels a side and 64 million pixels in all, without its caption. Larger maps are averaged
+    over square blocks, and the caption reports it.
 
     Args:
-        maps: Any arrangement. Frames lie side by side in their channel's tile; a vector is a strip of cells, wrapped.
+        maps: Maps of any arrangement. Frames are drawn side by side in the tile of their channel, a vector as a wrapped
+            strip of cells.
         cmap: A matplotlib colour map. "auto" is viridis, or berlin (perceptually uniform too, dark at zero) where a
             value is negative. A diverging map always has zero in the middle.
-        scale: "channel": each channel, and each token apart from the grid, by its own range; "layer": one range.
-        input_name: For the caption.
+        scale: "channel" gives every channel, and every token without a place on the grid, its own range; "layer" uses
+            one range.
+        input_name: Name of the input in the caption.
 
     Returns:
         A palette image, mode "P": the colour map at indices 0-240, then one index each for non-finite values and

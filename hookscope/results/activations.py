@@ -224,10 +224,10 @@ class Activations(Run):
     """The outputs of layers in one run; `feature_maps` only if requested.
 
     Attributes:
-        map_summaries: Of the first three inputs, for the overview.
-        token_maps: Norms of tokens on their grids, of the first three inputs: in layers with high tokens, or in the
-            last block.
-        cost: Cost of one forward pass over the first input, module by module; None without `cost=True`.
+        map_summaries: Reduced feature maps of the first three inputs, for the overview.
+        token_maps: Norms of tokens on their grids, for the first three inputs, in layers with high tokens, or in the
+            last block if there is none.
+        cost: Cost of one forward pass over the first input, by module; None without `cost=True`.
     """
 
     feature_maps: tuple[FeatureMaps, ...] = ()

@@ -161,20 +161,20 @@ class PatchWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Attention(RowContainer):
-    """What a network's attention looks at.
+    """The attention of a network: numbers by head, and maps on the inputs.
 
     Attributes:
         inputs: The inputs, one record each.
-        blocks: Where attention was seen, in the order of the pass.
+        blocks: Modules whose attention was seen, in execution order.
         unseen: Modules whose attention was not seen, each with the reason.
         rows: Numbers by block, then by head.
         maps: By input, then query, then block, then head.
-        head_maps: The maps of all heads and blocks, of the first inputs.
-        patches: Rows of every patch, of the blocks that were asked for and the first inputs.
-        warnings: Sentences a reader must see; `notes` need no action.
+        head_maps: Maps of all heads and blocks, for the first inputs.
+        patches: Attention of every patch as a query, in the requested blocks, for the first inputs.
+        warnings: Sentences that a reader must see; `notes` need no action.
         timings: Seconds by phase.
-        tensors: The weights themselves by block, (N, heads, queries, keys), with windows on an axis behind N; empty
-            unless they were asked for.
+        tensors: Attention weights by block, (N, heads, queries, keys), with windows on an axis after N; empty without
+            `save_tensors=True`.
     """
 
     model: ModelInfo

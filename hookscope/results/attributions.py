@@ -155,18 +155,17 @@ class SanityCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Attributions(RowContainer):
-    """Where a network looks.
+    """The maps of where a network looks, with the tests of these maps.
 
     Attributes:
         inputs: The inputs, one record each.
         method: The method's name: "grad-cam".
-        layers: Whose outputs were looked at; () for methods that look at the picture itself.
+        layers: Labels of the layers that were mapped; () for methods that map the pixels.
         maps: By input, then target, then layer, in the order given.
         sanity: Checks over all maps of the run; () with `sanity="none"`.
-        given: What the network was given, (C, *size) float32, by input, where it is a signal or a volume; of the first
-            inputs, for drawing.
-        unchanged: Activations that a guided rule was asked for and did not change, by label, each with the reason.
-        warnings: Sentences a reader must see; `notes` need no action.
+        given: The first inputs as the network got them, (C, *size) float32, for drawing; only signals and volumes.
+        unchanged: Activations to which a guided method could not apply its rule, by label, with the reason.
+        warnings: Sentences that a reader must see; `notes` need no action.
         timings: Seconds by phase.
     """
 

@@ -312,18 +312,18 @@ class OverviewParts:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckReport(RenderedResult):
-    """The verdict on one checkpoint.
+    """The result of checking one checkpoint.
 
     Attributes:
-        checkpoint: What was checked, as the user named it or as found in a folder.
+        checkpoint: Name of the checkpoint, as the user gave it or as found in a folder.
         outcomes: One per rule, in the order of `checks.RULES`.
-        model: Which network; None if it could not be loaded.
-        error: Why it could not be checked to the end, in one line; "" if it was.
-        error_code: The exit code of that error; 0 without one.
+        model: The network; None if it could not be loaded.
+        error: Why the check could not be finished, in one line; "" if it was finished.
+        error_code: Exit code of `error`; 0 without an error.
         seconds: Time by phase, and "total".
-        evidence: Folder with the evidence of what failed; "" for none.
-        accuracy: On labelled pictures; None without any, or if no rule wanted it.
-        overview_parts: What the overview shows of the run; None if the checkpoint could not be measured.
+        evidence: Folder with the evidence of failures; "" if there is none.
+        accuracy: Accuracy on labelled pictures; None without such pictures, or if no rule needed it.
+        overview_parts: Data of the run for the overview picture; None if the checkpoint could not be measured.
     """
 
     checkpoint: str

@@ -81,13 +81,13 @@ class StoredEntry:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CheckpointContents(RowContainer):
-    """What a weights file holds.
+    """The contents of a weights file.
 
     Attributes:
         kind: "torch", "legacy torch", "safetensors" and so on.
-        producer: What wrote it, as far as the file tells: "torch.save, zip format 3".
-        byte_count: Size of the file, in bytes; of all shards for an index.
-        parts: Every set of weights, then what else has tensors.
+        producer: The program that wrote the file, as far as the file shows: "torch.save, zip format 3".
+        byte_count: Size of the file in bytes; for an index, the size of all shards.
+        parts: Every set of weights, then all other entries with tensors.
         entries: The top-level entries of a larger checkpoint; empty for a bare state dict.
         metadata: Text stored with the tensors.
     """

@@ -10,11 +10,11 @@ class ReceptiveField:
     """The part of the input that a cell of a map can depend on, in closed form, along each axis of the picture.
 
     Attributes:
-        size: Pixels that one cell sees, (height, width), not cut off at the border; of a sequence (length,), of a clip
-            (frames, height, width). Behind an upsampling layer, where windows differ, their mean.
+        size: Pixels that one cell depends on, (height, width), not cut off at the border; for a sequence (length,), for
+            a clip (frames, height, width). After an upsampling layer, where cells have different windows, their mean.
         stride: Pixels from one cell to the next.
-        centre: Of the first cell's window, in pixels counted from 0 at the middle of the first pixel.
-        at_least: Whether values of other places enter too, so that the size is a lower bound: through a
+        centre: Centre of the first cell's window, in pixels; the middle of the first pixel is 0.
+        at_least: Whether values from other places enter too, so that the size is a lower bound: through a
             squeeze-and-excitation gate, attention, or a normalisation over the whole map.
     """
 
@@ -32,10 +32,10 @@ class CostSums:
         multiply_adds: Products that are summed, in matrix products, convolutions, attention and recurrent layers: half
             of the FLOPs that `torch.utils.flop_counter` counts.
         parameter_count: Elements; a tied parameter counts once, where it comes first.
-        parameter_bytes: Bytes of these.
-        trainable_count: Elements of those that require a gradient.
-        saved_bytes: What autograd keeps for the backward pass besides parameters and buffers, in eval mode. Memory that
-            several tensors share counts once, where it is saved first.
+        parameter_bytes: Bytes of the parameters.
+        trainable_count: Elements of parameters that require a gradient.
+        saved_bytes: Bytes that autograd keeps for the backward pass, without parameters and buffers, in eval mode.
+            Memory that several tensors share counts once, where it is saved first.
     """
 
     multiply_adds: int = 0
@@ -61,11 +61,13 @@ class ModuleCost:
 
     Attributes:
         layer: Dotted name; "" is the whole model.
-        total: With the modules inside it.
-        own: Without them: what its own forward computes and holds. Over all modules these add up to the whole.
-        output_bytes: Of the tensors that it returns; None if it was not called.
-        receptive_field: Of its output in its first call; None if that is not a map of the input, or unknown.
-        seconds: From call to return, with the modules inside it; median of the passes. These do not add up. None if it
+        total: Cost of the module with its submodules.
+        own: Cost without its submodules: what its own forward computes and holds. Summed over all modules, it is the
+            cost of the network.
+        output_bytes: Bytes of the tensors that it returns; None if it was not called.
+        receptive_field: Receptive field of the output of its first call; None if it is unknown, or if the output is not
+            a map of the input.
+        seconds: Time from call to return, with its submodules; median of the passes. Times do not add up. None if it
             was not timed.
     """
 
@@ -96,15 +98,15 @@ class NetworkCost:
     """The cost of one forward pass of a network.
 
     Attributes:
-        input_shapes: Of the tensors that it was given.
+        input_shapes: Shapes of the input tensors.
         modules: In the order of `named_modules()`, the whole model first.
-        leaves: Sum over the modules without modules in them.
-        outside: Sum over what the other modules compute and hold themselves.
+        leaves: Sum over the modules without submodules.
+        outside: Sum over what the other modules compute and hold in their own code.
         uncounted: Operations whose multiply-adds are not known.
         pass_count: Number of passes whose median the times are; 0 if there are no times.
-        device: Where the times were taken: "cpu", "cuda:0".
-        thread_count: Threads that torch had.
-        notes: What numbers are missing, and why.
+        device: Device of the timed passes: "cpu", "cuda:0".
+        thread_count: Number of torch's CPU threads.
+        notes: Missing numbers, with the reason.
     """
 
     input_shapes: tuple[tuple[int, ...], ...]

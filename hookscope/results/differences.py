@@ -250,25 +250,26 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Differences(RowContainer):
-    """What differs between A and B.
+    """The differences between A and B.
 
     Attributes:
         way: What was compared.
-        inputs: Of both networks, or of A alone; () for weights alone.
-        inputs_b: Of B, where it is given others than A; else ().
+        inputs: Inputs of A, and of B unless `inputs_b` has its own; () if only weights were compared.
+        inputs_b: Inputs of B, if they differ from those of A; else ().
         rows: Pairs, in A's order of execution.
-        gradients: Pairs of gradients, labelled "conv1 grad_output" and "conv1.weight grad": with `--grads`, and
-            of two runs that have them.
-        unmatched: Rows, and for `way` "weights" tensors, of either side that have no partner.
-        outputs: The networks' outputs, compared; () for weights alone.
-        weights: Pairs of tensors in the networks' states; () unless weights alone were compared.
-        first_differences: Where differences begin, in A's order of execution, those that are gone again last: layers
-            that are given the same and return something else, and with `--shadow` all that add a difference.
-        first_gradient_difference: Label of the gradient that is the first in the backward pass to differ beyond
-            rounding; "" without one, and where activations differ, which explains it.
-        maps: A-B of the first input, for the rows where differences begin and the largest, twelve at most.
-        exceeded: Rows and outputs beyond a condition of `--fail-over`.
-        reference: What errors are measured against: "A's weights in float64"; "" without a reference.
+        gradients: Pairs of gradients, labelled "conv1 grad_output" and "conv1.weight grad"; empty without `--grads`,
+            and for runs without gradients.
+        unmatched: Rows of either side without a partner; tensors if `way` is "weights".
+        outputs: Comparison of the networks' outputs; () if only weights were compared.
+        weights: Pairs of tensors in the networks' states; () unless only weights were compared.
+        first_differences: Layers where differences begin, in A's order of execution: layers with equal inputs and
+            different outputs; with `--shadow`, all layers that add a difference. Differences that vanish later are
+            last.
+        first_gradient_difference: Label of the first gradient in the backward pass that differs beyond rounding; "" if
+            there is none, or if activations differ, which explains different gradients.
+        maps: A-B for the first input, for the rows where differences begin and for the largest, twelve at most.
+        exceeded: Rows and outputs that exceed a condition of `--fail-over`.
+        reference: The reference that errors are measured against: "A's weights in float64"; "" without a reference.
         warnings: Sentences a reader must see; `notes` need no action.
         timings: Seconds by phase.
     """

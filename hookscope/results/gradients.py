@@ -173,14 +173,14 @@ class StepsRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Gradients(Run):
-    """What one forward and backward pass showed.
+    """The gradients of one run, with the loss that was differentiated.
 
     Attributes:
-        loss: What was differentiated; None when the forward pass raised.
-        gradients: One per output of `rows`, in execution order; with `inputs=True` also those of inputs.
+        loss: The loss; None if the forward pass raised.
+        gradients: One per output in `rows`, in execution order; with `inputs=True` also one per input.
         parameters: One per parameter of the whole network, in the order of `named_parameters()`.
-        gradient_maps: Gradients of outputs, for drawing; empty unless asked for. `row` is the index in `gradients`.
-        inputs_alone: Gradient norms of each input differentiated alone, with `per_image=True`.
+        gradient_maps: Gradients of outputs, for drawing; empty without `grids_for`. `row` is the index in `gradients`.
+        inputs_alone: Gradient norms when every input is differentiated alone; empty without `per_image=True`.
         over_time: One per recurrent layer and attention with two steps or more, and per length of its inputs.
     """
 

@@ -167,17 +167,17 @@ class HistoryVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class History(RowContainer):
-    """A run by its checkpoints.
+    """A training, followed by its checkpoints.
 
     Attributes:
-        files: In order, whether they were read or not.
-        order: What the order is by, in words: "the epoch stored in each file".
+        files: All files in order, including those that were not read.
+        order: What the files are sorted by: "the epoch stored in each file".
         verdicts: Failures first, then in the order in which they began.
         rows: Every tensor in every file that was read, file by file.
-        activations: Empty without a network.
-        scope: What was looked at, and what was not, in a sentence.
+        activations: Outputs of layers, file by file; empty without a network.
+        scope: One sentence on what was judged and what was not.
         searched: Whether `--bisect` left files out.
-        arch: The network that was run; "" where files were judged by what they store.
+        arch: The network that was run; "" if the stored values were judged without a network.
     """
 
     files: tuple[HistoryFile, ...]

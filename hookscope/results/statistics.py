@@ -18,24 +18,24 @@ QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 class TensorStatistics:
     """Statistics of one tensor, over the whole input (all batches).
 
-    With NaN or Inf among the values every statistic is taken over the finite ones. Complex tensors are measured by
-    modulus. A value is None where it does not exist (an empty tensor has no mean) or could not be measured.
+    NaN and Inf are counted; all other statistics are over the finite values. Complex tensors are measured by modulus. A
+    value is None where it does not exist (an empty tensor has no mean) or could not be measured.
 
     Attributes:
-        shape: Of all batches together along the axis that counts inputs; of the first batch where there is none, or
-            batches differ otherwise.
+        shape: Shape of all batches together along the axis that counts inputs; the shape of the first batch if there is
+            no such axis, or if batches differ in other axes.
         dtype: torch's name without the prefix: "float32".
         std: Population standard deviation (divisor n); 0 for a single element.
         zero_fraction: Share of exact zeros among all elements, 0-1.
         channel_axis: Axis of `shape` that counts channels; None when there is none.
         dead_channel_count: Channels that are exactly zero over the whole input.
         quantiles: Values at `QUANTILE_LEVELS`, by `numpy.quantile`'s linear definition; None without a distribution.
-            Exact for up to 1,024 finite values; of more within 3 % of the value or within 0.5 % of its rank.
-        unmeasured: Why statistics are missing; None when they are not.
-        distribution: For quantiles and histograms; None if it was not measured.
-        histogram: The same in few bins, for statistics read from a run directory, which stores no more.
-        sketch: For estimating the distance to another tensor, see `hookscope.results.sketches`; None without one, and
-            where a value is NaN or Inf.
+            Exact for up to 1,024 finite values; for more, within 3 % of the value or within 0.5 % of its rank.
+        unmeasured: Why statistics are missing; None if they are not.
+        distribution: Counts of values over bins, for quantiles and histograms; None if it was not measured.
+        histogram: The distribution in few bins, for statistics from a run directory, which stores only these.
+        sketch: Numbers that estimate the distance to another tensor, see `hookscope.results.sketches`; None if it was
+            not measured, or if a value is NaN or Inf.
     """
 
     shape: tuple[int, ...]

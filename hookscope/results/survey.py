@@ -61,8 +61,8 @@ class SurveyChannel:
     A channel fires where it is not zero. Statistics are over the finite values.
 
     Attributes:
-        firing_inputs: Share of inputs on which it fires anywhere, 0-1; None where axis 0 of the output does not count
-            inputs.
+        firing_inputs: Share of inputs on which it fires at any position, 0-1; None if axis 0 of the output does not
+            count inputs.
         firing_positions: Share of its values that are not zero, 0-1.
         mean: Arithmetic mean; None without a finite value.
         std: Population standard deviation.
@@ -72,11 +72,11 @@ class SurveyChannel:
             less what chance explains: epsilon squared, 1 at most and about 0 by chance (Kelley, "An unbiased
             correlation ratio measure", PNAS 21, 1935). None without classes, and for a channel that is the same on all
             inputs.
-        duplicate_of: The lower-numbered channel of the same output that it follows most closely, if their correlation
-            over a sample of the inputs, of means over positions, is 0.99 or more in magnitude; else None.
-        correlation: That correlation; None without one.
-        top: The inputs that excite it most, the greatest first; of equal ones the first in order of paths.
-        halves: The same of each half of the data, every second input.
+        duplicate_of: The lower-numbered channel of the same output whose mean over positions correlates most with that
+            of this channel, over a sample of the inputs, if the magnitude is 0.99 or more; else None.
+        correlation: Correlation with `duplicate_of`, -1 to 1; None without one.
+        top: The inputs that excite it most, the greatest first; equal inputs in the order of their paths.
+        halves: The same for two halves of the data: every second input, and the others.
     """
 
     channel: int
@@ -302,12 +302,12 @@ class SurveyRow(MeasuredTensor):
         slot: Path inside a nested output: "" for a plain tensor.
         also: Labels of the rows that repeat this one.
         source: The line that calls the operation; "" for a module.
-        receptive_field: What a position of the output sees of the input; None where that is not known: behind layers
-            that mix all positions, and for operations.
-        activation: Statistics over all inputs, with the exact bins of its distribution; the shape is that of all inputs
+        receptive_field: The part of the input that a position of the output depends on; None if it is not known: after
+            layers that mix all positions, and for operations.
+        activation: Statistics over all inputs, with the exact bins of the distribution; the shape is that of all inputs
             together.
-        channels: Empty where the output has no axis of channels.
-        headroom: How the values fit narrower formats.
+        channels: One per channel; empty if the output has no axis of channels.
+        headroom: How well the values fit into narrower formats.
         massive: Channels with massive activations: a magnitude above 100 and above 1,000 times the median magnitude of
             the output (Sun et al., "Massive Activations in Large Language Models", arXiv 2402.17762, section 2).
     """
@@ -519,26 +519,27 @@ class Survey(RowContainer):
         input_count: Inputs that were measured.
         rows: One per output, in execution order.
         classes: Inputs of each class, by name; empty without `by_class`.
-        accuracy: How many inputs are classified right; None without classes, or where they are no classes of the
+        accuracy: Share of inputs that are classified right; None without classes, or if they are not the classes of the
             network.
         failures: Why inputs are classified wrong; None without an accuracy.
         uncalled: Selected modules that never ran.
         unusable: Inputs that were left out.
-        model_digest: Of the network's structure, parameters and buffers; "" if it is not known.
+        model_digest: Digest of the network's structure, parameters and buffers; "" if it is not known.
         warnings: Sentences a reader must see; `notes` need no action.
         dtype: Floating dtype of the parameters: "float32".
         batch_size: Inputs per forward pass.
         chunk_size: Files per chunk.
         chunk_count: Chunks that the data were cut into.
-        resumed_count: Chunks among them that were there already.
-        features: Where features were written; None if that was not asked for.
-        verification: Whether hooks changed the output of the first batch; None where that was not asked for.
+        resumed_count: Chunks that were already measured.
+        features: Files that the features were written to; None if none were requested.
+        verification: Whether hooks changed the output of the first batch; None without `verify`.
         timings: Seconds by phase.
         provenance: None for a survey that was read from a run directory.
-        names: Names of the inputs in lists, by their numbers.
-        pictures: Reads inputs again, by name, as the network saw them: (H, W, 3) or (H, W) uint8; those that are no
-            pictures, or are gone, do not come. None for a survey that was read from a run directory.
-        supports: Finds what positions of a row depend on, where no closed form tells; None likewise.
+        names: Names of the listed inputs, by their numbers.
+        pictures: Reads inputs again by name, as the network saw them, (H, W, 3) or (H, W) uint8; leaves out inputs that
+            are not pictures or no longer exist. None for a survey that was read from a run directory.
+        supports: Finds the pixels that positions of a row depend on, if no closed form gives them; None for a survey
+            that was read from a run directory.
     """
 
     model: ModelInfo

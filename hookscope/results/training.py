@@ -34,16 +34,16 @@ class TrainingStep:
 
     Attributes:
         step: Counted from 1, over all starts.
-        loss: As it was passed to `step`, the mean where gradients were accumulated; None without one. Of a script, the
-            sum of what `backward` was called on.
-        gradient_norm: L2 norm over all gradients as the optimiser got them, after unscaling and clipping.
-        norm_before_clipping: The same before `torch.nn.utils.clip_grad_norm_` or `clip_grad_value_`; None where
+        loss: Loss that was passed to `step`, the mean if gradients were accumulated; None without one. In a watched
+            script, the sum of the tensors that `backward` was called on.
+        gradient_norm: L2 norm over all gradients at the optimiser, after unscaling and clipping.
+        norm_before_clipping: The same norm before `torch.nn.utils.clip_grad_norm_` or `clip_grad_value_`; None if
             neither was called.
         largest: The ten parameters with the largest gradient norms, largest first, with the norms.
         learning_rates: One per parameter group.
         skipped: Whether the optimiser took no step: a GradScaler that found NaN or Inf.
-        losses: The parts of `loss` where a script calls `backward` at several places, "train.py:9", with their values.
-        edits: The edits in force, each with how many tensors it changed, or kept frozen, in this step.
+        losses: Parts of `loss` by the line that calls `backward`, "train.py:9", if a script calls it in several places.
+        edits: The edits in force, with the number of tensors that each changed or kept frozen in this step.
     """
 
     step: int
@@ -117,8 +117,8 @@ class WatchedStep:
     """A step that was measured in full.
 
     Attributes:
-        reason: "every", or what was seen at a step before: a jump of "loss" or "gradient norm", "non-finite", or
-            "zero gradient" where the gradient of a parameter became exactly 0.
+        reason: "every", or what happened at an earlier step: a jump of "loss" or "gradient norm", "non-finite", or
+            "zero gradient" if the gradient of a parameter became exactly 0.
         layers: Outputs in execution order; empty where activations were not watched.
     """
 
@@ -130,13 +130,13 @@ class WatchedStep:
 
 @dataclass(frozen=True, slots=True)
 class TrainingVerdict:
-    """A rule that began to object, or ceased to.
+    """A rule that began to be broken, or that holds again.
 
     Attributes:
-        step: Where it was seen.
+        step: The step at which this was noticed.
         where: A parameter, the label of a layer's output, or "" for the training as a whole.
         value: Measured value; None if the rule has no number.
-        limit: The limit it was held to.
+        limit: The limit that `value` is compared with.
         state: "began" or "ended".
         message: One sentence with value and limit, as it was printed.
     """
@@ -167,8 +167,8 @@ class TrainingLog:
     """Everything that a folder of `hookscope.watch` holds, in order.
 
     Attributes:
-        ends: One for each start that came to an end.
-        cut_short: Whether the last line was incomplete: the process was killed while it wrote.
+        ends: One for every start that ended properly.
+        cut_short: Whether the last line is incomplete, because the process was killed while it wrote.
     """
 
     starts: tuple[TrainingStart, ...]

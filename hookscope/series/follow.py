@@ -17,9 +17,9 @@ from hookscope.results.history import History, HistoryFile, HistoryVerdict, Weig
 from hookscope.results.inputs import Preprocessing, Provenance
 from hookscope.series.changes import CHANGE_RULES, DEAD, changes, dead_since
 from hookscope.series.drift import drifts, traded_places
+from hookscope.series.first_objection import ByKey, by_key, searched, verdicts
 from hookscope.series.measure_file import MeasuredFile, Weights, measure_history_file
 from hookscope.series.order import labels_of, order_of
-from hookscope.series.since_when import ByKey, by_key, searched, verdicts
 from hookscope.text import counted, printable, some_of
 
 # Names in a warning about other tensors.

@@ -27,11 +27,11 @@ from hookscope.surveys.chunk_files import Sidecar, damage, digest_of, read_chunk
 from hookscope.surveys.failures import SecondPass
 from hookscope.surveys.feature_files import FeatureTarget
 from hookscope.surveys.features import FeatureSpool
+from hookscope.surveys.heartbeat import Heartbeat
 from hookscope.surveys.judged_inputs import InputJudge
 from hookscope.surveys.measure_chunk import MeasuredChunk, MeasureOptions, measure_chunk
 from hookscope.surveys.merge import Merging
 from hookscope.surveys.plan import FORMAT, ChunkFolder, PlacedField, Plan, Share, cut, in_order
-from hookscope.surveys.pulse import Pulse
 from hookscope.surveys.signature import common_signature, differing, inputs_signature, names_digest
 from hookscope.surveys.supports import InputSupports
 from hookscope.text import counted, exception_line, safe_text, some_of
@@ -72,7 +72,7 @@ class _Work:
     """A survey under way in this process.
 
     Attributes:
-        pulse: Of one of several processes; None for a single one.
+        heartbeat: Of this process among several; None for a single one.
         resumed: Chunks that were there already.
     """
 
@@ -81,7 +81,7 @@ class _Work:
     plan: Plan
     parts: list[InputPipeline]
     on_progress: OnProgress | None
-    pulse: Pulse | None = None
+    heartbeat: Heartbeat | None = None
     is_begun: bool = False
     resumed: set[int] = field(default_factory=set)
     reasons: list[str] = field(default_factory=list)
@@ -98,12 +98,12 @@ class _Work:
         Raises:
             InputError: If another process has ended before it was done.
         """
-        if self.pulse is not None:
-            self.pulse.finished = finished
-            finished = self.pulse.listen()
+        if self.heartbeat is not None:
+            self.heartbeat.finished = finished
+            finished = self.heartbeat.listen()
         if self.on_progress is not None:
             share = self.options.share or Share()
-            self.on_progress(finished, sum(self.plan.chunk_sizes[index] for index in _of(self, share)))
+            self.on_progress(finished, sum(self.plan.chunk_sizes[index] for index in _chunks_of(self, share)))
 
 
 def labelled_inputs(images: object) -> LabelledFiles:
@@ -150,7 +150,9 @@ def run_survey(session: Session, options: SurveyOptions, on_progress: OnProgress
     if is_launched:
         share = _launched() or share
     work = _begun(session, options, on_progress)
-    done = [index for index in _of(work, options.share or Share()) if options.folder.files(index).sidecar.exists()]
+    done = [
+        index for index in _chunks_of(work, options.share or Share()) if options.folder.files(index).sidecar.exists()
+    ]
     if done and not options.resume:
         raise OutputError(
             f"'{safe_text(str(options.folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "
@@ -160,9 +162,9 @@ def run_survey(session: Session, options: SurveyOptions, on_progress: OnProgress
         _barrier(options.folder, share)
     options.folder.make()
     options.folder.write_plan(work.plan)
-    work.pulse = Pulse(options.folder, share) if is_launched else None
-    with nullcontext() if work.pulse is None else work.pulse.beating():
-        for index in _of(work, share):
+    work.heartbeat = Heartbeat(options.folder, share) if is_launched else None
+    with nullcontext() if work.heartbeat is None else work.heartbeat.beating():
+        for index in _chunks_of(work, share):
             if not (options.resume and _is_finished(work, index)):
                 _measure(work, index, share)
         if options.share is not None:
@@ -172,7 +174,7 @@ def run_survey(session: Session, options: SurveyOptions, on_progress: OnProgress
             return None
         if is_launched:
             _wait_for_others(work, share)
-    work.pulse = None
+    work.heartbeat = None
     merged = _merged(work)
     timings = {"load": session.load_seconds, "survey": time.perf_counter() - began}
     return replace(merged, timings=timings)
@@ -277,7 +279,7 @@ def _fields(session: Session, first: InputPipeline) -> tuple[tuple[PlacedField, 
     return tuple(PlacedField(layer, call, each) for (layer, call), each in found.items()), spatial
 
 
-def _of(work: _Work, share: Share) -> list[int]:
+def _chunks_of(work: _Work, share: Share) -> list[int]:
     return [index for index in range(len(work.parts)) if share.holds(index)]
 
 
@@ -356,7 +358,9 @@ def _measure(work: _Work, index: int, share: Share) -> None:
 
 def _finished_of(work: _Work, share: Share, current: int | None = None) -> int:
     """Return the inputs of the chunks of a share that are finished, but for the current one."""
-    done = (each for each in _of(work, share) if each != current and work.options.folder.files(each).sidecar.exists())
+    done = (
+        each for each in _chunks_of(work, share) if each != current and work.options.folder.files(each).sidecar.exists()
+    )
     return sum(work.plan.chunk_sizes[each] for each in done)
 
 

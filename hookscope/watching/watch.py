@@ -98,7 +98,7 @@ class Watch:
 
     Attributes:
         out: The folder; None without one.
-        notes: What cannot be seen of this training, a sentence each.
+        notes: Sentences on what cannot be measured in this training.
     """
 
     def __init__(  # noqa: PLR0913 - the options of `hookscope.watch`
@@ -180,7 +180,7 @@ class Watch:
     def step(self, loss: float | Tensor | None = None) -> None:
         """End a step: call it once in each turn of the loop, after `optimizer.step()`.
 
-        Where gradients are accumulated, a turn without a step of the optimiser adds its loss to the mean of the step.
+        If gradients are accumulated, a turn without an optimiser step adds its loss to the mean of the next step.
 
         Args:
             loss: The loss, a number or a tensor with one value; it is not waited for on an accelerator.
@@ -213,7 +213,7 @@ class Watch:
         self._put_in_force(self._edits.fit([edits] if isinstance(edits, str) else edits))
 
     def close(self) -> None:
-        """Stop watching and editing: take the hooks off and close the file. Does no harm when done twice."""
+        """Stop watching and editing, remove the hooks and close the file. A second call does nothing."""
         self._close("closed")
 
     def end(self, reason: str = "the process ended") -> None:

@@ -8,7 +8,7 @@ from captum.attr import IntegratedGradients, LayerGradCam
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.attribution.explaining import resized
+from hookscope.attribution.batch_maps import resized
 from hookscope.attribution.input_places import InputPlaces, places_of
 from hookscope.attribution.pixels import PIXEL_METHODS
 from hookscope.attribution.sanity import _blurred, _convolved

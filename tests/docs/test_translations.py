@@ -5,18 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, ROOT, blocks
+from tests.docs.pages import DOCS, ROOT, blocks, name_of
 
-TRANSLATED = {
-    "README": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
-    **{
-        page.relative_to(DOCS).as_posix().removesuffix(".zh.md"): (page.with_name(page.name.replace(".zh.", ".")), page)
-        for page in sorted(DOCS.rglob("*.zh.md"))
-    },
-}
+TRANSLATED = [
+    (ROOT / "README.md", ROOT / "README.zh-CN.md"),
+    *((page.with_name(page.name.replace(".zh.", ".")), page) for page in sorted(DOCS.rglob("*.zh.md"))),
+]
 
 
-@pytest.mark.parametrize(("page", "translation"), TRANSLATED.values(), ids=TRANSLATED.keys())
+@pytest.mark.parametrize(("page", "translation"), TRANSLATED, ids=[name_of(page) for page, _ in TRANSLATED])
 def test_a_translation_has_the_same_code_sections_tables_and_links(page: Path, translation: Path) -> None:
     ours, theirs = (path.read_text(encoding="utf-8") for path in (page, translation))
     assert [each.text for each in blocks(ours)] == [each.text for each in blocks(theirs)]

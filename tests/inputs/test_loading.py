@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from hookscope.errors import ImageError
 from hookscope.inputs import load_batches, load_input
-from hookscope.inputs.finding import MAX_FILE_BYTES
+from hookscope.inputs.find_files import MAX_FILE_BYTES
 from hookscope.results.inputs import MAX_PIXELS, Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
 from tests.models.test_hostile import without_worker

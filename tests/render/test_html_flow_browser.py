@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hookscope.render.html import report_html
-from hookscope.render.html.wiring import ROW_HEIGHT
+from hookscope.render.html.flow_lines import ROW_HEIGHT
 from hookscope.results.runs.reading import read_run
 from tests.render.chromium import Opened, Scheme, needs_chromium, until
 from tests.render.stored import hostile_rows, operation, row, write_run

@@ -21,9 +21,9 @@ from hookscope.results.history import by_layer
 from hookscope.results.runs.history import history_to_dict, read_history
 from hookscope.series import follow
 from hookscope.series.drift import drifts
+from hookscope.series.first_objection import ByKey, by_key, searched, verdicts
 from hookscope.series.measure_file import Weights
 from hookscope.series.order import labels_of, order_of
-from hookscope.series.since_when import ByKey, by_key, searched, verdicts
 from tests.series.runs import write_run
 
 State = dict[str, Tensor]

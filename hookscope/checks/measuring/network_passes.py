@@ -38,7 +38,7 @@ from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.models import load_function
 from hookscope.results.accuracy import mapping_words
 from hookscope.results.activations import Activations
-from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues
+from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues, StoredValues
 from hookscope.results.comparison import Prediction
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import row_label
@@ -64,6 +64,12 @@ SMOOTH = frozenset(
 
 # The same as functions.
 _SMOOTH_FUNCTIONS = frozenset({"gelu", "silu", "mish", "softplus"})
+
+
+def _smooth_labels(subject: InspectedNetwork) -> frozenset[str]:
+    """Return the labels of the smooth activations of a network, and the names of smooth functions."""
+    modules = (row_label(name, 0, "") for name, each in subject.modules.items() if type(each).__name__ in SMOOTH)
+    return frozenset(modules) | _SMOOTH_FUNCTIONS
 
 
 def _note_peaks(
@@ -102,16 +108,11 @@ def measure(
     survey = None if settings.survey is None else read_survey_of(settings.survey, subject)
     norms = BatchNormInputs(with_statistics(subject.modules) if "batchnorm-statistics" in wanted else {})
     with found.timed("stored"):
-        stored, unread = stored_tensors(subject.network)
+        stored = found.read_stored(subject)
         optimisers = optimiser_values(loaded.training) if "optimizer-state" in wanted else ()
         scalers = scaler_values(loaded.training) if "scaler-state" in wanted else ()
         copies = copy_values(loaded.training) if "averaged-weights" in wanted else ()
-    found.warnings += unread
-    if unread and not any(each.nan_count or each.inf_count for each in stored):
-        found.leave_out(wanted & {"non-finite-parameter"}, " ".join(unread))
-    watched = subject.modules if "quiet-channels" in wanted else {}
-    smooth = {row_label(name, 0, "") for name, each in watched.items() if type(each).__name__ in SMOOTH}
-    smooth |= _SMOOTH_FUNCTIONS if watched else frozenset()
+    smooth = _smooth_labels(subject) if "quiet-channels" in wanted else frozenset()
     peaks: dict[str, Tensor] = {}
     signatures = OutputSignatures() if with_signatures else None
     forward = None
@@ -136,14 +137,8 @@ def measure(
             found.take_gradients()
     if survey is not None and settings.survey is not None and forward is not None:
         found.warnings.append(survey_words(settings.survey, survey, forward.rows))
-    sentences = [
-        *loaded.notes,
-        *loaded.warnings,
-        *((*forward.notes, *forward.warnings) if forward is not None else ()),
-        *((*found.gradients.notes, *found.gradients.warnings) if found.gradients is not None else ()),
-        *found.warnings,
-        *((mapping_words(labelled.accuracy),) if labelled is not None else ()),
-    ]
+    if labelled is not None:
+        found.warnings.append(mapping_words(labelled.accuracy))
     return CheckMeasurements(
         loaded.info,
         stored,
@@ -158,7 +153,7 @@ def measure(
         optimisers=optimisers,
         scalers=scalers,
         copies=copies,
-        warnings=tuple(dict.fromkeys(sentences)),
+        warnings=found.every_warning(forward),
         seconds={"load": prepared.load_seconds, **found.seconds},
         signatures=signatures.results() if signatures else {},
         weights_precision=weights_precision(subject.network) if signatures else "",
@@ -229,6 +224,21 @@ class _Measuring:
     def leave_out(self, rules: AbstractSet[str], reason: str) -> None:
         """Record why rules could not be measured, unless a reason is known already."""
         self.unmeasured = dict.fromkeys(sorted(rules), reason) | self.unmeasured
+
+    def read_stored(self, subject: InspectedNetwork) -> tuple[StoredValues, ...]:
+        """Measure parameters and buffers; those that cannot be read are warnings."""
+        stored, unread = stored_tensors(subject.network)
+        self.warnings += unread
+        if unread and not any(each.nan_count or each.inf_count for each in stored):
+            self.leave_out(self.wanted & {"non-finite-parameter"}, " ".join(unread))
+        return stored
+
+    def every_warning(self, forward: Activations | None) -> tuple[str, ...]:
+        """Return notes and warnings of the network, of its passes and of the measurements, each once."""
+        passes = [each for each in (forward, self.gradients) if each is not None]
+        of_passes = [text for each in passes for text in (*each.notes, *each.warnings)]
+        loaded = self.prepared.loaded
+        return tuple(dict.fromkeys([*loaded.notes, *loaded.warnings, *of_passes, *self.warnings]))
 
     def run_forward(
         self,

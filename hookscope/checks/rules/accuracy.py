@@ -34,15 +34,15 @@ _NAMED = 3
 def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Too few labelled pictures are classified right.
 
-    The greatest score of a picture must be that of its label. The rule fails if even the upper end of the 95% interval
-    (Clopper and Pearson's, which is exact) lies below the limit, and passes if its lower end does not. In between there
-    are too few pictures to tell: that is a warning, which states about how many would be enough. Without a limit the
+    A picture counts as right if its label has the greatest score. The rule fails if even the upper end of the 95%
+    interval (Clopper and Pearson's, which is exact) lies below the limit, and passes if its lower end does not. In
+    between there are too few pictures to decide: a warning states about how many would be enough. Without a limit, the
     accuracy is reported, with a warning if it is indistinguishable from guessing: then labels, classes or preprocessing
     do not belong together, or the network is not trained. Off until `--data` or `data` below [input] names pictures.
 
-    With `--multi-label` a picture has any number of labels. It is right if exactly these have a sigmoid above 0.5 (the
-    exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then gives each label as often as the
-    network does, but to random pictures.
+    With `--multi-label` a picture has any number of labels. It is right if exactly its labels have a sigmoid above 0.5
+    (the exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then means giving every label as
+    often as the network does, but to random pictures.
     """
     found = _labelled(measured).accuracy
     least = terms.limit("min_fraction")
@@ -81,13 +81,14 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
 def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Too few labelled pictures of one class are classified right.
 
-    Two swapped classes, or one that was lost in fine-tuning, hardly show in the overall accuracy. Each label is judged
-    as `accuracy` judges all of them, but with intervals that hold for all classes together with 95 % confidence
-    (Bonferroni's: each leaves out 5 % divided by the number of labels), so that of a thousand classes none fails by
-    chance. Classes with too few pictures to tell are one warning. Without a limit the lowest is only reported.
+    Two swapped classes, or a class that was lost in fine-tuning, hardly change the overall accuracy. Look at the
+    classes that the label is mistaken for. The rule judges every label like `accuracy`, but its intervals hold for all
+    classes together with 95 % confidence (Bonferroni's correction: each leaves out 5 % divided by the number of
+    labels), so that even among a thousand classes none fails by chance. Classes with too few pictures to judge make one
+    warning. Without a limit, the lowest accuracy is only reported.
 
-    With `--multi-label` the share is the label's recall: of the pictures that have the label, those that the network
-    gives it to. Labels given to pictures without them show in F1 and in `accuracy`.
+    With `--multi-label` the share is the recall: the share of the pictures with the label to which the network gives
+    it. Labels given to pictures without them lower F1 and `accuracy`.
     """
     least = terms.limit("min_fraction")
     found = _labelled(measured).accuracy
@@ -129,11 +130,12 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """More labelled pictures are classified wrong than in the baseline.
 
-    The same pictures, known by the digest of their content, are compared one by one. Those that were right and are
-    wrong now are lost, the others gained. The rule fails if the loss is above the limit and McNemar's exact test rules
-    out chance (p at most 0.05, two-sided). A loss above the limit that may be chance is a warning, which states with
-    about how many pictures the test would show it. Pictures of the baseline that are not in the data are a warning,
-    too. Write the baseline with `--data --update-baseline`; without labelled pictures in both the rule is off.
+    The same pictures, recognised by the digest of their content, are compared one by one: some that were right are
+    wrong now, others the reverse. The rule fails if the share of wrong pictures grew by more than the limit and
+    McNemar's exact test rules out chance (p at most 0.05, two-sided). Growth above the limit that may be chance is a
+    warning, which states about how many pictures would decide. Pictures of the baseline that are missing in the data
+    are a warning, too. Write the baseline with `--data --update-baseline`; unless both have labelled pictures, the rule
+    is off.
     """
     assert terms.baseline is not None  # noqa: S101 - judging leaves this rule out without one
     if terms.baseline.multi_label != _labelled(measured).accuracy.multi_label:

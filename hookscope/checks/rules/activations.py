@@ -100,11 +100,11 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 
     A channel behind a ReLU that is zero at every position of every input learns nothing and carries no information.
     Causes: too large a learning rate, too negative a bias. The rule judges ReLU, ReLU6, Hardswish and Threshold, as
-    modules or as functions, with at least 32 values a channel: fewer, as in squeeze-and-excitation, may all be zero by
-    chance. The convolution before a ReLU is not judged: it may be negative everywhere.
+    modules or as functions, with at least 32 values per channel: fewer values, as in squeeze-and-excitation, may all be
+    zero by chance. The convolution before a ReLU is not judged: it may be negative everywhere.
 
-    Channels of a trained network that are zero on noise wake up for a picture, so on noise the limit is higher, 88 %
-    instead of 80 %. Give pictures.
+    In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher, 88
+    % instead of 80 %. Give pictures.
     """
     forward = _forward(measured)
     is_noise = bool(forward.inputs) and all(each.is_noise for each in forward.inputs)
@@ -134,10 +134,11 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A layer behind a ReLU is zero everywhere, over all inputs.
 
-    If all channels are dead, nothing passes and nothing is learnt. Causes: shifted biases, a weight with the wrong sign
-    or of another layer, a diverged step. Sound networks have no dead layer, except a residual branch that was switched
-    off on purpose. The rule judges ReLU, ReLU6, Hardswish and Threshold, as modules or as functions. While weights are
-    random or BatchNorm is untrained, it is a warning.
+    A layer that is zero passes nothing on and learns nothing. Causes: shifted biases, a weight with the wrong sign or
+    from a different layer, a diverged step. Load the weights again, or go back to an earlier checkpoint. Sound networks
+    have no dead layer, except a residual branch that was switched off on purpose. The rule judges ReLU, ReLU6,
+    Hardswish and Threshold, as modules or as functions. While weights are random or BatchNorm is untrained, it is a
+    warning.
     """
     forward = _forward(measured)
     for row in forward.rows:
@@ -163,10 +164,10 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
 def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A layer or an operation returns the same number everywhere, over all inputs.
 
-    Nothing of the input passes: a ReLU behind a large negative bias, a factor of 0, a sigmoid at its bound. A residual
-    branch that starts switched off, with a last weight of zeros, looks the same. A ReLU is judged with at least 32
-    values, because fewer may all be zero by chance. Not judged: whole numbers, and what is computed from parameters,
-    buffers and constants alone, as masks are. Always a warning.
+    No information about the input passes this layer. Causes: a ReLU behind a large negative bias, a factor of 0, a
+    sigmoid at its bound. A residual branch that starts switched off, with a last weight of zeros, looks the same. A
+    ReLU is judged with at least 32 values, because fewer may all be zero by chance. Not judged: whole numbers, and
+    outputs that depend only on parameters, buffers and constants, such as masks. Always a warning.
     """
     forward = _forward(measured)
     constant = [(row, value) for row in forward.rows if (value := _constant_of(row)) is not None]
@@ -201,9 +202,9 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     Most large language models and some large vision transformers have them, at fixed channels of one or a few tokens,
     where they work as biases of attention (Sun et al. 2024, arXiv 2402.17762; the definition is theirs: above 100 in
     magnitude, and at least 1,000 times the median magnitude of the output). They are no defect by themselves, but int8
-    quantisation and float16 lose the values beside them. In a small network that had none, they show that training
-    diverges. The rule judges outputs (N, T, D) of 8 tokens or more; of a survey every output with channels, by its
-    median over all inputs. Always a warning; off unless it is selected.
+    quantisation and float16 lose the small values next to them: keep such a layer in a wider type. If they are new in a
+    small network, training diverges. The rule judges outputs (N, T, D) of 8 tokens or more; with a survey, every output
+    with channels, by its median over all inputs. Always a warning; off unless it is selected.
     """
     for row in _forward(measured).rows:
         surveyed = _surveyed(measured, row)
@@ -254,7 +255,7 @@ def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
 @limit(
     "below",
     3e-3,
-    "magnitude that a quiet channel stays below; multiplied by the layer's greatest if that is below 1",
+    "magnitude that a quiet channel stays below; multiplied by the layer's greatest magnitude if that is below 1",
     "|GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
 )
 @limit(
@@ -266,10 +267,12 @@ def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
 def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Channels behind a smooth activation (GELU, SiLU) are nearly zero over all inputs.
 
-    GELU, SiLU and similar functions are never exactly zero, but far below zero they and their slopes nearly are. A
-    channel is quiet if it stays that near to zero at every position of every input, while others of the layer do not. A
-    layer that is small as a whole works in the linear part around zero, where no channel is closed, unless all of it is
-    negative and its input is below -1. Judged with at least 32 values a channel, 64 on noise.
+    A quiet channel carries almost no information, and its slope is too small to learn from. Causes: too negative a
+    bias, too large a learning rate. GELU, SiLU and similar functions are never exactly zero, but they and their slopes
+    are nearly zero for very negative inputs. A channel is quiet if it stays that near to zero at every position of
+    every input, while other channels of the layer do not. If all outputs of a layer are small, it works in the linear
+    part around zero, and no channel is quiet, unless all outputs are negative and the input is below -1. Judged with at
+    least 32 values per channel, 64 on noise.
     """
     forward = _forward(measured)
     inputs = {row.label: row.activation.max for row in forward.rows}
@@ -302,9 +305,10 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Most outputs of a bounded activation lie where its slope is nearly zero.
 
-    At the bounds of a sigmoid or tanh the gradient nearly vanishes, and the output hardly depends on the input. Weights
-    are too large, or the input is not normalised. Gates that are open or closed on purpose look the same. A sigmoid
-    whose values the network returns, such as a mask's, is not judged: probabilities near 0 and 1 are its job.
+    At the bounds of a sigmoid or tanh the gradient nearly vanishes, and the output hardly depends on the input. Causes:
+    weights that are too large, inputs that are not normalised. Gates that are open or closed on purpose look the same.
+    A sigmoid whose values the network returns, such as those of a mask, is not judged: its probabilities should be near
+    0 and 1.
     """
     # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
     # of training deep feedforward neural networks".
@@ -432,8 +436,8 @@ def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """Values come near float16's largest, or become zero in it.
 
     Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
-    judged as they are, on the inputs given; mixed precision, which keeps sums in float32, may do better. Ignore this
-    rule if float16 is never used.
+    judged on the inputs given; mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
+    layers in float32, or ignore this rule if float16 is never used.
     """
     yield from _headroom(measured, terms, "float16", _FP16_MAX)
     vanishing = [
@@ -467,9 +471,9 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
     """The square of an activation overflows float32.
 
     The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
-    Inf. A trained network never comes near. A flipped bit in the exponent of a weight, wrong units or missing
-    normalisation lead there. The first such layer is named. It is a warning while weights are random or BatchNorm is
-    untrained.
+    Inf. A trained network never comes near this. Causes: a flipped bit in the exponent of a weight, wrong units,
+    missing normalisation. The first such layer is named: look at its weights and at its input. It is a warning while
+    weights are random or BatchNorm is untrained.
     """
     rows = of_modules(_forward(measured).rows)
     known = [(_greatest(row.activation), row) for row in rows if row.activation.dtype in _MASKED]
@@ -499,8 +503,9 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
 def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Values come near bfloat16's largest.
 
-    bfloat16 has the range of float32, so values reach its end only shortly before that of float32; the rule warns
-    before they become Inf. The precision of bfloat16, 8 bits, is not judged.
+    bfloat16 has nearly the range of float32, so values this large soon overflow float32 too; the rule warns before they
+    become Inf. Normalise the input, or look for weights that diverged. The precision of bfloat16, 8 bits, is not
+    judged.
     """
     yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
 

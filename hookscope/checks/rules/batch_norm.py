@@ -154,23 +154,23 @@ _MEASURED = "of 98 healthy networks (11 trained) over the sample images the near
 def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The statistics stored in BatchNorm do not match its input.
 
-    In training, BatchNorm stores mean and variance of its input. Pictures like the training pictures give nearly the
-    same. If they do not, the layer or the weights before it were initialised again, scaled, swapped or taken from
-    another network, or the pictures are prepared differently. The first such layer in execution order is named, and
-    later ones are counted. If it is the network's first BatchNorm, check the preprocessing first: mean, standard
-    deviation, range. There, too large a variance warns early: pictures may be much flatter than photos, but hardly more
-    varied.
+    In training, BatchNorm stores the mean and variance of its input. Pictures like the training pictures give nearly
+    the same values. If they do not, the layer or the weights before it were initialised again, scaled, swapped or taken
+    from a different network, or the pictures are preprocessed differently. The first such layer in execution order is
+    named, and later ones are counted. If it is the first BatchNorm of the network, check the preprocessing first: mean,
+    standard deviation, range. The first BatchNorm has a lower limit for a variance that is too large, because pictures
+    may be much flatter than photographs, but hardly more varied.
 
-    Judged with at least four pictures, in layers with at least 100 values in each channel; with fewer than 500, three
-    times the factor and the distance are allowed. Not judged on noise, nor for statistics at their initial values. It
-    is a warning if weights are pruned, and after so few batches that much of the initial values remains: each batch
-    replaces a share of the running statistics, mostly a tenth. A single channel that varies thousands of times as much
-    as stored is a warning, too: a few filters before it, or its own statistics, are wrong.
+    Judged with at least four pictures, in layers with at least 100 values per channel; with fewer than 500, three times
+    the factor and the distance are allowed. Not judged on noise, nor for statistics at their initial values. It is a
+    warning if weights are pruned, or if the network was trained on so few batches that much of the initial values
+    remains: every batch replaces a share of the running statistics, normally a tenth. A single channel whose variance
+    is thousands of times the stored one is also a warning: a few filters before it, or its own statistics, are wrong.
 
-    Drawings, scans or microscopy differ from training photos, too: give pictures like those of the training. A square
-    kernel before a BatchNorm whose input and output channels were exchanged is found (all 12 of 6 networks trained for
-    seconds). Swapped colours, kernels with height and width exchanged, and swaps between similar channels are not
-    found.
+    Drawings, scans and microscopy also differ from training photographs: give pictures like those of the training. The
+    rule finds a square kernel before a BatchNorm whose input and output channels were exchanged (all 12 in 6 networks
+    trained for seconds). It does not find swapped colours, kernels with height and width exchanged, or swaps between
+    similar channels.
     """
     rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
     known = [

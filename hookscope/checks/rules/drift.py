@@ -69,19 +69,19 @@ _UNRELATED = 1.0
     "max_difference_float16",
     0.05,
     "the same where outputs are float16, or the weights of either network were rounded to it",
-    "on 18 networks float16 moves it by up to 0.12 in the end, of trained ones by 0.011",
+    "on 18 networks float16 moves the last layer by up to 0.12, on trained networks by up to 0.011",
 )
 @limit(
     "max_difference_bfloat16",
     0.1,
     "the same for bfloat16",
-    "on 18 networks bfloat16 moves it by up to 0.58 in the end, of trained ones by 0.07",
+    "on 18 networks bfloat16 moves the last layer by up to 0.58, on trained networks by up to 0.07",
 )
 @limit(
     "max_growth",
     2.0,
-    "in half precision, how many times as far as any layer before it a layer beyond the two limits may move",
-    "on 18 networks 1.33, as rounding errors grow from layer to layer",
+    "in half precision, for a layer beyond the two limits: its move over the largest move of any layer before it",
+    "on 18 networks at most 1.33: rounding errors grow from layer to layer",
 )
 @limit(
     "max_dead_difference",
@@ -93,23 +93,23 @@ _UNRELATED = 1.0
 @limit(
     "max_gradient_ratio",
     1.1,
-    "how many times larger or smaller the L2 norm of a layer's gradient may be",
+    "factor by which the L2 norm of a layer's gradient may be larger or smaller",
     "on 15 networks other threads or kernels change it by up to 1.0001 times (bfloat16 1.03), one level"
     " more or less in every pixel by 1.08, a training step at a rate of 1e-3 by 1.001 to 1e10",
 )
 def drift(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A layer returns different values than when the baseline was written.
 
-    Values are compared in their order, so swapped channels are drift though every statistic is the same. The first
-    layer in execution order is named: weights, preprocessing, or a library changed there. The message adds the channels
-    whose mean plus standard deviation moved furthest, if they are known (of more than 64, if no more than four moved),
-    and the number of layers that follow. Gradients are compared only if all values are the same; the last layer whose
-    gradient changed is named, because gradients go back from there. If the change was meant, renew the baseline with
-    --update-baseline. Off until a baseline is given.
+    The first layer in execution order that differs is named: its weights, the preprocessing or a library changed. If
+    the change was meant, renew the baseline with --update-baseline. Values are compared in their order, so swapped
+    channels are drift although every statistic stays the same. The message adds the channels whose mean plus standard
+    deviation moved furthest, if they are known (in layers of more than 64 channels, if no more than four moved), and
+    the number of layers that follow. Gradients are compared only if all values are the same; the last layer whose
+    gradient changed is named, because gradients travel back from there. Off until a baseline is given.
 
     A copy of a network in float16 or bfloat16 is no drift. Its rounding errors grow from layer to layer, so drift
-    begins where they suddenly double. A change smaller than these errors cannot be detected. Dynamic int8 quantisation
-    of linear layers moves layers by 0.007 to 0.06, which is drift: raise max_difference to 0.1 for it.
+    begins where they suddenly double. Changes smaller than these errors cannot be detected. Dynamic int8 quantisation
+    of linear layers moves layers by 0.007 to 0.06, which counts as drift: raise max_difference to 0.1 for it.
     """
     # Layers are compared in execution order; those that are gone come last. A layer without a counterpart, or with
     # another type, shape, dtype, or count of NaN or Inf, drifts whatever the limits.

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 def expectation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A named picture is not classified as expected.
 
-    A picture with known content must be classified accordingly: top1, the classes that the first k must contain,
-    min_probability. Nothing else reveals shuffled classes, wrong preprocessing or a half-trained network. Off until the
-    configuration names expectations.
+    The configuration states what a picture must be classified as: top1, classes that the best k must contain,
+    min_probability. A difference reveals shuffled classes, wrong preprocessing or a half-trained network, which other
+    rules may miss. Compare class names and preprocessing with those of the training. Off until the configuration names
+    expectations.
     """
     forward = measured.forward
     inputs = [record.name for record in forward.inputs] if forward else []

@@ -51,19 +51,18 @@ _FITTED = "EfficientNet-Lite0 to 2 rounded to it by tensors, rows, or blocks of 
 @limit(
     "max_rounding_error",
     0.1,
-    "rounding error of a weight next to zero, in units of its root mean square",
+    "rounding error of values near zero, in units of the weight's root mean square",
     "step / (sqrt(12) * RMS), as for any uniform rounding; EfficientNet-Lite0 to 2, scaled by tensor, by "
     "row, or by blocks of 128 and 32, have up to 2e-5, and 0.012 without a scale",
 )
 def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight in float8 lacks its scale, or was rounded or cut off too far.
 
-    Eight bits hold a weight well only if it is scaled first, so that it reaches the greatest number of the type (448 in
-    float8_e4m3fn, 57344 in float8_e5m2), with the scale stored beside it. Three mistakes are found. A weight that
-    reaches this number, with nothing called "scale" stored in the same module, is used hundreds of times too large. If
-    half of the values are that number, the scale was applied twice, or was that of another weight. A weight stored
-    without any scale, and about as small as the steps of float8 (2**-9 in float8_e4m3fn), has lost most of its
-    precision.
+    Eight bits hold a weight well only if the weight is first scaled to reach the greatest number of the type (448 in
+    float8_e4m3fn, 57344 in float8_e5m2), and the scale is stored with it. The rule finds three mistakes. A weight that
+    reaches this number without anything called "scale" in the same module is used hundreds of times too large. If half
+    of the values are that number, the scale was applied twice, or belongs to a different weight. A weight without a
+    scale that is about as small as the steps of float8 (2**-9 in float8_e4m3fn) has lost most of its precision.
 
     The rule judges weights in float8, and wider ones whose values are all float8 numbers, as after loading a float8
     file into a float32 network. An overflow becomes NaN, which non-finite-parameter reports. Convert the network again,
@@ -105,11 +104,11 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
 def float8_range(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight does not fit into float8_e4m3fn as it is.
 
-    This type has no numbers beyond 448: greater values are cut off, or become NaN. Values of at most 2**-10 become
-    zero. The worst weight of either kind is named, with its share. The rule judges weights with at least two axes
-    longer than 1, as they are, without a scale. A weight that breaks it needs a scale (for a tensor, a row or a block),
-    or another type. float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant for gradients. Off
-    until --select or the configuration turns it on, because few networks are meant for float8.
+    float8_e4m3fn has no numbers beyond 448: greater values are cut off, or become NaN. Values of at most 2**-10 become
+    zero. The rule names the worst weight of either kind, with its share. Such a weight needs a scale (for a tensor, a
+    row or a block), or a different type: float8_e5m2 reaches 57344 and 2**-17 with two bits of precision, and is meant
+    for gradients. The rule judges weights with at least two axes longer than 1 as they are, without a scale. Off until
+    --select or the configuration turns it on, because few networks are meant for float8.
     """
     weights = [each for each in measured.stored if is_weight(each) and "float" in each.dtype]
     nonzero = [(each, each.element_count - each.zero_count) for each in weights]

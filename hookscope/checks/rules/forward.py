@@ -40,8 +40,8 @@ def forward_raises(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
     """The forward pass raises.
 
     The network cannot run on its inputs. The message names the innermost module that was running, and the shapes that
-    it was given. If the input does not fit, give what the network takes: shape, resize, crop or images. Rules that need
-    the forward pass are skipped.
+    it was given. If the input does not fit, set shape, resize, crop or images. Rules that need the forward pass are
+    skipped.
     """
     failure = measured.forward.failure if measured.forward else None
     if failure:
@@ -62,13 +62,12 @@ def raised(phase: str, failure: Failure) -> str:
 def non_finite_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A module makes NaN or Inf out of finite inputs.
 
-    The rule names the first module in execution order that turns finite inputs into NaN or Inf, its own parameters that
-    are not finite, and the operation and line if it begins in the module's own code. Modules that only pass it on are
-    counted, and the inputs that lead to it are named. Causes: an overflow, a division by zero, a root or logarithm of a
-    negative number, or a softmax over nothing but -Inf, as in a row that is masked throughout. -Inf in an attention
-    mask is no finding as long as it has no effect. Rules that this would break as well are skipped. `hookscope
-    activations` and `grads` name the first output that holds NaN or Inf, and skip no rule; of a survey the rule does
-    the same.
+    The rule names the first module in execution order that turns finite inputs into NaN or Inf, those of its parameters
+    that are not finite, and the operation and line if the module's own code makes them. Modules that only pass NaN or
+    Inf on are counted, and the inputs that lead to it are named. Causes: an overflow, a division by zero, a root or
+    logarithm of a negative number, or a softmax over nothing but -Inf, which a fully masked row causes. -Inf in an
+    attention mask is not reported as long as it has no effect. Rules that would only repeat the cause are skipped.
+    `hookscope activations`, `grads` and surveys name the first output that holds NaN or Inf, and skip no rule.
     """
     all_rows = measured.forward.rows if measured.forward else ()
     rows, origin = of_modules(all_rows), measured.origin
@@ -233,8 +232,9 @@ _MOST_HEADS = 2
 def output_shape(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The output does not have the expected shape or dtype.
 
-    The output differs from the shape or dtype below [output], or its number of classes differs from the number of class
-    names. With neither given and no names known, any output passes.
+    The output differs from the shape or dtype under [output] in the configuration, or its number of classes differs
+    from the number of class names. Load the right weights, or correct the configuration. If no shape or dtype is given
+    and no class names are known, every output passes.
     """
     settings = terms.settings
     if settings.output_shape is None and settings.output_dtype is None:
@@ -267,10 +267,10 @@ def constant_output(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     """The output is the same for every input.
 
     Different inputs give the same output: the signal is lost on the way, and only biases remain. Causes: a zero weight,
-    a dead layer, a head that was never loaded. It is a warning if a lack of training explains it: the last weight or
-    the last two are zero, as those of untrained heads may be; all statistics of BatchNorm have their initial values; or
-    the weights are random (hookscope itself drew them, or nearly all look so in a network without BatchNorm). Needs two
-    different inputs.
+    a dead layer, a head that was never loaded. Findings on weights and layers in the same report show where. It is a
+    warning if missing training explains it: the last weight or the last two are zero, which is usual for untrained
+    heads; all statistics of BatchNorm have their initial values; or the weights are random (hookscope drew them, or
+    nearly all look random in a network without BatchNorm). Needs two different inputs.
     """
     known = [(each.input_difference, each) for each in measured.outputs if each.input_difference is not None]
     if not known:
@@ -307,8 +307,8 @@ def repeatability(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     """The same input gives a different output the second time.
 
     The network draws random numbers in eval mode, or keeps state from one pass to the next: functional dropout without
-    `training=self.training`, noise, a cache. Skipped if outputs differ and observers of quantisation-aware training are
-    on: each pass moves the range that they round by.
+    `training=self.training`, noise, a cache. Turn these off in eval mode. Skipped if outputs differ while observers of
+    quantisation-aware training are on, because every pass moves their ranges.
     """
     for output in measured.outputs:
         yield from _differs(measured, output, output.repeat_difference, terms, "differs between two identical passes")
@@ -333,9 +333,9 @@ def batch_consistency(measured: CheckMeasurements, terms: RuleTerms) -> Iterator
     """An input gives a different output in a batch than alone.
 
     Inputs of one batch influence each other: BatchNorm with batch statistics in eval mode (track_running_stats=False),
-    normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on the rest of the batch. Skipped
-    if outputs differ and layers are quantised dynamically, which round by the range of the whole batch, or observers of
-    quantisation-aware training are on.
+    normalisation over the wrong axis, a reshape that mixes axis 0. Scores then depend on the rest of the batch, so
+    correct the network. Skipped if outputs differ while layers are quantised dynamically, which round by the range of
+    the whole batch, or while observers of quantisation-aware training are on.
     """
     for output in measured.outputs:
         what = "differs between an input in a batch and the same input alone"

@@ -53,7 +53,8 @@ _NORMALISERS = frozenset(
 def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The loss is NaN or Inf.
 
-    Usually the forward pass is already not finite. Otherwise the loss takes the logarithm of zero, or overflows.
+    Usually the forward pass already made NaN or Inf: look at non-finite-activation. Otherwise the loss takes the
+    logarithm of zero, or overflows: use a loss that takes logits, or clamp.
     """
     loss = taken_gradients(measured).loss
     if loss is not None and not math.isfinite(loss.value):
@@ -71,7 +72,8 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     """The backward of a layer makes NaN or Inf out of a finite gradient.
 
     A backward that divides by zero, such as that of a root at 0 or of a norm of zeros, makes NaN out of a finite
-    gradient. The layer that makes it is named; layers that pass it on are not. Needs a finite loss.
+    gradient. The layer that makes it is named; layers that pass it on are not. Add a small number under the root or to
+    the norm. Needs a finite loss.
     """
     # The gradient of an output is made by what takes that output. So the layer named is the next one in forward order,
     # if its own gradient was the last to arrive finite; where gradients of inputs were measured, it is certain.
@@ -207,15 +209,15 @@ class _Stop:
 def dead_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Layers on the path get a gradient of exactly zero.
 
-    A layer between the loss and the input gets a gradient of exactly zero: a dead ReLU, a detached branch, an
-    underflow. It is a warning if a weight that starts at zero blocks the path until its first update, if stochastic
-    depth has dropped a branch for all inputs by chance, or if the loss depends on some outputs of the network and not
-    on others. A module passes if it gets a gradient at another call or output, or if its parallel branch gets one:
-    levels of a detector without an object, experts without a token.
+    A layer between the loss and the input gets a gradient of exactly zero, so neither it nor the layers before it
+    learn. Causes: a dead ReLU, a detached branch, an underflow. It is a warning if a weight that starts at zero blocks
+    the path until its first update, if stochastic depth dropped a branch for all inputs by chance, or if the loss
+    depends on only some outputs of the network. A module passes if it gets a gradient at a different call or output, or
+    if its parallel branch gets one: levels of a detector without an object, experts without a token.
 
-    Recurrent weights without a gradient are a warning, too: the loss depends on the first step alone, before which the
-    hidden state is zero. The first step of a bidirectional layer's backward direction is the last position, `output[:,
-    -1]`.
+    Recurrent weights without a gradient are a warning, too: the loss depends only on the first step, before which the
+    hidden state is zero. In a bidirectional layer, the first step of the backward direction is the last position,
+    `output[:, -1]`.
     """
     # Layers whose gradient stops at one place are one objection. A zero weight that gets a gradient is about to open:
     # residual branches and heads often start so. Outputs that lead only to excused ones are excused as well, if the
@@ -354,7 +356,7 @@ _FEWEST_STEPS = 8
 @limit(
     "max_fraction",
     0.5,
-    "share of the steps whose gradient is rounded away beside the greatest of all steps, 0-1",
+    "share of the steps whose gradient is rounded away next to the greatest of all steps, 0-1",
     "a term below 2^-24 of a sum does not change it in float32; of 32 networks trained on tasks that need "
     "all of 28 to 100 steps, 31 lose none and one loses 29%; seven that need the last three lose up to "
     "61%; untrained LSTM, GRU and RNN with a loss at the last step lose up to 44% of 50 steps, 66% to 76% "
@@ -364,12 +366,12 @@ _FEWEST_STEPS = 8
 def gradient_over_time(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The gradient vanishes, or explodes, over time.
 
-    A weight that is used at every step gets the sum of what all steps contribute. A contribution below 2^-24 of the
-    greatest (2^-53 in float64) is rounded away: the input at that step changes nothing. The rule reports a recurrent
-    layer or cell, or attention's keys and values, if that holds for most steps. If gradients shrink on the way back,
-    the network learns from the last steps alone; a greater bias of the forget gate, orthogonal recurrent weights,
-    shorter sequences or a loss at every step let it look further back. If they grow, make the recurrent weights smaller
-    and clip gradients. Saturated attention looks at single positions: scale its scores.
+    A weight that is used at every step gets the sum of the contributions of all steps. A contribution below 2^-24 of
+    the greatest (2^-53 in float64) is rounded away, so the network learns nothing from that step. The rule reports a
+    recurrent layer or cell, or attention's keys and values, if this holds for most steps. If gradients shrink on the
+    way back, the network learns from the last steps only; a greater bias of the forget gate, orthogonal recurrent
+    weights, shorter sequences or a loss at every step let it look further back. If they grow, make the recurrent
+    weights smaller and clip gradients. Saturated attention reads single positions: scale its scores.
 
     An untrained LSTM or GRU with a loss at the last step keeps 30 to 40 steps. A network that needs no more may break
     this rule, so it is a warning at most. Steps that the loss does not depend on, or that a mask leaves out, do not

@@ -59,8 +59,9 @@ _CAUSES = ("non-finite-gradient", "zero-gradient")
 def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """The first weights learn far slower than the last.
 
-    ‖g‖/‖w‖, the size of a step relative to the weight, is far smaller for the first weights than for the last. Causes:
-    saturated activations, missing normalisation or skip connections, too small an initialisation.
+    ‖g‖/‖w‖, the size of a step relative to the weight, is far smaller for the first weights than for the last, so the
+    first layers hardly learn. Causes: saturated activations, missing normalisation or skip connections, too small an
+    initialisation.
     """
     # ‖g‖/‖w‖ is flat over depth in healthy networks, also where activations shrink or grow, as ‖grad_output‖ is not:
     # scaling one layer's weights scales the gradients of the outputs before it only, but those of all other weights
@@ -88,8 +89,9 @@ def vanishing_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Gradients grow on the way back to the first layers.
 
-    ‖grad_output‖ grows from the last layers to the first. Causes: too large an initialisation, or recurrence without
-    clipping. In eval mode with untrained BatchNorm, which does not normalise, it is a warning.
+    ‖grad_output‖ grows from the last layers to the first, so one step can throw the first layers off. Causes: too large
+    an initialisation, missing normalisation, recurrence without clipping. In eval mode with untrained BatchNorm, which
+    does not normalise, it is a warning.
     """
     # Outputs are compared, for in a deep linear network with too large weights all ‖g‖/‖w‖ are alike, and all too
     # large. The greatest of the last tenth keeps small branches at the end from making the beginning look large.
@@ -106,8 +108,8 @@ def exploding_gradient(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 def unused_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Trainable parameters never get a gradient.
 
-    The loss does not reach them. They are dead weight, and DistributedDataParallel waits for them forever. Heads that
-    are only used in training appear unused in eval mode.
+    The loss does not depend on them: they never train, and DistributedDataParallel needs `find_unused_parameters=True`
+    for them. Use, remove or freeze them. Heads that are used only in training appear unused in eval mode.
     """
     gradients = taken_gradients(measured)
     trainable = [each for each in gradients.parameters if each.trainable]
@@ -161,9 +163,9 @@ def _why_unused(parameter: ParameterRow, gradients: Gradients) -> str:
 def gradient_imbalance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """One learning rate must serve weights with far different relative gradients.
 
-    The optimiser has one learning rate. If ‖g‖/‖w‖ differs by orders of magnitude between weights, some blow up before
-    others move. Adaptive optimisers even it out. Biases, scales and zero weights do not count, and a vanishing gradient
-    is not reported twice.
+    If ‖g‖/‖w‖ differs by orders of magnitude between weights, one learning rate makes some weights diverge before
+    others move. Use an adaptive optimiser, such as Adam, or a learning rate per group of parameters. Biases, scales and
+    zero weights do not count, and a vanishing gradient is not reported twice.
     """
     # Biases and scales start at 0 or 1 whatever their layer does, and a bias before BatchNorm gets rounding. Untrained
     # BatchNorm in eval mode is not judged: it starves squeeze-and-excitation weights (1e-13 in mobilenet_v3, but not in

@@ -25,9 +25,9 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objec
     """The file is incomplete, of an unknown kind, or not safe to read.
 
     The file is read to its end without running anything in it. Truncated downloads, damaged archives, unknown formats,
-    and pickles that name classes other than plain data are refused. Nothing else can be checked then, so the check
-    fails at any level. Download or save the file again. --allow-global skips a class that you name, without running it;
-    --trust unpickles a file of your own.
+    and pickles that name classes other than plain data are refused. Nothing else can be checked after that, so the
+    check fails at any level. Download or save the file again. --allow-global skips a class that you name, without
+    running it; --trust unpickles the file, which can run code: use it only for files of your own.
     """
     return iter(())  # a file that breaks it leaves nothing to measure: `checks.refused` reports it
 
@@ -41,10 +41,10 @@ def integrity(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objec
 def architecture(_measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """The names and shapes in the file do not match the network.
 
-    The file must hold every name and shape of the network, and nothing else. Half a checkpoint, a checkpoint of another
-    version of the code, or the weights of another network break the rule. Only what the file stores can be judged then,
-    and the check fails at any level. Name the network with --arch, or allow differences with --allow-missing and
-    --allow-unexpected; --arch none judges the file without a network.
+    The file must hold every name and shape of the network, and nothing else. Causes: half a checkpoint, a different
+    version of the code, the weights of a different network. Only the stored values can then be judged, and the check
+    fails at any level. Name the network with --arch, or allow differences with --allow-missing and --allow-unexpected;
+    --arch none judges the file without a network.
     """
     return iter(())  # likewise
 
@@ -60,9 +60,9 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
     """A parameter or buffer holds NaN or Inf.
 
     One NaN in a weight makes every output NaN. Causes: a step with too large a learning rate, an overflow in half
-    precision, a damaged file. A buffer that holds only zeros and infinities is a mask, and passes. So does a minimum or
-    maximum (by its name) that is infinite everywhere: quantisation observers start so, before they see a value. Go back
-    to an earlier checkpoint.
+    precision, a damaged file. A buffer that holds only zeros and infinities is a mask, and passes. A minimum or maximum
+    (by its name) that is infinite everywhere passes too: quantisation observers start that way. Go back to an earlier
+    checkpoint.
     """
     for values in measured.stored:
         if (values.nan_count or values.inf_count) and not (_is_mask(values) or _is_empty_range(values)):
@@ -74,10 +74,11 @@ def non_finite_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iter
 def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A weight matrix or kernel is zero everywhere.
 
-    A zero weight with at least two axes longer than 1 passes nothing on. It was never loaded, was pruned, or starts at
-    zero by design, as untrained heads and the last layers of residual branches do. Biases, including attention's tables
-    of them, and scales are not judged. Tables of positions ("pos" in the name) are not judged while weights are random
-    or BatchNorm is untrained, because some start at zero.
+    A layer whose weight is zero passes nothing on. The weight was never loaded, was pruned, or starts at zero by
+    design: untrained heads and last layers of residual branches do. Load it, or ignore the rule where zero is meant.
+    Judged are weights with at least two axes longer than 1; not biases, including attention's tables of biases, and
+    scales. Tables of positions ("pos" in the name) are not judged while weights are random or BatchNorm is untrained,
+    because some start at zero.
     """
     passing = ("bias", "pos") if is_untrained(measured) else ("bias",)
     for values in measured.stored:
@@ -95,9 +96,9 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
 def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """A weight matrix or kernel has one value everywhere, other than zero.
 
-    A weight with at least two axes longer than 1 and a single value makes all its outputs the same. It was allocated,
-    but never initialised or loaded. Biases and scales are not judged. Nor are tables of scales, which may start with
-    one value: they are neither the weight of a known layer nor named "weight".
+    A weight with a single value makes all its outputs the same. It was allocated, but never initialised or loaded: load
+    it. Judged are weights with at least two axes longer than 1; not biases and scales. Tables of scales, which may
+    start with one value, are not judged either: they are neither the weight of a known layer nor named "weight".
     """
     for values in measured.stored:
         finite = not (values.nan_count or values.inf_count)
@@ -116,8 +117,9 @@ def constant_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
 def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Two weights that are not tied hold the same values.
 
-    Two equal weights that do not share memory are usually a mistake: one was loaded twice, or layers were copied and
-    never trained apart. Tied weights and constant weights do not count.
+    Two equal weights that do not share memory are usually a mistake: one weight was loaded twice, or layers were copied
+    and never trained apart. Compare their names with those in the original checkpoint. Tied weights and constant
+    weights do not count.
     """
     for values in measured.stored:
         if values.twin_of:
@@ -135,17 +137,18 @@ def duplicate_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
 @limit(
     "max_zero_fraction",
     0.5,
-    "share of a layer's channels whose mean and variance may be zero, 0-1; none may be while all means are zero",
+    "share of a layer's channels whose mean and variance may both be zero, 0-1; if all means are zero, none may",
     "3 of 8 trained networks, EfficientNet-Lite0 to 2, have such channels: up to 7 of 32, harmlessly",
 )
 def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A running variance of BatchNorm is negative or zero.
 
     A running variance is a mean of squares. A negative one is damaged, and its root is NaN. Zeros in a few channels
-    mean that these are dead. Zeros in many mean that the buffer was zeroed instead of loaded: eval mode then divides by
-    the root of eps, which magnifies every deviation. One channel that is zero, or below float32's least normal number,
-    1.18e-38, is enough if its running mean is not zero, because it is not dead then. One zero is also enough if all
-    running means are zero, because no training explains that variance.
+    mean that these channels are dead. Zeros in many mean that the buffer was zeroed instead of loaded: eval mode then
+    divides by the root of eps, which magnifies every deviation. A single channel that is zero, or below 1.18e-38, the
+    least normal number of float32, fails if its running mean is not zero, because a dead channel has a mean of zero. A
+    single zero also fails if all running means are zero, because no training leaves that. Load the buffers again, or
+    compute them anew by forward passes in train mode.
     """
     # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
@@ -182,17 +185,18 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
 @limit(
     "min_chance",
     1e-6,
-    "probability that the zero channels at the end of a weight are there by chance, given the share of "
-    "zero channels elsewhere",
+    "least probability that the zero channels at the end of a weight are there by chance, given the share "
+    "of zero channels elsewhere",
     "four zero channels at the end of 64, with no others, have 7e-8, three have 4e-6",
 )
 def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of a weight are zero everywhere, while others are not.
 
-    A row or kernel of zeros makes a constant output channel. Structured pruning does it on purpose, and weight decay
-    does it to a channel without a gradient. Neither prefers the last channels: if all of these are zero and few others
-    are, the end of the tensor was never written, or channels were padded. A weight that is zero as a whole is left to
-    zero-parameter. Rows of embeddings do not count as filters: the padding row is zero by design.
+    A row or kernel of zeros makes a constant output channel. Structured pruning does this on purpose, and weight decay
+    does it to a channel without a gradient. Neither prefers the last channels: if the last channels are zero and few
+    others are, the end of the tensor was never written, or channels were padded. Load the weight again if it was not
+    pruned. A weight that is zero everywhere is left to zero-parameter. Rows of embeddings do not count as filters: the
+    padding row is zero by design.
     """
     for values in measured.stored:
         if not values.zero_filters or not values.filter_count or is_zero(values) or "Embedding" in values.kind:

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Training cannot resume from the state of the optimiser beside the weights.
 
-    A moment with NaN or Inf fails: it makes the weight NaN at the next step, though the weights in the file are still
+    A moment with NaN or Inf fails: it makes the weight NaN at the next step, although the weights in the file are still
     sound. A negative mean of squares, a step count that is negative or NaN, and settings that torch.optim refuses (a
-    learning rate that is NaN or negative, a beta of 1) fail as well. So does a mean of gradients that is greater than
-    their mean of squares allows: the two come from different parameters or runs. This is checked for the Adam and AdamW
-    of torch. Go back to an earlier checkpoint, or continue with a new optimiser.
+    learning rate that is NaN or negative, a beta of 1) fail as well. A mean of gradients that is greater than their
+    mean of squares allows fails too: the two come from different parameters or runs. Only torch's Adam and AdamW are
+    checked for this. Go back to an earlier checkpoint, or continue with a new optimiser.
 
-    Two signs are only warnings. Step counts differ between parameters in a state assembled from two runs, but also in a
-    network some of whose layers were frozen for a while. A learning rate other than the one that the schedule in the
-    file has set was changed by hand, or the two were saved at different times; this is checked if the file holds
-    exactly one schedule and one optimiser.
+    Two findings are only warnings. Step counts that differ between parameters come from a state assembled from two
+    runs, but also from layers that were frozen for a while. A learning rate that differs from the one in the file's
+    schedule was changed by hand, or the two were saved at different times; this is checked if the file holds exactly
+    one schedule and one optimiser.
     """
     for state in measured.optimisers:
         if state.wrong_settings:
@@ -66,18 +66,19 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "min_scale",
     1.0,
     "least scale, by which the loss is multiplied",
-    "it starts at 65,536, and is halved when gradients overflow float16; below 1 they do so unscaled",
+    "it starts at 65,536, and is halved when gradients overflow float16; below 1 they overflow even unscaled",
 )
 def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """Training cannot resume from the state of the GradScaler beside the weights.
 
     The scaler multiplies the loss by a scale, and divides the gradients by it before the step. A scale that is zero,
     negative, infinite or NaN leaves no gradient, and fails. A growth factor of 1 or less, and a backoff factor that is
-    not between 0 and 1, fail as well: torch's GradScaler refuses them.
+    not between 0 and 1, fail as well: torch's GradScaler refuses them. Continue with a new GradScaler.
 
     A scale below the limit is a warning. The scaler skips every step whose gradients hold NaN or Inf, and lowers the
-    scale. Once the scale is below 1, gradients are not finite at all, or overflow float16 even unscaled. It is also a
-    warning if the steps since the last change have reached the growth interval: the scale would have grown.
+    scale. A scale below 1 means that gradients are never finite, or overflow float16 even unscaled: look for their
+    cause with `hookscope grads`. A step count that has reached the growth interval is also a warning, because the scale
+    would have grown.
     """
     for state in measured.scalers:
         least = terms.limit("min_scale", FindingTarget(state.key, (state.key,)))
@@ -111,16 +112,17 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
 def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """An averaged copy of the weights (EMA) beside them is not finite, or belongs to other weights.
 
-    A copy that holds NaN or Inf fails, because averaging never removes them. A copy with a tensor of another shape
-    fails: it belongs to another network. A copy whose matrices and kernels all hold a single value, such as 0, fails:
-    it was allocated, and never filled. If only some do, it is a warning. Parameters that only the weights or only the
-    copy has are a warning: a network that changed during training leaves them. The copy needs no buffers.
+    A copy that holds NaN or Inf fails, because averaging never removes them. A copy with a tensor of a different shape
+    fails: it belongs to a different network. A copy whose matrices and kernels all hold a single value, such as 0,
+    fails: it was allocated, but never filled. If only some do, it is a warning. Parameters in only one of the two sets
+    are a warning: the network changed during training. The copy needs no buffers. Release the weights instead of such a
+    copy, or start the average again.
 
-    Signs that the copy or the weights are out of date are warnings. The copy is, if it looks as initialised while the
+    Signs that either set is out of date are warnings. The copy is out of date if it looks freshly initialised while the
     weights look trained, or if its BatchNorms have their initial statistics while those of the weights have moved;
-    `torch.optim.swa_utils.update_bn` computes them. The weights are, if a BatchNorm of the copy has counted more
-    batches than theirs. A weight of 2,048 values or more that is nearly orthogonal to its average is a warning as well:
-    the two come from different runs. How far a copy lags behind the weights is not judged.
+    `torch.optim.swa_utils.update_bn` computes them. The weights are out of date if a BatchNorm of the copy has counted
+    more batches. A weight of 2,048 values or more that is nearly orthogonal to its average is a warning as well: the
+    two come from different runs. How far a copy lags behind the weights is not judged.
 
     A set of weights in the same file counts as an averaged copy if its key contains ema, averag, swa or shadow.
     """

@@ -54,11 +54,12 @@ _FEWEST_SIGNS = 2048
 def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A value of a weight is far greater than all others.
 
-    A single value thousands of times the others, or one whose square overflows its type, comes from a damaged file (a
-    flipped exponent bit multiplies by up to 2**128) or from a diverging step. The greatest number of the type itself is
-    a clipped overflow. Such a value drowns everything beside it, and fails. Values hundreds of times the others also
-    occur in sound networks, and warn. The rule judges parameters and BatchNorm's statistics; with fewer than 2,000
-    values, the greatest is compared with the next. Go back to an earlier checkpoint, or download again.
+    A single value that is thousands of times the others, or whose square overflows its type, comes from a damaged file
+    (a flipped exponent bit multiplies by up to 2**128) or from a diverging step. The greatest number of the type itself
+    is a clipped overflow. Such a value hides all other values of its layer, so the rule fails. Values hundreds of times
+    the others also occur in sound networks, so the rule warns. The rule judges parameters and BatchNorm's statistics;
+    with fewer than 2,000 values, the greatest is compared with the next. Go back to an earlier checkpoint, or download
+    again.
     """
     for values in measured.stored:
         if values.max_abs is None or not (values.role == "parameter" or _leaf(values).startswith("running_")):
@@ -88,10 +89,10 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[Objection]:
     """Output channels of one weight are equal to the last bit.
 
-    Two filters that start apart never meet in training. A faulty conversion, or a tensor assembled from overlapping
-    pieces, copies them. A network that was widened by copying and not trained since has copies on purpose. Filters of
-    zeros do not count, nor do filters with fewer than 8 non-zero values (32 in a weight rounded to 8 bits), nor a
-    depthwise weight that repeats one kernel, as a blur does.
+    Two filters that start different never become equal in training. A faulty conversion, or a tensor assembled from
+    overlapping pieces, copies them: convert the file again. A network that was widened by copying and not trained since
+    has copies on purpose. Filters of zeros do not count, nor do filters with fewer than 8 non-zero values (32 in a
+    weight rounded to 8 bits), nor a depthwise weight that repeats one kernel, as a blur does.
     """
     for values in measured.stored:
         if values.repeated_filters and values.filter_count:
@@ -103,22 +104,23 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
 @limit(
     "min_length",
     64,
-    "equal values in a row, from which a run is judged",
+    "number of equal values in a row from which a run is judged",
     "none of 21 trained networks and 35 rounded or structurally pruned copies has a run of 32",
 )
 @limit(
     "max_over_chance",
     16.0,
-    "length of a run over that of the longest expected by chance, given the share of the value elsewhere",
+    "length of a run over the longest length expected by chance, given the share of the value elsewhere",
     "the largest of 30 copies of trained networks pruned value by value, 50 % to 98 %, is 6.5",
 )
 def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A block of a weight has a single value, mostly zero, unlike the rest.
 
-    An unwritten page of a file reads as zeros, and a faulty conversion leaves a block as it was allocated. The longest
-    run of one value in a weight's memory is compared with the longest run expected by chance, given the share of that
-    value around it. So a network pruned value by value passes. Filters and inputs that are zero as a whole are left
-    out: structured pruning and dead channels leave them, and dead-filter reports such filters.
+    An unwritten page of a file reads as zeros, and a faulty conversion leaves a block as it was allocated. Convert or
+    download the file again. The longest run of one value in a weight's memory is compared with the longest run expected
+    by chance, given the share of that value elsewhere, so a network pruned value by value passes. Filters and inputs
+    that are zero everywhere are left out: structured pruning and dead channels cause them, and dead-filter reports such
+    filters.
     """
     for values in measured.stored:
         run = values.constant_run
@@ -167,16 +169,16 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "fail_fraction",
     0.75,
     "share of the network's weights that have only one sign, from which the rule fails, 0-1",
-    "no weight of 11 trained networks and 265 random ones of timm has: the rarer sign has at least 27 % of the values",
+    "in all weights of 11 trained and 265 random networks, the rarer sign has at least 27 % of the values",
 )
 def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """All values of a weight have the same sign.
 
     Initialisation draws both signs, and training keeps both. A weight of magnitudes alone has lost its signs: in a
-    conversion, by reading signed integers as unsigned, or in a step that stored absolute values. If nearly all weights
-    are so, the rule fails. A single one warns, because some layers are kept positive on purpose, such as those that mix
-    energies of frequencies. The rule judges kernels and matrices with at least 2,048 non-zero values, unless they are
-    constant or break integer-weight.
+    conversion, by reading signed integers as unsigned, or in a step that stored absolute values. If most weights have
+    one sign, the rule fails: convert the file again. A few such weights are a warning, because some layers are kept
+    positive on purpose, such as those that mix energies of frequencies. The rule judges kernels and matrices with at
+    least 2,048 non-zero values, unless they are constant or break integer-weight.
     """
     weights = [each for each in measured.stored if is_weight(each) and _nonzero(each) >= _FEWEST_SIGNS]
     unsigned = [each for each in weights if _has_one_sign(each) and each.min != each.max and not each.is_whole]
@@ -208,16 +210,16 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     "min_trained_fraction",
     0.75,
     "share of the weights that must be trained before an untrained one is reported, 0-1",
-    "57 % and 11 % are in two networks trained for seconds, at least 91 % in EfficientNet-Lite0 to 2",
+    "two networks trained for seconds have 57 % and 11 %, EfficientNet-Lite0 to 2 at least 91 %",
 )
 def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight looks drawn at random, while nearly all others are trained.
 
     Initialisation draws the values of a weight independently, from whatever distribution. Training makes rows, columns
     and kernel positions differ from one another far more than chance does. A weight without such structure among
-    trained ones was never loaded, was initialised again, or is not used. The rule judges kernels and matrices of 2,048
-    values or more. Weights after the last trained one pass, because a new head on a trained body is on purpose. So does
-    a network with fewer trained weights than the limit.
+    trained weights was never loaded, was initialised again, or is not used. Compare its name with those in the file.
+    The rule judges kernels and matrices of 2,048 values or more. Weights after the last trained one pass, because a new
+    head on a trained body is on purpose. A network with fewer trained weights than the limit passes too.
 
     A transposed square weight is not found: it looks as trained as before. In some layers the norms of its columns
     follow the magnitudes of its inputs (rank correlation up to 0.91), but in half of the 119 layers of
@@ -248,15 +250,15 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
 def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A normalisation layer has its initial values, while nearly all others have moved.
 
-    A layer has not moved if its statistics are exactly 0 and 1, if one of the two is while the other differs from
-    channel to channel, or if its weight is exactly 1 and its bias exactly 0. Training does not leave a layer so: it was
-    reset, never loaded, or is not used. A weight and a bias of 0, with which the last layer of a residual branch may
-    start, pass nothing on.
+    Training always moves a normalisation layer, so an unmoved one was reset, never loaded, or is not used: load it
+    again. A layer has not moved if its mean is exactly 0 and its variance exactly 1, if only one of them is but the
+    other differs between channels, or if its weight is exactly 1 and its bias exactly 0. A weight and a bias of 0 count
+    too: the last layer of a residual branch may start so, and passes nothing on.
 
-    A BatchNorm that has counted batches and has not moved is impossible, and fails; all else warns. The rule also warns
-    if no statistics at all have moved though the weights are trained or batches are counted (a momentum of 0 explains
-    that as well). For a file it warns if the weights look random too: then the file was saved before training. Layers
-    after the last trained one pass, because a new head on a trained body is on purpose.
+    A BatchNorm that has counted batches but has not moved is impossible, and fails; everything else warns. The rule
+    also warns if no statistics have moved although the weights are trained or batches are counted (a momentum of 0
+    explains that too). For a file it warns if the weights look random too: the file was then saved before training.
+    Layers after the last trained one pass, because a new head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
     is_new = batch_norm_is_untrained(measured) and weights_look_random(measured)

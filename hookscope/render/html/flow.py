@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from hookscope.render.columns import fold_name
 from hookscope.render.html.blocks import Blocks, blocks_of
+from hookscope.render.html.flow_lines import Wiring, middle, wired
 from hookscope.render.html.layers import Layer
-from hookscope.render.html.wiring import Wiring, middle, wired
 from hookscope.text import counted, shape_text
 
 # Characters of a name from outside a block, and takers of a result that are named.

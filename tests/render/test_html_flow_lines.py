@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.render.html.wiring import ROW_HEIGHT, Wiring, wired
+from hookscope.render.html.flow_lines import ROW_HEIGHT, Wiring, wired
 
 edges = st.lists(st.sets(st.integers(0, 30), max_size=6), max_size=30).map(
     lambda each: [sorted(source for source in taken if source < place) for place, taken in enumerate(each)]

@@ -13,12 +13,12 @@ from hookscope.surveys.plan import ChunkFolder, Share
 
 _BETWEEN_BEATS = 2.0  # seconds
 _LONGEST_SILENCE = 20.0
-_LONGEST_PULSE = 64  # bytes
+_LONGEST_HEARTBEAT = 64  # bytes
 
 
 @dataclass(slots=True)
-class Pulse:
-    """The pulse of this process, and what it hears of the others.
+class Heartbeat:
+    """The heartbeat of this process, and what it hears of the others.
 
     Attributes:
         finished: Inputs of its share that are finished.
@@ -42,7 +42,7 @@ class Pulse:
                 count += 1
                 stopped.wait(_BETWEEN_BEATS)
 
-        thread = threading.Thread(target=beat, name="hookscope-pulse", daemon=True)
+        thread = threading.Thread(target=beat, name="hookscope-heartbeat", daemon=True)
         thread.start()
         try:
             yield
@@ -62,7 +62,7 @@ class Pulse:
                 continue
             text = ""
             with suppress(OSError, UnicodeDecodeError):
-                text = read_bounded(self._path(index), _LONGEST_PULSE).decode("ascii")
+                text = read_bounded(self._path(index), _LONGEST_HEARTBEAT).decode("ascii")
             known, since = self._heard.get(index, ("", now))
             if text != known or index not in self._heard:
                 self._heard[index] = text, now

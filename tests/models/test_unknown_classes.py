@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import file_kind
 from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
-from hookscope.checkpoints.past_unknown import read_past_unknown
 from hookscope.checkpoints.stand_ins import ModuleState
+from hookscope.checkpoints.unknown_classes import read_past_unknown
 from hookscope.checkpoints.unpickler import InertUnpickler, StandIn, UnreadablePickleError
 from hookscope.errors import CheckpointError
 from hookscope.models.checkpoint import read_checkpoint

@@ -12,7 +12,7 @@ from PIL import Image
 import hookscope
 from hookscope.checkpoints.folders import natural_order
 from hookscope.errors import NothingMatchedError
-from hookscope.inputs import find_inputs, finding
+from hookscope.inputs import find_files, find_inputs
 from tests.inputs.written import failure
 
 
@@ -135,10 +135,10 @@ def test_heic_in_a_folder_asks_for_its_plugin_where_there_is_none(tmp_path, monk
     (tmp_path / "a.jpg").touch()
     (tmp_path / "b.HEIC").touch()
     sentences: list[str] = []
-    monkeypatch.setattr(finding, "find_spec", lambda _name: None)
+    monkeypatch.setattr(find_files, "find_spec", lambda _name: None)
     assert len(find_inputs([str(tmp_path)], sentences.append)) == 1
     assert sentences[0].endswith("1 file skipped: 1 .heic. HEIC needs pillow-heif.")
-    monkeypatch.setattr(finding, "find_spec", lambda _name: object())
+    monkeypatch.setattr(find_files, "find_spec", lambda _name: object())
     assert len(find_inputs([str(tmp_path)], sentences.append)) == 2
 
 

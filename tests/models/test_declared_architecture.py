@@ -12,8 +12,8 @@ import torch
 
 from hookscope.errors import UsageError
 from hookscope.models.checkpoint import read_checkpoint
+from hookscope.models.declared_architecture import told_architectures
 from hookscope.models.spec import load_model
-from hookscope.models.told_architecture import told_architectures
 
 
 @pytest.mark.parametrize(
