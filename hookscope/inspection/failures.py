@@ -47,6 +47,8 @@ def _known_arguments(module: nn.Module, error: BaseException) -> str:
     if not (isinstance(error, TypeError) and "forward() got an unexpected keyword argument" in str(error)):
         return ""
     known = [printable(each) for each in inspect.signature(module.forward).parameters]
+    if len(known) == 1:
+        return f"; its one argument is {known[0]}: give it the dict of a file by --input {known[0]}=FILE"
     return f"; its arguments are {', '.join(known)}" if known else "; it has no arguments"
 
 

@@ -290,6 +290,8 @@ def _strips(levels: NDArray[np.uint8], width: int, token_count: int) -> list[tup
 
 def _count_remark(maps: FeatureMaps, shape: tuple[int, ...], per_row: str) -> str:
     count, frame_count, height, width = shape
+    if maps.is_sequence:
+        count, per_row = maps.values.shape[1], ""
     first = f"first {count} of " if count < maps.channel_count else ""
     thing = ("value" if maps.arrangement == "vector" else "channel") + "s" * (maps.channel_count != 1)
     inside = {"frames": f", {frame_count} frames each, left to right", "tokens": f", each {height} x {width} tokens"}

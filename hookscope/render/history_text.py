@@ -116,15 +116,16 @@ def sentence_of(verdict: HistoryVerdict, result: History) -> str:
         return f"Rule {verdict.rule} objects {span_text(verdict, result)}: {verdict.message}"
     one, several = _WORDS.get(verdict.rule, ("", ""))
     if not one:
-        return f"Rule {verdict.rule} objects to {places} {span_text(verdict, result)}."
+        return f"Rule {verdict.rule} objects to {places_text(verdict, quoted=True)} {span_text(verdict, result)}."
     return f"{places} {one if len(verdict.places) == 1 else several} {span_text(verdict, result)}."
 
 
-def places_text(verdict: HistoryVerdict) -> str:
+def places_text(verdict: HistoryVerdict, *, quoted: bool = False) -> str:
     """Return what a verdict is about: "layer3.1.conv2"; of several the first and how many more there are."""
     names = [printable(each, _MOST_NAME) for each in verdict.places if each]
     if verdict.rule.startswith("dead-filter"):  # a layer's weight is meant, whatever it is called
         names = [each.removesuffix(".weight") for each in names]
+    names = [f"'{each}'" for each in names] if quoted else names
     return some_of(names, _MOST_PLACES if len(names) <= _MOST_PLACES else 1)
 
 

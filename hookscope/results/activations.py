@@ -111,6 +111,11 @@ class FeatureMaps:
     shape: tuple[int, ...]
     note: str = ""
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether `values` is one picture of a sequence, (1, C, T): a channel in each row."""
+        return self.arrangement == "maps" and len(self.shape) == 2
+
     def _repr_html_(self) -> str:
         return str(rendered(self, "html"))
 

@@ -225,7 +225,8 @@ def census_of(blocks: tuple[AttentionBlock, ...], unseen: tuple[UnseenBlock, ...
     seen = len({each.label.rpartition("#")[0] or each.label for each in blocks})
     whole = seen + len(unseen)
     if not unseen:
-        return f"{seen} of {counted(whole, 'block')} seen"
+        calls = f", in {len(blocks):,} calls" if len(blocks) > seen else ""
+        return f"{seen} of {counted(whole, 'block')} seen{calls}"
     by_reason: dict[str, list[str]] = {}
     for each in unseen:
         by_reason.setdefault(each.reason, []).append(each.label)

@@ -99,7 +99,7 @@ def _norms(pair: _Pair) -> Iterator[tuple[str, str]]:
         if now.role == "buffer" and _is_new(pair.before, now.layer):  # statistics find their size at first
             continue
         was, norm = before.norm or 0.0, now.norm or 0.0
-        gain = norm / max(1, *now.shape[:1]) ** 0.5
+        gain = norm / max((1, *now.shape[:1])) ** 0.5
         factor = NORM_FACTOR**2 if now.name.endswith("running_var") else NORM_FACTOR  # tenfold values
         if norm >= factor * was and gain >= _LEAST_GAIN and (was or not now.is_weight):  # one of zeros may start
             grew = f"grew {figure(norm / was, 3)}-fold" if was else f"grew from 0 to {figure(norm, 3)}"

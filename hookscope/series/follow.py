@@ -219,11 +219,12 @@ def _moved(row: WeightPoint, compared: _Compared) -> WeightPoint:
 def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: bool, searches: bool) -> str:
     """Return what was looked at, and what was not, in sentences."""
     judged = len({rule for file in files for rule in file.judged})
+    was = "was" if judged == 1 else "were"
     if settings.arch == NO_NETWORK:
-        alone = f"No network was run: of {len(RULES)} rules, the {judged} on what a file stores were judged"
+        alone = f"No network was run: of {len(RULES)} rules, the {judged} on what a file stores {was} judged"
         parts = [f"{alone}; --arch NAME or pictures run the others."]
     else:
-        parts = [f"{judged} of {len(RULES)} rules were judged, over {'noise' if is_noise else 'the inputs given'}."]
+        parts = [f"{judged} of {len(RULES)} rules {was} judged, over {'noise' if is_noise else 'the inputs given'}."]
     if searches:
         read = sum(file.status == "read" for file in files)
         rules = ", ".join(name for name in CHANGE_RULES if name != DEAD)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.attention_maps import reductions
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError
+from hookscope.results.attention import AttentionBlock, census_of
 from tests.attention_maps.small_networks import FlexAttention, HalfSeen, RedSeeker, SmallTransformer
 
 Weights = NDArray[np.float64]
@@ -73,6 +74,15 @@ def test_numbers_are_those_of_numpy(network: nn.Module, pictures: Tensor) -> Non
             assert row.register_share is None
             assert row.top_share == pytest.approx(shares.mean(1).max(-1).mean(), rel=1e-5)
             assert not row.is_one_token
+
+
+def test_calls_of_one_module_are_counted() -> None:
+    blocks = tuple(
+        AttentionBlock(label, "Lm", "scaled dot product", 1, 4, 4, None, None, None)
+        for label in ("(model)", "(model)#1", "other")
+    )
+    assert census_of(blocks, ()) == "2 of 2 blocks seen, in 3 calls"
+    assert census_of(blocks[::2], ()) == "2 of 2 blocks seen"
 
 
 def test_maps_of_each_query_are_rows_of_the_weights(network: nn.Module, pictures: Tensor) -> None:

@@ -124,3 +124,18 @@ def test_without_parameters_there_are_no_weights_to_shuffle() -> None:
     result = hookscope.attribute(Functions(), torch.randn(1, 3, 8, 8), method="gradient")
     assert "weights" not in {each.name for each in result.sanity}
     assert "Sanity: no weights test, because the network has no parameters to shuffle." in result.notes
+
+
+class OneDict(Two):
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(batch["image"], batch["meta"])
+
+
+def test_a_network_that_takes_a_whole_dict_is_told_how_to_get_it(
+    given: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    torch.save(given, tmp_path / "x.pt")
+    with pytest.raises(HookscopeError, match="argument is batch: give it the dict of a file by `input` batch=FILE"):
+        hookscope.activations(OneDict(), tmp_path / "x.pt")
+    rows = hookscope.activations(OneDict(), [], input=[f"batch={tmp_path / 'x.pt'}"])
+    assert rows["numbers"].shape == (2, 4)

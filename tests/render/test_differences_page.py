@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,9 @@ def test_no_name_becomes_part_of_the_page(tmp_path: Path) -> None:
     )
     page = Page(page_of(tmp_path, hostile))
     page.assert_self_contained()
-    assert page.all("script") == []
+    [script] = page.all("script")
+    marks = files("hookscope.render.html") / "templates" / "marks.js"
+    assert script.words == [marks.read_text(encoding="utf-8")]
     assert page.all("img") == []
     assert not any(name.startswith("on") for each in page.elements for name in each.attributes)
 
@@ -222,3 +225,15 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
 @pytest.mark.sample("a0-b0-net and other", "a3-b3-net, float32, edit a:output:zero and float16", "a6-b6-net and itself")
 def test_titles_say_what_is_not_the_same(a: dict[str, Any], b: dict[str, Any], text: str) -> None:
     assert sides_text(replace(RESULT, a=Side(MODEL, **a), b=Side(**{"model": MODEL, **b}))) == text
+
+
+@needs_chromium
+def test_a_phone_shows_where_the_difference_begins(open_html: Callable[..., Opened], tmp_path: Path) -> None:
+    differing = next(row for row in RESULT.rows if row.measures and row.measures.relative_l2 > 0)
+    rows = tuple(replace(differing, index=place, label=f"layer{place}") for place in range(30))
+    last = replace(differing, index=30, label="last")
+    result = replace(RESULT, rows=(*rows, last), first_differences=(FirstDifference("last", "last", False, 0.5),))
+    page = open_html(page_of(tmp_path, result), width=390).page
+    box = page.locator("svg.plot path.mark").first.bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= 390

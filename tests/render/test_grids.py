@@ -587,3 +587,9 @@ def test_grid_names_of_one_run_differ_and_sort_in_execution_order() -> None:
         for index in range(12)
     ]
     assert made == sorted(set(made))
+
+
+def test_a_caption_of_a_sequence_counts_its_rows(written: list[str]) -> None:
+    draw_grid(feature_maps(np.ones((1, 6, 5), np.float32), shape=(5, 6), channel_count=6))
+    assert "6 channels" in " ".join(written)
+    assert "first" not in " ".join(written)

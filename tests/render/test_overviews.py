@@ -18,8 +18,9 @@ from torch import nn
 import hookscope
 from hookscope.inspection.forward import inspect
 from hookscope.render.lettering import drawable
+from hookscope.render.overviews import maps as maps_module
 from hookscope.render.overviews.activations import depth_blocks, draw_activations
-from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series, within_blocks
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences, summarised
 from hookscope.render.overviews.gradients import draw_gradients
@@ -446,3 +447,23 @@ def test_a_training_without_loss_norms_or_steps_is_drawn() -> None:
     for steps in ((), log.steps[:1], without_loss, nothing, only_nan):
         assert draw_training(replace(log, steps=steps)).width == WIDTH
         draw_training(replace(log, steps=steps, watched=()))
+
+
+def test_operations_of_the_networks_own_code_stand_in_the_block_before_them() -> None:
+    labels = ["tok", "(model):add", "blocks.0.ln", "(model):view", "blocks.0:gelu", "blocks.1.ln", ":add", "(model)"]
+    expected = ["tok", "tok", "blocks.0.ln", "blocks.0.ln", "blocks.0", "blocks.1.ln", "blocks.1.ln", "(model)"]
+    assert within_blocks(labels) == expected
+
+
+def test_what_differs_in_a_sequence_is_named_as_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    words: list[str] = []
+    monkeypatch.setattr(maps_module, "write", lambda _, lines, *__: words.extend(line[0] for line in lines))
+    sequence = FeatureMaps(
+        0, "up", "Linear", 0, "maps", np.ones((1, 6, 5), np.float32), None, channel_count=6, shape=(5, 6)
+    )
+    assert sequence.is_sequence
+    columns = maps_module.MapColumns(
+        [summarised(sequence, "Linear")], 40, names=("mean of |A-B|", "A-B in channel {}"), sequences={0}
+    )
+    columns.draw(Image.new("RGB", (1200, columns.height)), 0)
+    assert words == ["up", "Linear", "6 x 5", "|A-B|", "A-B"]

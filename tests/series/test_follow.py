@@ -274,3 +274,9 @@ def test_safetensors_and_names_from_strangers(tmp_path: Path) -> None:
     assert not any(
         line.startswith("=") for line in (folder / "weights.csv").read_text().replace(",", "\n").splitlines()
     )
+
+
+def test_a_parameter_without_axes_is_followed(tmp_path: Path) -> None:
+    states = {f"step-{at}.pt": {"temperature": torch.tensor(float(at + 2)), **a_state()} for at in range(3)}
+    rows = hookscope.history(save(tmp_path, states))["temperature"]
+    assert [row.norm for row in rows] == [2, 3, 4]

@@ -182,7 +182,7 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     first = known[0] if known and known[0].layer is measured.batch_norms[0] else None
     if off:
         later = len(known) - known.index(off[0]) - 1
-        yield _begins(measured, off[0], terms, f"{len(off) - 1} of {counted(later, 'later BatchNorm')} follow.", first)
+        yield _begins(measured, off[0], terms, _following(len(off) - 1, later), first)
     elif (
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
@@ -194,13 +194,19 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         yield Objection(first.target, message, "warn")
     elif stray := [each for each in known if each.far.channel_ratio > terms.limit("max_channel_ratio", each.target)]:
         worst = stray[0]
-        others = f" {len(stray) - 1} of {counted(len(known) - known.index(worst) - 1, 'later BatchNorm')} follow."
+        following = _following(len(stray) - 1, len(known) - known.index(worst) - 1)
         message = (
             f"'{worst.row.label}' ({worst.row.kind}) has an input channel with {worst.far.channel_ratio:.2g} times the"
             f" stored variance (limit {terms.limit('max_channel_ratio', worst.target):g}), though half of its"
-            f" channels differ by less than {worst.far.variance_factor:.2g}.{others}"
+            f" channels differ by less than {worst.far.variance_factor:.2g}. {following}"
         )
-        yield Objection(worst.target, message, "warn")
+        yield Objection(worst.target, message.rstrip(), "warn")
+
+
+def _following(count: int, later: int) -> str:
+    if later < 2:
+        return "" if not later else "The only later BatchNorm follows." if count else "The only later one does not."
+    return f"{count:,} of {later:,} later BatchNorms follow."
 
 
 def _is_off(judged: _Judged, terms: RuleTerms) -> bool:
@@ -234,7 +240,7 @@ def _begins(
         f" (limit {factor:g}), means by {far.mean_distance:.2g} stored standard deviations"
         f" (limit {apart:g}){correlation}; medians over"
         f" {counted(far.channel_count, 'channel')}. {follow}"
-    )
+    ).rstrip()
     if judged is first:
         message += _preparation(measured, judged)
     pruned = _pruned(measured)

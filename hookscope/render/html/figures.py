@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.render.columns import fold_name, number_text, quantile_text
-from hookscope.render.overviews.charts import log_ticks
+from hookscope.render.overviews.charts import log_ticks, within_blocks
 from hookscope.render.training_steps import Floats, columns_of, kept_places, pieces, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 
@@ -369,8 +369,9 @@ def _band(
 def _names(names: Sequence[str]) -> list[tuple[float, str]]:
     """Name the places where a block of layers begins: outer blocks, or inner ones where those say little."""
     kept: list[tuple[float, str]] = []
+    layers = within_blocks(names)
     for depth in (1, 2, 3):
-        inner = _block_names([".".join(name.split(".")[:depth]) for name in names])
+        inner = _block_names([".".join(name.split(".")[:depth]) for name in layers])
         kept = inner if len(inner) > len(kept) else kept
         if len(kept) >= 5:
             break

@@ -44,6 +44,7 @@ _LETTERS = "ABCDE"
 _FEW = 3  # layers that a line about a flag names
 
 _MOST_FINDINGS = 6
+_VOLUME_AXES = 5  # N, C, D or T, H, W
 
 _FLAGS: tuple[tuple[Flag, str], ...] = (
     ("non-finite", "NaN or Inf in"),
@@ -70,6 +71,8 @@ def draw_activations(result: Activations) -> Image.Image:
         columns = MapColumns(maps, MARGIN + _WORDS + 16, letters, with_strongest=len(result.inputs) == 1)
         blocks.append(_input_block(result, index, columns))
     words = [MAP_KEY] if letters else []
+    if any(row.index in letters and len(row.shape or ()) == _VOLUME_AXES for row in result.rows):
+        words.append("Of volumes and clips, the plane or frame in the middle is shown.")
     if len(result.inputs) > len(shown):
         words.append(
             f"{counted(len(result.inputs) - len(shown), 'more input')}: the figures below are over all of them."

@@ -169,7 +169,7 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
     """
     result: dict[int, str] = {}
     split: set[int] = set()
-    names = [name if name.startswith("(") else name.partition(":")[0] for name in names]  # of an operation, its module
+    names = within_blocks(names)
     longest = _LONGEST_BLOCK * len(names)
     for depth in range(1, 2 + max(name.count(".") for name in names)):
         blocks = [".".join(name.split(".")[:depth]) for name in names]
@@ -184,6 +184,15 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
         if not split:
             break
     return list(result.items())
+
+
+def within_blocks(labels: Sequence[str]) -> list[str]:
+    """Return the names of layers alone: of an operation its module, or, in the network's own code, the layer before."""
+    names: list[str] = []
+    for label in labels:
+        layer, _, operation = label.partition(":")
+        names.append(names[-1] if operation and layer in ("", "(model)") and names else layer or label)
+    return names
 
 
 def _tail(block: str) -> str:

@@ -42,6 +42,8 @@ _KEY = (
     "Each map has its own scale, shown below it; 0 is the darkest colour. NaN and Inf are magenta."
 )
 
+_KEY_OF_SEQUENCES = "Of a sequence, each row is a channel and each column a step or a token."
+
 
 def draw_differences(result: Differences) -> Image.Image:
     """Draw the overview of a run, 1,200 pixels wide."""
@@ -54,6 +56,7 @@ def draw_differences(result: Differences) -> Image.Image:
             MARGIN,
             numbers,
             names=("mean of |A-B|", "A-B in channel {}"),
+            sequences={each.row for each in shown if each.is_sequence},
         )
         blocks += [Block(columns.height, columns.draw), text_block([(_key(result, shown), SMALL, DIM)])]
     if result.weights:
@@ -122,7 +125,8 @@ def _remark(maps: FeatureMaps, result: Differences) -> str:
 
 def _key(result: Differences, shown: Sequence[FeatureMaps]) -> str:
     more = sum(bool(_size(row.measures)) for row in result.rows) - len(shown)
-    return f"{_KEY} {counted(more, 'more row')} {'differs' if more == 1 else 'differ'}." if more > 0 else _KEY
+    key = f"{_KEY} {_KEY_OF_SEQUENCES}" if any(each.is_sequence for each in shown) else _KEY
+    return f"{key} {counted(more, 'more row')} {'differs' if more == 1 else 'differ'}." if more > 0 else key
 
 
 def _heading(result: Differences) -> list[Line]:

@@ -1,7 +1,7 @@
 """Feature maps in an overview: which layers stand for the network, and how their two maps are drawn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,6 +116,7 @@ class MapColumns:
         with_strongest: Whether the strongest channels are shown.
         names: What stands above the two maps: of the first, with what all channels are combined; of the second, the
             channel and why it is shown.
+        sequences: By `MapSummary.row`, those of A-B that show a sequence, a channel in each row.
     """
 
     summaries: Sequence[MapSummary]
@@ -123,6 +124,7 @@ class MapColumns:
     letters: Mapping[int, str] = field(default_factory=dict)
     with_strongest: bool = True
     names: tuple[str, str] = ("{} over channels", "channel {}, {}")
+    sequences: Collection[int] = ()
 
     @property
     def height(self) -> int:
@@ -144,11 +146,13 @@ class MapColumns:
         for column, each in enumerate(self.summaries):
             left = self.left + column * (self._width + _GAP)
             label = f"{self.letters[each.row]}  {each.label}" if each.row in self.letters else each.label
-            size = " x ".join(map(str, (each.channel_count, *each.size)))
+            is_sequence = each.row in self.sequences
+            size = " x ".join(map(str, (each.channel_count, *each.size[is_sequence:])))
             named = [(label or "(model)", INK), (each.kind, DIM), (size, DIM)]
             lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
             write(pen, lines, top, left, self._width)
             names = self.names[0].format(each.over_channels), self.names[1].format(each.channel, _why(each))
+            names = ("|A-B|", "A-B") if is_sequence else names
             drawings = [(each.combined, names[0]), (each.strongest, names[1])]
             for place, (values, name) in enumerate(drawings[: 1 + self.with_strongest]):
                 here = top + _HEAD + place * self._pitch

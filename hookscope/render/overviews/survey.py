@@ -54,7 +54,8 @@ def draw_survey(
         blocks.append(text_block([("The surest wrong inputs", NAME, INK), (_KEY_OF_WRONG, SMALL, DIM)]))
         blocks += [_wrong(result, about, picture) for about, picture in wrong[:_SHOWN]]
     if any(row.channels for row in result.rows):
-        blocks += [_dead_chart(result).block, _range_chart(result).block]
+        has_zeros = any(row.dead_channels or row.activation.zero_fraction for row in result.rows)
+        blocks += [*([_dead_chart(result).block] if has_zeros else []), _range_chart(result).block]
     shown = _spread(strips)
     blocks += [text_block([("What excites three channels", NAME, INK), (_KEY, SMALL, DIM)])] if shown else []
     return draw_sheet([*blocks, *(_strip(result, about, picture) for about, picture in shown)])
@@ -87,7 +88,7 @@ def _dead_chart(result: Survey) -> Chart:
     dead = [len(row.dead_channels) / len(row.channels) if row.dead_channels else None for row in rows]
     firing = [None if row.activation.zero_fraction is None else 1 - row.activation.zero_fraction for row in rows]
     return Chart(
-        title="Channels that never fire, layer by layer",
+        title="How often values are not zero, and channels that never fire",
         series=[
             Series("values that are not zero", firing, PALE_BLUE, "area"),
             Series("dead, share of channels", dead, VERMILION, "dots"),

@@ -134,6 +134,19 @@ def test_the_first_layer_that_is_off_is_named_and_later_ones_are_counted() -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("layers", "ending"),
+    [
+        ((norm("a"), norm("b", mean=[3.0] * 4)), "over 4 channels."),
+        ((norm("a"), norm("b", mean=[3.0] * 4), norm("c")), "The only later one does not."),
+        ((norm("a"), norm("b", mean=[3.0] * 4), norm("c", mean=[3.0] * 4)), "The only later BatchNorm follows."),
+    ],
+)
+def test_one_later_layer_or_none_is_not_counted(layers: tuple[Any, ...], ending: str) -> None:
+    (finding,) = found(*layers)
+    assert finding.message.endswith(ending)
+
+
 def test_swapped_channels_are_told_by_their_means() -> None:
     ones, alternating = [1] * 32, [0.4, -0.4] * 16
     swapped = norm("b", running_mean=alternating, mean=[*alternating[1:], 0.4], running_var=ones, variance=ones)
