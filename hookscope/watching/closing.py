@@ -70,7 +70,8 @@ def _judged(watched: Watched) -> list[str]:
         found = f"No rule objected in {steps}"
     else:
         times = "once" if watched.objections == 1 else f"{watched.objections:,} times"
-        found = f"Rules objected {times} in {steps}, first at step {first.step:,} ({first.rule})"
+        which = "" if watched.objections == 1 else "first "
+        found = f"Rules objected {times} in {steps}, {which}at step {first.step:,} ({first.rule})"
     missing = [
         what
         for what, count in (
@@ -82,7 +83,8 @@ def _judged(watched: Watched) -> list[str]:
     ]
     left_out = [f"Not judged: {' and '.join(missing)}."] if missing else []
     if watched.in_full:
-        return [f"{found}, {watched.in_full:,} of them measured in full.", *left_out]
+        was = "was" if watched.in_full == 1 else "were"
+        return [f"{found}; {watched.in_full:,} {was} measured in full.", *left_out]
     every = max(1, watched.steps // _SUGGESTED_STEPS)
     unmeasured = f"None was measured in full, so activations, weights and updates were not judged: try --every {every}."
     return [f"{found}.", unmeasured, *left_out]

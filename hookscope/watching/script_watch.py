@@ -244,6 +244,7 @@ class ScriptWatch:
         `step_begins` where nothing of its step has been computed yet.
         """
         last_step = self._let_go()
+        since = f", from step {last_step + 1:,} on" if last_step else ""
         if optimizer in self._retired:  # it goes on: those before it may, too
             self._retired.clear()
         is_first = self._speaks = not _rank()
@@ -281,13 +282,13 @@ class ScriptWatch:
             seen=self._seen,
         )
         self._watched = {id(each): each for each in optimizers}
-        self._found = found_text(networks, optimizers)
+        self._found = f"{found_text(networks, optimizers)}{since}"
         for clipped, norm in self._clipped:
             self._watch.clipped(clipped, norm)
         self._clipped = []
         if self._edits:
-            since = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
-            self._say(f"Edits are made from step {last_step + 1} on, beginning with {since}.")
+            begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
+            self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
         self._say_what_is_not_seen(self._watch, networks, last_step, sharded=sharded)
 
     def _refuse_compiled(self) -> None:
@@ -321,6 +322,9 @@ class ScriptWatch:
         idle = [] if self._leaves is not None else watch.not_optimised()
         if idle:
             self._say(f"Trainable, but in no optimizer: {listed(idle)}.")
+        frozen = watch.frozen_in_optimizers()
+        if frozen:
+            self._say(f"In an optimizer, but frozen (requires_grad is False): {listed(frozen)}.")
 
     def _let_go(self) -> int:
         """End the watch so far; return its last step. What the script has dropped is freed."""

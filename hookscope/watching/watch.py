@@ -685,6 +685,11 @@ class Watch:
         held = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
         return [name for name, each in self._names.all.items() if each.requires_grad and id(each) not in held]
 
+    def frozen_in_optimizers(self) -> list[str]:
+        """Return the parameters that need no gradient though an optimiser has them, but for those that edits freeze."""
+        frozen = [each for one in self._optimizers for each in parameters_of(one) if not each.requires_grad]
+        return [name for name in self._names.of(frozen) if name not in self._edited]
+
     def _bad_weights(self, optimizer: Optimizer) -> list[str]:
         held = [each for each in parameters_of(optimizer) if each.is_floating_point() or each.is_complex()]
         norms = Transfer(norms_of([each.detach() for each in held])).read()

@@ -27,7 +27,7 @@ def test_a_quiet_training_says_in_how_many_steps_and_where_they_are() -> None:
         watched.add_step(step(number))
     watched.add_watched(WatchedStep(1000, "every", (), (LAYER,)))
     assert closing_line(watched, folder="runs/a", started=0) == (
-        "No rule objected in 1,200 steps, 1 of them measured in full. All steps: hookscope report runs/a"
+        "No rule objected in 1,200 steps; 1 was measured in full. All steps: hookscope report runs/a"
     )
 
 
@@ -43,9 +43,7 @@ def test_objections_are_counted_and_the_first_is_named() -> None:
     ):
         watched.add_verdict(each)
     line = closing_line(watched, folder=None, started=0)
-    assert line == (
-        "Rules objected 2 times in 100 steps, first at step 77 (non-finite-loss), 1 of them measured in full."
-    )
+    assert line == ("Rules objected 2 times in 100 steps, first at step 77 (non-finite-loss); 1 was measured in full.")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def test_what_was_never_seen_is_said(
     watched.add_step(step(1, loss=loss, norm=norm))
     watched.add_watched(WatchedStep(1, "every", (), layers))
     line = closing_line(watched, folder=None, started=0)
-    assert line == f"No rule objected in 1 step, 1 of them measured in full.{expected}"
+    assert line == f"No rule objected in 1 step; 1 was measured in full.{expected}"
 
 
 def test_without_a_step_nothing_is_cleared() -> None:
@@ -91,7 +89,7 @@ UNMEASURED = "None was measured in full, so activations, weights and updates wer
     [
         (
             ["--every", "10", "--out", "run"],
-            "No rule objected in 40 steps, 4 of them measured in full. All steps: hookscope report run",
+            "No rule objected in 40 steps; 4 were measured in full. All steps: hookscope report run",
         ),
         ([], f"No rule objected in 40 steps. {UNMEASURED}"),
     ],

@@ -182,6 +182,7 @@ NOT_SEEN = (
 network = Net()
 more = nn.Linear(3, 3)
 network.unused = nn.Linear(3, 3)
+network.first[0].bias.requires_grad_(False)
 optimizer = torch.optim.SGD([*network.first.parameters(), *network.head.parameters()], lr=0.1)
 for step in range(1, 4):
     given, labels = batch(step)
@@ -194,7 +195,7 @@ for step in range(1, 4):
 BACKWARDS = {
     "list": "torch.autograd.backward([losses.mean(), losses.sum() * 0])",
     "vector": "losses.backward(torch.full((16,), 1 / 16))",
-    "grad": "parameters = optimizer.param_groups[0]['params']\n"
+    "grad": "parameters = [each for each in optimizer.param_groups[0]['params'] if each.requires_grad]\n"
     "    for each, found in zip(parameters, torch.autograd.grad(losses.mean(), parameters)): each.grad = found",
 }
 
@@ -205,11 +206,12 @@ def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork
     (tmp_path / "train.py").write_text(NOT_SEEN.replace("BACKWARD", BACKWARDS[how]))
     arguments = ["-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", "0"]
     done = fork_server.run(*arguments, cwd=tmp_path, environment=ENVIRONMENT)
-    line = "train.py:34 calls backward on several values, or with gradients: its loss is not seen."
+    line = "train.py:35 calls backward on several values, or with gradients: its loss is not seen."
     assert said(done) == [
         *([line] if how != "grad" else []),
         "watching Net (SGD, lr 0.1), loss not seen",
         "Trainable, but in no optimizer: 'unused.weight', 'unused.bias'.",
+        "In an optimizer, but frozen (requires_grad is False): 'first.0.bias'.",
     ]
     steps = read_training(tmp_path / "run").steps
     assert [each.loss for each in steps] == [None] * 3
