@@ -36,18 +36,22 @@ class Shards:
     def __init__(self, every: int) -> None:
         """Sum weights and updates at every so-manieth step of each optimiser."""
         self._every = every
-        self._norms: weakref.WeakKeyDictionary[Optimizer, ShardedNorms] = weakref.WeakKeyDictionary()
+        # None for an optimiser that trains nothing sharded: this is asked for at every step.
+        self._norms: weakref.WeakKeyDictionary[Optimizer, ShardedNorms | None] = weakref.WeakKeyDictionary()
         self._keys: list[str] = []
         self._has_begun = False
         self.refusal = ""
 
     def of(self, optimizer: Optimizer) -> "ShardedNorms | None":
         """Return the norms of an optimiser, from its first step on; None if it trains nothing that is sharded."""
-        norms = self._norms.get(optimizer)
-        if norms is None and inner_optimizer(optimizer) is optimizer and is_sharded(parameters_of(optimizer)):
-            norms = self._norms[optimizer] = ShardedNorms(self, self._every)
+        if optimizer in self._norms:
+            return self._norms[optimizer]
+        norms = None
+        if inner_optimizer(optimizer) is optimizer and is_sharded(parameters_of(optimizer)):
+            norms = ShardedNorms(self, self._every)
             self._keys = [f"hookscope/watches/{rank}" for rank in range(torch.distributed.get_world_size())]
             _store().set(self._keys[torch.distributed.get_rank()], "1")
+        self._norms[optimizer] = norms
         return norms
 
     def known(self, optimizer: Optimizer) -> "ShardedNorms | None":
