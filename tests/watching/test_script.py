@@ -192,6 +192,10 @@ for step in range(1, 4):
     optimizer.zero_grad()
 """
 )
+UNMEASURED = (
+    "No rule objected in 3 steps. None was measured in full, so activations, weights and updates were not judged: try "
+    "--every 1."
+)
 BACKWARDS = {
     "list": "torch.autograd.backward([losses.mean(), losses.sum() * 0])",
     "vector": "losses.backward(torch.full((16,), 1 / 16))",
@@ -212,6 +216,7 @@ def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork
         "watching Net (SGD, lr 0.1), loss not seen",
         "Trainable, but in no optimizer: 'unused.weight', 'unused.bias'.",
         "In an optimizer, but frozen (requires_grad is False): 'first.0.bias'.",
+        f"{UNMEASURED} Not judged: the loss. All steps: hookscope report run",
     ]
     steps = read_training(tmp_path / "run").steps
     assert [each.loss for each in steps] == [None] * 3
