@@ -201,7 +201,7 @@ class Watch:
     def finish_if_stepped(self, optimizer: Optimizer) -> None:
         """End the step if an optimiser has stepped in it that is about to step again."""
         if id(optimizer) in self._current.stepped and not self._depths.get(id(optimizer)):
-            self._finish_step()
+            self._finish_belatedly()
 
     @property
     def edits(self) -> tuple[str, ...]:
@@ -382,7 +382,7 @@ class Watch:
     @_guarded
     def _step_begins(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._current.stepped:  # nobody has called `step` since
-            self._finish_step()
+            self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
         self._stepping.add(id(optimizer))
         measurement = self._current.measurement
@@ -449,7 +449,7 @@ class Watch:
         if self._optimizers_of(members) & self._current.stepped:
             inside = any(self._depths.get(id(each), 0) for each in self._optimizers)  # in a closure
             if not inside:
-                self._finish_step()
+                self._finish_belatedly()
         self._current.clips.append((members, norm.clone().reshape(())))
 
     @_guarded
@@ -479,7 +479,7 @@ class Watch:
 
     def _step_begins_skipped(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._current.stepped:
-            self._finish_step()
+            self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
         self._current.skipped = True
         self._take_heard()
@@ -554,6 +554,11 @@ class Watch:
                 self._finish_watched(step, arrived, numbers)
         self._prepare()
 
+    def _finish_belatedly(self) -> None:
+        """End a step when the forward pass of the next one has been run."""
+        self._finish_step()
+        self._current.is_belated = True
+
     def _say_what_was_not_made(self, step: StepInProgress) -> None:
         """Say which edits have not been made in the first step that they were in force."""
         if step.skipped:
@@ -618,11 +623,15 @@ class Watch:
             found = seen[each.watched.prefix] = each.rows()
             layers += [watched_layer(row, each.watched.prefix) for row in found if each.is_listed(row)]
             if not found and self._has_gradient(each.watched, step):
-                self._say_once(
-                    f"no forward {each.watched.name}",
-                    f"No forward pass of {each.watched.name} was seen at step {step.number}: it is compiled, or not "
-                    "called as a module. Its activations are not watched.",
+                name = each.watched.name
+                line = (
+                    f"The forward pass of {name} was over when step {step.number} began, because an optimizer steps "
+                    "several times in a turn of the loop: at such steps its activations are not watched."
+                    if step.is_belated
+                    else f"No forward pass of {name} was seen at step {step.number}: it is compiled, or not called as "
+                    "a module. Its activations are not watched."
                 )
+                self._say_once(f"no forward {name} {step.is_belated}", line)
         watched = WatchedStep(step.number, step.reason, rows, tuple(layers))
         self._kept_watched.append(watched)
         self._seen.add_watched(watched)
