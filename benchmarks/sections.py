@@ -60,6 +60,7 @@ SECTIONS: dict[str, dict[str, Callable[[], Section]]] = {
         "page": page.measure,
         "training": training.measure,
         "training, steps not watched": training.measure_off_step,
+        "training, start": training.measure_start,
         "training on two processes": training.measure_two_processes,
     },
     "cuda": {

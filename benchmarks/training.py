@@ -15,7 +15,7 @@ from torchvision.models import resnet18
 import hookscope
 from benchmarks import processes
 from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
-from benchmarks.findings import Measurement, Section, Work
+from benchmarks.findings import Measurement, Section, Spread, Work
 from benchmarks.timing import Run, interleaved, spread
 
 _BATCH, _SIDE, _CLASSES = 16, 64, 10
@@ -26,6 +26,8 @@ COMPARED = 3  # steps after which weights are compared
 
 _NEVER = 10**9
 _OFF_STEP_MS = 0.2
+_START_UP_SECONDS, _DISCOVERY_SECONDS = 1.0, 0.2
+_STARTS = 7  # of either process
 
 _BUDGETS: dict[str, Budget] = {
     "every=100": (1.02, None),
@@ -52,6 +54,12 @@ _NOTE_OFF_STEP = f"""\
 step, with and without a file. Networks of 24 and 82 parameters, batch 16, SGD with momentum, one thread. The same
 process takes steps with and without the hooks of the watch, in turns: the time that is added is the median of
 {TURNS} turns of four steps, in CPU time of the thread that trains; the spread is that of {PROCESSES} processes."""
+
+
+_NOTE_START = f"""\
+A script that trains resnet18 for one step, under `python` and under `hookscope watch`, in turns, {_STARTS} times: CPU
+time of the process until the step has ended, and of the call of `optimizer.step`, in which the watch finds what is
+trained among all objects that are alive. What is added is the difference of each pair."""
 
 
 class Loop:
@@ -111,6 +119,26 @@ def measure_off_step() -> Section:
                 found.append(Measurement(subject, "plain step", plain.median, "ms", plain))
             found.append(Measurement(subject, f"added {way}", added.median, "ms", added, None, _OFF_STEP_MS))
     return Section("A step that is not watched in full", _NOTE_OFF_STEP, tuple(found))
+
+
+def measure_start() -> Section:
+    """Measure what `hookscope watch` adds until the first step of a script has ended."""
+    script = str(processes.ROOT / "benchmarks" / "children" / "first_step.py")
+    ways = [[sys.executable, script], [sys.executable, "-m", "hookscope", "watch", script]]
+    turns = [[json.loads(processes.run(way)) for way in ways] for _ in range(_STARTS + 1)][1:]  # the first compiles
+    found = [Measurement("resnet18", "plain script", *_spread_of([plain["until"] for plain, _ in turns]))]
+    for name, key, limit in (
+        ("added until the first step has ended", "until", _START_UP_SECONDS),
+        ("of it in the step", "step", _DISCOVERY_SECONDS),
+    ):
+        added = [watched[key] - plain[key] for plain, watched in turns]
+        found.append(Measurement("resnet18", name, *_spread_of(added), None, limit))
+    return Section("The start of a watched script", _NOTE_START, tuple(found))
+
+
+def _spread_of(seconds: list[float]) -> tuple[float, str, Spread]:
+    found = spread(seconds, "s")
+    return found.median, "s", found
 
 
 def _off_step(network: str, *, with_file: bool) -> dict[str, float]:

@@ -5,6 +5,7 @@ entry point; only the three seconds that every start of Python spends on importi
 starting itself (imports, closed streams, signals, broken pipes) start Python.
 """
 
+import atexit
 import gc
 import importlib
 import inspect
@@ -184,6 +185,7 @@ class _ForkingPopen(subprocess.Popen[bytes]):
 def _run_python(arguments: Sequence[str], streams: Sequence[int], environment: Mapping[str, str]) -> NoReturn:
     """Be `python ARGUMENTS` in a process just forked: standard streams, environment, signals, module search path."""
     code = 1
+    atexit._clear()  # those of the process that forks
     try:
         copies = [os.dup(each) for each in streams]
         for number, copy in enumerate(copies):
@@ -214,6 +216,7 @@ def _run_python(arguments: Sequence[str], streams: Sequence[int], environment: M
     except BaseException:  # noqa: BLE001 - as Python does with any
         traceback.print_exc()
     finally:
+        atexit._run_exitfuncs()
         with suppress(OSError):
             sys.stdout.flush()
         with suppress(OSError):

@@ -98,8 +98,9 @@ def watch(
     elif resume and out is None:
         raise UsageError("--resume needs --out, the folder of the training to continue.")
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
-    folder = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
-    watched = WatchOptions(every, folder, tuple(layer or ()), tuple(edit or ()), eager_forward)
+    absolute = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
+    folder = None if out is None else str(out)
+    watched = WatchOptions(every, absolute, folder, tuple(layer or ()), tuple(edit or ()), eager_forward)
     return Script(module or str(script), module is not None, arguments, watched)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookscope.hooks.selection import unwrap
-from hookscope.watching.gradients import parameters_of
-from hookscope.watching.networks import GraphLeaves, inner_optimizer
+from hookscope.watching.gradients import inner_optimizer, parameters_of
+from hookscope.watching.networks import GraphLeaves
 
 # Nodes of a loss's graph that are looked at: those of a network with some thousand layers.
 _MOST_NODES = 100_000

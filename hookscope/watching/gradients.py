@@ -83,6 +83,12 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
+def inner_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimiser that steps, inside those that wrap another one: accelerate's, Lightning's."""
+    inner = getattr(optimizer, "optimizer", None)
+    return inner_optimizer(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer
+
+
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor, on its device; of half precision in float32."""
     if any(each.layout is not torch.strided for each in tensors):

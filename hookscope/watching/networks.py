@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.selection import select_layers, unwrap
 from hookscope.inspection.network import InspectedNetwork, inspected_network
-from hookscope.watching.gradients import parameters_of
+from hookscope.watching.gradients import inner_optimizer, parameters_of
 from hookscope.watching.shards import is_sharded
 
 Networks = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -222,12 +222,6 @@ def _refuse(network: nn.Module, *, sharded: bool) -> None:
 
 _SHARDED = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
 _OF_SHARDS = "norms of one process's shard would be taken for those of the whole. Watch a training on one process."
-
-
-def inner_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return the optimiser that steps, inside those that wrap another one: accelerate's, Lightning's."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner_optimizer(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer
 
 
 def _shown(value: object) -> str:

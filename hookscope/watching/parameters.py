@@ -1,7 +1,7 @@
 """The parameters of one watched step: weights before the step, gradients as the optimiser got them, and the update."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +12,7 @@ from hookscope.results.statistics import TensorStatistics
 from hookscope.results.training import WatchedParameter
 from hookscope.statistics import Measured, Reducer, collect, summarise
 from hookscope.watching.gradients import norms_of
-from hookscope.watching.shards import ShardedNorms
+from hookscope.watching.shards import ShardedNorms, is_sharded
 from hookscope.watching.transfers import Transfer
 
 
@@ -21,12 +21,11 @@ class ParameterMeasurement:
     """What is measured of the parameters during a watched step.
 
     Attributes:
-        shards: The norms of a sharded network, that are known already; nothing else is measured of it.
+        parameters: Those to measure; once it is finished, those whose numbers are known.
         shapes: Of the gradients, by name.
     """
 
     parameters: Mapping[str, Tensor]
-    shards: ShardedNorms | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _weights: dict[str, Tensor] = field(default_factory=dict)
     _gradients: dict[str, Measured] = field(default_factory=dict)
@@ -37,9 +36,7 @@ class ParameterMeasurement:
 
     def measure_weights(self) -> None:
         """Take the norms of all weights, once, before anything steps."""
-        if self.shards is not None:
-            self._weights = self._known(self.shards.weights)
-        elif not self._weights:
+        if not self._weights:
             measured = {name: each for name, each in self.parameters.items() if _has_norm(each)}
             self._weights = dict(zip(measured, norms_of([each.detach() for each in measured.values()]), strict=True))
 
@@ -50,7 +47,7 @@ class ParameterMeasurement:
             if parameter is None or parameter.grad is None or name in self._gradients:
                 continue
             self.shapes[name] = tuple(parameter.shape)
-            if self.shards is not None:
+            if is_sharded([parameter]):
                 continue
             self._gradients[name] = self._reducer.reduce(parameter.grad)
             if scale is not None:
@@ -58,9 +55,8 @@ class ParameterMeasurement:
 
     def keep(self, optimizer: int, names: Iterable[str]) -> None:
         """Copy the weights that an optimiser is about to change."""
-        if self.shards is not None:
-            return
-        kept = [(name, self.parameters[name]) for name in names if name in self.parameters]
+        kept = [(name, each) for name in names if (each := self.parameters.get(name)) is not None]
+        kept = [(name, each) for name, each in kept if not is_sharded([each])]
         self._before[optimizer] = [(name, each, each.detach().clone()) for name, each in kept]
 
     def measure_updates(self, optimizer: int) -> None:
@@ -71,15 +67,22 @@ class ParameterMeasurement:
         changes = [after.detach() - before for _, after, before in kept]
         self._updates.update(zip([name for name, _, _ in kept], norms_of(changes), strict=True))
 
-    def finish(self) -> "ParameterNumbers":
-        """Return the numbers; waits for a device."""
+    def finish(self, shared: Sequence[ShardedNorms]) -> "ParameterNumbers":
+        """Return the numbers; waits for a device. `shared` has the norms of sharded parameters that stepped."""
         self._reducer.settle()
         self._before.clear()
         reductions = collect([*self._gradients.values()])
         gradients = dict(zip(self._gradients, summarise(reductions), strict=True))
         norms: dict[str, Tensor] = {}
-        if self.shards is not None:
-            norms, self._updates = self._known(self.shards.gradients), self._known(self.shards.updates)
+        for each in shared:
+            self._weights |= self._known(each.weights)
+            norms |= self._known(each.gradients)
+            self._updates |= self._known(each.updates)
+        self.parameters = {
+            name: each
+            for name, each in self.parameters.items()
+            if name in self._weights or not each.requires_grad or not is_sharded([each])
+        }
         tables = (self._weights, self._updates, self._scales, norms)
         numbers = iter(Transfer([each for table in tables for each in table.values()]).read())
         weights, updates, scales, told = ({name: next(numbers) for name in table} for table in tables)
@@ -145,4 +148,4 @@ def _scaled(value: float | None, scale: float) -> float | None:
 
 
 def _has_norm(parameter: Tensor) -> bool:
-    return parameter.is_floating_point() or parameter.is_complex()
+    return (parameter.is_floating_point() or parameter.is_complex()) and not is_sharded([parameter])

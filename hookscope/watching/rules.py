@@ -195,9 +195,10 @@ def first_not_finite(
         found.append(objection("non-finite-loss", "", step.loss, message))
     elif broken:
         last, loss = broken[-1], "not known" if step.loss is None else f"{step.loss:.4g}"
+        hold = "hold" if len(broken) > 1 else "holds"
         message = (
-            f"The gradient of '{last}' is NaN or Inf (limit 0), as {len(broken)} of {with_gradient} are, while the "
-            f"loss is {loss}: it is the last of them in the network, so the backward of its layer, or of what follows, "
+            f"{len(broken)} of {counted(with_gradient, 'gradient')} {hold} NaN or Inf (limit 0), while the loss is "
+            f"{loss}. '{last}' is the last of them in the network: the backward pass of its layer, or of what follows, "
             f"made it. {history}"
         )
         found.append(objection("non-finite-gradient", last, float(len(broken)), message))

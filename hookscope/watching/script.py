@@ -82,7 +82,7 @@ class _Watching:
 
     def __post_init__(self) -> None:
         self.process = os.getpid()
-        atexit.register(self._say_if_nothing_was_seen)
+        atexit.register(self._end)
 
     def begin(self) -> None:
         if os.getpid() != self.process:
@@ -97,10 +97,28 @@ class _Watching:
         except Exception as error:  # noqa: BLE001 - never into a script
             say(f"Not watched, because hookscope failed: {exception_line(error)}.")
 
-    def _say_if_nothing_was_seen(self) -> None:
-        if os.getpid() == self.process and not self.has_failed and (self.watch is None or not self.watch.has_watched):
-            why = "the script did not import torch" if self.watch is None else "no optimizer stepped"
-            say(f"No training was seen in this process: {why}. Processes that a script starts are not watched.")
+    def _end(self) -> None:
+        if os.getpid() != self.process:
+            return
+        if self.watch is not None and self.watch.has_watched:
+            self.watch.end("the process ended")
+        elif not self.has_failed:
+            say(
+                nothing_seen("the script did not import torch", 0)
+                if self.watch is None
+                else nothing_seen("no optimizer stepped", self.watch.started_count)
+            )
+
+
+def nothing_seen(why: str, started: int) -> str:
+    """Return what is said of a script that did not train; `started` is how many processes it has started."""
+    if not started:
+        return f"No training was seen: {why} in this process. Processes that a script starts are not watched."
+    those = "process that it started is" if started == 1 else f"{started:,} processes that it started are"
+    return (
+        f"No training was seen: {why} in this process, and the {those} not watched. Start such processes with "
+        "torchrun, or call hookscope.watch in the function that trains."
+    )
 
 
 def say(line: str) -> None:
@@ -190,7 +208,7 @@ def _end_with(error: BaseException, watching: _Watching) -> NoReturn:
     """Raise what ended the script on to the interpreter, which prints it without frames of hookscope's."""
     watching.has_failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
     if watching.watch is not None and not isinstance(error, SystemExit):
-        watching.watch.end(exception_line(error))
+        watching.watch.end(exception_line(error), has_failed=True)
     shown = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, _traceback: TracebackType | None) -> None:

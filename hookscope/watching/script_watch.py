@@ -15,14 +15,16 @@ from hookscope.errors import EXIT_BUG, HookscopeError, UsageError
 from hookscope.text import exception_line
 from hookscope.watching import torch_calls
 from hookscope.watching.backward_calls import observe_backward, value_of
+from hookscope.watching.closing import Watched, closing_line
 from hookscope.watching.discovery import found_text, graph_of, in_words, living, networks_of, optimizers_among
 from hookscope.watching.edits import parse_training_edit
 from hookscope.watching.first_forward import before_first_forward
-from hookscope.watching.gradients import parameters_of
-from hookscope.watching.networks import GraphLeaves, inner_optimizer, is_compiled
+from hookscope.watching.gradients import inner_optimizer, parameters_of
+from hookscope.watching.networks import GraphLeaves, is_compiled
 from hookscope.watching.options import WatchOptions
 from hookscope.watching.rules import listed
-from hookscope.watching.shards import FIRST_STEP, ShardedNorms, is_sharded
+from hookscope.watching.shards import FIRST_STEP, ShardedNorms, Shards, is_sharded
+from hookscope.watching.started_processes import StartedProcesses
 from hookscope.watching.steps import HeardLoss
 from hookscope.watching.watch import Watch, with_gradients
 
@@ -77,6 +79,7 @@ class ScriptWatch:
         """
         self._every, self._out, self._layer, self._edits = asked.every, asked.out, asked.layer, asked.edits
         self._eager_forward = asked.eager_forward
+        self._folder = asked.folder
         edits = [*map(parse_training_edit, asked.edits)]
         self._edits_layers = not all(each.parameters_only for each in edits)
         self._print = say
@@ -92,11 +95,12 @@ class ScriptWatch:
         self._waiting: list[str] = []
         self._leaves: GraphLeaves | None = None
         self._backward_count = 0
-        self._shards: ShardedNorms | None = None
-        self._depth = 0
-        self._has_stepped = False
+        self._shards = Shards(asked.every)
         self._is_compiled = False
         self._said: set[str] = set()
+        self._seen = Watched()
+        self._speaks = True
+        self._started = StartedProcesses()
         register_optimizer_step_pre_hook(_as_written(self._before_step))
         register_optimizer_step_post_hook(_as_written(self._after_step))
         observe_backward(self._before_backward, self._after_backward)
@@ -107,36 +111,52 @@ class ScriptWatch:
     @property
     def has_watched(self) -> bool:
         """Whether a training was seen, or it has been said why not."""
-        return self._watch is not None or self._is_over or self._shards is not None
+        return self._watch is not None or self._is_over
 
-    def end(self, reason: str) -> None:
-        """End the watch, because of the exception that ends the script."""
-        if self._watch is not None and os.getpid() == self._process:
-            self._watch.end(reason)
-            self._announce()
+    @property
+    def started_count(self) -> int:
+        """How many processes the script has started that may train."""
+        return self._started.count
+
+    def end(self, reason: str, *, has_failed: bool = False) -> None:
+        """End the watch because the script ends, and sum it up in one line. Does no harm when done twice.
+
+        `has_failed` where an exception ends the script: it says enough about a script without steps.
+        """
+        watch = self._watch
+        if watch is None or os.getpid() != self._process:
+            return
+        watch.end(reason)
+        if self._is_over:
+            return
+        self._is_over = True
+        self._announce()
+        if self._speaks and (self._seen.steps or not has_failed):
+            self._print(closing_line(self._seen, folder=self._folder, started=self._started.count))
 
     # --- What torch calls --------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         self._find_if_new(optimizer)
-        shards = self._shards
         # What follows is never left out, whatever has failed: the other processes wait for it.
-        if shards is None or id(optimizer) not in self._watched or os.getpid() != self._process:
+        norms = self._norms_of(optimizer)
+        if norms is None:
             return None
-        self._depth += 1
-        if self._depth > 1:  # a subclass calls the step of its base
-            return None
-        self._has_stepped = True
-        with torch.no_grad():
-            shards.begin_step()
-        return with_gradients(shards.read_gradients, args, keywords)
+        self._finish_step_of(optimizer)
+        return with_gradients(norms.read_gradients, args, keywords) if norms.begin_step(optimizer) else None
+
+    def _norms_of(self, optimizer: Optimizer) -> ShardedNorms | None:
+        return self._shards.of(optimizer) if os.getpid() == self._process else None
+
+    @_guarded
+    def _finish_step_of(self, optimizer: Optimizer) -> None:
+        if self._watch is not None:
+            self._watch.finish_if_stepped(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: object, _keywords: object) -> None:
-        if self._shards is not None and id(optimizer) in self._watched and os.getpid() == self._process:
-            self._depth -= 1
-            if self._depth == 0:
-                with torch.no_grad():
-                    self._shards.end_step()
+        norms = self._norms_of(optimizer)
+        if norms is not None:
+            norms.end_step()
         self._finish()
 
     @_guarded
@@ -152,8 +172,6 @@ class ScriptWatch:
 
     @_guarded
     def _before_backward(self, loss: Tensor | None, place: str) -> None:
-        if self._shards is not None and self._watch is None:  # the first process speaks
-            return
         if loss is None:
             self._say_once(f"{place} calls backward on several values, or with gradients: its loss is not seen.")
             return
@@ -186,34 +204,36 @@ class ScriptWatch:
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether the watch does not hear of a clipping itself; called by `torch_calls`."""
-        if self._shards is not None:  # every process must say the same, whatever has failed
+        if is_sharded(parameters):  # every process must say the same, whatever has failed
             return self._shards.is_active and os.getpid() == self._process
         return bool(self._clips(parameters))
 
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Hear of a norm before clipping; called by `torch_calls`."""
-        if self._shards is not None:
+        if is_sharded(parameters):
             norm = self._shards.whole_norm(norm)
         self._keep_clipped(parameters, norm)
 
     @_guarded
     def _keep_clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        if self._shards is not None:
+        if is_sharded(parameters):
             if self._watch is not None and not norm.isnan():
                 self._watch.clipped(parameters, norm)
             return
         self._clipped = [*self._clipped[1 - _KEPT_CLIPS :], (parameters, norm.clone())]
 
-    @_guarded
     def scaled_step_begins(self, optimizer: Optimizer, _scale: Tensor | None) -> None:
         """Find what is trained even if the first steps are skipped; called by `torch_calls`."""
         self._find_if_new(optimizer)
-        self._has_stepped = False
+        norms = self._norms_of(optimizer)
+        if norms is not None:
+            norms.has_stepped = False
 
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
         """End a step that was skipped; called by `torch_calls`."""
-        if self._shards is not None and id(optimizer) in self._watched and not self._has_stepped:
-            self._shards.skip_step()
+        norms = self._norms_of(optimizer)
+        if norms is not None and not norms.has_stepped:
+            norms.skip_step()
         self._finish()
 
     # --- From one training to the next -------------------------------------------------------------------------------
@@ -224,66 +244,52 @@ class ScriptWatch:
         `step_begins` where nothing of its step has been computed yet.
         """
         last_step = self._let_go()
+        since = f", from step {last_step + 1:,} on" if last_step else ""
         if optimizer in self._retired:  # it goes on: those before it may, too
             self._retired.clear()
-        self._share_norms(optimizer)
-        is_first = not _rank()
+        is_first = self._speaks = not _rank()
         if not is_first and not self._edits:
-            self._is_over = self._shards is None
+            self._is_over = True
             return
+        if self._edits and is_sharded(parameters_of(optimizer)):
+            raise UsageError("the network is sharded, and each process holds a part of what would be edited.")
         self._refuse_compiled()
         modules, others = living()
-        if self._shards is not None:
-            optimizers = [optimizer]
-        elif isinstance(optimizer, GraphLeaves):  # noticed at the second step, by its second loss
-            optimizers = [optimizer]
+        optimizers = [optimizer]
+        if isinstance(optimizer, GraphLeaves):  # noticed at the second step, by its second loss
             last_step = max(last_step, self._backward_count - 1)
             del self._heard[:-1]
         else:
             optimizers = [each for each in optimizers_among(others) if each is optimizer or each not in self._retired]
             self._leaves = None
-        networks = networks_of((each for one in optimizers for each in parameters_of(one)), modules)
+        parameters = [each for one in optimizers for each in parameters_of(one)]
+        networks = networks_of(parameters, modules)
+        sharded = is_sharded(parameters)
         self._watch = Watch(
             tuple(networks),
             optimizers,
             every=self._every if is_first else _NEVER,
             out=self._out if is_first else None,
             layer=self._layer,
-            activations=not self._is_compiled and self._shards is None and is_first,
-            eager_forward=self._eager_forward and self._shards is None and is_first,
+            activations=not self._is_compiled and not sharded and is_first,
+            eager_forward=self._eager_forward and not sharded and is_first,
             resume=True,
             on_line=self._say,
             edits=self._edits,
             heard=self._heard,
             last_step=last_step,
-            shards=self._shards,
+            shards=self._shards if sharded else None,
+            seen=self._seen,
         )
         self._watched = {id(each): each for each in optimizers}
-        self._found = found_text(networks, optimizers)
-        for parameters, norm in self._clipped if self._shards is None else ():  # of shards, each process has a part
-            self._watch.clipped(parameters, norm)
+        self._found = f"{found_text(networks, optimizers)}{since}"
+        for clipped, norm in self._clipped:
+            self._watch.clipped(clipped, norm)
         self._clipped = []
         if self._edits:
-            since = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
-            self._say(f"Edits are made from step {last_step + 1} on, beginning with {since}.")
-        self._say_what_is_not_seen(self._watch, networks, last_step)
-
-    def _share_norms(self, optimizer: Optimizer) -> None:
-        """Begin to add up norms with the other processes if parameters are sharded.
-
-        Raises:
-            UsageError: For a second optimiser, or edits; every process raises it at the same step.
-        """
-        is_several = self._shards is not None
-        self._shards = None
-        parameters = parameters_of(optimizer)
-        if is_sharded(parameters):
-            if self._edits:
-                raise UsageError("the network is sharded, and each process holds a part of what would be edited.")
-            if is_several:
-                raise UsageError("several optimizers train sharded networks, and their steps cannot be told apart.")
-            self._shards = ShardedNorms(parameters, self._every)
-            self._watched = {id(optimizer): optimizer}
+            begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
+            self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
+        self._say_what_is_not_seen(self._watch, networks, last_step, sharded=sharded)
 
     def _refuse_compiled(self) -> None:
         if self._edits_layers and self._is_compiled:
@@ -303,8 +309,10 @@ class ScriptWatch:
         self._print(f"The training ends, because its edits cannot be made: {why}")
         raise SystemExit(code)
 
-    def _say_what_is_not_seen(self, watch: Watch, networks: Sequence[nn.Module], last_step: int) -> None:
-        if self._shards is not None:
+    def _say_what_is_not_seen(
+        self, watch: Watch, networks: Sequence[nn.Module], last_step: int, *, sharded: bool
+    ) -> None:
+        if sharded:
             self._say(
                 "The network is sharded: its modules gather and free parameters around each call, so hooks stay off "
                 f"them and activations are not watched. Norms begin at step {last_step + FIRST_STEP}."
@@ -314,6 +322,9 @@ class ScriptWatch:
         idle = [] if self._leaves is not None else watch.not_optimised()
         if idle:
             self._say(f"Trainable, but in no optimizer: {listed(idle)}.")
+        frozen = watch.frozen_in_optimizers()
+        if frozen:
+            self._say(f"In an optimizer, but frozen (requires_grad is False): {listed(frozen)}.")
 
     def _let_go(self) -> int:
         """End the watch so far; return its last step. What the script has dropped is freed."""
@@ -332,7 +343,7 @@ class ScriptWatch:
     def _finish(self) -> None:
         if self._watch is None:
             return
-        if self._shards is not None and self._shards.refusal:
+        if self._shards.refusal:
             self._say_once(f"Norms are not known: {self._shards.refusal}.")
         self._watch.finish_if_complete()
         if self._found and (self._watch.is_closed or self._watch.log.steps):
@@ -354,7 +365,7 @@ class ScriptWatch:
             self._say(line)
 
     def _say(self, line: str) -> None:
-        if _rank():  # the first process speaks
+        if not self._speaks or _rank():  # the first process speaks
             return
         if self._found:
             self._waiting.append(line)

@@ -5,17 +5,19 @@ depends on the count of steps; an error in what a process adds makes it add NaN,
 """
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from hookscope.watching.gradients import norms_of
+from hookscope.watching.gradients import inner_optimizer, norms_of, parameters_of
 
 FIRST_STEP = 3
-"""The first step with sums: a process that takes it knows that all others have come through the first step, where each
-says that it is watched."""
+"""The first step of an optimiser with sums: a process that takes it knows that all others have come through the first
+step, where each says that it is watched."""
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
@@ -24,65 +26,48 @@ def is_sharded(tensors: Iterable[Tensor]) -> bool:
     return module is not None and any(isinstance(each, module.DTensor) for each in tensors)
 
 
-class ShardedNorms:
-    """L2 norms of whole parameters, their gradients and their updates, on each process, at one step of an optimiser.
+class Shards:
+    """What the optimisers of sharded networks share on one process.
 
     Attributes:
         refusal: Why nothing is summed; "" as long as it is.
-        weights: By `id` of the parameter, at watched steps; empty at others. Of weights before the step.
-        gradients: At each step; without those of parameters that have none on this process.
-        updates: At watched steps.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], every: int) -> None:
-        """Tell the other processes that this one is watched."""
-        self._parameters = parameters
+    def __init__(self, every: int) -> None:
+        """Sum weights and updates at every so-manieth step of each optimiser."""
         self._every = every
-        self._step = 0
-        self._before: list[Tensor] = []
+        # None for an optimiser that trains nothing sharded: this is asked for at every step.
+        self._norms: weakref.WeakKeyDictionary[Optimizer, ShardedNorms | None] = weakref.WeakKeyDictionary()
+        self._keys: list[str] = []
+        self._has_begun = False
         self.refusal = ""
-        self.weights: dict[int, Tensor] = {}
-        self.gradients: dict[int, Tensor] = {}
-        self.updates: dict[int, Tensor] = {}
-        self._keys = [f"hookscope/watches/{rank}" for rank in range(torch.distributed.get_world_size())]
-        _store().set(self._keys[torch.distributed.get_rank()], "1")
 
-    @property
-    def is_next_watched(self) -> bool:
-        """Whether all norms of the next step will be known."""
-        return not self.refusal and self._step + 1 >= FIRST_STEP and (self._step + 1) % self._every == 0
+    def of(self, optimizer: Optimizer) -> "ShardedNorms | None":
+        """Return the norms of an optimiser, from its first step on; None if it trains nothing that is sharded."""
+        if optimizer in self._norms:
+            return self._norms[optimizer]
+        norms = None
+        if inner_optimizer(optimizer) is optimizer and is_sharded(parameters_of(optimizer)):
+            norms = ShardedNorms(self, self._every)
+            self._keys = [f"hookscope/watches/{rank}" for rank in range(torch.distributed.get_world_size())]
+            _store().set(self._keys[torch.distributed.get_rank()], "1")
+        self._norms[optimizer] = norms
+        return norms
+
+    def known(self, optimizer: Optimizer) -> "ShardedNorms | None":
+        """Return the norms of an optimiser; None if it trains nothing that is sharded, or has not stepped."""
+        return self._norms.get(optimizer)
 
     @property
     def is_active(self) -> bool:
-        """Whether sums are taken: the processes have begun to, and none has been lost."""
-        return not self.refusal and self._step >= FIRST_STEP
+        """Whether sums are taken: an optimiser has stepped often enough, and no process has been lost."""
+        return self._has_begun and not self.refusal
 
-    def begin_step(self) -> None:
-        """Count a step; at a watched one, sum the weights, and keep this process's part of them."""
-        self._step += 1
-        self.weights, self.gradients, self.updates = {}, {}, {}
-        if self._step == FIRST_STEP and not _store().check(self._keys):
+    def begin(self) -> None:
+        """Take sums from now on, if every process is watched."""
+        if not self._has_begun and not _store().check(self._keys):
             self.refusal = "not every process runs under hookscope watch: norms of their shards cannot be added up"
-        if self._is_watched():
-            self.weights = self._summed(lambda: self._parameters)
-            try:
-                self._before = [_local(each).clone() for each in self._parameters]
-            except RuntimeError:  # no memory: updates will be NaN
-                self._before = []
-
-    def skip_step(self) -> None:
-        """Count a step that GradScaler has skipped, on every process."""
-        self._step += 1
-        self.weights, self.gradients, self.updates = {}, {}, {}
-
-    @torch.no_grad()
-    def read_gradients(self, *, is_first: bool) -> None:
-        """Sum the gradients, before the optimiser changes them; of a closure's, those of its first call."""
-        if is_first and self.is_active:
-            summed = self._summed(
-                lambda: [torch.zeros(0) if each.grad is None else each.grad for each in self._parameters]
-            )
-            self.gradients = {id(each): summed[id(each)] for each in self._parameters if each.grad is not None}
+        self._has_begun = True
 
     @torch.no_grad()
     def whole_norm(self, norm: Tensor) -> Tensor:
@@ -93,20 +78,101 @@ class ShardedNorms:
         try:
             whole: Tensor = norm.full_tensor() if is_sharded([norm]) else norm  # type: ignore[attr-defined]
         except RuntimeError:
-            self.refusal = "the processes cannot reach each other any more"
+            self.refusal = LOST
             return torch.full((), torch.nan)
         return whole.detach()
 
+
+LOST = "the processes cannot reach each other any more"
+
+
+class ShardedNorms:
+    """L2 norms of the whole parameters of one optimiser, their gradients and their updates, at one step of it.
+
+    Attributes:
+        weights: By `id` of the parameter, at watched steps; empty at others. Of weights before the step.
+        gradients: At each step; without those of parameters that have none on this process.
+        updates: At watched steps.
+        has_stepped: Whether the optimiser has stepped since a GradScaler was asked to step it.
+    """
+
+    def __init__(self, shards: Shards, every: int) -> None:
+        """Begin before the first step."""
+        self._shards = shards
+        self._every = every
+        self._step = 0
+        self._depth = 0  # a subclass calls the step of its base
+        self._parameters: Sequence[Tensor] = ()
+        self._before: list[Tensor] = []
+        self.has_stepped = False
+        self.weights: dict[int, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
+        self.updates: dict[int, Tensor] = {}
+
+    @property
+    def is_next_watched(self) -> bool:
+        """Whether all norms of the next step will be known."""
+        return not self._shards.refusal and self._step + 1 >= FIRST_STEP and (self._step + 1) % self._every == 0
+
+    @torch.no_grad()
+    def begin_step(self, optimizer: Optimizer) -> bool:
+        """Count a step; at a watched one, sum the weights, and keep this process's part of them.
+
+        Returns:
+            False inside of another step of the same optimiser, which is none.
+        """
+        self._depth += 1
+        if self._depth > 1:
+            return False
+        self._count()
+        self.has_stepped = True
+        self._parameters = parameters_of(optimizer)
+        if self._step == FIRST_STEP:
+            self._shards.begin()
+        if self._is_watched():
+            self.weights = self._summed(lambda: self._parameters)
+            try:
+                self._before = [_local(each).clone() for each in self._parameters]
+            except RuntimeError:  # no memory: updates will be NaN
+                self._before = []
+        return True
+
+    def skip_step(self) -> None:
+        """Count a step that GradScaler has skipped, on every process."""
+        self._count()
+
+    def _count(self) -> None:
+        self._step += 1
+        self.weights, self.gradients, self.updates = {}, {}, {}
+
+    @torch.no_grad()
+    def read_gradients(self, *, is_first: bool) -> None:
+        """Sum the gradients, before the optimiser changes them; of a closure's, those of its first call."""
+        if is_first and self._is_summed():
+            summed = self._summed(
+                lambda: [torch.zeros(0) if each.grad is None else each.grad for each in self._parameters]
+            )
+            if summed:
+                self.gradients = {id(each): summed[id(each)] for each in self._parameters if each.grad is not None}
+
+    @torch.no_grad()
     def end_step(self) -> None:
         """At a watched step, sum what the optimiser has changed."""
+        self._depth -= 1
+        if self._depth:
+            return
         if self._is_watched():
             before, self._before = self._before, []
             self.updates = self._summed(
                 lambda: [_local(each) - earlier for each, earlier in zip(self._parameters, before, strict=True)]
             )
+        self._parameters = ()  # what the script drops is freed
+
+    def _is_summed(self) -> bool:
+        return self._shards.is_active and self._step >= FIRST_STEP
 
     def _is_watched(self) -> bool:
-        return self.is_active and self._step % self._every == 0
+        return self._is_summed() and self._step % self._every == 0
 
     def _summed(self, parts: Callable[[], Sequence[Tensor]]) -> dict[int, Tensor]:
         """Return norms over all processes, by `id` of the parameter; float64 holds squares of all float32 numbers."""
@@ -121,7 +187,7 @@ class ShardedNorms:
             try:
                 torch.distributed.all_reduce(part, group=group)
             except RuntimeError:  # another process is gone; the script will hear of it itself
-                self.refusal = "the processes cannot reach each other any more"
+                self._shards.refusal = LOST
                 return {}
             squares[members] = part
         return dict(zip(map(id, self._parameters), squares.sqrt().float().unbind(), strict=True))

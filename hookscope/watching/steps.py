@@ -30,6 +30,7 @@ class StepInProgress:
         reason: Why it is measured in full; "" if it is not.
         bad_weights: Weights that were not finite before the step, where gradients were not finite and that was seen at
             once; None where it was not looked at.
+        is_belated: Whether its forward pass had been run when the step before ended.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
     """
@@ -43,6 +44,7 @@ class StepInProgress:
     skipped: bool = False
     measurement: ParameterMeasurement | None = None
     bad_weights: list[str] | None = None
+    is_belated: bool = False
     edited: frozenset[str] = frozenset()
     edits: tuple[tuple[str, int], ...] = ()
 

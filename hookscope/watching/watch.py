@@ -35,6 +35,7 @@ from hookscope.results.training import (
 from hookscope.text import counted, exception_line, one_line, safe_text
 from hookscope.watching import rules, torch_calls
 from hookscope.watching.activations import ForwardPasses, watched_layer
+from hookscope.watching.closing import Watched
 from hookscope.watching.eager_forward import EagerForward
 from hookscope.watching.edits import FittedEdits, TrainingEdits
 from hookscope.watching.gradients import norms_of, parameters_of, read_gradients
@@ -52,7 +53,7 @@ from hookscope.watching.networks import (
 from hookscope.watching.parameters import ParameterMeasurement, ParameterNumbers
 from hookscope.watching.ring import Jump, Ring
 from hookscope.watching.rules import Objection
-from hookscope.watching.shards import ShardedNorms
+from hookscope.watching.shards import ShardedNorms, Shards, is_sharded
 from hookscope.watching.steps import ArrivedStep, HeardLoss, SentStep, StepInProgress
 from hookscope.watching.transfers import Transfer, number_of
 from hookscope.watching.verdicts import Verdicts
@@ -116,13 +117,14 @@ class Watch:
         edits: Sequence[str],
         heard: list[HeardLoss] | None = None,
         last_step: int = 0,
-        shards: ShardedNorms | None = None,
+        shards: Shards | None = None,
+        seen: Watched | None = None,
     ) -> None:
         """Put the hooks on; see `hookscope.watch`.
 
         Of a script nobody calls `step`: `heard` then gets the losses, each is taken by the step of the optimiser that
         follows, and `finish_if_complete` ends a step. `last_step` is that of an earlier watch without a file. `shards`
-        has the norms of a network that is sharded.
+        has the norms of networks that are sharded. `seen` counts over several watches.
         """
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise UsageError(f"every={every!r} is not a positive whole number: give, for example, every=100.")
@@ -172,6 +174,7 @@ class Watch:
         self._file = None if out is None else TrainingLogFile(out, resume=resume, warn=self._say)
         self._first = 1 + max(last_step, self._file.last_step if self._file is not None else 0)
         self._shards = shards
+        self._seen = seen or Watched()
         self._heard = [] if heard is None else heard
         self._expected = {id(each) for each in self._optimizers}
         self._current = StepInProgress(self._first)
@@ -193,6 +196,12 @@ class Watch:
         """End the step if every optimiser of the step before has stepped; of the first step, every optimiser."""
         if self._current.stepped >= self._expected and not any(self._depths.values()):
             self._finish_step()
+
+    @_guarded
+    def finish_if_stepped(self, optimizer: Optimizer) -> None:
+        """End the step if an optimiser has stepped in it that is about to step again."""
+        if id(optimizer) in self._current.stepped and not self._depths.get(id(optimizer)):
+            self._finish_belatedly()
 
     @property
     def edits(self) -> tuple[str, ...]:
@@ -373,7 +382,7 @@ class Watch:
     @_guarded
     def _step_begins(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._current.stepped:  # nobody has called `step` since
-            self._finish_step()
+            self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
         self._stepping.add(id(optimizer))
         measurement = self._current.measurement
@@ -385,7 +394,8 @@ class Watch:
     @_guarded
     def _read(self, optimizer: Optimizer) -> None:
         step = self._current
-        known = None if self._shards is None else self._shards.gradients
+        shared = self._shared_norms([optimizer])
+        known = shared[0].gradients if shared else None
         reading = read_gradients(optimizer, self._names.of, known)
         step.readings[id(optimizer)] = reading
         self._take_heard()
@@ -399,6 +409,11 @@ class Watch:
             norms = [norms.sum().item()] if norms.is_cpu else []
         if known is None and step.bad_weights is None and not math.isfinite(sum(norms)):
             step.bad_weights = self._bad_weights(optimizer)
+
+    def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
+        """Return the norms that are summed over processes, of those optimisers whose parameters are sharded."""
+        shards = self._shards
+        return [] if shards is None else [norms for each in optimizers if (norms := shards.known(each)) is not None]
 
     def _after_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         if os.getpid() != self._process:
@@ -422,7 +437,7 @@ class Watch:
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether parameters that are being clipped are watched; called by `torch_calls`."""
-        if self._is_closed or os.getpid() != self._process or not parameters or self._shards is not None:
+        if self._is_closed or os.getpid() != self._process or not parameters or is_sharded(parameters):
             return False
         return self._names.knows(parameters[0])
 
@@ -434,7 +449,7 @@ class Watch:
         if self._optimizers_of(members) & self._current.stepped:
             inside = any(self._depths.get(id(each), 0) for each in self._optimizers)  # in a closure
             if not inside:
-                self._finish_step()
+                self._finish_belatedly()
         self._current.clips.append((members, norm.clone().reshape(())))
 
     @_guarded
@@ -464,11 +479,11 @@ class Watch:
 
     def _step_begins_skipped(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._current.stepped:
-            self._finish_step()
+            self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
         self._current.skipped = True
         self._take_heard()
-        known: dict[int, Tensor] | None = None if self._shards is None else {}
+        known: dict[int, Tensor] | None = {} if self._shared_norms([optimizer]) else None
         self._current.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, known)
 
     # --- From step to step -------------------------------------------------------------------------------------------
@@ -497,7 +512,8 @@ class Watch:
     def _prepare(self) -> None:
         """Decide whether the step that begins is measured in full, and put the hooks of its forward passes on."""
         step = self._current
-        is_due = step.number % self._every == 0 if self._shards is None else self._shards.is_next_watched
+        shared = self._shared_norms(self._optimizers)
+        is_due = any(norms.is_next_watched for norms in shared) if shared else step.number % self._every == 0
         if is_due:
             step.reason = "every"
         elif self._jump and self._shards is None and step.number >= self._rests_until:
@@ -507,7 +523,7 @@ class Watch:
         if not step.reason:
             return
         self._names.renew()
-        step.measurement = ParameterMeasurement(self._listed_parameters(), self._shards)
+        step.measurement = ParameterMeasurement(self._listed_parameters())
         # Not at the first step: what is compiled at its first call would be compiled with the hooks.
         if step.number > self._first:
             for each in self._passes:
@@ -532,8 +548,16 @@ class Watch:
         self._edits.step = step.number + 1
         arrived = self._drain(wait=step.measurement is not None)
         if step.measurement is not None and arrived is not None:
-            self._finish_watched(step, arrived, step.measurement.finish())
+            shared = self._shared_norms([each for each in self._optimizers if id(each) in step.stepped])
+            numbers = step.measurement.finish(shared)
+            if step.measurement.parameters or not shared:
+                self._finish_watched(step, arrived, numbers)
         self._prepare()
+
+    def _finish_belatedly(self) -> None:
+        """End a step when the forward pass of the next one has been run."""
+        self._finish_step()
+        self._current.is_belated = True
 
     def _say_what_was_not_made(self, step: StepInProgress) -> None:
         """Say which edits have not been made in the first step that they were in force."""
@@ -557,6 +581,7 @@ class Watch:
         """Judge a step by the rules of every step, and write it."""
         record = arrived.record
         self._write(record)
+        self._seen.add_step(record)
         broken = self._in_network_order(arrived.broken)
         is_broken = not arrived.is_finite and not record.skipped
         found: dict[str, list[Objection]] = {name: [] for name in _NOT_FINITE}
@@ -597,14 +622,19 @@ class Watch:
         for each in self._passes if step.number > self._first else ():
             found = seen[each.watched.prefix] = each.rows()
             layers += [watched_layer(row, each.watched.prefix) for row in found if each.is_listed(row)]
-            if not found:
-                self._say_once(
-                    f"no forward {each.watched.name}",
-                    f"No forward pass of {each.watched.name} was seen at step {step.number}: it is compiled, or not "
-                    "called as a module. Its activations are not watched.",
+            if not found and self._has_gradient(each.watched, step):
+                name = each.watched.name
+                line = (
+                    f"The forward pass of {name} was over when step {step.number} began, because an optimizer steps "
+                    "several times in a turn of the loop: at such steps its activations are not watched."
+                    if step.is_belated
+                    else f"No forward pass of {name} was seen at step {step.number}: it is compiled, or not called as "
+                    "a module. Its activations are not watched."
                 )
+                self._say_once(f"no forward {name} {step.is_belated}", line)
         watched = WatchedStep(step.number, step.reason, rows, tuple(layers))
         self._kept_watched.append(watched)
+        self._seen.add_watched(watched)
         self._write(watched)
         judged = {name: list[Objection]() for name in rules.WATCHED_RULES} if any(seen.values()) else {}
         for network in self._networks:
@@ -622,6 +652,11 @@ class Watch:
         judged["unoptimised-parameter"] = self._unoptimised()
         for name, objections in judged.items():
             self._judge(step.number, name, objections)
+
+    def _has_gradient(self, network: WatchedNetwork, step: StepInProgress) -> bool:
+        """Tell whether an optimiser of a network stepped: others, as the second of a GAN, may not run at a step."""
+        trained = {id(each) for reading in step.readings.values() for each in reading.parameters}
+        return any(id(each) in trained for _, each in network.parameters())
 
     def _judged_gradients(
         self,
@@ -659,6 +694,11 @@ class Watch:
         held = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
         return [name for name, each in self._names.all.items() if each.requires_grad and id(each) not in held]
 
+    def frozen_in_optimizers(self) -> list[str]:
+        """Return the parameters that need no gradient though an optimiser has them, but for those that edits freeze."""
+        frozen = [each for one in self._optimizers for each in parameters_of(one) if not each.requires_grad]
+        return [name for name in self._names.of(frozen) if name not in self._edited]
+
     def _bad_weights(self, optimizer: Optimizer) -> list[str]:
         held = [each for each in parameters_of(optimizer) if each.is_floating_point() or each.is_complex()]
         norms = Transfer(norms_of([each.detach() for each in held])).read()
@@ -681,6 +721,7 @@ class Watch:
             return
         for verdict in self._verdicts.judged(step, rule, objections):
             self._kept_verdicts.append(verdict)
+            self._seen.add_verdict(verdict)
             self._write(verdict)
             ended = " ended" if verdict.state == "ended" else ""
             self._say(f"step {verdict.step}: {verdict.rule}{ended}: {verdict.message}")

@@ -45,7 +45,7 @@ VARIANTS = {
 }
 
 
-NOTHING = "No training was seen in this process: {}. Processes that a script starts are not watched."
+NOTHING = "No training was seen: {} in this process"
 
 
 def python(*arguments: object, folder: Path, environment: Mapping[str, str] = ENVIRONMENT) -> Finished:
@@ -176,6 +176,53 @@ def test_losses_are_summed_by_the_line_that_calls_backward(tmp_path: Path, fork_
     )
 
 
+NOT_SEEN = (
+    HEAD
+    + """
+network = Net()
+more = nn.Linear(3, 3)
+network.unused = nn.Linear(3, 3)
+network.first[0].bias.requires_grad_(False)
+optimizer = torch.optim.SGD([*network.first.parameters(), *network.head.parameters()], lr=0.1)
+for step in range(1, 4):
+    given, labels = batch(step)
+    losses = F.cross_entropy(network(given), labels, reduction="none")
+    BACKWARD
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+UNMEASURED = (
+    "No rule objected in 3 steps. None was measured in full, so activations, weights and updates were not judged: try "
+    "--every 1."
+)
+BACKWARDS = {
+    "list": "torch.autograd.backward([losses.mean(), losses.sum() * 0])",
+    "vector": "losses.backward(torch.full((16,), 1 / 16))",
+    "grad": "parameters = [each for each in optimizer.param_groups[0]['params'] if each.requires_grad]\n"
+    "    for each, found in zip(parameters, torch.autograd.grad(losses.mean(), parameters)): each.grad = found",
+}
+
+
+@pytest.mark.parametrize("how", BACKWARDS)
+@pytest.mark.sample("vector")
+def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork_server: ForkServer, how: str) -> None:
+    (tmp_path / "train.py").write_text(NOT_SEEN.replace("BACKWARD", BACKWARDS[how]))
+    arguments = ["-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", "0"]
+    done = fork_server.run(*arguments, cwd=tmp_path, environment=ENVIRONMENT)
+    line = "train.py:35 calls backward on several values, or with gradients: its loss is not seen."
+    assert said(done) == [
+        *([line] if how != "grad" else []),
+        "watching Net (SGD, lr 0.1), loss not seen",
+        "Trainable, but in no optimizer: 'unused.weight', 'unused.bias'.",
+        "In an optimizer, but frozen (requires_grad is False): 'first.0.bias'.",
+        f"{UNMEASURED} Not judged: the loss. All steps: hookscope report run",
+    ]
+    steps = read_training(tmp_path / "run").steps
+    assert [each.loss for each in steps] == [None] * 3
+    assert all(each.gradient_norm for each in steps)
+
+
 # --- As Python runs it -----------------------------------------------------------------------------------------------
 
 ABOUT = """
@@ -197,7 +244,8 @@ def test_a_script_sees_what_it_sees_under_python(tmp_path: Path, arguments: list
     plain = python("train.py", *arguments, folder=tmp_path)
     watched = python("-m", "hookscope", "watch", "train.py", "--", *arguments, folder=tmp_path)
     assert (watched.returncode, watched.stdout) == (0, plain.stdout)
-    assert said(watched) == [NOTHING.format("the script did not import torch")]
+    what = NOTHING.format("the script did not import torch")
+    assert said(watched) == [f"{what}. Processes that a script starts are not watched."]
 
 
 ENDINGS = {
@@ -286,22 +334,53 @@ def test_a_training_that_breaks_off_keeps_its_steps_and_its_ending(
         assert [each.reason for each in log.ends] == [reason]
 
 
+STARTED = """
+    import multiprocessing, subprocess, sys, torch
+    def train(*_):
+        network = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        network(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    if __name__ == "__main__":
+        HOW
+"""
+JOINED = "each = {}(target=train); each.start(); each.join()"
+
+
 @pytest.mark.exhaustive
-def test_training_in_processes_of_mp_spawn_is_said_not_to_be_watched(tmp_path: Path) -> None:
-    source = """
-        import torch
-        def train(rank):
-            network = torch.nn.Linear(4, 2)
-            optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-            network(torch.randn(8, 4)).square().mean().backward()
-            optimizer.step()
-        if __name__ == "__main__":
-            torch.multiprocessing.spawn(train, nprocs=2)
-    """
-    scripted(tmp_path, source)
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [
+        ("torch.multiprocessing.spawn(train, nprocs=2)", 2),
+        ("torch.multiprocessing.start_processes(train, nprocs=2, start_method='fork')", 2),
+        (JOINED.format("torch.multiprocessing.Process"), 1),
+        *((JOINED.format(f"multiprocessing.get_context('{method}').Process"), 1) for method in ("fork", "spawn")),
+        ("multiprocessing.Pool(2).map(train, range(2))", 2),
+        ("import os\n        if not os.fork(): train(); sys.exit()\n        os.wait()", 0),
+    ],
+)
+def test_training_in_processes_that_a_script_starts_is_said_not_to_be_watched(
+    tmp_path: Path, how: str, count: int
+) -> None:
+    scripted(tmp_path, STARTED.replace("HOW", how))
     done = python("-m", "hookscope", "watch", "train.py", folder=tmp_path)
-    assert done.returncode == 0
-    assert said(done) == [NOTHING.format("no optimizer stepped")]
+    assert done.returncode == 0, done.stderr
+    (line,) = said(done)
+    assert line.startswith(NOTHING.format("no optimizer stepped"))
+    if not count:
+        assert line.endswith(". Processes that a script starts are not watched.")
+    else:
+        those = "the process that it started is" if count == 1 else f"the {count} processes that it started are"
+        assert f", and {those} not watched. Start such processes with torchrun, or call hookscope.watch" in line
+
+
+@pytest.mark.exhaustive
+def test_other_processes_are_said_not_to_be_watched_beside_a_training_and_workers_are_not_meant(tmp_path: Path) -> None:
+    how = "train(); torch.multiprocessing.spawn(train, nprocs=2)"
+    how += "\n        [*torch.utils.data.DataLoader(torch.zeros(4), num_workers=2)]"
+    scripted(tmp_path, STARTED.replace("HOW", how))
+    done = python("-m", "hookscope", "watch", "train.py", folder=tmp_path)
+    assert said(done)[-1].endswith(" 2 other processes that the script started were not watched.")
 
 
 @pytest.mark.exhaustive
@@ -345,7 +424,9 @@ def test_tensors_without_a_network_are_watched_by_number(tmp_path: Path) -> None
     """
     scripted(tmp_path, source)
     done = python("-m", "hookscope", "watch", "train.py", "--out", "run", folder=tmp_path)
-    assert said(done) == ["watching 2 parameters (no optimizer: loss and gradients only), loss at train.py:7"]
+    found, end = said(done)
+    assert found == "watching 2 parameters (no optimizer: loss and gradients only), loss at train.py:7"
+    assert end.startswith("No rule objected in 5 steps. None was measured in full")
     norms = list(map(float, done.stdout.split()))
     steps = read_training(tmp_path / "run").steps
     assert [each.step for each in steps] == [2, 3, 4, 5, 6]

@@ -1,6 +1,7 @@
 """`hookscope watch` under torchrun: two processes on gloo, one speaks; sums over shards are of the whole."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from hookscope.results.runs.training_log import read_training
+from hookscope.results.training import TrainingStep
 from tests.fork_server import Finished
-from tests.watching.training_scripts import DISTRIBUTED_SCRIPTS
+from tests.watching.training_scripts import DISTRIBUTED, DISTRIBUTED_SCRIPTS, HEAD
 
 pytestmark = pytest.mark.exhaustive
 
@@ -33,6 +35,12 @@ def said(done: Finished) -> list[str]:
     return [line.removeprefix("hookscope watch: ") for line in lines if line.startswith("hookscope watch: ")]
 
 
+SHARDED = (
+    "The network is sharded: its modules gather and free parameters around each call, so hooks stay off them and "
+    "activations are not watched. Norms begin at step 3."
+)
+
+
 @pytest.mark.parametrize("name", DISTRIBUTED_SCRIPTS)
 def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS[name])
@@ -41,9 +49,11 @@ def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path
         tmp_path, "-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0
     )
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
-    (first, *others) = said(watched)
+    first, *others, last = said(watched)
     assert first.startswith("watching FSDPSequential (AdamW" if name == "fsdp" else "watching Net (SGD, lr 0.1), loss")
-    assert len(others) == (name == "fsdp")
+    assert others == ([SHARDED] if name == "fsdp" else [])
+    in_full = "No rule objected in 12 steps; 3 were measured in full. "
+    assert last == f"{in_full}{'Not judged: activations. ' if name == 'fsdp' else ''}All steps: hookscope report run"
     log = read_training(tmp_path / "run")
     assert [each.step for each in log.steps] == [*range(1, 13)]
     assert {each.step for each in log.watched} == {4, 8, 12}
@@ -130,3 +140,75 @@ def test_a_process_that_dies_ends_all_with_the_message_of_torchrun(tmp_path: Pat
     assert "ZeroDivisionError" in done.stderr
     assert "ChildFailedError" in done.stderr
     assert [each.step for each in read_training(tmp_path / "run").steps] == [1, 2, 3, 4, 5]
+
+
+# The first optimiser steps twice as often as the second; a third one, made later, takes the parameters of the first.
+SEVERAL_OPTIMISERS = """
+import json
+from torch.distributed.fsdp import fully_shard
+first, second = nn.Sequential(nn.Linear(8, 16), nn.GELU()), nn.Linear(16, 3)
+fully_shard(first)
+fully_shard(second)
+often = torch.optim.AdamW(first.parameters(), lr=1e-2)
+seldom = torch.optim.SGD(second.parameters(), lr=1e-1)
+torch.set_rng_state(draws)
+told = []
+
+def whole(network):
+    gradients = [each.grad.full_tensor().double().norm() for each in network.parameters()]
+    return float(torch.stack(gradients).norm())
+
+for step in range(1, 25):
+    given, labels = batch(step if rank else -1)
+    F.cross_entropy(second(first(given)), labels).backward()
+    nn.utils.clip_grad_norm_(first.parameters(), 0.05)
+    told.append([whole(first), whole(second) if step % 2 == 0 else 0])
+    often.step()
+    if step % 2 == 0:
+        seldom.step()
+    first.zero_grad()
+    second.zero_grad()
+    if step == 12 and AGAIN:
+        often = torch.optim.SGD(first.parameters(), lr=1e-2)
+if rank == 0:
+    print(json.dumps(told))
+weights = [each.full_tensor() for each in (*first.state_dict().values(), *second.state_dict().values())]
+if rank == 0:
+    torch.save([*weights, torch.get_rng_state()], TARGET)
+torch.distributed.barrier()
+"""
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_several_optimisers_of_sharded_networks_are_watched(again: bool, tmp_path: Path) -> None:
+    source = HEAD + DISTRIBUTED + SEVERAL_OPTIMISERS.replace("AGAIN", str(again))
+    (tmp_path / "train.py").write_text(source)
+    torchrun(tmp_path, "train.py", "plain.pt", 0)
+    arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0]
+    done = torchrun(tmp_path, "-m", "hookscope", *arguments)
+    assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
+    assert not any("failed" in line or "Not watched" in line for line in said(done))
+    told = json.loads(done.stdout)
+    log = read_training(tmp_path / "run")
+    assert not log.verdicts
+    if again:
+        assert [each.reason for each in log.ends][:1] == ["another optimizer stepped"]
+        assert norm_of(log.steps[-1], "FSDPSequential") == pytest.approx(told[-1][0], rel=1e-5)
+        return
+    assert [each.step for each in log.steps] == [*range(1, 25)]
+    for step in log.steps[3:]:  # a step of the first optimiser, and that of the second before or after it
+        second = norm_of(step, "FSDPLinear")
+        assert norm_of(step, "FSDPSequential") == pytest.approx(told[step.step - 1][0], rel=1e-5)
+        assert second == 0 or second == pytest.approx(told[step.step // 2 * 2 - 1][1], rel=1e-5)
+    assert {each.step for each in log.watched} >= {4, 8, 12, 16, 20, 24}
+    watched = {each.step: {row.name: row for row in each.parameters} for each in log.watched}
+    for step, (first, _) in enumerate(told, start=1):
+        rows = [row for name, row in watched.get(step, {}).items() if name.startswith("FSDPSequential")]
+        if step % 4 == 0:
+            assert math.hypot(*[row.gradient_norm or 0 for row in rows]) == pytest.approx(first, rel=1e-5)
+        assert all(row.status == "gradient" and row.update_norm for row in rows)
+
+
+def norm_of(step: TrainingStep, network: str) -> float:
+    """Return the gradient norm of one network at a step."""
+    return math.hypot(*[norm for name, norm in step.largest if name.startswith(network)])

@@ -1,0 +1,90 @@
+"""The last line about a watched script: whether a rule objected, and what no rule could judge."""
+
+from dataclasses import dataclass
+
+from hookscope.results.training import TrainingStep, TrainingVerdict, WatchedStep
+from hookscope.text import counted
+
+# Of a script with fewer steps than `--every`, the option that measures about so many of them is named.
+_SUGGESTED_STEPS = 10
+
+
+@dataclass(slots=True)
+class Watched:
+    """What has been watched of a script, over all its trainings.
+
+    Attributes:
+        steps: All steps, skipped ones too.
+        losses: Steps whose loss was known.
+        gradients: Steps whose gradients were known.
+        in_full: Steps that were measured in full.
+        activations: Those of them with outputs of layers.
+        first: What a rule objected to first; None if none did.
+        objections: How often a rule began to object.
+    """
+
+    steps: int = 0
+    losses: int = 0
+    gradients: int = 0
+    in_full: int = 0
+    activations: int = 0
+    first: TrainingVerdict | None = None
+    objections: int = 0
+
+    def add_step(self, step: TrainingStep) -> None:
+        """Count a step."""
+        self.steps += 1
+        self.losses += step.loss is not None
+        self.gradients += step.gradient_norm is not None
+
+    def add_watched(self, step: WatchedStep) -> None:
+        """Count a step that was measured in full."""
+        self.in_full += 1
+        self.activations += bool(step.layers)
+
+    def add_verdict(self, verdict: TrainingVerdict) -> None:
+        """Count a verdict, unless it ends an earlier one."""
+        if verdict.state == "began":
+            self.first = self.first or verdict
+            self.objections += 1
+
+
+def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
+    """Return the line; `folder` is that of `--out`, and `started` how many processes were not watched."""
+    sentences = [*_judged(watched)]
+    if started:
+        was = "was" if started == 1 else "were"
+        processes = "process" if started == 1 else "processes"
+        sentences.append(f"{started:,} other {processes} that the script started {was} not watched.")
+    if folder is not None and watched.steps:
+        sentences.append(f"All steps: hookscope report {folder}")
+    return " ".join(sentences)
+
+
+def _judged(watched: Watched) -> list[str]:
+    if not watched.steps:
+        return ["No step was watched."]
+    steps = counted(watched.steps, "step")
+    first = watched.first
+    if first is None:
+        found = f"No rule objected in {steps}"
+    else:
+        times = "once" if watched.objections == 1 else f"{watched.objections:,} times"
+        which = "" if watched.objections == 1 else "first "
+        found = f"Rules objected {times} in {steps}, {which}at step {first.step:,} ({first.rule})"
+    missing = [
+        what
+        for what, count in (
+            ("the loss", watched.losses),
+            ("gradients", watched.gradients),
+            ("activations", watched.activations or not watched.in_full),
+        )
+        if not count
+    ]
+    left_out = [f"Not judged: {' and '.join(missing)}."] if missing else []
+    if watched.in_full:
+        was = "was" if watched.in_full == 1 else "were"
+        return [f"{found}; {watched.in_full:,} {was} measured in full.", *left_out]
+    every = max(1, watched.steps // _SUGGESTED_STEPS)
+    unmeasured = f"None was measured in full, so activations, weights and updates were not judged: try --every {every}."
+    return [f"{found}.", unmeasured, *left_out]

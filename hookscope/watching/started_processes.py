@@ -1,0 +1,30 @@
+"""Count the processes that a script starts with multiprocessing: what they train is not watched."""
+
+import functools
+import os
+from multiprocessing.process import BaseProcess
+
+# The functions of processes that train nothing: workers of a DataLoader, and servers of shared objects.
+_HELPERS = ("torch.utils.data.", "multiprocessing.managers")
+
+
+class StartedProcesses:
+    """Counts from now on, for as long as this process lives.
+
+    Attributes:
+        count: Started so far, without helpers such as the workers of a DataLoader.
+    """
+
+    def __init__(self) -> None:
+        """Begin to count."""
+        self.count = 0
+        start, own = BaseProcess.start, os.getpid()
+
+        @functools.wraps(start)
+        def observed(process: BaseProcess) -> None:
+            module = getattr(getattr(process, "_target", None), "__module__", None) or ""
+            start(process)
+            if os.getpid() == own and not module.startswith(_HELPERS):
+                self.count += 1
+
+        BaseProcess.start = observed  # type: ignore[method-assign, assignment]
