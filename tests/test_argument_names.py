@@ -37,7 +37,10 @@ WRONG: dict[str, tuple[Callable[..., object], str]] = {
     "loss": (lambda model, x: hookscope.diff(model, "same", x, loss="mse"), "`loss` and `target` need `grads`"),
     "threads": (lambda model, x: hookscope.diff(model, "same", x, threads_b=0), "`threads_b` 0 is not possible"),
     "fail-over": (lambda model, x: hookscope.diff(model, "same", x, fail_over="added>1"), "It needs `shadow`"),
-    "check": (lambda model, x: hookscope.check(model, images=x, input_shape=(1, 3, 8, 8)), "leave it out, or `images`"),
+    "check": (
+        lambda model, x: hookscope.check(model, images=x, input_shape=(1, 3, 8, 8)),
+        "leave it out, or the pictures",
+    ),
     "rule": (lambda model, x: hookscope.check(model, images=x, select="nothing"), "`select` 'nothing' is no rule"),
     "shape": (lambda model, _: hookscope.layers(model, input_shape="wide"), "`input_shape` 'wide' is not a shape"),
     "arch": (lambda _, __: hookscope.load_model("resnet18", arch="resnet18"), "`arch` needs a weights file"),

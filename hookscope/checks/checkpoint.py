@@ -59,7 +59,7 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
     settings: CheckSettings,
     wanted: AbstractSet[str],
     *,
-    trust: bool = False,
+    trust: bool | None = False,
     device: torch.device | None = None,
     given: Batch | Tensor | None = None,
     baseline: Baseline | None = None,
@@ -76,7 +76,7 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
         model: A weights file or any other form of MODEL, a network, or a state dict.
         settings: Its inputs, and the rules' levels and limits.
         wanted: Identifiers of rules, as `wanted_rules` returns them.
-        trust: Whether a weights file may run code while it is read.
+        trust: Whether a weights file may run code while it is read; None where nobody can ask for that.
         device: Where to run; None for the CPU, or where a given network is.
         given: Inputs in place of those of the settings.
         baseline: What to compare its statistics with.
@@ -143,7 +143,7 @@ def _judged_alone(
     wanted: AbstractSet[str],
     reason: str,
     *,
-    trust: bool,
+    trust: bool | None,
 ) -> CheckReport:
     """Judge a weights file by what it stores; the `reason` says why it has no network."""
     if not isinstance(model, str):

@@ -182,7 +182,7 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
     changes: dict[str, Any] = {"shape": shapes}
     if by_position and is_told:
         if "images" in told:
-            raise UsageError(NOISE_BESIDE_PICTURES.format(pictures="--images"))
+            raise UsageError(NOISE_BESIDE_PICTURES)
         if settings.expectations:
             raise UsageError(f"--input-shape gives noise, but {settings.source} expects classes for pictures.")
         changes["images"] = ()

@@ -64,4 +64,4 @@ def layers(
         return 0
     messages.print(failure_panel(table.failure))
     listed = f"{table.model.name} raised in a forward pass; the shapes up to there are listed"
-    return report(ModelError(f"{listed}{table.failure.remedy}."))
+    return report(ModelError(f"{listed}{table.failure.remedy_in_arguments}."))

@@ -131,7 +131,7 @@ def check_early(given: Mapping[str, Any]) -> None:
     paths = find_inputs(given.get("images") or ())
     for path in paths:
         try:
-            check_input_file(path, repr(str(path)))
+            check_input_file(path, repr(str(path)), arguments="input" in given)
         except ImageError as error:
             unreadable.append(error)
     if unreadable and len(unreadable) == len(paths):  # else the others are finished

@@ -6,6 +6,7 @@ call, while a module of the network ran. Results are unchanged.
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -271,7 +272,18 @@ def _returned(output: object) -> list[tuple[str, Tensor]]:
 
 def run_networks(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Run the network's own call; this frame on a traceback marks the error as the network's, see `is_networks_own`."""
+    if looks_up_a_name(func, args):  # torch warns of sequences before it raises
+        with warnings.catch_warnings(action="ignore"):
+            return func(*args, **kwargs)
     return func(*args, **kwargs)
+
+
+def looks_up_a_name(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Tell whether a call is `tensor["name"]`, which raises: the network was made for a dict."""
+    return func is _GETITEM and type(args[-1]) is str
+
+
+_GETITEM = Tensor.__getitem__
 
 
 def is_networks_own(trace: TracebackType) -> bool:

@@ -98,14 +98,17 @@ def _skipped_text(source: str, skipped: Sequence[Path]) -> str:
     return f"{printable(source)}: {counted(len(skipped), 'file')} skipped: {', '.join(named)}.{hint}"
 
 
-def check_input_file(path: Path, name: str) -> None:
-    """Raise ImageError, with `name` for people, unless a file is there, is a regular one and is not too large."""
+def check_input_file(path: Path, name: str, *, arguments: bool = True) -> None:
+    """Raise ImageError, with `name` for people, unless a file is there, is a regular one and is not too large.
+
+    The error names the options for `arguments` where the path looks like numbers.
+    """
     # Before opening: opening a pipe would wait for a writer, and reading a device may never end.
     try:
         status = path.stat()
     except FileNotFoundError as error:
         what = "it is a link to a file that does not exist" if path.is_symlink() else "no such file"
-        remedy = "Check the path" if _NUMBERS.fullmatch(str(path)) is None else _AS_NUMBERS
+        remedy = _AS_NUMBERS if arguments and _NUMBERS.fullmatch(str(path)) else "Check the path"
         raise ImageError(f"Cannot read {name}: {what}. {remedy}.") from error
     except OSError as error:
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}. Check the path.") from error

@@ -19,8 +19,9 @@ from hookscope.errors import CheckpointError, ImageError, UntrustedFileError, Us
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import one_line, printable
 
-_ALONE = "save the tensor alone with torch.save, numpy.save or safetensors"
-_BY_NAME = "an input of several tensors goes by name: --input NAME=FILE, or alone as a tuple or dict of tensors"
+ONE_TENSOR = "save the tensor alone with torch.save, numpy.save or safetensors"
+BY_NAME = "an input of several tensors goes by name: --input NAME=FILE, or alone as a tuple or dict of tensors"
+"""Advice about a file of several tensors, for messages."""
 
 # What an argument in a file may nest, and hold in all, beyond what any network takes. Our choice.
 _NESTING_LIMIT = 20
@@ -33,7 +34,7 @@ def read_numpy(file: BinaryIO, name: str) -> torch.Tensor:
         array = np.load(file, allow_pickle=False)
     except Exception as error:  # a damaged or hostile file can make a reader raise anything
         raise ImageError(
-            f"Cannot read {name}: not an array of numbers, or truncated or corrupt ({one_line(error)}); {_ALONE}."
+            f"Cannot read {name}: not an array of numbers, or truncated or corrupt ({one_line(error)}); {ONE_TENSOR}."
         ) from error
     if array.dtype.kind not in "biufc":
         raise ImageError(f"Cannot read {name}: its dtype {array.dtype.name!r} is not numeric. Save it as float32.")
@@ -64,7 +65,7 @@ def _read(path: Path, of_safetensors: Callable[[object, str], Any], of_torch: Ca
     try:
         kind = file_kind(path)
         check = of_safetensors if kind == "safetensors" else of_torch
-        content = read_verified({path: kind}, name, check, ReadingRules(_ALONE, allowed_globals=()))[path].content
+        content = read_verified({path: kind}, name, check, ReadingRules(ONE_TENSOR, allowed_globals=()))[path].content
     except (CheckpointError, UntrustedFileError) as error:
         raise ImageError(f"Not a readable tensor file: {error}") from error
     return check(content, name)
@@ -115,13 +116,13 @@ def _scalar(value: object, name: str) -> Any:
 def _only_tensor(content: object, name: str) -> torch.Tensor:
     tensors = list(content.values()) if isinstance(content, dict) else []
     if len(tensors) != 1:
-        raise ImageError(f"Cannot read {name}: it holds {len(tensors)} tensors, not one; {_BY_NAME}.")
+        raise ImageError(f"Cannot read {name}: it holds {len(tensors)} tensors, not one; {BY_NAME}.")
     return _plain_tensor(tensors[0], name)
 
 
 def _plain_tensor(content: object, name: str) -> torch.Tensor:
     if not isinstance(content, torch.Tensor) or type(content) not in {torch.Tensor, torch.nn.Parameter}:
-        remedy = _BY_NAME if isinstance(content, list | tuple | dict) else _ALONE
+        remedy = BY_NAME if isinstance(content, list | tuple | dict) else ONE_TENSOR
         raise ImageError(f"Cannot read {name}: it holds a {kind_of(content)}, not one plain tensor; {remedy}.")
     tensor = torch.Tensor.detach(content)  # without attributes that the file may have put over its methods
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:

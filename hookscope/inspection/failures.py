@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import is_out_of_memory
 from hookscope.hooks.autograd import history_is_lost
-from hookscope.hooks.operations import is_networks_own
+from hookscope.hooks.operations import is_networks_own, looks_up_a_name, run_networks
 from hookscope.hooks.pytree import tensors_in
 from hookscope.results.network import Failure
 from hookscope.text import exception_line, printable
@@ -38,7 +38,7 @@ def locate(modules: Mapping[str, nn.Module], error: BaseException) -> Failure:
             inputs = tensors_in(frame.f_locals.get("args")) + tensors_in(frame.f_locals.get("kwargs"))
         trace = trace.tb_next
     shapes = tuple(f"{path} {_shape_text(tensor)}" for path, tensor in inputs)
-    words = exception_line(error) + _known_arguments(module, error)
+    words = exception_line(error) + (_known_arguments(module, error) or _name_in_tensor(modules[""], error))
     return Failure(names[id(module)], type(module).__name__, shapes, words)
 
 
@@ -48,8 +48,23 @@ def _known_arguments(module: nn.Module, error: BaseException) -> str:
         return ""
     known = [printable(each) for each in inspect.signature(module.forward).parameters]
     if len(known) == 1:
-        return f"; its one argument is {known[0]}: give it the dict of a file by --input {known[0]}=FILE"
+        return f"; its one argument is {known[0]}"
     return f"; its arguments are {', '.join(known)}" if known else "; it has no arguments"
+
+
+def _name_in_tensor(network: nn.Module, error: BaseException) -> str:
+    """Return what helps where the network's code looks up a name in a tensor; "" for any other error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code is not run_networks.__code__:
+        return ""
+    called = trace.tb_frame.f_locals
+    if not looks_up_a_name(called["func"], called["args"]):
+        return ""
+    wanted = f"; its code looks up '{printable(called['args'][-1], 80)}' in this tensor, as in a dict"
+    known = [printable(each) for each in inspect.signature(network.forward).parameters]
+    return f"{wanted}; its one argument is {known[0]}" if len(known) == 1 else wanted
 
 
 def _shape_text(tensor: Tensor) -> str:

@@ -117,7 +117,7 @@ def open_session(
     given = bool(files) or batch is not None
     shapes = () if input_shape is None else parse_noise_shapes(input_shape)
     if given and any(not each.name for each in shapes):
-        raise UsageError(NOISE_BESIDE_PICTURES.format(pictures="the pictures"))
+        raise UsageError(NOISE_BESIDE_PICTURES)
     if noise and not given and not shapes and all(each.record is None for each in by_name):
         shapes = (_example(loaded, preprocessing),)
     if not given and not by_name and not shapes:

@@ -31,7 +31,7 @@ from hookscope.models.construction import FileOptions
 from hookscope.models.declared_architecture import told_architectures
 from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
-from hookscope.models.shards import TRUST_REMEDY, check_names, files_of, read_index, shard_remark
+from hookscope.models.shards import RESAVE_REMEDY, TRUST_REMEDY, check_names, files_of, read_index, shard_remark
 from hookscope.models.training_entries import TrainingEntries, training_entries
 from hookscope.regular_files import read_bounded
 from hookscope.text import counted, printable, some_of
@@ -59,7 +59,8 @@ class Checkpoint:
         categories: Names of classes by index that the file holds, of as many as one of its tensors has rows.
         training: The entries of a single file other than its weights; None for a sharded one.
         architectures: Names of networks that the file has beside its weights.
-        pickled_class: The class of a pickled Module whose weights these are, where its code was not run; else "".
+        pickled_class: The class of a pickled Module whose weights these are, where its code was not run and might be;
+            else "".
         is_refused_by_torch: Whether it is a single file that names more than torch's safe reader knows.
     """
 
@@ -103,7 +104,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     if path in kinds:
         read = _read_verified(kinds, name, options)[path]
         content = read.content
-        weights = weights_in(content, name, options.key)
+        weights = weights_in(content, name, options.key, may_trust=options.trust is not None)
         digest = digest_of(path) if path.is_file() else _digest_of_all(stored_files(path))
         is_safetensors = kinds[path] == "safetensors"
         says = _metadata(path) if is_safetensors else content
@@ -123,7 +124,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             notes,
             categories,
             training,
-            weights.pickled_class,
+            weights.pickled_class if options.trust is not None else "",
             told,
             read.is_refused_by_torch,
         )
@@ -220,7 +221,8 @@ def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptio
         trusted = read_trusted
     check = partial(weights_in, key=options.key)
     gate = "" if options.allowed_globals is None else "--allow-global"
-    rules = ReadingRules(TRUST_REMEDY, options.trust, options.allowed_globals, gate)
+    remedy = RESAVE_REMEDY if options.trust is None else TRUST_REMEDY
+    rules = ReadingRules(remedy, options.trust is True, options.allowed_globals, gate)
     return read_verified(kinds, name, check, rules, trusted)
 
 

@@ -45,11 +45,12 @@ class Weights:
     pickled_class: str = ""
 
 
-def weights_in(content: object, name: str, key: str | None = None) -> Weights:
+def weights_in(content: object, name: str, key: str | None = None, *, may_trust: bool = True) -> Weights:
     """Return the weights in what a file holds, `name` in messages.
 
     `key` says where they are: keys joined by dots, which keys may contain themselves; what all names of the weights
-    start with may follow, or be it. Raises CheckpointError if there are no weights, or some without data, or that claim
+    start with may follow, or be it. Where the caller `may_trust` the file, a note on code that was not run names the
+    option. Raises CheckpointError if there are no weights, or some without data, or that claim
     more than their storage has; UsageError if there are several and no `key`; NothingMatchedError if there is nothing
     at `key`; ModelError if a trusted Module raises.
     """
@@ -73,7 +74,8 @@ def weights_in(content: object, name: str, key: str | None = None) -> Weights:
         notes += (f"{name}: the averaged copy at '{each}' is not used; give --key {each} for it.",)
     pickled_class = kind_of(found) if isinstance(found, ModuleState) else ""
     if pickled_class:
-        notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run; --trust runs it.",)
+        runs_it = "; --trust runs it" if may_trust else ""
+        notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run{runs_it}.",)
     return Weights(state, module, notes, pickled_class)
 
 

@@ -94,6 +94,8 @@ def headline(result: History) -> str:
     most = decisive(result)
     if most is not None:
         return sentence_of(most, result)
+    if not any(each.judged for each in result.read):
+        return f"No rule could be judged in any of {count}."
     if read == len(result.files):
         return f"No rule objected to any of {count}."
     which = "that were read" if result.searched else "that could be read"

@@ -75,7 +75,11 @@ _MISSING = re.compile(
 )
 _SHAPES_DIFFER = re.compile(
     "shapes cannot be multiplied|size mismatch|must match|expected input|Expected .*size|got input"
+    r"|expected a \dD|expected \dD|values to unpack"
 )
+_SHAPES_OF_FILES = "--resize and --crop for pictures, --batch-axis for a tensor file (0: several inputs, none: one)"
+# In what `inspection.failures` adds to an error.
+_ONE_ARGUMENT = re.compile(r"; its one argument is (\w+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +100,25 @@ class Failure:
     @property
     def remedy(self) -> str:
         """Which option helps, as a sentence to append, where torch's words show that the input is at fault; else ""."""
-        return self._remedy(files_only=False)
+        return self._remedy(files=True, arguments=True)
 
     @property
     def remedy_in_files(self) -> str:
         """As `remedy`, for a command that has no `--input` and no `--input-shape`."""
-        return self._remedy(files_only=True)
+        return self._remedy(files=True, arguments=False)
 
-    def _remedy(self, *, files_only: bool) -> str:
+    @property
+    def remedy_in_arguments(self) -> str:
+        """As `remedy`, for a command that takes no pictures and no files but by `--input`."""
+        return self._remedy(files=False, arguments=True)
+
+    def _remedy(self, *, files: bool, arguments: bool) -> str:
         kind, _, text = self.error.partition(": ")
         missing = [] if self.layer else _missing_arguments(text)
         if missing:
-            return _by_name(missing, files_only=files_only)
+            return _by_name(missing, files_only=not arguments)
+        if only := _ONE_ARGUMENT.search(text):
+            return f". Give it the dict of a file by --input {only[1]}=FILE" if arguments else ""
         is_named = any("[" in each for each in self.input_shapes)
         # Whether it is the case, the advice, and what else the options for arguments and noise can do.
         cases = (
@@ -122,7 +133,7 @@ class Failure:
                 ", or --input-shape NAME=SHAPE:int64<CLASSES for noise",
             ),
             (
-                kind == "IndexError" and text == "index out of range in self" and not files_only,
+                kind == "IndexError" and text == "index out of range in self" and arguments,
                 "If the input is noise: --input-shape SHAPE:int64<BOUND",
                 "",
             ),
@@ -133,11 +144,11 @@ class Failure:
             ),
             (
                 kind in ("RuntimeError", "ValueError") and bool(_SHAPES_DIFFER.search(text)),
-                "If the input has the wrong shape: --resize and --crop for pictures, --batch-axis for a tensor file",
-                ", --input-shape for noise",
+                f"If the input has the wrong shape: {_SHAPES_OF_FILES if files else '--input-shape for noise'}",
+                ", --input-shape for noise" if files else "",
             ),
         )
-        return next((f". {advice}{'' if files_only else further}" for holds, advice, further in cases if holds), "")
+        return next((f". {advice}{further if arguments else ''}" for holds, advice, further in cases if holds), "")
 
 
 def _by_name(missing: Sequence[str], *, files_only: bool) -> str:

@@ -27,7 +27,7 @@ WHOLE: Mapping[str, int] = {
 OTHER_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 NOISE_BESIDE_PICTURES = (
-    "--input-shape is the shape of noise: leave it out, or {pictures}. "
+    "--input-shape is the shape of noise: leave it out, or the pictures. "
     "NAME=SHAPE, noise for another argument, goes with them."
 )
 

@@ -96,10 +96,10 @@ def measure_history_file(
     began = time.perf_counter()
     try:
         path = Path(file.name)
-        read = read_file_alone(file.name, settings)
+        read = read_file_alone(file.name, settings, trust=None)
         measured = measure_read(read, _ALONE, began)
         renamed = {} if like is None else _renamed(like, {name: each.shape for name, each in named_tensors(read.state)})
-        options = FileOptions(False, settings.key, allowed_globals=settings.allow_global)
+        options = FileOptions(None, settings.key, allowed_globals=settings.allow_global)
         weights = Weights(path, options, versions_of(path), read, renamed)
         rows = tuple(_points(file.index, measured, weights))
         counters = {} if read.training is None else dict(read.training.counters)
@@ -108,7 +108,7 @@ def measure_history_file(
     if settings.arch == NO_NETWORK:
         report = _judged_alone(file.name, measured, settings, wanted)
     else:
-        report = check_checkpoint(file.name, settings, wanted, device=device, given=given)
+        report = check_checkpoint(file.name, settings, wanted, trust=None, device=device, given=given)
     warnings = [each for each in measured.warnings if each not in read.notes]
     notes = (*read.notes, *report.warnings)
     if renamed:

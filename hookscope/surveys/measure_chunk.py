@@ -12,6 +12,7 @@ from torch import Tensor
 from hookscope.errors import HookscopeError, UnfitInputError
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
+from hookscope.inputs.tensors import BY_NAME, ONE_TENSOR
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models import LoadedModel
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
@@ -208,7 +209,7 @@ def measure_chunk(
 
     def report(error: HookscopeError) -> None:
         texts = [f"{name}: {error.reason}" for name in error.names] if isinstance(error, UnfitInputError) else []
-        unusable.extend(Unusable(text, error.exit_code) for text in texts or [str(error)])
+        unusable.extend(Unusable(text, error.exit_code) for text in texts or [str(error).replace(BY_NAME, ONE_TENSOR)])
 
     def end_batch(finished: int) -> None:
         recorder.end_batch(finished)

@@ -360,7 +360,7 @@ def flat():
             "words",
             "a tensor file of an integer dtype, --input NAME=1,2,3:int64, or --input-shape SHAPE:int64 for noise",
         ),
-        ("flat", "--resize and --crop for pictures, --batch-axis for a tensor file, --input-shape for noise"),
+        ("flat", "--batch-axis for a tensor file (0: several inputs, none: one), --input-shape for noise"),
     ],
 )
 def test_an_error_of_the_network_is_printed_once_with_the_option_that_helps(

@@ -1,6 +1,8 @@
 """Files that hold the arguments of a network together, and what is told where an argument is missing or wrong."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -135,7 +137,18 @@ def test_a_network_that_takes_a_whole_dict_is_told_how_to_get_it(
     given: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     torch.save(given, tmp_path / "x.pt")
-    with pytest.raises(HookscopeError, match="argument is batch: give it the dict of a file by `input` batch=FILE"):
+    with pytest.raises(HookscopeError, match=r"argument is batch\. Give it the dict of a file by `input` batch=FILE"):
         hookscope.activations(OneDict(), tmp_path / "x.pt")
     rows = hookscope.activations(OneDict(), [], input=[f"batch={tmp_path / 'x.pt'}"])
     assert rows["numbers"].shape == (2, 4)
+
+
+@pytest.mark.parametrize("run", [hookscope.activations, hookscope.grads])
+def test_a_name_looked_up_in_a_tensor_is_told_as_such_and_torch_warns_of_nothing(run: Callable[..., Any]) -> None:
+    class Entries(Two):
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(batch["input_image"], batch["meta"])
+
+    said = "its code looks up 'input_image' in this tensor, as in a dict; its one argument is batch. Give it the dict"
+    with pytest.raises(HookscopeError, match=said):
+        run(Entries(), torch.ones(2, 4))

@@ -53,7 +53,7 @@ class Linear(nn.Linear):
     """What holds a matrix with a bias for each of its rows."""
 
 
-def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool = False) -> CheckMeasurements:
+def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool | None = False) -> CheckMeasurements:
     """Measure the tensors of a weights file, without a network: no rule that needs one can be judged, for the `reason`.
 
     Raises:
@@ -65,7 +65,7 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
     return measure_read(read_file_alone(path, settings, trust=trust), reason, began)
 
 
-def read_file_alone(path: str, settings: CheckSettings, *, trust: bool = False) -> Checkpoint:
+def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None = False) -> Checkpoint:
     """Read the weights file that `measure_file` measures, under the same conditions."""
     if parse_model(path).form != "weights":
         raise UsageError(f"--arch none needs a weights file; MODEL '{printable(path)}' is a network.")

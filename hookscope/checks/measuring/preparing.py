@@ -79,7 +79,7 @@ def prepare(
     model: str | nn.Module | LoadedModel,
     settings: CheckSettings,
     *,
-    trust: bool = False,
+    trust: bool | None = False,
     device: torch.device | None = None,
     given: Batch | Tensor | None = None,
 ) -> Prepared:
@@ -161,7 +161,7 @@ def _found(
     return found
 
 
-def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool) -> LoadedModel:
+def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool | None) -> LoadedModel:
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, nn.Module):
@@ -197,7 +197,7 @@ def _noise(
         known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
         if known is None:
             raise UsageError(
-                f"{loaded.info.name} has an unknown input shape: give pictures or tensor files with --images, "
+                f"{loaded.info.name} has an unknown input shape: give pictures or tensor files to run on, "
                 f"or noise with {shape_option(loaded.module)}."
             )
         shapes = (NoiseShape((max(_NOISE_INPUTS, known[0]), *known[1:])),)

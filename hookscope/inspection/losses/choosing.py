@@ -20,6 +20,7 @@ from hookscope.inspection.losses.targets import (
     TargetKind,
     Task,
     classes_text,
+    count_error,
     per_input,
     read_target,
     value_target,
@@ -108,7 +109,7 @@ def choose_loss(
     if not isinstance(loss, str):
         _check_parameters(loss, name, 1 if target is None else 2)
     if input_count is not None and len(wanted.classes) not in (0, 1, input_count):
-        raise UsageError(f"{len(wanted.classes)} target classes are given for {input_count} inputs: give 1 or as many.")
+        raise count_error(wanted.classes, input_count)
 
     def compute(output: object, batch: Batch) -> LossValue:
         found = [Output(*each) for each in tensors_in(output)]

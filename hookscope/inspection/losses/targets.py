@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookscope.errors import UsageError, nearest
 from hookscope.results.network import row_label
-from hookscope.text import safe_text, shape_text
+from hookscope.text import counted, safe_text, shape_text
 
 TargetKind = Literal["default", "class", "tensor", "zeros", "noise", "self"]
 
@@ -179,13 +179,20 @@ def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]
     if len(classes) == 1:
         return [classes[0]] * row_count
     if len(classes) != task.input_count:
-        raise UsageError(f"{len(classes)} target classes are given for {task.input_count} inputs: give 1 or as many.")
+        raise count_error(classes, task.input_count)
     if row_count != len(task.indices):
         raise UsageError(
             f"The output has {row_count} rows for {len(task.indices)} inputs, so that there cannot be a target class "
             "for each input: give 1 for all."
         )
     return [classes[index] for index in task.indices]
+
+
+def count_error(classes: tuple[int, ...], input_count: int) -> UsageError:
+    """Return the error for target classes that are neither one nor as many as the inputs."""
+    several = ", or --batch-axis 0 if a tensor file holds several inputs" if input_count == 1 else ""
+    given = f"{len(classes)} target classes are given for {counted(input_count, 'input')}"
+    return UsageError(f"{given}: give 1 or as many{several}.")
 
 
 def _check_range(classes: Tensor, count: int, output: Output, task: Task) -> None:

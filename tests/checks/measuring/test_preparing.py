@@ -77,7 +77,7 @@ def test_noise_for_a_detector_is_a_list() -> None:
 def test_a_network_that_does_not_tell_its_input_needs_a_shape() -> None:
     with pytest.raises(UsageError, match=r"unknown input shape: give .* --input-shape, such as 1,16 for tokens\."):
         prepare(nn.Embedding(5, 2), CheckSettings())
-    with pytest.raises(UsageError, match=r"unknown input shape: give .* with --images, or noise with --input-shape\."):
+    with pytest.raises(UsageError, match=r"unknown input shape: give .* to run on, or noise with --input-shape\."):
         prepare(nn.ReLU(), CheckSettings())
 
 

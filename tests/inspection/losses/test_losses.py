@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import hookscope
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses import LOSSES, LossValue, choose_loss
@@ -847,3 +848,9 @@ def test_the_output_is_never_written_to(loss: str, shapes: Sequence[tuple[int, .
     loss_of(outputs, loss, indices=(0, 1))
     assert [each._version for each in outputs] == versions
     assert all(torch.equal(each, normal(*shape)) for each, shape in zip(outputs, shapes, strict=True))
+
+
+def test_one_input_of_several_axes_and_several_classes_names_the_batch_axis() -> None:
+    said = "3 target classes are given for 1 input: give 1 or as many, or `batch_axis` 0 if"
+    with pytest.raises(UsageError, match=said):
+        hookscope.grads(torch.nn.Conv1d(1, 4, 9), [], input_shape=(1, 1, 30), loss="ce", target="0,1,2")
