@@ -106,9 +106,9 @@ class FileOptions:
     """How weights are read out of a file and put into a network.
 
     With `trust` the file may run code while it is read; None where nobody can ask for that. `key` says where in it the
-    weights are, "ema.state_dict"; None to find them. `allow_missing` and `allow_unexpected` are globs over names of the network that the file need not
-    have, and over names of the file that the network need not know. `allowed_globals` are as for
-    `checkpoints.reading.ReadingRules`.
+    weights are, "ema.state_dict"; None to find them. `allow_missing` and `allow_unexpected` are globs over names of the
+    network that the file need not have, and over names of the file that the network need not know. `allowed_globals`
+    are as for `checkpoints.reading.ReadingRules`.
     """
 
     trust: bool | None = False

@@ -119,9 +119,11 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
     name = min(columns, key=lambda column: column.rank)
     kept = {name.header}
     spare = width
-    wanted = max(name.width, *(remark.cell_len + 2 for remark in remarks))
     names = [cell.plain for cell in name.cells]
-    at_least = _telling_width(names, name.width)
+    below = [(_indent(each), remark.plain) for each, remark in zip(names, remarks, strict=True) if remark.plain]
+    wanted = max([name.width, *(indent + cell_len(remark) for indent, remark in below)])
+    longest = max([0, *(indent + cell_len(word) for indent, remark in below for word in remark.split())])
+    at_least = max(_telling_width(names, name.width), min(longest, _NAME_WIDTH_AT_MOST))
     for column in sorted(columns, key=lambda column: column.rank)[1:]:
         reserved = min(wanted, at_least if column.rank < 10 else max(at_least, _NAME_WIDTH_WANTED))
         if column.width + _gap(width) + reserved <= spare and any(cell.plain for cell in column.cells):
@@ -277,11 +279,14 @@ def _with_remark(name: str, short: str, remark: Text, width: int) -> Text:
         return cell
     if cell_len(name) + 3 + remark.cell_len <= width:
         return cell.append(" · ").append_text(remark)
-    indent = " " * (len(name) - len(name.lstrip()))
-    lines = wrap(
-        remark.plain, width, initial_indent=f"{indent}└ ", subsequent_indent=f"{indent}  ", break_on_hyphens=False
-    )
+    begin = "└ ".rjust(_indent(name))
+    lines = wrap(remark.plain, width, initial_indent=begin, subsequent_indent=" " * len(begin), break_on_hyphens=False)
     return cell.append("\n" + "\n".join(lines), style=remark.style)
+
+
+def _indent(name: str) -> int:
+    """Return how far a remark below a name begins to the right."""
+    return len(name) - len(name.lstrip()) + len("└ ")
 
 
 def _section(columns: Sequence[Column], width: int, *, show_header: bool) -> Table:

@@ -180,3 +180,15 @@ def test_any_values_at_all_are_eight_blocks(values: np.ndarray, times: int) -> N
     assert len(found) == 8
     assert set(found) <= set(" ▁▂▃▄▅▆▇█")
     assert found.strip()
+
+
+@pytest.mark.parametrize("width", [40, 50, 60])
+def test_a_source_line_below_a_short_name_is_not_broken(width: int) -> None:
+    columns = [
+        Column("module", [Text("(model)"), Text("  :add")], 0, words=True),
+        *(Column(f"number {each}", [Text("123456789")] * 2, 2) for each in range(8)),
+        Column("note", [Text(), Text("net.py:10")], 12, words=True),
+    ]
+    name = fitted(columns, width)[0]
+    assert name.cells[1].plain in ("  :add\n  └ net.py:10", "  :add · net.py:10")
+    assert name.max_width >= len("  └ net.py:10")
