@@ -24,6 +24,7 @@ from hookscope.models import LoadedModel
 from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Match, Origin
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
+from hookscope.text import figure
 
 _PARAMETER = " grad"
 
@@ -241,7 +242,7 @@ def _of_whole(
     if not found:
         return []
     worst, label = max(found)
-    piece = f"Compiled in one piece, the network has other gradients, relative L2 up to {worst:.3g} at {label}"
+    piece = f"Compiled in one piece, the network has other gradients, relative L2 up to {figure(worst, 3)} at {label}"
     return [f"{piece}, though no block does that is compiled by itself."]
 
 

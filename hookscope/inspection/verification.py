@@ -17,7 +17,7 @@ from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.state.own_code import codes_in, unwrapped
 from hookscope.results.activations import Verification
 from hookscope.statistics.storage import stored_values
-from hookscope.text import exception_line
+from hookscope.text import exception_line, figure
 
 
 class Outcome(NamedTuple):
@@ -84,7 +84,7 @@ def difference(first: Outcome, second: Outcome) -> str:
         if any(readable) and not all(readable):
             return f"the memory of one output was freed{where}"
         if all(readable) and not _same_bits(tensor, other):
-            return f"the outputs differ by up to {_largest_difference(tensor, other):.2g}{where}"
+            return f"the outputs differ by up to {figure(_largest_difference(tensor, other))}{where}"
     if first.loss != second.loss and not all(
         loss is not None and math.isnan(loss) for loss in (first.loss, second.loss)
     ):

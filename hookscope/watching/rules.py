@@ -16,7 +16,7 @@ from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.training import TrainingStep, WatchedParameter
-from hookscope.text import counted, safe_text, some_of
+from hookscope.text import counted, figure, safe_text, some_of
 from hookscope.watching.activations import saturated_fraction
 from hookscope.watching.ring import Jump, Ring, norm_of
 
@@ -144,8 +144,8 @@ def jump_objection(rule: str, what: str, jump: Jump | None) -> list[Objection]:
     if jump is None or jump.deviations <= limit:
         return []
     message = (
-        f"The {what} is {jump.value:.4g}, {jump.deviations:.3g} robust deviations above {jump.median:.4g}, "
-        f"the median of the last {jump.count} steps (limit {limit:g})."
+        f"The {what} is {figure(jump.value, 4)}, {figure(jump.deviations, 3)} robust deviations above "
+        f"{figure(jump.median, 4)}, the median of the last {jump.count} steps (limit {limit:g})."
     )
     return [objection(rule, "", jump.deviations, message)]
 
@@ -156,8 +156,8 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
     if growth is None or growth[0] < limit:
         return []
     message = (
-        f"The loss is {loss:.4g}, {growth[0]:.3g} times that of the first step, {growth[1]:.4g} (limit {limit:g}): "
-        "lower the learning rate, or warm it up."
+        f"The loss is {figure(loss, 4)}, {figure(growth[0], 3)} times that of the first step, {figure(growth[1], 4)} "
+        f"(limit {limit:g}): lower the learning rate, or warm it up."
     )
     return [objection("loss-diverges", "", growth[0], message)]
 
@@ -194,7 +194,7 @@ def first_not_finite(
         message = f"The loss{at} is {step.loss} (limit: finite).{weights}{gradients if broken else ''} {history}"
         found.append(objection("non-finite-loss", "", step.loss, message))
     elif broken:
-        last, loss = broken[-1], "not known" if step.loss is None else f"{step.loss:.4g}"
+        last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
         hold = "hold" if len(broken) > 1 else "holds"
         message = (
             f"{len(broken)} of {counted(with_gradient, 'gradient')} {hold} NaN or Inf (limit 0), while the loss is "
@@ -216,12 +216,12 @@ def _history(step: TrainingStep, ring: Ring) -> str:
     if len(norms) < 2:
         return "No steps before it show how it came: lower the learning rate, or look at the input."
     usual = median_low(norms)
-    tail = " → ".join(f"{norm:.3g}" for norm in norms[-4:])
-    loss = f", the loss {' → '.join(f'{each:.3g}' for each in losses[-4:])}" if losses else ""
+    tail = " → ".join(figure(norm, 3) for norm in norms[-4:])
+    loss = f", the loss {' → '.join(figure(each, 3) for each in losses[-4:])}" if losses else ""
     batch = f"look at the batch of step {step.step}"
     if _has_exploded(norms) or _has_exploded(losses):
         remedy = "lower the learning rate, warm it up or clip gradients"
-        return f"Before it the gradient norm went {tail} (median {usual:.3g}){loss}: {remedy}."
+        return f"Before it the gradient norm went {tail} (median {figure(usual, 3)}){loss}: {remedy}."
     if len(norms) < _FEWEST_USUAL:
         return f"Before it the gradient norm went {tail}{loss}: lower the learning rate, or {batch}."
     return f"Before it the gradient norm went {tail}{loss}, as usual: {batch}."
@@ -252,7 +252,8 @@ def large_updates(rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[i
             "large-update",
             name,
             ratio,
-            f"The step changes '{name}' by {ratio:.3g} of its norm (limit {limit:g}): the learning rate is too high.",
+            f"The step changes '{name}' by {figure(ratio, 3)} of its norm (limit {limit:g}): the learning rate is too "
+            "high.",
         )
         for ratio, name in sorted(beyond, reverse=True)
     ]

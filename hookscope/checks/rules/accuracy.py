@@ -10,7 +10,7 @@ from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, lim
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
-from hookscope.text import are, counted, printable, some_of
+from hookscope.text import are, counted, figure, printable, some_of
 
 if TYPE_CHECKING:
     from hookscope.checks.baseline_labels import BaselineClass
@@ -153,7 +153,7 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         words = (
             f"Of {counted(count, 'picture')} of the baseline {before:,} {were} right, {before / count:.1%}, and {now:,}"
             f" {are(now)}, {now / count:.1%}: {lost:,} lost and {gained:,} gained, a loss of {drop:.1%}"
-            f" (limit {_exact(most)}; McNemar's exact test: p = {p:.2g})"
+            f" (limit {_exact(most)}; McNemar's exact test: p = {figure(p)})"
         )
         most_lost = f" Most are lost of '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:

@@ -19,7 +19,7 @@ from hookscope.checks.rules.rule import (
     stored_in,
 )
 from hookscope.checks.rules.stored import is_untrained, is_weight, untrained_remark
-from hookscope.text import are, counted, some_of
+from hookscope.text import are, counted, figure, some_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -175,7 +175,7 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     for row, value in constant:
         if row.label not in fixed:
             count = row.activation.element_count
-            what = f"all {count:,} outputs are {value + 0.0:.4g} over {_inputs(measured, row)}"  # not -0
+            what = f"all {count:,} outputs are {figure(value + 0.0, 4)} over {_inputs(measured, row)}"  # not -0
             yield Objection(output_of(row), f"{named(row)}: {what}.", "warn")
 
 
@@ -214,7 +214,7 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
             found = row.tokens.massive[0]
             often = counted(row.tokens.massive_count, "token")
             words = f"{found.value:,.4g} in channel {found.channel} of {row.tokens.place(found.token)}"
-            against = f"the median magnitude is {found.median:.3g}"
+            against = f"the median magnitude is {figure(found.median, 3)}"
             yield Objection(
                 output_of(row), f"{named(row)}: {words}, where {against}; {often} with such a value.", "warn"
             )
@@ -486,8 +486,8 @@ def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Ite
     if beyond:
         magnitude, first = beyond[0]
         message = (
-            f"{named(first)} reaches {magnitude:.3g}, whose square overflows float32"
-            f" (limit {terms.limit('max_magnitude', output_of(first)):.3g});"
+            f"{named(first)} reaches {figure(magnitude, 3)}, whose square overflows float32"
+            f" (limit {figure(terms.limit('max_magnitude', output_of(first)), 3)});"
             f" {len(beyond)} of {counted(len(known), 'output')} {are(len(beyond))} above it."
         )
         yield Objection(output_of(first), message, "warn" if is_untrained(measured) else "fail")
@@ -525,8 +525,8 @@ def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: fl
         limit = terms.limit("max_fraction_of_range", worst)
         beyond = f"{len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it"
         message = (
-            f"'{worst.where}' ({worst.kind}) reaches {magnitude:.3g},"
-            f" {magnitude / top:.3g} times the greatest of {dtype} (limit {limit:g}); {beyond}."
+            f"'{worst.where}' ({worst.kind}) reaches {figure(magnitude, 3)},"
+            f" {figure(magnitude / top, 3)} times the greatest of {dtype} (limit {limit:g}); {beyond}."
             f"{untrained_remark(measured)}"
         )
         yield Objection(worst, message)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
 from hookscope.checks.rules.stored import is_weight, is_zero
-from hookscope.text import counted
+from hookscope.text import counted, figure
 
 if TYPE_CHECKING:
     from hookscope.results.activations import LayerRow
@@ -187,7 +187,8 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
         message = (
-            f"'{first.row.label}' ({first.row.kind}), the first BatchNorm: its input has {first.far.variance_ratio:.3g}"
+            f"'{first.row.label}' ({first.row.kind}), the first BatchNorm: its input has "
+            f"{figure(first.far.variance_ratio, 3)}"
             f" times the stored variances (limit {most:g}), median over"
             f" {counted(first.far.channel_count, 'channel')}.{_preparation(measured, first)}"
         )
@@ -196,9 +197,10 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
         worst = stray[0]
         following = _following(len(stray) - 1, len(known) - known.index(worst) - 1)
         message = (
-            f"'{worst.row.label}' ({worst.row.kind}) has an input channel with {worst.far.channel_ratio:.2g} times the"
+            f"'{worst.row.label}' ({worst.row.kind}) has an input channel with"
+            f" {figure(worst.far.channel_ratio)} times the"
             f" stored variance (limit {terms.limit('max_channel_ratio', worst.target):g}), though half of its"
-            f" channels differ by less than {worst.far.variance_factor:.2g}. {following}"
+            f" channels differ by less than {figure(worst.far.variance_factor)}. {following}"
         )
         yield Objection(worst.target, message.rstrip(), "warn")
 
@@ -236,8 +238,8 @@ def _begins(
         correlation = f", and correlate by {far.mean_correlation:.2f} with them (limit: at least {least:g})"
     message = (
         f"It begins at '{row.label}' ({row.kind}){fed_by}: over {counted(len(_inputs(measured)), 'input')}, variances"
-        f" of its input differ from the stored ones by a factor of {far.variance_factor:.3g}"
-        f" (limit {factor:g}), means by {far.mean_distance:.2g} stored standard deviations"
+        f" of its input differ from the stored ones by a factor of {figure(far.variance_factor, 3)}"
+        f" (limit {factor:g}), means by {figure(far.mean_distance)} stored standard deviations"
         f" (limit {apart:g}){correlation}; medians over"
         f" {counted(far.channel_count, 'channel')}. {follow}"
     ).rstrip()
@@ -259,7 +261,7 @@ def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
     steps = next((each.steps for each in _inputs(measured) if each.steps), ())
     here = f" Here: {steps[-1]}." if steps else ""
     return (
-        f" All its channels vary {math.sqrt(judged.far.variance_ratio):.2g} times as much as in training (standard"
+        f" All its channels vary {figure(math.sqrt(judged.far.variance_ratio))} times as much as in training (standard"
         f" deviation): preprocess the pictures as in training (mean, std, range).{here}"
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
 from hookscope.errors import UsageError
-from hookscope.text import printable, shape_text
+from hookscope.text import figure, printable, shape_text
 
 if TYPE_CHECKING:
     from hookscope.checks.baseline import Baseline, BaselineInput, BaselineRow
@@ -208,7 +208,8 @@ def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) ->
     if distance <= limit * norm:
         return ""
     return (
-        f"; what the network is given differs already, by {_ratio(distance, norm):.3g} of its root mean square: look at"
+        f"; what the network is given differs already, by {figure(_ratio(distance, norm), 3)} of its root mean square:"
+        " look at"
         " how inputs are read and prepared"
     )
 
@@ -341,10 +342,10 @@ def _movement(pair: _Pair, limit: float) -> _Movement:
     furthest, apart, words = moved.get(most, 0.0), None, ""
     if before.sketch and now.sketch and count:
         apart = _ratio(_distance(before.sketch, now.sketch) / math.sqrt(count), spread)
-        words = f"its values differ by about {apart:.3g} of their spread" if apart > limit else ""
+        words = f"its values differ by about {figure(apart, 3)} of their spread" if apart > limit else ""
     if furthest > limit:
         went = f"its {most} went from {_number(was[most])} to {_number(given[most])}"
-        words = f"{words}, {went}" if words else f"{went}, {furthest:.3g} of its spread"
+        words = f"{words}, {went}" if words else f"{went}, {figure(furthest, 3)} of its spread"
     where = _worst_channels(pair, spread, limit) if words else ""
     return _Movement(apart, furthest, f"{words} (limit {limit:g}){where}" if words else "")
 
@@ -366,7 +367,7 @@ def _worst_channels(pair: _Pair, spread: float, limit: float) -> str:
     if not worst:
         return ""
     named = " and ".join(filter(None, (", ".join(map(str, worst[:-1])), str(worst[-1]))))
-    by = f"by {'up to ' if len(worst) > 1 else ''}{moved[worst[0]]:.3g}"
+    by = f"by {'up to ' if len(worst) > 1 else ''}{figure(moved[worst[0]], 3)}"
     if len(beyond) > len(worst):
         return f", in {len(beyond):,} of {moved.size:,} channels, most in {named}, {by}"
     return f", in {'channel' if len(worst) == 1 else 'channels'} {named} of {moved.size:,}, {by}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
 from hookscope.checks.rules.stored import is_weight
-from hookscope.text import are, counted
+from hookscope.text import are, counted, figure
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -84,8 +84,9 @@ def float8_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
             reaches = f"reaches {known.greatest:g}, the greatest of {found.dtype}, as weights that are scaled for it do"
             yield Objection(target, f"{about} {reaches}, and no scale is stored beside it.")
         elif error > (most := terms.limit("max_rounding_error", target)):
-            coarse = f"steps of {found.dtype} next to zero, {known.step:.3g}, round it by about {error:.1%}"
-            yield Objection(target, f"{about}: {coarse} of its root mean square, {found.rms:.3g} (limit {most:.0%}).")
+            coarse = f"steps of {found.dtype} next to zero, {figure(known.step, 3)}, round it by about {error:.1%}"
+            of = f"of its root mean square, {figure(found.rms, 3)} (limit {most:.0%})"
+            yield Objection(target, f"{about}: {coarse} {of}.")
 
 
 @rule("float8-range", "off", "stored", holds="Every weight fits into float8_e4m3fn as it is, within the limits.")

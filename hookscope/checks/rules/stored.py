@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
-from hookscope.text import counted, some_of
+from hookscope.text import counted, figure, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -160,7 +160,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
         limit = 0.0 if module in untrained else terms.limit("max_zero_fraction", stored_in(values))
         share = values.zero_count / values.element_count
         if values.min < 0:
-            yield _about(values, f" goes down to {values.min:.3g} (limit 0)")
+            yield _about(values, f" goes down to {figure(values.min, 3)} (limit 0)")
         elif stuck := values.means_without_variance:
             channels = f"{counted(len(stuck), 'channel')} whose running mean is not: {numbers(stuck)}"
             yield _about(values, f" is 0 or subnormal (limit: 1.18e-38) in {channels}")
@@ -211,7 +211,8 @@ def dead_filter(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objec
         tail, chance = _zero_tail(values.zero_filters, values.filter_count)
         if chance < (least := terms.limit("min_chance", stored_in(values))):
             what = f"the last {tail} of {counted(values.filter_count, 'output channel')} hold only zeros"
-            yield _about(values, f": {what}, which by chance has a probability of {chance:.1g} (limit {least:g})")
+            rare = f"by chance has a probability of {figure(chance, 1)} (limit {least:g})"
+            yield _about(values, f": {what}, which {rare}")
 
 
 def _zero_tail(zeros: tuple[int, ...], count: int) -> tuple[int, float]:

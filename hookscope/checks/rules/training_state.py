@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, listed, rule
-from hookscope.text import are, counted, some_of
+from hookscope.text import are, counted, figure, some_of
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements
@@ -45,7 +45,7 @@ def optimizer_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
         most = terms.limit("max_moment", FindingTarget(state.key, (state.key,)))
         if excess := {name: ratio for name, ratio in state.excess_moments.items() if ratio > most}:
             worst = max(excess.values())
-            what = f"holds means of gradients up to {worst:.3g} times as great as their means of squares allow"
+            what = f"holds means of gradients up to {figure(worst, 3)} times as great as their means of squares allow"
             yield _of(state.key, f"{what} (limit {most:g}): {listed([*excess])}")
         if state.non_finite:
             tensors = f"{len(state.non_finite)} of {counted(state.tensor_count, 'tensor')}"
@@ -85,7 +85,8 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
         if not 0 < state.scale < math.inf:
             yield _of(state.key, f"has a scale of {state.scale:g} (limit: above 0, and finite)")
         elif state.scale < least:
-            yield _of(state.key, f"has a scale of {state.scale:.3g} (limit {least:g}): steps were skipped", "warn")
+            scale = figure(state.scale, 3)
+            yield _of(state.key, f"has a scale of {scale} (limit {least:g}): steps were skipped", "warn")
         if not 1 < state.growth_factor < math.inf:
             yield _of(state.key, f"has a growth factor of {state.growth_factor:g} (limit: above 1, and finite)")
         if not 0 < state.backoff_factor < 1:

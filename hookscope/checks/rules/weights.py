@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, rule, stored_in
 from hookscope.checks.rules.stored import batch_norm_is_untrained, is_weight, numbers, weights_look_random
-from hookscope.text import counted
+from hookscope.text import counted, figure
 
 if TYPE_CHECKING:
     from hookscope.results.check import CheckMeasurements, StoredValues
@@ -66,8 +66,8 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             continue
         target, ratio = stored_in(values), values.outlier_ratio or 0.0
         greatest = _GREATEST.get(values.dtype, math.inf)
-        named = f"'{values.name}' ({values.kind}) reaches {values.max_abs:.3g}"
-        times = f"{ratio:.3g} times the 99.9 % quantile of its magnitudes"
+        named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 3)}"
+        times = f"{figure(ratio, 3)} times the 99.9 % quantile of its magnitudes"
         if values.max_abs == greatest:
             yield Objection(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
         elif values.dtype != "float16" and values.max_abs > math.sqrt(greatest):
