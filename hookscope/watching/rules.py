@@ -66,6 +66,9 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
         "warn", None, "A parameter was unfrozen, or added, but belongs to no optimiser.", patience=1
     ),
     "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped so many steps in a row.", patience=1),
+    "gradients-not-reset": TrainingRule(
+        "warn", 3, "The gradients of so many steps in a row contain those of the step before.", patience=1
+    ),
     "large-update": TrainingRule(
         "warn", 1.0, "One step changes a weight by more than this share of its norm.", _HEALTHY, patience=2
     ),
@@ -287,6 +290,18 @@ def skipped_steps(count: int, largest: str) -> list[Objection]:
         "lower init_scale; if that is no help, the network itself makes NaN or Inf."
     )
     return [objection("skipped-steps", largest, float(count), message)]
+
+
+def gradients_not_reset(count: int) -> list[Objection]:
+    """Return the objection to gradients that nothing has reset for so many steps."""
+    limit = TRAINING_RULES["gradients-not-reset"].limit or math.inf
+    if count < limit:
+        return []
+    message = (
+        f"The gradients of {count} steps in a row contain those of the step before (limit {limit:g}): nothing resets "
+        "them. Call optimizer.zero_grad() in every step."
+    )
+    return [objection("gradients-not-reset", "", float(count), message)]
 
 
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[Objection]]:

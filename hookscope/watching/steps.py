@@ -33,6 +33,7 @@ class StepInProgress:
         is_belated: Whether its forward pass had been run when the step before ended.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
+        unreset: How many steps in a row, up to this one, got gradients that contain those of the step before.
     """
 
     number: int
@@ -47,6 +48,7 @@ class StepInProgress:
     is_belated: bool = False
     edited: frozenset[str] = frozenset()
     edits: tuple[tuple[str, int], ...] = ()
+    unreset: int = 0
 
     def sent(self) -> "SentStep":
         """Begin to fetch the numbers."""

@@ -51,6 +51,7 @@ from hookscope.watching.networks import (
     watched_optimizers,
 )
 from hookscope.watching.parameters import ParameterMeasurement, ParameterNumbers
+from hookscope.watching.resets import GradientResets
 from hookscope.watching.ring import Jump, Ring
 from hookscope.watching.rules import Objection
 from hookscope.watching.shards import ShardedNorms, Shards, is_sharded
@@ -162,6 +163,7 @@ class Watch:
         self._frozen_at_first = {name for name, each in self._names.all.items() if not each.requires_grad}
         self._known_at_first = frozenset(self._names.all)
         self._skips = 0
+        self._resets = GradientResets()
         self._was_broken = False
         self._failure: Exception | None = None
         self._said: set[str] = set()
@@ -330,6 +332,7 @@ class Watch:
         self._is_released = True
         atexit.unregister(self._at_exit)
         self._edits.put_in_force(FittedEdits())
+        self._resets.release()
         for handle in self._handles:
             handle.remove()
 
@@ -423,8 +426,15 @@ class Watch:
         if self._depths[key] == 0:
             self._heard.clear()  # a closure was called again, at weights on the way
             self._edits.edit_values(optimizer)
+            self._look_at_resets(optimizer)
             if self._current.measurement is not None:
                 self._measure_updates(optimizer)
+
+    @_guarded
+    def _look_at_resets(self, optimizer: Optimizer) -> None:
+        if self._shards is None and not isinstance(optimizer, GraphLeaves):
+            with torch.no_grad():
+                self._resets.stepped(optimizer)
 
     @_guarded
     def _measure_updates(self, optimizer: Optimizer) -> None:
@@ -542,6 +552,7 @@ class Watch:
                 each.end()
         self._expected = step.stepped
         step.edits = self._edits.end_step()
+        step.unreset = self._resets.missing
         self._say_what_was_not_made(step)
         self._sent.append(step.sent())
         self._current = StepInProgress(step.number + 1, edited=self._edited)
@@ -595,6 +606,7 @@ class Watch:
         found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
         self._skips = self._skips + 1 if record.skipped else 0
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        found["gradients-not-reset"] = rules.gradients_not_reset(arrived.step.unreset)
         has_more_zeros = False
         if not record.skipped:
             has_more_zeros = self._idle.count(arrived)

@@ -271,7 +271,7 @@ PAIRS = [
         "middle.0.weight",
     ),
     # Smaller than BatchNorm's epsilon of 1e-5, so that nothing becomes NaN.
-    Pair("batchnorm-variance of normalised at middle.running_var", puts(VARIANCE, -1e-6, 1e-6, at=3), "down to -1e-06"),
+    Pair("batchnorm-variance of normalised at middle.running_var", puts(VARIANCE, -1e-6, 1e-6, at=3), "down to -1e-6"),
     # Of a channel that dies in training, the mean goes the same way.
     Pair(
         "batchnorm-variance of normalised at middle.running_var",
@@ -289,7 +289,7 @@ PAIRS = [
     Pair(
         "dead-filter of wide at first.weight",
         spots("first.weight", 0, slice(15, 20), slice(14, 19)),
-        "the last 5 of 20 output channels hold only zeros, which by chance has a probability of 7e-07",
+        "the last 5 of 20 output channels hold only zeros, which by chance has a probability of 7e-7",
     ),
     # The greatest other value of the 270 is about 0.19, a ten-thousandth.
     Pair("outlier-weight of plain at first.weight", puts("first.weight", 3000, 15, at=(4, 1, 2, 0))),

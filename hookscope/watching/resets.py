@@ -1,0 +1,101 @@
+"""Whether anything resets the gradients between two steps of an optimiser: forgotten `zero_grad` is seen there.
+
+A backward pass adds to `.grad`. One parameter stands for an optimiser's: each time that a gradient arrives, before it
+is added, some values of `.grad` are compared with those after the step, plus what has arrived since. As soon as they
+differ once, something resets the gradients, and nothing is looked at any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hookscope.watching.gradients import parameters_of
+
+_VALUES = 64
+
+# Parameters that are tried for one whose gradient is not 0.
+_MOST_TRIED = 8
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One parameter of an optimiser, and what its `.grad` should hold if nothing resets it."""
+
+    parameter: Tensor
+    expected: Tensor
+    arrivals: int = 0
+    is_reset: bool = False
+    steps: int = 0
+    handles: list[RemovableHandle] = field(default_factory=list)
+
+    def arrives(self, gradient: Tensor) -> None:
+        """See a gradient that is about to be added."""
+        held = self.parameter.grad
+        self.arrivals += 1
+        if self.is_reset or held is None or held.layout is not torch.strided or not _some(held).equal(self.expected):
+            self.is_reset = True
+        else:
+            self.expected = self.expected + _some(gradient)
+
+
+class GradientResets:
+    """Counts for each optimiser the steps in a row whose gradients contain those of the step before."""
+
+    def __init__(self) -> None:
+        """Look at no optimiser yet."""
+        self._samples: dict[int, _Sample | None] = {}
+
+    @property
+    def missing(self) -> int:
+        """The greatest count over all optimisers."""
+        return max((each.steps for each in self._samples.values() if each is not None), default=0)
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Judge the gradients that an optimiser has just stepped with, and look at those of its next step."""
+        key = id(optimizer)
+        sample = self._samples.get(key)
+        if sample is None:
+            if key not in self._samples:
+                self._samples[key] = _sample_of(parameters_of(optimizer))
+            return
+        if sample.is_reset:
+            _release(sample)
+            self._samples[key] = None
+            return
+        held = sample.parameter.grad
+        if sample.arrivals and held is not None:
+            sample.steps += 1
+            sample.arrivals = 0
+            sample.expected = _some(held)
+
+    def release(self) -> None:
+        """Leave the parameters without hooks."""
+        for each in self._samples.values():
+            if each is not None:
+                _release(each)
+        self._samples.clear()
+
+
+def _release(sample: _Sample) -> None:
+    for handle in sample.handles:
+        handle.remove()
+
+
+def _sample_of(parameters: Sequence[Tensor]) -> _Sample | None:
+    """Return the last parameter with a gradient that is not 0, hooked; None if it takes too long to find."""
+    with_gradient = [each for each in parameters if each.requires_grad and each.is_leaf and each.grad is not None]
+    for parameter in with_gradient[: -_MOST_TRIED - 1 : -1]:
+        gradient = parameter.grad
+        if gradient is not None and gradient.layout is torch.strided and bool(_some(gradient).any()):
+            sample = _Sample(parameter, _some(gradient))
+            sample.handles.append(parameter.register_hook(sample.arrives))
+            return sample
+    return None
+
+
+def _some(values: Tensor) -> Tensor:
+    return values.detach().reshape(-1)[:_VALUES].clone()
