@@ -92,7 +92,7 @@ def _sample_of(parameters: Sequence[Tensor]) -> _Sample | None:
         gradient = parameter.grad
         if gradient is not None and gradient.layout is torch.strided and bool(_some(gradient).any()):
             sample = _Sample(parameter, _some(gradient))
-            sample.handles.append(parameter.register_hook(sample.arrives))
+            sample.handles.append(parameter.register_hook(sample.arrives))  # type: ignore[no-untyped-call]
             return sample
     return None
 

@@ -156,7 +156,7 @@ def jump_objection(rule: str, what: str, jump: Jump | None) -> list[Objection]:
 def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[Objection]:
     """Return the objection to a loss that is far above that of the first step: a jump needs more steps to be seen."""
     limit = TRAINING_RULES["loss-diverges"].limit or math.inf
-    if growth is None or growth[0] < limit:
+    if loss is None or growth is None or growth[0] < limit:
         return []
     message = (
         f"The loss is {figure(loss, 4)}, {figure(growth[0], 3)} times that of the first step, {figure(growth[1], 4)} "
