@@ -17,9 +17,6 @@ from hookscope.watching.gradients import parameters_of
 
 _VALUES = 64
 
-# Parameters that are tried for one whose gradient is not 0.
-_MOST_TRIED = 8
-
 
 @dataclass(slots=True)
 class _Sample:
@@ -36,10 +33,15 @@ class _Sample:
         """See a gradient that is about to be added."""
         held = self.parameter.grad
         self.arrivals += 1
-        if self.is_reset or held is None or held.layout is not torch.strided or not _some(held).equal(self.expected):
+        if self.is_reset or held is None or not self._is_expected(held):
             self.is_reset = True
         else:
             self.expected = self.expected + _some(gradient)
+
+    def _is_expected(self, held: Tensor) -> bool:
+        """Tell whether nothing has reset `.grad`; of zeros that is not known, and does not count."""
+        same = held.layout is torch.strided and _some(held).equal(self.expected)
+        return same and bool(self.expected.any())
 
 
 class GradientResets:
@@ -86,11 +88,10 @@ def _release(sample: _Sample) -> None:
 
 
 def _sample_of(parameters: Sequence[Tensor]) -> _Sample | None:
-    """Return the last parameter with a gradient that is not 0, hooked; None if it takes too long to find."""
-    with_gradient = [each for each in parameters if each.requires_grad and each.is_leaf and each.grad is not None]
-    for parameter in with_gradient[: -_MOST_TRIED - 1 : -1]:
+    """Return the last parameter with a gradient, hooked: near the loss, it is hardly ever 0. Nothing waits."""
+    for parameter in reversed(parameters):
         gradient = parameter.grad
-        if gradient is not None and gradient.layout is torch.strided and bool(_some(gradient).any()):
+        if parameter.requires_grad and parameter.is_leaf and gradient is not None and gradient.layout is torch.strided:
             sample = _Sample(parameter, _some(gradient))
             sample.handles.append(parameter.register_hook(sample.arrives))  # type: ignore[no-untyped-call]
             return sample
