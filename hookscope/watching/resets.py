@@ -30,13 +30,15 @@ class _Sample:
     handles: list[RemovableHandle] = field(default_factory=list)
 
     def arrives(self, gradient: Tensor) -> None:
-        """See a gradient that is about to be added."""
+        """See a gradient that is about to be added; it runs in the backward pass of the training."""
         held = self.parameter.grad
         self.arrivals += 1
-        if self.is_reset or held is None or not self._is_expected(held):
+        try:
+            self.is_reset = self.is_reset or held is None or not self._is_expected(held)
+            if not self.is_reset:
+                self.expected = self.expected + _some(gradient)
+        except Exception:  # noqa: BLE001 - of a gradient of another kind, and never into a training
             self.is_reset = True
-        else:
-            self.expected = self.expected + _some(gradient)
 
     def _is_expected(self, held: Tensor) -> bool:
         """Tell whether nothing has reset `.grad`; of zeros that is not known, and does not count."""
