@@ -38,10 +38,9 @@ _EVERYTHING = 1_000_000
 _MOST_PICTURES = 6
 
 # Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
-# trees do: each cell says so, since JupyterLab's style sheet wraps them.
+# trees do: each cell has the style, because JupyterLab's style sheet wraps cells.
 _FRAME = "max-height:36em;overflow:auto;margin-bottom:1em"
 _TABLE = "font-family:monospace"
-_CELL = "white-space:pre"
 
 
 def result_html(result: conversion.Result | FeatureMaps) -> str:
@@ -51,6 +50,7 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
     failure = getattr(result, "failure", None)
     summary = [*_flat([conversion.summary(result, width=_EVERYTHING, full=True)])]
     first_table = next((place for place, each in enumerate(summary) if isinstance(each, Table)), len(summary))
+    first_table -= isinstance(result, Gradients)  # the line above their table is its heading
     answer = [
         terminal.warnings_panel(conversion.warnings_of(result)),
         *([] if failure is None else [terminal.failure_panel(failure)]),
@@ -146,7 +146,11 @@ def _table(table: Table) -> str:
     """Return a table; its cells are texts. The first column of words names the rows."""
     columns = [[_words(cell) for cell in column.cells] for column in table.columns]
     headers = [_words(column.header) for column in table.columns]
-    aligned = [f' style="text-align:{column.justify};{_CELL}"' for column in table.columns]
+    fixed = [any(headers) or column.no_wrap for column in table.columns]  # sentences stand in tables without headers
+    aligned = [
+        f' style="text-align:{column.justify};white-space:{"pre" if is_fixed else "pre-wrap"}"'
+        for column, is_fixed in zip(table.columns, fixed, strict=True)
+    ]
     naming = next((place for place, column in enumerate(table.columns) if column.justify == "left"), None)
     head = "".join(f'<th scope="col"{style}>{text}</th>' for text, style in zip(headers, aligned, strict=True))
     lines = ["<thead><tr>" + head + "</tr></thead>"] if any(headers) else []
