@@ -100,11 +100,13 @@ def _activations(result: Activations, *, width: int, full: bool) -> Iterator[Ren
 
 
 def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[RenderableType]:
-    yield terminal.note_lines(result.notes)
     if result.loss is None:  # the forward pass raised: rows have no values
-        yield Group(*terminal.title_lines(result), gradient_tables.loss_lines(None, None))
         yield terminal.findings_panel(result.verdicts)
+        yield terminal.note_lines(result.notes)
+        yield Group(*terminal.title_lines(result), gradient_tables.loss_lines(None, None))
         return
+    yield gradient_tables.verdicts_panel(result)
+    yield terminal.note_lines(result.notes)
     yield gradient_tables.gradient_table(result, width=width, full=full)
     yield gradient_tables.parameter_table(result, width=width, full=full)
     yield terminal.uncalled_lines(result.uncalled, full=full)
@@ -114,7 +116,6 @@ def _gradients(result: Gradients, *, width: int, full: bool) -> Iterator[Rendera
         yield comparison_report(result.comparison, width=width, full=full)
     yield terminal.predictions_lines(result, full=full)
     yield gradient_tables.loss_lines(result.loss, result.verification)
-    yield gradient_tables.verdicts_panel(result)
 
 
 _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {

@@ -1,4 +1,4 @@
-"""Results as HTML for notebooks: the overview, the tables of the terminal with every row and column, and the grids.
+"""Results as HTML for notebooks: the answer, the overview, the terminal's tables in full, and the grids.
 
 Without a script or anything loaded from elsewhere: a notebook shows it however little it trusts the file.
 """
@@ -6,6 +6,7 @@ Without a script or anything loaded from elsewhere: a notebook shows it however 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import chain
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -36,27 +37,31 @@ _EVERYTHING = 1_000_000
 # A notebook keeps what it shows, and a grid takes up to a megabyte.
 _MOST_PICTURES = 6
 
-# Long tables scroll inside their frame; histograms of block characters need a font of one width, and their blanks.
-_FRAME = "max-height:36em;overflow:auto"
-_TABLE = "font-family:monospace;white-space:pre"
+# Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
+# trees do: each cell has the style, because JupyterLab's style sheet wraps cells.
+_FRAME = "max-height:36em;overflow:auto;margin-bottom:1em"
+_TABLE = "font-family:monospace"
 
 
 def result_html(result: conversion.Result | FeatureMaps) -> str:
-    """Return a result as HTML: what the command prints, every row and column of it, and pictures."""
+    """Return a result as HTML: what the command prints, every row and column of it, and pictures before the tables."""
     if isinstance(result, FeatureMaps):
         return feature_maps_html(result)
     failure = getattr(result, "failure", None)
-    warnings = terminal.warnings_panel(conversion.warnings_of(result))
-    tables = [
-        conversion.summary(result, width=_EVERYTHING, full=True),
+    summary = [*_flat([conversion.summary(result, width=_EVERYTHING, full=True)])]
+    first_table = next((place for place, each in enumerate(summary) if isinstance(each, Table)), len(summary))
+    first_table -= isinstance(result, Gradients)  # the line above their table is its heading
+    answer = [
+        terminal.warnings_panel(conversion.warnings_of(result)),
         *([] if failure is None else [terminal.failure_panel(failure)]),
+        *summary[:first_table],
     ]
     grids: Iterable[str] = ()
     if isinstance(result, Activations):
         grids = _grids(result.feature_maps, "feature_maps")
     elif isinstance(result, Gradients):
         grids = _grids(result.gradient_maps, "gradient_maps")
-    return "".join([*_blocks([warnings]), *_overviews(result), *_blocks(tables), *grids])
+    return "".join(chain(_blocks(answer), _overviews(result), _blocks(summary[first_table:]), grids))
 
 
 def _overviews(result: conversion.Result) -> Iterator[str]:
@@ -113,13 +118,20 @@ def _grids(maps: Sequence[FeatureMaps], name: str) -> Iterator[str]:
         yield f"<p>{more}: look at <code>{name}[{_MOST_PICTURES}]</code> and those after it.</p>\n"
 
 
-def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:
+def _flat(renderables: Iterable[RenderableType]) -> Iterator[RenderableType]:
+    """Yield panels, tables and texts, without the groups that hold them and the padding around them."""
     for each in renderables:
         if isinstance(each, Group):
-            yield from _blocks(each.renderables)
+            yield from _flat(each.renderables)
         elif isinstance(each, Padding):
-            yield from _blocks([each.renderable])
-        elif isinstance(each, Panel):
+            yield from _flat([each.renderable])
+        else:
+            yield each
+
+
+def _blocks(renderables: Iterable[RenderableType]) -> Iterator[str]:
+    for each in _flat(renderables):
+        if isinstance(each, Panel):
             yield f"<section><p><strong>{escape(str(each.title))}</strong></p>\n"
             yield from _blocks([each.renderable])
             yield "</section>\n"
@@ -134,7 +146,11 @@ def _table(table: Table) -> str:
     """Return a table; its cells are texts. The first column of words names the rows."""
     columns = [[_words(cell) for cell in column.cells] for column in table.columns]
     headers = [_words(column.header) for column in table.columns]
-    aligned = [f' style="text-align:{column.justify}"' for column in table.columns]
+    fixed = [any(headers) or column.no_wrap for column in table.columns]  # sentences stand in tables without headers
+    aligned = [
+        f' style="text-align:{column.justify};white-space:{"pre" if is_fixed else "pre-wrap"}"'
+        for column, is_fixed in zip(table.columns, fixed, strict=True)
+    ]
     naming = next((place for place, column in enumerate(table.columns) if column.justify == "left"), None)
     head = "".join(f'<th scope="col"{style}>{text}</th>' for text, style in zip(headers, aligned, strict=True))
     lines = ["<thead><tr>" + head + "</tr></thead>"] if any(headers) else []

@@ -172,10 +172,14 @@ def name_places(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _named_places(names: Sequence[str]) -> dict[int, str]:
-    """Return which positions get which name: of many, those where a block of layers begins, the outermost first."""
+    """Return which positions get which name: of many, those where a block of layers begins, the outermost first.
+
+    Where a block holds most layers, its first part has its place: "_blocks.0" instead of "_blocks".
+    """
     if len(names) <= _MOST_NAMES:
         return dict(enumerate(names))
     taken: dict[int, str] = {}
+    long: set[int] = set()
     for depth in range(1, 2 + max(name.count(".") for name in names)):
         blocks = [".".join(name.split(".")[:depth]) for name in names]
         starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
@@ -184,9 +188,11 @@ def _named_places(names: Sequence[str]) -> dict[int, str]:
         apart = len(names) / (_NARROWEST if outermost else _MOST_NAMES)
         if len(taken) > _MOST_NAMES / 2:
             break
+        taken = {place: blocks[place] if place in long else name for place, name in taken.items()}
         for place in sorted(starts, key=lambda start: (-lengths[start], start)) if outermost else starts:
             if all(abs(place - other) >= apart for other in taken):
                 taken[place] = blocks[place]
+        long = {place for place in starts if lengths[place] > len(names) / 2}
     return dict(sorted(taken.items()))
 
 

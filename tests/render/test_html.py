@@ -10,7 +10,7 @@ from PIL import Image
 from hookscope.errors import InputError
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.render.html import report_html
-from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic
+from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic, shares
 from hookscope.render.html.layers import layers_of, tree_of
 from hookscope.render.html.pictures import LADDER, Fidelity, Picture, shrink, shrink_all
 from hookscope.results.distribution import BIN_COUNT, distribution_of, histogram
@@ -242,6 +242,16 @@ def test_a_gap_breaks_the_line_and_a_lone_point_is_a_plus_sign() -> None:
     assert figure is not None
     assert re.fullmatch(r"M[\d.]+ [\d.]+L[\d.]+ [\d.]+M[\d.]+ [\d.]+m-3 0h6m-3 -3v6", figure.shapes[0][1])
     assert logarithmic("g", ["a"], ["a"], [("m", [0.0])], [True], "none") is None
+
+
+def test_shares_are_bars_from_zero_whatever_their_neighbours() -> None:
+    figure = shares("Dead channels", list("abcde"), "dead", [0.0, 0.1, None, 0.2, 0.0])
+    assert figure is not None
+    assert [text for _, text in figure.ticks] == ["0%", "10%", "20%"]
+    [(_, path)] = figure.shapes
+    tops = [float(each) for each in re.findall(r"V([\d.]+)", path)]
+    assert tops == [height for height, text in figure.ticks if text != "0%"]
+    assert shares("Dead channels", list("ab"), "dead", [0.0, None]) is None
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-8, 1.0, 1e8, 1e300])

@@ -410,6 +410,32 @@ def test_a_fragment_that_means_nothing_does_no_harm(open_page: Open, small: Path
     assert len(opened.visible()) == (0 if "q=" in fragment else 7)
 
 
+def test_a_picture_of_the_whole_page_has_the_first_rows_of_a_long_table(open_page: Open, tmp_path: Path) -> None:
+    rows = [row(i, f"layer.{i}", activation=statistics()) for i in range(300)]
+    page = open_page(write_run(tmp_path / "long", rows)).page
+    page.evaluate("document.querySelector('h1').style.marginBottom = '300vh'")  # the table is far below the window
+    drawn = """() => {
+      const frame = document.querySelector(".tall").getBoundingClientRect();
+      const rows = [...document.querySelectorAll("#table tbody tr:not([hidden])")];
+      const framed = rows.filter((row) => row.getBoundingClientRect().top < frame.bottom);
+      const shown = (row) => row.querySelector("a").checkVisibility({ contentVisibilityAuto: true });
+      return [framed.length, framed.filter(shown).length, rows.filter(shown).length];
+    }"""
+    page.wait_for_timeout(100)
+    framed, shown, in_all = page.evaluate(drawn)
+    assert shown == framed >= 20
+    assert in_all < 50  # of the others, a browser draws those near the window only
+
+
+def test_dark_pages_print_in_light_colours_without_controls(open_page: Open, small: Path) -> None:
+    page = open_page(small, scheme="dark").page
+    page.emulate_media(media="print")
+    colours = "getComputedStyle(document.documentElement).getPropertyValue('--{}').trim()"
+    assert page.evaluate(colours.format("paper")) == "#fff"
+    assert page.evaluate(colours.format("good")) == "#1d6b35"
+    assert not page.locator("input:visible, select:visible, button:visible:not(thead *)").count()
+
+
 @pytest.mark.exhaustive
 def test_a_page_and_a_layer_print(open_page: Open, small: Path) -> None:
     page = open_page(small).page

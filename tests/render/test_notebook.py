@@ -74,8 +74,10 @@ def test_a_histogram_keeps_its_blanks() -> None:
     row = replace(INSPECTION.rows[0], activation=replace(INSPECTION.rows[0].activation, distribution=distribution))
     header, line = shown(replace(INSPECTION, rows=(row,))).tables()[0]
     assert line[header.index("hist")] == sparkline(distribution) == "█      █"
-    styles = [table.attributes["style"] or "" for table in shown(INSPECTION).all("table")]
-    assert all("white-space:pre" in style and "monospace" in style for style in styles)
+    page = shown(INSPECTION)
+    assert all("monospace" in (table.attributes["style"] or "") for table in page.all("table"))
+    # JupyterLab's style sheet sets white-space on cells, whatever their table has.
+    assert all("white-space:pre" in (cell.attributes["style"] or "") for cell in (*page.all("td"), *page.all("th")))
 
 
 def test_a_gradient_inspection_shows_both_tables_loss_and_verdicts() -> None:
@@ -107,7 +109,23 @@ def test_results_of_runs_show_the_overview_first_as_their_run_directory_has_it(t
         with Image.open(tmp_path / name / "overview.png") as written:
             assert np.array_equal(np.asarray(decoded(overview.attributes["src"])), np.asarray(written)), name
         html = result._repr_html_()
-        assert html.index("<img") < html.index("<table"), name
+        assert html.index("<p>") < html.index("<img") < html.index("<table"), name
+
+
+def test_the_answer_stands_above_the_picture_as_text() -> None:
+    torch.manual_seed(0)
+    deep = torch.nn.Sequential(*(part for _ in range(12) for part in (torch.nn.Linear(8, 8), torch.nn.Sigmoid())))
+    broken = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with torch.no_grad():
+        broken[0].bias[0] = torch.nan
+    results = {
+        "FAIL vanishing-gradient at 0.weight": hookscope.grads(deep, torch.rand(2, 8)),
+        "No issues found.": hookscope.grads(torch.nn.Linear(2, 2), torch.rand(2, 2)),
+        "Sequential: failed": hookscope.check(broken, select="non-finite-*", input_shape=(1, 2)),
+    }
+    for answer, result in results.items():
+        html = result._repr_html_()
+        assert 0 < html.index(answer) < html.index("<img"), answer
 
 
 def test_attention_shows_the_overview_of_each_input(tmp_path: Path) -> None:

@@ -159,6 +159,13 @@ def test_of_many_layers_blocks_are_named_where_they_begin() -> None:
     assert all(names[int(place)].startswith(name) for place, name in named.items())
 
 
+def test_a_block_of_most_layers_is_named_by_its_parts() -> None:
+    names = ["stem", *(f"blocks.{n}.{part}" for n in range(16) for part in ("conv", "bn", "relu")), "head"]
+    named = names_below(gradient_flow(with_gradients(*layers(names))), 0)
+    assert named[1] == "blocks.0"
+    assert "blocks" not in named.values()
+
+
 def test_four_hundred_layers_without_blocks_get_evenly_spread_names() -> None:
     figure = gradient_flow(with_gradients(*layers([str(number) for number in range(468)])))
     places = [*names_below(figure, 0)]

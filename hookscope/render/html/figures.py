@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.render.columns import fold_name, number_text, quantile_text
+from hookscope.render.columns import fold_name, number_text, percent_text, quantile_text
 from hookscope.render.overviews.charts import log_ticks, within_blocks
 from hookscope.render.training_steps import Floats, columns_of, kept_places, pieces, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
@@ -143,6 +143,31 @@ def logarithmic(
         [(style, meaning) for style, (meaning, _) in zip(styles, lines, strict=True)],
         [across(place) for place, each in enumerate(missing) if each],
         mark_meaning,
+    )
+
+
+def shares(title: str, labels: Sequence[str], meaning: str, values: Sequence[float | None]) -> Figure | None:
+    """Draw a share of each place as a bar from 0; None if all are 0."""
+    largest = max((value or 0 for value in values), default=0)
+    if not largest:
+        return None
+    top = next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if end >= largest)
+    across = _across(len(values))
+    wide = min(0.7 * (WIDTH - LEFT - 12) / max(1, len(values) - 1), 8)
+    path = "".join(
+        f"M{_short(across(place) - wide / 2)} {_scaled(0)}h{_short(wide)}V{_scaled(value / top)}h-{_short(wide)}z"
+        for place, value in enumerate(values)
+        if value
+    )
+    return Figure(
+        title,
+        f"{title}: {meaning}, at most {percent_text(largest)}, of {len(values)} places. The table of layers has the "
+        "numbers.",
+        labels,
+        [("core", path)],
+        [(_scaled(share), f"{share * top * 100:g}%") for share in (0.0, 0.5, 1.0)],
+        _names(labels),
+        [("core", meaning)],
     )
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from hookscope.errors import InputError
 from hookscope.render.columns import number_text
-from hookscope.render.html.figures import FRAME, Figure, logarithmic
+from hookscope.render.html.figures import FRAME, Figure, logarithmic, shares
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, thumbnail_uri
 from hookscope.render.survey_failures import failure_heading, failure_reasons, method_words, neighbour_words
@@ -107,7 +107,7 @@ def _figures(result: Survey) -> list[Figure]:
     ]
     beyond = [any(each.format == FLOAT16 and each.overflowing for each in row.headroom) for row in result.rows]
     found = (
-        logarithmic("Dead channels", names, labels, [("share of the layer's channels", dead)], [False] * len(dead), ""),
+        shares("Dead channels", labels, "share of the layer's channels", dead),
         logarithmic("Size of the values", names, labels, sizes, beyond, "beyond float16"),
     )
     return [each for each in found if each is not None]
