@@ -242,7 +242,7 @@ class Watch:
     def __repr__(self) -> str:
         networks = ", ".join(each.name for each in self._networks)
         state = "closed" if self._is_closed else f"at step {self._current.number}"
-        return f"<Watch of {networks}, {state}: {counted(self._verdicts.count, 'standing verdict')}>"
+        return f"<Watch of {networks}, {state}: {counted(self._verdicts.count, 'open verdict')}>"
 
     @property
     def is_closed(self) -> bool:

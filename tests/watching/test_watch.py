@@ -47,7 +47,7 @@ def test_a_training_is_written_read_and_resumed(tmp_path: Path) -> None:
     network, optimizer = small()
     with hookscope.watch(network, optimizer, every=4, out=tmp_path / "run") as watch:
         turns(network, optimizer, watch, 9)
-    assert repr(watch) == "<Watch of Sequential, closed: 0 standing verdicts>"
+    assert repr(watch) == "<Watch of Sequential, closed: 0 open verdicts>"
     with hookscope.watch(network, optimizer, every=4, out=tmp_path / "run", resume=True) as second:
         turns(network, optimizer, second, 5)
     log = read_training(tmp_path / "run")
