@@ -80,6 +80,11 @@ def some_of(names: Sequence[object], most: int) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
+def in_words(words: Sequence[str]) -> str:
+    """Return "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def told_apart(values: Sequence[float]) -> list[str]:
     """Return probabilities with two to six decimals, as many as tell different ones apart: "0.41", "0.0127"."""
     for decimals in range(2, 7):

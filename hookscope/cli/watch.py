@@ -1,4 +1,4 @@
-"""`hookscope watch`: a training script, run unchanged and watched."""
+"""`hookscope watch`: run a training script unchanged, and watch it."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from hookscope.cli import options
 from hookscope.cli import sections as under
 from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import UsageError
@@ -18,7 +17,7 @@ from hookscope.watching.script import Script
 
 _ARGUMENTS = "hookscope.script_arguments"
 
-# What people put before their script, and what to write instead.
+# Launchers that people write before their script, and what to write instead.
 _LAUNCHERS = {
     "torchrun": "`torchrun OPTIONS -m hookscope watch train.py`",
     "accelerate": "`accelerate launch -m hookscope watch train.py`",
@@ -27,30 +26,39 @@ _LAUNCHERS = {
 
 
 class WatchCommand(SectionedCommand):
-    """Leaves what follows the first `--` to the script."""
+    """Passes the arguments after the first `--` to the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what stands before it."""
+        """Parse the arguments before `--`."""
         where = args.index("--") if "--" in args else len(args)
         _refuse_launcher(args[:where])
         ctx.meta[_ARGUMENTS] = tuple(args[where + 1 :])
         return super().parse_args(ctx, args[:where])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Write them into the first line of the help."""
+        """Add the arguments of the script to the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
 
 
 def watch(
     context: typer.Context,
-    script: Annotated[
-        str | None, typer.Argument(metavar="SCRIPT", help="Training script, as `python` runs it.")
-    ] = None,
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="The training script.")] = None,
     module: Annotated[
         str | None, under.run("-m", metavar="MODULE", help="Run a module instead of a script, as `python -m` does.")
     ] = None,
-    every: Annotated[int, under.run(min=1, metavar="N", help="Measure every Nth step in full.")] = 100,
-    layer: options.Layer = None,
+    every: Annotated[
+        int, under.run(min=1, metavar="N", help="Measure weights, updates and activations at every Nth step.")
+    ] = 100,
+    layer: Annotated[
+        list[str] | None,
+        under.layers(
+            "--layer",
+            "-l",
+            metavar="PATTERN",
+            help="Measure only these layers and their parameters in full: patterns as in `hookscope activations`, "
+            "without positions (@3); repeatable. Default: modules with parameters, and leaf modules.",
+        ),
+    ] = None,
     edit: Annotated[
         list[str] | None,
         under.layers(
@@ -64,19 +72,22 @@ def watch(
         bool,
         under.run(
             "--eager-forward",
-            help="Measure activations of compiled networks too: at watched steps the network runs once more, eagerly.",
+            help="Measure activations of compiled networks too, by one more, eager forward pass at every Nth step.",
         ),
     ] = False,
     out: Annotated[
         Path | None,
-        under.write(metavar="DIR", help="Folder for the steps, watch.jsonl, which `hookscope report` reads."),
+        under.write(
+            metavar="DIR",
+            help="Folder for the log of all steps, watch.jsonl; `hookscope report DIR` makes a page of it.",
+        ),
     ] = None,
-    resume: Annotated[bool, under.write("--resume", help="Append to the training in --out, if there is one.")] = False,
+    resume: Annotated[bool, under.write("--resume", help="Append to the log in --out, if there is one.")] = False,
 ) -> Script:
-    """Run a training script unchanged, watch every step, and print a line where something breaks.
+    """Run a training script unchanged, watch every step, and print a line when something breaks.
 
-    What follows -- goes to the script. Its exit code, output and errors are its own, and so are its weights, bit for
-    bit. Lines are printed on stderr, by the first of several processes.
+    Arguments after -- go to the script. Weights, output, errors and exit code are those of the plain run, the weights
+    bit for bit. Lines go to stderr; of several processes, only the first prints.
 
     \b
     hookscope watch train.py
@@ -88,9 +99,9 @@ def watch(
 
     if (script is None) == (module is None):
         what = "Nothing to run is given" if script is None else "Both a script and -m are given"
-        raise UsageError(f"{what}: give SCRIPT or -m MODULE. Arguments of the script follow --.")
+        raise UsageError(f"{what}: give SCRIPT or -m MODULE, and the arguments of the script after --.")
     if script is not None and not os.path.isfile(script):  # noqa: PTH113 never raises
-        what = "is a folder" if os.path.isdir(script) else "is not there"  # noqa: PTH112
+        what = "is a folder" if os.path.isdir(script) else "does not exist"  # noqa: PTH112
         raise UsageError(f"There is no script to run: '{printable(script)}' {what}.")
     refuse_positions(layer or ())
     if out is not None and _is_first_process():
@@ -105,17 +116,17 @@ def watch(
 
 
 def _refuse_launcher(args: Sequence[str]) -> None:
-    """Raise UsageError where what starts processes, or Python, is given as the script."""
+    """Raise UsageError if the script is a launcher or Python itself."""
     script = Path(args[0]).name if args else ""
     if script in _LAUNCHERS:
         raise UsageError(f"'{script}' is not a script. Give {_LAUNCHERS[script]}.")
 
 
 def _check_writable(folder: Path, *, resume: bool) -> None:
-    """Refuse a folder that cannot be written, and leave nothing in it: the script may never train.
+    """Raise if the folder cannot be written; leave nothing in it, because the script may never train.
 
     Raises:
-        OutputError: As `TrainingLogFile`.
+        OutputError: As in `TrainingLogFile`.
     """
     from hookscope.results.runs.training_log import TrainingLogFile
 
@@ -130,6 +141,6 @@ def _check_writable(folder: Path, *, resume: bool) -> None:
 
 
 def _is_first_process() -> bool:
-    """Tell whether no launcher has given this process a rank, or rank 0."""
+    """Tell whether this process has rank 0, or no rank from a launcher."""
     ranks = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     return next((os.environ[name] for name in ranks if name in os.environ), "0") == "0"

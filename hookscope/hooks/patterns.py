@@ -193,4 +193,6 @@ def refuse_positions(texts: Iterable[str]) -> None:
     """
     for each in texts:
         if parse_pattern(each).position is not None:
-            raise UsageError(f"--layer {each!r} chooses by execution order, which is not known before it trains.")
+            raise UsageError(
+                f"--layer {each!r} selects by execution order, which is not known before the training starts."
+            )

@@ -117,7 +117,7 @@ def select_from(
         if pattern.position is not None:
             if order is None:
                 if execution_order is None:
-                    raise UsageError(f"--layer {pattern.text!r} chooses by execution order, which is not known here.")
+                    raise UsageError(f"--layer {pattern.text!r} selects by execution order, which is not known here.")
                 order = execution_order()
             matching = [_at(pattern, matching, order)]
         if pattern.exclude:

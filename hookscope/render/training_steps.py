@@ -1,7 +1,7 @@
-"""A training of any length in as many columns as a picture has; the extremes of every column are kept.
+"""Reduce a training of any length to the columns of a picture, and keep the extremes of every column.
 
-Lines are thinned by M4: of each column the first, the smallest, the largest and the last value are kept, from which a
-line comes out as all of its points would draw it (Jugel et al. 2014, "M4: A Visualization-Oriented Time Series Data
+Curves are thinned by M4, which keeps the first, smallest, largest and last value of every column. The curve drawn from
+these looks like the curve drawn from all values (Jugel et al. 2014, "M4: A Visualization-Oriented Time Series Data
 Aggregation", VLDB 7 (10)).
 """
 
@@ -18,11 +18,11 @@ Floats = NDArray[np.float64]
 
 _LARGEST = 1e150
 
-_ZERO_DISTANCE = 1e9  # of 0 from anything on a logarithmic scale; NaN and Inf are further away still
+_ZERO_DISTANCE = 1e9  # from 0 to any value on a logarithmic scale; NaN and Inf are even further away
 
 
 def as_floats(values: Iterable[float | None]) -> Floats:
-    """Return numbers as an array: NaN where there is none, Inf for what is NaN or infinite."""
+    """Return numbers as an array: NaN for a missing number, Inf for NaN and infinite numbers."""
     return np.array([*map(_number, values)], np.float64)
 
 
@@ -32,7 +32,7 @@ def columns_of(steps: NDArray[np.int64], low: int, high: int, count: int) -> NDA
 
 
 def kept_places(column: NDArray[np.int64], values: Floats) -> NDArray[np.int64]:
-    """Return the positions of the values that M4 keeps, in order; `column` ascends. Others than finite are left out."""
+    """Return the positions of the finite values that M4 keeps, in order; `column` must ascend."""
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return finite
@@ -44,13 +44,13 @@ def kept_places(column: NDArray[np.int64], values: Floats) -> NDArray[np.int64]:
 
 
 def pieces(kept: NDArray[np.int64], values: Floats) -> list[NDArray[np.int64]]:
-    """Return the stretches of kept positions that a line joins: it breaks at Inf, not where a value is missing."""
+    """Return the runs of kept positions that one line connects: a line breaks at Inf, not at a missing value."""
     breaks = np.cumsum(np.isinf(values))[kept]
     return [piece for piece in np.split(kept, np.flatnonzero(np.diff(breaks)) + 1) if piece.size]
 
 
 def round_steps(low: int, high: int, most: int) -> list[int]:
-    """Return the first step and round ones after it, at most `most`: 1, 500, 1,000."""
+    """Return the first step and round steps after it, at most `most` in all: 1, 500, 1,000."""
     span = max(1, high - low)
     power = 10 ** max(0, math.floor(math.log10(span / most)))
     by = next(factor * power for factor in (1, 2, 5, 10, 20) if span / (factor * power) <= most - 1)
@@ -59,20 +59,20 @@ def round_steps(low: int, high: int, most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """A number of each parameter, or of each layer's output, over the watched steps.
+    """One number of every parameter, or of every layer's output, over the watched steps.
 
     Attributes:
-        key: Short and unique: "gradient-norm".
-        names: Of the rows, in the order of the network.
+        key: Short unique name: "gradient-norm".
+        names: Names of the rows, in the order of the network.
         columns: First and last step of each column.
-        values: (rows, columns): NaN where there is none, Inf for what is NaN or infinite.
-        share: Whether values are shares, 0-1, on a linear scale; else the scale is logarithmic.
-        last: Of each row the last value among all watched steps, as in `values`.
-        largest: Of each row the largest finite value, and the step where it was first; NaN and 0 without one.
-        nonfinite_counts: Of each row how many watched steps had NaN or Inf.
-        left_out: Rows that did not find room.
-        watched_count: Watched steps; more than columns where they were thinned.
-        column_names: Of the columns, where they are no steps; empty for steps.
+        values: (rows, columns): NaN for a missing value, Inf for NaN and infinite values.
+        share: Whether values are shares, 0-1, on a linear scale; otherwise the scale is logarithmic.
+        last: Last value of each row over all watched steps, encoded as in `values`.
+        largest: Largest finite value of each row, and the first step with it; NaN and 0 without one.
+        nonfinite_counts: Number of watched steps with NaN or Inf, for each row.
+        left_out: Number of rows for which there was no room.
+        watched_count: Number of watched steps; it exceeds the number of columns if they were thinned.
+        column_names: Names of the columns if they are not steps; empty for steps.
     """
 
     key: str
@@ -90,14 +90,14 @@ class HeatMap:
 
     @property
     def scale(self) -> tuple[float, float] | None:
-        """Ends of the scale of colours: 0 and 1 for shares, else of the finite values above 0; None without one."""
+        """Ends of the colour scale: 0 and 1 for shares, else extremes of finite values above 0; None without one."""
         if self.share:
             return 0.0, 1.0
         shown = self.values[np.isfinite(self.values) & (self.values > 0)]
         return (float(shown.min()), float(shown.max())) if shown.size else None
 
     def shares(self) -> Floats:
-        """Return where each value lies on the scale, 0-1; NaN for what is not on it."""
+        """Return the position of each value on the scale, 0-1; NaN for values that are not on it."""
         on_scale = np.isfinite(self.values) & ((self.values >= 0) if self.share else (self.values > 0))
         low, high = self.scale or (1.0, 1.0)
         if self.share:
@@ -108,11 +108,11 @@ class HeatMap:
 
 
 def heat_maps(log: TrainingLog, most_columns: int, most_rows: int, named: Iterable[str] = ()) -> list[HeatMap]:
-    """Return the heat maps of a training; those without a number are left out.
+    """Return the heat maps of a training, without maps that have no number.
 
-    Of more watched steps than columns, a column shows the value that is furthest from the row's median: NaN and Inf
-    before all, then 0 on a logarithmic scale. Of more rows than find room, those in `named` are kept, then those with
-    NaN or Inf; the others are spread over the network.
+    A column of several watched steps shows the value furthest from the row's median: first NaN and Inf, then 0 on a
+    logarithmic scale. If there is not room for all rows, the rows in `named` are kept, then those with NaN or Inf, then
+    rows spread evenly over the network.
     """
     watched = sorted(log.watched, key=lambda each: each.step)
     maps = (_heat_map(kind, watched, most_columns, most_rows, {*named}) for kind in _KINDS)
@@ -121,13 +121,13 @@ def heat_maps(log: TrainingLog, most_columns: int, most_rows: int, named: Iterab
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a heat map shows, and how it is read off a watched step, by name of the row."""
+    """The number that a heat map shows, and how to read it from a watched step, by name of the row."""
 
     key: str
     title: str
     share: bool
     read: Callable[[WatchedStep], dict[str, float]]
-    with_empty_rows: bool = False  # those of frozen parameters
+    with_empty_rows: bool = False  # keeps the rows of frozen parameters
 
 
 def _of_parameters(read: Callable[[WatchedParameter], float | None]) -> Callable[[WatchedStep], dict[str, float]]:
@@ -143,7 +143,7 @@ def _gradient_norm(row: WatchedParameter) -> float | None:
 
 
 def _number(value: float | None) -> float:
-    """Return NaN for no number, and Inf for one that is not finite, or whose square would not be."""
+    """Return NaN for None, and Inf for a number that is not finite, or whose square would overflow."""
     if value is None:
         return math.nan
     if not abs(value) < _LARGEST:
@@ -199,7 +199,7 @@ def _heat_map(
 
 
 def kept_rows(names: Sequence[str], full: Floats, most: int, named: set[str]) -> list[int]:
-    """Return the rows that find room: those in `named` first, then those with NaN or Inf; the others are spread."""
+    """Return the rows to keep: first those in `named`, then those with NaN or Inf, then others spread evenly."""
     rows = range(len(names))
     if len(names) <= most:
         return [*rows]

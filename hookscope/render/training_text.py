@@ -1,4 +1,4 @@
-"""What happened in a watched training, in words: the first verdict, how it ended; then the verdicts as a table."""
+"""A watched training as text: sentences on the first verdict and the end, then a table of verdicts."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdic
 from hookscope.text import are, counted, some_of
 
 CLOSED = "closed"
-"""How `TrainingEnd.reason` names a training that was watched to its end."""
+"""`TrainingEnd.reason` of a training that was watched to its end."""
 
-# Where a sentence ends: names of layers have no blank behind a dot.
+# The end of a sentence: in names of layers, no space follows a dot.
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z0-9'])")
 _LOWERED = ("The ", "A ", "An ", "All ", "Its ", "No ", "One ")
 
@@ -26,11 +26,11 @@ _FEW_SPANS = 3
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """What a rule objected to from one step on.
+    """The verdicts of one rule that began at one step.
 
     Attributes:
-        verdicts: What began at that step, a verdict for each place.
-        ended: By place, the step at which the rule ceased to object there; places where it never did are missing.
+        verdicts: The verdicts, one for each place.
+        ended: The step at which the verdict ended, by place; without the verdicts that did not end.
     """
 
     verdicts: tuple[TrainingVerdict, ...]
@@ -43,7 +43,7 @@ class Objection:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Everything that the rule began to object to at that step, in order."""
+        """The places of the verdicts, in order."""
         return tuple(each.where for each in self.verdicts)
 
     @property
@@ -53,19 +53,19 @@ class Objection:
 
     @property
     def began(self) -> int:
-        """The step at which it was seen first."""
+        """The step at which the verdicts began."""
         return self.first.step
 
     @property
     def over(self) -> int | None:
-        """The step at which the last place was in order again; None where some place never was."""
+        """The step at which the last of the verdicts ended; None if one did not end."""
         return max(self.ended.values()) if len(self.ended) == len(self.verdicts) else None
 
 
 def objections(log: TrainingLog) -> list[Objection]:
-    """Return what rules objected to, in order; what one rule began to object to at one step is one objection.
+    """Return the objections in order; verdicts of one rule that begin at one step are one objection.
 
-    A training that is resumed begins its verdicts anew: one that was open goes on.
+    A resumed training begins its verdicts again: a verdict that was open goes on.
     """
     found: dict[tuple[str, int], tuple[list[TrainingVerdict], dict[str, int]]] = {}
     since: dict[tuple[str, str], int] = {}
@@ -80,29 +80,29 @@ def objections(log: TrainingLog) -> list[Objection]:
 
 
 def last_step(log: TrainingLog) -> int:
-    """Return the last step that is known of; 0 for none."""
+    """Return the last step in the log; 0 for none."""
     seen = (log.steps, log.watched, log.verdicts, log.ends)
     return max((each.step for entries in seen for each in entries), default=0)
 
 
 def first_step(log: TrainingLog) -> int:
-    """Return the first step that is known of; 1 for none."""
+    """Return the first step in the log; 1 for none."""
     seen = (log.steps, log.watched, log.verdicts)
     return min((each.step for entries in seen for each in entries), default=1)
 
 
 def steps_in_order(log: TrainingLog) -> list[TrainingStep]:
-    """Return the steps by number."""
+    """Return the steps in order of their numbers."""
     return sorted(log.steps, key=lambda each: each.step)
 
 
 def decisive(found: Sequence[Objection]) -> Objection | None:
-    """Return what to look at first: the earliest failure, or the earliest warning where nothing fails."""
+    """Return the objection to look at first: the earliest failure, or else the earliest warning."""
     return min(found, key=lambda each: (each.level != "fail", each.began), default=None)
 
 
 def finding(log: TrainingLog) -> str:
-    """Return in one sentence what the rules found."""
+    """Return the result of the rules in one sentence."""
     found = objections(log)
     first = decisive(found)
     if first is None:
@@ -113,7 +113,7 @@ def finding(log: TrainingLog) -> str:
 
 
 def _sentences(objection: Objection) -> tuple[str, str]:
-    """Return the first sentence of what a rule says, with step and place, and the other sentences."""
+    """Return the first sentence of a message, with step and place, and the other sentences."""
     message, where = objection.first.message, objection.first.where
     ends = _SENTENCE_END.search(message)
     first, rest = (message[: ends.end()], message[ends.end() :].strip()) if ends else (message, "")
@@ -127,14 +127,14 @@ def _sentences(objection: Objection) -> tuple[str, str]:
 
 
 def answer(log: TrainingLog) -> list[str]:
-    """Return in sentences what the rules found, what else they objected to, what was skipped, and how it ended."""
+    """Return sentences on the first objection, the others, skipped steps, edits, and the end of the training."""
     found = objections(log)
     first = decisive(found)
     sentences = [finding(log)]
     if first is not None and (rest := _sentences(first)[1]):
         sentences.append(rest)
     if first is not None and first.over is not None:
-        sentences.append(f"It was in order again at step {first.over:,}.")
+        sentences.append(f"It passed again at step {first.over:,}.")
     others = [each for each in found if each is not first]
     if others:
         rules = some_of(list(dict.fromkeys(each.first.rule for each in others)), _FEW_STEPS)
@@ -147,7 +147,7 @@ def answer(log: TrainingLog) -> list[str]:
 
 
 def _edits(log: TrainingLog) -> list[str]:
-    """Return in which steps each edit was in force, in a sentence each; none for a training without edits."""
+    """Return a sentence for every edit, with the steps in which it was in force."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for step in steps_in_order(log):
         for text, _ in step.edits:
@@ -181,7 +181,7 @@ def _ending(log: TrainingLog) -> list[str]:
 
 
 def training_summary(log: TrainingLog, *, width: int, full: bool = False) -> Iterator[RenderableType]:
-    """Yield what the command prints: the answer in sentences, then the verdicts as a table."""
+    """Yield the output of the command: the answer in sentences, then a table of verdicts."""
     for number, sentence in enumerate(answer(log)):
         yield safe_line(sentence, style="" if number else "bold", overflow="fold")
     found = objections(log)
@@ -211,5 +211,5 @@ def places_text(objection: Objection) -> str:
 
 
 def value_text(value: float | None) -> str:
-    """Return what was measured, or its limit: whole numbers, which count something, without decimals."""
+    """Return a value or a limit as text; whole numbers, which are counts, have no decimals."""
     return f"{value:,.0f}" if value is not None and value.is_integer() and abs(value) < 1e6 else number_text(value)

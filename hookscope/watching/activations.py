@@ -1,4 +1,4 @@
-"""The activations of one watched step: hooks that are put on before its forward passes and taken off after them."""
+"""The activations of one watched step: hooks that are registered before its forward passes and removed after them."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ from hookscope.watching.networks import WatchedNetwork
 
 @dataclass(slots=True)
 class _Pass:
-    """One forward pass: whether the network was in train mode, how many inputs it had, and what was seen."""
+    """One forward pass: the mode of the network, the number of inputs, and the observed outputs."""
 
     training: bool
     input_count: int
@@ -33,11 +33,11 @@ class _Pass:
 
 @dataclass(slots=True)
 class ForwardPasses:
-    """The forward passes of one network while its hooks are on.
+    """The forward passes of one network while its hooks are registered.
 
-    A pass counts if gradients are recorded where it begins: those under `no_grad`, as of a validation, do not. What
-    activation checkpointing computes again is not seen twice. Of passes in train and in eval mode, those count that
-    were in the mode of the step.
+    A pass counts if gradients are recorded when it begins; a validation under `no_grad` does not count. Recomputation
+    by activation checkpointing is ignored. Only passes in the mode (train or eval) that the network has when its
+    optimiser steps count.
     """
 
     watched: WatchedNetwork
@@ -58,7 +58,7 @@ class ForwardPasses:
     _listed: frozenset[str] = frozenset()
 
     def begin(self) -> None:
-        """Put hooks on; `end` takes them off."""
+        """Register hooks; `end` removes them."""
         layers = self.watched.layers()
         self._inspected = self.watched.inspected()
         self._listed = frozenset(layers)
@@ -75,28 +75,28 @@ class ForwardPasses:
         self._block.callback(root._forward_pre_hooks.pop, key, None)  # type: ignore[arg-type]
         self._block.callback(root._forward_hooks.pop, key, None)  # type: ignore[arg-type]
         self._block.callback(root._forward_hooks_always_called.pop, key, None)  # type: ignore[arg-type]
-        # What a network returns is looked at for the rules, listed or not.
+        # Rules judge the output of the network whether or not it is listed.
         everything = {**layers, "": root}
         self._capture = self._block.enter_context(observed(everything, self._observe, self._is_counted))
 
     def go_last(self) -> None:
-        """Put the hooks behind others that were put on since; a step that has begun its forward passes keeps them."""
+        """Move the hooks behind those registered since; hooks stay where they are once a forward pass has begun."""
         if self._capture is not None and not self._passes and not self._capture.observations:
             self.end()
             self.begin()
 
     def step_begins(self) -> None:
-        """Note the mode that the network is in as its optimiser steps: a validation may follow."""
+        """Note the mode of the network when its optimiser steps: a validation may follow."""
         self._mode_of_step = self.watched.network.training
 
     def end(self) -> None:
-        """Take the hooks off; the passes are kept until the next `begin`. Does no harm when done twice."""
+        """Remove the hooks; the passes are kept until the next `begin`. A second call does nothing."""
         self._finish_pass()
         self._block.close()
         self._capture = None
 
     def rows(self) -> tuple[LayerRow, ...]:
-        """Return the outputs of the passes in the mode of the step, the network's own among them."""
+        """Return the outputs of the passes in the mode of the step, including the network's own output."""
         if self._inspected is None:
             return ()
         rows = Rows()
@@ -107,11 +107,11 @@ class ForwardPasses:
         return layer_rows(self._inspected, rows)
 
     def is_listed(self, row: LayerRow) -> bool:
-        """Tell whether a row is of a layer that was asked for, and not another's output passed on."""
+        """Tell whether a row belongs to a selected layer and does not repeat another row."""
         return row.layer in self._listed and not row.repeats
 
     def _pass_begins(self, _module: nn.Module, _args: object) -> None:
-        if torch._C._current_graph_task_id() != -1:  # a checkpoint computes again
+        if torch._C._current_graph_task_id() != -1:  # activation checkpointing recomputes
             return
         self._depth += 1
         if self._depth == 1:
@@ -159,7 +159,7 @@ _UNMEASURED = Reducer().reduce(torch.empty(0))
 
 
 def watched_layer(row: LayerRow, prefix: str) -> WatchedLayer:
-    """Return a row as a watched step lists it."""
+    """Return a row in the form of a watched step."""
     found = row.activation
     is_measured = found.unmeasured is None and found.nan_count is not None
     return WatchedLayer(
@@ -177,6 +177,6 @@ def watched_layer(row: LayerRow, prefix: str) -> WatchedLayer:
 
 
 def saturated_fraction(row: LayerRow) -> float | None:
-    """Return the share of a bounded activation's outputs where its slope is nearly zero; None for other layers."""
+    """Return the share of a bounded activation's outputs where the slope is nearly 0; None for other layers."""
     bounds, distribution = SATURATED_BEYOND.get(row.kind), row.activation.distribution
     return None if bounds is None or distribution is None else distribution.share_outside(*bounds)

@@ -1,7 +1,8 @@
-"""See calls of `backward`: the loss, and the line of the script that called.
+"""Observe calls of `backward`: the loss, and the calling line of the script.
 
-`Tensor.backward` looks `torch.autograd.backward` up at each call, so that is what is replaced, for as long as the
-process lives. `GradScaler.scale` leaves the scale at the node that it makes: it may be divided before `backward`.
+`Tensor.backward` looks up `torch.autograd.backward` at every call, so that function is replaced, for the life of the
+process. A scaled loss may be divided before `backward`, so `GradScaler.scale` stores the scale in the metadata of the
+node that it makes.
 """
 
 import functools
@@ -23,7 +24,7 @@ from hookscope.watching.transfers import number_of
 
 _SCALE = "hookscope scale"
 
-# Between `scale` and `backward` little is done: a division by the count of accumulated batches.
+# Between `scale` and `backward` there are few nodes, such as a division by the number of accumulated batches.
 _MOST_NODES = 8
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -32,10 +33,10 @@ _LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", 
 
 
 def observe_backward(before: Callable[[Tensor | None, str], None], after: Callable[[], None]) -> None:
-    """Have `before` and `after` called around each call of `backward`; they must not raise.
+    """Call `before` and `after` around every call of `backward`; they must not raise.
 
-    `before` gets the loss and the place of the call, "train.py:9"; None for what is no loss: a list, or values with a
-    gradient of their own. Calls from inside of a backward pass, as of reentrant checkpointing, are not the script's.
+    `before` gets the loss and the place of the call, "train.py:9". The loss is None if `backward` was given a list, or
+    gradients. Calls inside a backward pass, by reentrant checkpointing, are ignored.
     """
     backward = torch.autograd.backward
 
@@ -48,7 +49,7 @@ def observe_backward(before: Callable[[Tensor | None, str], None], after: Callab
         after()
         return None
 
-    # In a compiled step dynamo would follow the calls, and run none of them.
+    # In a compiled step dynamo would trace into these calls instead of making them.
     torch.autograd.backward = torch._disable_dynamo(observed)  # type: ignore[attr-defined]
     scale = GradScaler.scale
 
@@ -74,7 +75,7 @@ def _loss(tensors: Any, gradients: Any) -> Tensor | None:
     return tensors if isinstance(tensors, Tensor) and tensors.numel() == 1 and gradients is None else None
 
 
-_scalers: set[int] = set()  # those that have scaled something: without any, graphs need not be looked at
+_scalers: set[int] = set()  # that have scaled a loss; without one, graphs are not searched
 
 
 def _mark(scaled: Any, scaler: GradScaler) -> None:
@@ -92,7 +93,7 @@ def _metadata(node: Node) -> dict[str, Any]:
 
 
 def _scale_of(loss: Tensor) -> Tensor | None:
-    """Return what `GradScaler.scale` has multiplied a loss by."""
+    """Return the factor by which `GradScaler.scale` has multiplied a loss; None without one."""
     todo = [loss.grad_fn] if _scalers else []
     for node in todo:
         if node is None:
@@ -106,7 +107,7 @@ def _scale_of(loss: Tensor) -> Tensor | None:
 
 
 def _place(frame: FrameType | None) -> str:
-    """Return the innermost line that is the script's own, "train.py:9"; a library's if there is none."""
+    """Return the innermost line of the script, "train.py:9", or else of a library."""
     library = ""
     while frame is not None:
         owner, name = _owner(frame.f_code.co_filename)
@@ -120,7 +121,7 @@ def _place(frame: FrameType | None) -> str:
 
 @cache
 def _owner(path: str) -> tuple[str, str]:
-    """Return whose file it is, "torch", "library" or "script", and its name."""
+    """Return the owner of a file, "torch", "library" or "script", and the name of the file."""
     name = Path(path).name
     if path.startswith((_TORCH, _HOOKSCOPE)):
         return "torch", name

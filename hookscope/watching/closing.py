@@ -1,26 +1,26 @@
-"""The last line about a watched script: whether a rule objected, and what no rule could judge."""
+"""The last line on a watched script: whether a rule objected, and what could not be judged."""
 
 from dataclasses import dataclass
 
 from hookscope.results.training import TrainingStep, TrainingVerdict, WatchedStep
-from hookscope.text import counted
+from hookscope.text import counted, in_words
 
-# Of a script with fewer steps than `--every`, the option that measures about so many of them is named.
+# For a script with fewer steps than `--every`, the line suggests a value that measures about this many.
 _SUGGESTED_STEPS = 10
 
 
 @dataclass(slots=True)
 class Watched:
-    """What has been watched of a script, over all its trainings.
+    """Counts over all trainings of a script.
 
     Attributes:
         steps: All steps, skipped ones too.
         losses: Steps whose loss was known.
         gradients: Steps whose gradients were known.
         in_full: Steps that were measured in full.
-        activations: Those of them with outputs of layers.
-        first: What a rule objected to first; None if none did.
-        objections: How often a rule began to object.
+        activations: Steps in `in_full` that have outputs of layers.
+        first: The first verdict; None without one.
+        objections: Number of verdicts.
     """
 
     steps: int = 0
@@ -50,7 +50,7 @@ class Watched:
 
 
 def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
-    """Return the line; `folder` is that of `--out`, and `started` how many processes were not watched."""
+    """Return the line; `folder` is `--out`, and `started` the number of processes that were not watched."""
     sentences = [*_judged(watched)]
     if started:
         was = "was" if started == 1 else "were"
@@ -81,7 +81,7 @@ def _judged(watched: Watched) -> list[str]:
         )
         if not count
     ]
-    left_out = [f"Not judged: {' and '.join(missing)}."] if missing else []
+    left_out = [f"Not judged: {in_words(missing)}."] if missing else []
     if watched.in_full:
         was = "was" if watched.in_full == 1 else "were"
         return [f"{found}; {watched.in_full:,} {was} measured in full.", *left_out]

@@ -1,4 +1,4 @@
-"""What a script trains: the optimisers and networks among the objects that are alive, and the parameters of a loss."""
+"""Find what a script trains: optimisers and networks among the living objects, and the parameters of a loss."""
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,17 +9,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookscope.hooks.selection import unwrap
+from hookscope.text import in_words
 from hookscope.watching.gradients import inner_optimizer, parameters_of
 from hookscope.watching.networks import GraphLeaves
 
-# Nodes of a loss's graph that are looked at: those of a network with some thousand layers.
+# Nodes of a loss's graph that are searched: enough for a network with some thousand layers.
 _MOST_NODES = 100_000
 
 
 def living() -> tuple[list[nn.Module], list[Optimizer]]:
-    """Return the modules and the optimisers that are alive, the oldest first.
+    """Return the living modules and optimisers, the oldest first.
 
-    Only their types are looked at: objects such as proxies run code when they are asked for their class.
+    Only `type` is used: on objects such as proxies, `isinstance` runs their code.
     """
     kinds: dict[type, int] = {}
     found: tuple[list[nn.Module], list[Optimizer]] = ([], [])
@@ -28,28 +29,28 @@ def living() -> tuple[list[nn.Module], list[Optimizer]]:
         which = kinds.get(kind)
         if which is None:
             which = kinds[kind] = 0 if issubclass(kind, nn.Module) else 1 if issubclass(kind, Optimizer) else 2
-        if which < 2 and ("_modules" if which == 0 else "param_groups") in each.__dict__:  # __init__ has come so far
+        if which < 2 and ("_modules" if which == 0 else "param_groups") in each.__dict__:  # `__init__` of torch has run
             found[which].append(each)
     return found
 
 
 def optimizers_among(living_optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    """Return optimisers with parameters: each once, without those that wrap another one."""
+    """Return the optimisers that have parameters, once each, without wrappers of optimisers."""
     inner = {id(each): each for each in map(inner_optimizer, living_optimizers)}
     return [each for each in inner.values() if parameters_of(each) and not isinstance(each, GraphLeaves)]
 
 
 def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Return the fewest networks that hold the parameters, as far as modules hold them.
+    """Return the smallest set of networks that holds the parameters; parameters outside modules are ignored.
 
-    A network is a module in no other one, so that of a network whose head is trained it is not the head. Of those that
-    hold the same parameters it is the one with the fewest others.
+    A network is a module that no other module contains: if only a head is trained, it is the network with the head. If
+    several hold the same of the parameters, it is the one with the fewest parameters.
     """
     wanted = {id(each) for each in parameters}
     held = _held_by(wanted, modules)
     inside = {id(part) for module in modules for part in module._modules.values()}
     roots = [each for each in held if each not in inside]
-    # What tracing and compiling have made of a network holds its parameters, too.
+    # A traced or compiled version of a network holds its parameters too: it comes last.
     roots.sort(key=lambda each: isinstance(held[each].module, torch.fx.GraphModule))
     networks: list[nn.Module] = []
     while wanted and roots:
@@ -68,7 +69,7 @@ def networks_of(parameters: Iterable[Tensor], modules: Sequence[nn.Module]) -> l
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A module with the wanted parameters that it holds, by `id`, and how many it holds in all."""
+    """A module, the `id` of the wanted parameters that it holds, and the number of all its parameters."""
 
     module: nn.Module
     wanted: frozenset[int]
@@ -95,7 +96,7 @@ def _held_by(wanted: set[int], modules: Sequence[nn.Module]) -> dict[int, _Held]
 
 
 def _shared_by(roots: Sequence[int], held: Mapping[int, _Held]) -> _Held:
-    """Return the network that several modules wrap; the first of them if they share none."""
+    """Return the network that several modules wrap, or the first of the modules if they share none."""
     parts = [{id(part) for part in held[root].module.modules()} for root in roots]
     for part in held[roots[0]].module.modules():
         each = held.get(id(part))
@@ -105,7 +106,7 @@ def _shared_by(roots: Sequence[int], held: Mapping[int, _Held]) -> _Held:
 
 
 def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
-    """Return the leaves that the graph of a loss ends in, parameters if there are any; and whether it runs compiled."""
+    """Return the leaves of a loss's graph, only parameters if there are any, and whether the graph is compiled."""
     leaves: list[Tensor] = []
     is_compiled = False
     todo = [loss.grad_fn]
@@ -146,8 +147,3 @@ def _optimizer_text(optimizer: Optimizer) -> str:
     rates = [*dict.fromkeys(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)]
     rate = f", lr {rates[0]:g}" if len(rates) == 1 else f", lr {min(rates):g} to {max(rates):g}" if rates else ""
     return f"{type(optimizer).__name__}{rate}"
-
-
-def in_words(words: Sequence[str]) -> str:
-    """Return "a, b and c"."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

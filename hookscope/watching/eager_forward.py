@@ -1,7 +1,8 @@
-"""The activations of a compiled network, from one more forward pass that is not compiled.
+"""The activations of a compiled network, from one additional forward pass that is not compiled.
 
-Hooks do not fire in compiled code. So before the first forward pass of a watched step the network is run once more,
-eagerly and without gradients, on a copy of its inputs; random states, buffers and what else it changes are put back.
+Hooks do not fire in compiled code. So before the first forward pass of a watched step the network runs once more,
+eagerly and without gradients, on a copy of its inputs. Random states, buffers and everything else that this changes are
+restored.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ class EagerForward(ForwardPasses):
     _waiting: ExitStack = field(default_factory=ExitStack)
 
     def begin(self) -> None:
-        """Wait for the first forward pass with gradients; `end` gives up."""
+        """Wait for the first forward pass with gradients; `end` stops waiting."""
         self._passes = []
         self._waiting = ExitStack()
         given = self.watched.given
@@ -37,12 +38,12 @@ class EagerForward(ForwardPasses):
             given._forward_pre_hooks_with_kwargs[key] = True  # type: ignore[index]
             self._waiting.callback(given._forward_pre_hooks.pop, key, None)  # type: ignore[arg-type]
             self._waiting.callback(given._forward_pre_hooks_with_kwargs.pop, key, None)  # type: ignore[arg-type]
-        else:  # by `compile()` in place: hooks of the network itself would be compiled, too
+        else:  # compiled in place by `compile()`: the network's own hooks would be compiled too
             given._compiled_call_impl = torch._disable_dynamo(_before(compiled, self._run))  # type: ignore[attr-defined]
             self._waiting.callback(setattr, given, "_compiled_call_impl", compiled)
 
     def end(self) -> None:
-        """Wait no longer. Does no harm when done twice."""
+        """Stop waiting. A second call does nothing."""
         self._waiting.close()
 
     def _pre_hook(self, _module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Edits while it trains: of layers, of gradients as the optimiser gets them, of weights after each step, and freezing.
+"""Edits during training: of layers, of gradients at the optimiser, of weights after each step, and freezing.
 
-Layers are edited by hooks, in every forward and backward pass. The gradient of a parameter is edited where its
-optimiser gets it, after accumulation, unscaling and clipping: a limit would mean something else for a part of a batch,
-or for a gradient that a GradScaler has multiplied.
+Layers are edited by hooks, in every forward and backward pass. The gradient of a parameter is edited just before its
+optimiser steps, after accumulation, unscaling and clipping: a limit would have a different meaning for the gradient of
+a part of the batch, or for one that a GradScaler has multiplied.
 """
 
 from collections import Counter
@@ -30,20 +30,20 @@ from hookscope.watching.networks import WatchedNetwork
 
 _OF_LAYERS = ("input", "output", "grad")
 
-# Operations whose numbers are in the units of what they edit.
+# Operations whose arguments are in the unit of the edited values.
 _WITH_UNITS = ("add", "clamp", "clip-norm", "noise")
 
 
 @dataclass(frozen=True, slots=True)
 class FittedEdits:
-    """Edits that fit the networks of a training.
+    """Edits that have been matched to the networks of a training.
 
     Attributes:
-        edits: All of them, as they were given.
-        layers: Those of layers, by network.
-        gradients: Those of parameters' gradients.
-        values: Those of parameters.
-        frozen: Parameters that are trained no longer.
+        edits: All edits, in the order given.
+        layers: Edits of layers, by network.
+        gradients: Edits of parameters' gradients.
+        values: Edits of parameters.
+        frozen: Parameters to freeze.
     """
 
     edits: tuple[Edit, ...] = ()
@@ -54,7 +54,7 @@ class FittedEdits:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The edits as they were written."""
+        """The expressions of the edits."""
         return tuple(each.text for each in self.edits)
 
     def notes(self) -> list[str]:
@@ -66,7 +66,7 @@ class FittedEdits:
         return notes + [note_of_several(text, found) for text, found in names.items() if len(found) > 1]
 
     def of_scaled_gradients(self) -> list[str]:
-        """Return the edits whose numbers are in the units of the loss, which a GradScaler multiplies."""
+        """Return the edits of layers' gradients whose arguments a GradScaler would have to scale too."""
         of_layers = {text for _, placed in self.layers for text in placed.layers}
         return [
             each.text
@@ -80,8 +80,8 @@ class TrainingEdits:
     """The edits of a training.
 
     Attributes:
-        fitted: Those in force.
-        step: Number of the step in progress; noise is drawn anew for each.
+        fitted: The edits in force.
+        step: Number of the step in progress; noise is drawn anew at every step.
     """
 
     networks: Sequence[WatchedNetwork]
@@ -94,7 +94,7 @@ class TrainingEdits:
     _in_steps_before: Counter[str] = field(default_factory=Counter)
 
     def fit(self, texts: Sequence[str]) -> FittedEdits:
-        """Return edits ready to be put in force; nothing is changed yet.
+        """Match edits to the networks, without applying them yet.
 
         Raises:
             LayerNotFoundError: If an edit selects nothing in any network.
@@ -120,11 +120,11 @@ class TrainingEdits:
             of_parameters += bound_to_parameters(network.network, others)
         gradients, values, frozen = (_at(of_parameters, place) for place in ("parameter grad", "value", "freeze"))
         for each in (*gradients, *values):
-            each.edited(each.parameter.detach())  # refuses channels that it does not have
+            each.edited(each.parameter.detach())  # raises for channels that the parameter does not have
         return FittedEdits(edits, tuple(layers), gradients, values, frozen)
 
     def put_in_force(self, fitted: FittedEdits) -> None:
-        """Make these edits from now on, and those before no longer: what they froze is trained again."""
+        """Replace the edits in force by these; parameters that only the old edits froze are trained again."""
         before, self.fitted = self.fitted, fitted
         for handle in self._handles:
             handle.remove()
@@ -138,14 +138,14 @@ class TrainingEdits:
         fresh = [each.parameter for each in fitted.frozen if each.parameter.requires_grad]
         for parameter in fresh:
             parameter.requires_grad_(False)
-            parameter.grad = None  # an optimiser would take one more step with it
+            parameter.grad = None  # else the optimiser would step with it once more
         self._frozen_here = [each for each in self._frozen_here if id(each) in kept] + fresh
         self._applications.clear()
         self._in_steps_before.clear()
         _write([each for each in fitted.values if each.edit.text not in before.texts], self.step)
 
     def edit_gradients(self, optimizer: Optimizer) -> None:
-        """Edit the gradients that an optimiser is about to step with."""
+        """Edit the gradients with which an optimiser is about to step."""
         if not self.fitted.gradients:
             return
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimiser unscales by itself
@@ -161,12 +161,12 @@ class TrainingEdits:
                     self._applications[each.edit.text] += 1
 
     def edit_values(self, optimizer: Optimizer) -> None:
-        """Edit the parameters that an optimiser has stepped."""
+        """Edit the parameters after their optimiser has stepped."""
         if self.fitted.values:
             self._applications.update(_write(_held_by(optimizer, self.fitted.values), self.step))
 
     def end_step(self) -> tuple[tuple[str, int], ...]:
-        """Return the edits, each with how many tensors it has changed, or keeps frozen, in the step that ends."""
+        """Return the edits, each with the number of tensors that it changed or kept frozen in the step that ends."""
         if not self.fitted.edits:
             return ()
         self._axes.restart()
@@ -178,7 +178,7 @@ class TrainingEdits:
         return tuple((text, counts[text]) for text in self.fitted.texts)
 
     def _bound(self, edits: Sequence[Edit]) -> list[list[tuple[str, Edit]]]:
-        """Return what edits select in each network; an edit need not select anything in all of them."""
+        """Return what edits select in each network; an edit must select something in at least one."""
         found: list[list[tuple[str, Edit]]] = [[] for _ in self.networks]
         for edit in edits:
             failures = []
@@ -197,7 +197,7 @@ def parse_training_edit(text: str) -> Edit:
     """Return an edit of a training.
 
     Raises:
-        UsageError: If the expression is malformed, or cannot be used in a training.
+        UsageError: If the expression is malformed, or cannot be used during training.
     """
     edit = parse_edit(text, training=True)
     _refuse_what_no_hook_can(edit)
@@ -213,9 +213,9 @@ def _refuse_what_no_hook_can(edit: Edit) -> None:
         return
     shown = safe_text(edit.text)
     if is_operation_pattern(edit.pattern):
-        raise UsageError(f"Edit '{shown}' cannot be made: in a training, only layers and parameters can be edited.")
+        raise UsageError(f"Edit '{shown}' cannot be made: during training, only layers and parameters can be edited.")
     if parse_pattern(edit.pattern).position is not None:
-        raise UsageError(f"Edit '{shown}' chooses by execution order, which is not known before it trains.")
+        raise UsageError(f"Edit '{shown}' selects by execution order, which is not known before the training starts.")
 
 
 def _refuse_if_waited_for(freeze: Edit, network: nn.Module) -> None:
@@ -236,7 +236,7 @@ def _held_by(optimizer: Optimizer, edits: Sequence[BoundEdit]) -> list[BoundEdit
 
 
 def _write(edits: Sequence[BoundEdit], step: int) -> Counter[str]:
-    """Edit parameters, and return how many each edit has changed. Autograd hears of it, as of an optimiser's step."""
+    """Edit parameters in place, as an optimiser does; return the number of tensors that each edit has changed."""
     changed: Counter[str] = Counter()
     with torch.no_grad():
         for each in edits:

@@ -1,4 +1,4 @@
-"""The first forward pass of a training: the last moment before which nothing of it can have been missed."""
+"""Call a function before the first forward pass of a training, so that edits miss nothing."""
 
 import functools
 import re
@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 
 def before_first_forward(call: Callable[[], None]) -> None:
-    """Have `call` called before the first forward pass with gradients that follows the making of an optimiser.
+    """Call `call` before the first forward pass with gradients after an optimiser has been made.
 
-    By then networks are wrapped and moved, and weights are loaded. Inside compiled code nothing is called.
+    By then networks are wrapped and moved, and weights are loaded. A forward pass inside compiled code is not seen.
     """
     handles: list[RemovableHandle] = []
     ignored = ("ignore", re.compile("Using `torch.compile.* when there are global hooks"), UserWarning, None, 0)

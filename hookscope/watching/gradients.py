@@ -1,4 +1,4 @@
-"""The gradients as an optimiser gets them: their norms, read before the step and left on their device."""
+"""The gradients that reach an optimiser: their norms are read before the step and stay on their device."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,18 +15,18 @@ _HALF = frozenset({torch.float16, torch.bfloat16})
 
 @dataclass(frozen=True, slots=True)
 class GradientReading:
-    """What one optimiser got.
+    """The gradients of one optimiser at one step.
 
     Attributes:
-        parameters: Those with a gradient, in the optimiser's order.
-        names: Of these parameters.
-        norms: L2 norm of each gradient, multiplied by `scale`: as numbers where they are known at once, or (P,), on the
-            device of the first.
+        parameters: Parameters with a gradient, in the optimiser's order.
+        names: Names of `parameters`.
+        norms: L2 norm of each gradient, multiplied by `scale`: numbers if they are known at once, else a tensor (P,) on
+            the device of the first.
         without: Names of trainable parameters without a gradient.
-        frozen: Names of parameters that need none.
+        frozen: Names of parameters with `requires_grad=False`.
         rates: Learning rate of each group.
-        scale: Gradients are that many times too large, as fused optimisers get them from a GradScaler; None for 1.
-        found_inf: More than 0 where a fused optimiser skips the step; None where a GradScaler does not ask it to.
+        scale: Factor of the GradScaler that gradients still have, for fused optimisers; None for 1.
+        found_inf: Above 0 if a fused optimiser skips the step; None without a GradScaler.
     """
 
     parameters: Sequence[Tensor]
@@ -44,9 +44,9 @@ def read_gradients(
     names_of: Callable[[Sequence[Tensor]], Sequence[str]],
     known: Mapping[int, Tensor] | None = None,
 ) -> GradientReading:
-    """Read what an optimiser is about to step with; nothing waits for a device.
+    """Read the gradients that an optimiser is about to step with, without waiting for a device.
 
-    `known` has the norms by `id` of the parameter where they are known already, as of sharded ones.
+    `known` has norms that were computed before, by `id` of the parameter: those of sharded parameters.
     """
     given = parameters_of(optimizer)
     gradients = [each.grad for each in given]
@@ -84,13 +84,13 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def inner_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return the optimiser that steps, inside those that wrap another one: accelerate's, Lightning's."""
+    """Return the optimiser inside wrappers such as those of accelerate and Lightning."""
     inner = getattr(optimizer, "optimizer", None)
     return inner_optimizer(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer
 
 
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the L2 norm of each tensor, on its device; of half precision in float32."""
+    """Return the L2 norm of each tensor, on its device; in float32 for half precision."""
     if any(each.layout is not torch.strided for each in tensors):
         tensors = [_dense(each) for each in tensors]
     kinds = [(each.device, each.dtype) for each in tensors]
@@ -105,7 +105,7 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def together(scalars: Sequence[Tensor]) -> Tensor:
-    """Return scalars as one vector, on the device of the first."""
+    """Stack scalars into one vector, on the device of the first."""
     if not scalars:
         return torch.empty(0)
     device = scalars[0].device

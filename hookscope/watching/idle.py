@@ -1,4 +1,4 @@
-"""Parameters that do not train: for how many steps they have had no gradient, or one of exactly 0."""
+"""Count for how many steps parameters have had no gradient, or a gradient of exactly 0."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from hookscope.watching.steps import ArrivedStep
 
 @dataclass(slots=True)
 class IdleParameters:
-    """Counts of steps in a row, by name of the parameter.
+    """Numbers of consecutive steps, by name of the parameter.
 
     Attributes:
-        without: Without a gradient.
-        zero: With a gradient of exactly 0.
-        newly_frozen: Parameters that were trained before and need no gradient at the last step.
+        without: Steps without a gradient.
+        zero: Steps with a gradient of exactly 0.
+        newly_frozen: Parameters that were trained before and are frozen at the last step.
     """
 
     without: dict[str, int] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class IdleParameters:
     _trained_last: dict[int, Sequence[str]] = field(default_factory=dict)  # by `id` of the optimiser
 
     def count(self, arrived: ArrivedStep) -> bool:
-        """Take in a step that was not skipped; return whether more gradients are 0 than at the step before."""
+        """Count a step that was not skipped; return whether more gradients are 0 than at the step before."""
         edited = arrived.step.edited
         self.newly_frozen = []
         for key, reading in arrived.step.readings.items():

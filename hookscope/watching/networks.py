@@ -1,4 +1,4 @@
-"""The networks that are watched, the names of their parameters, and what cannot be watched."""
+"""The watched networks, the names of their parameters, and the networks that are refused."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ Optimizers = Optimizer | Sequence[Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class WatchedNetwork:
-    """One network.
+    """One watched network.
 
     Attributes:
-        prefix: Before the names of its layers and parameters, "generator."; "" for the only one.
-        given: As it was given; `network` is without the wrappers of compiling and of several devices.
-        compiled: Whether it, or a part of it, runs compiled, where hooks do not fire.
+        prefix: Prefix of the names of its layers and parameters, "generator."; "" for a single network.
+        given: The module that was passed.
+        network: The module without the wrappers of `torch.compile` and DistributedDataParallel.
+        compiled: Whether the network, or a part of it, runs compiled, where hooks do not fire.
     """
 
     prefix: str
@@ -35,30 +36,30 @@ class WatchedNetwork:
 
     @property
     def name(self) -> str:
-        """Its class."""
+        """Name of the class."""
         return type(self.network).__name__
 
     def layers(self) -> dict[str, nn.Module]:
-        """Return the layers to watch, by name; networks may change while they train."""
+        """Return the layers to watch, by name, as the network is now."""
         try:
             return select_layers(self.network, self.patterns)
         except LayerNotFoundError:
             return {}
 
     def inspected(self) -> InspectedNetwork:
-        """Return its modules as they are now."""
+        """Return the modules of the network, as it is now."""
         return inspected_network(self.network)
 
     def parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """Return its parameters by name; a tied one once."""
+        """Return the parameters by name; a tied parameter once."""
         return self.network.named_parameters(self.prefix.removesuffix("."))
 
 
 def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool = False) -> tuple[WatchedNetwork, ...]:
-    """Return the networks that were given, by name where there are several; `sharded` ones only if that is said.
+    """Return the networks that were passed, named if there are several; sharded networks need `sharded=True`.
 
     Raises:
-        UsageError: For what is no network, or one that cannot be watched.
+        UsageError: If an argument is not a network, or cannot be watched.
         LayerNotFoundError: If a pattern selects nothing in any of them.
     """
     named = _named(model)
@@ -82,20 +83,20 @@ def watched_networks(model: Networks, patterns: Sequence[str], *, sharded: bool 
 
 
 def is_compiled(network: nn.Module) -> bool:
-    """Tell whether a network or a part of it runs compiled."""
+    """Tell whether a network, or a part of it, runs compiled."""
     return any("_orig_mod" in each._modules or each._compiled_call_impl is not None for each in network.modules())
 
 
 def watched_optimizers(optimizer: Optimizers, networks: Iterable[WatchedNetwork]) -> tuple[Optimizer, ...]:
-    """Return the optimisers that were given.
+    """Return the optimisers that were passed, without wrappers.
 
     Raises:
-        UsageError: For what is no optimiser, or one without a parameter of the networks.
+        UsageError: If an argument is not an optimiser, or has no parameter of the networks.
     """
     given = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     if not isinstance(given, Sequence) or not given or not all(isinstance(each, Optimizer) for each in given):
         raise UsageError(
-            f"optimizer={_shown(optimizer)} is no torch.optim.Optimizer: give that of the training, or a list of them."
+            f"optimizer={_shown(optimizer)} is not a torch.optim.Optimizer: give one, or a list of several."
         )
     known = {id(parameter) for each in networks for _, parameter in each.parameters()}
     found = tuple(inner_optimizer(each) for each in given)
@@ -124,30 +125,30 @@ def setting_text(optimizer: Optimizer) -> str:
 
 
 class GraphLeaves(Optimizer):
-    """Stands for the optimiser of a script that has none: the parameters that the graph of its loss ends in."""
+    """Replaces the optimiser of a script without one; its parameters are the leaves of the loss's graph."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        """Take the parameters."""
+        """Keep the parameters."""
         super().__init__([*parameters], {})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Change nothing: hooks of the step read the gradients."""
+        """Change nothing; the hooks of the step read the gradients."""
 
 
-# So many groups of parameters are remembered with their names: one or two for each optimiser.
+# Groups of parameters whose names are cached: one or two for each optimiser.
 _MOST_TOGETHER = 100
 
 
 class ParameterNames:
-    """The names of all parameters, found again when one comes that is not known."""
+    """The names of all parameters; they are read again when an unknown parameter is asked for."""
 
     def __init__(self, networks: Sequence[WatchedNetwork], optimizers: Sequence[Optimizer]) -> None:
         """Read the networks."""
         self._networks = networks
         self._optimizers = optimizers
         self._names: dict[int, str] = {}
-        self._together: dict[tuple[int, ...], tuple[str, ...]] = {}  # of what was asked for before
-        self._kept: list[Tensor] = []  # as long as they live, no other tensor has their `id`
+        self._together: dict[tuple[int, ...], tuple[str, ...]] = {}  # by `id` of the parameters
+        self._kept: list[Tensor] = []  # keeps them alive, so that no other tensor gets their `id`
         self.all: dict[str, nn.Parameter] = {}
         self.renew()
 
@@ -172,7 +173,7 @@ class ParameterNames:
         return id(parameter) in self._names
 
     def of(self, parameters: Sequence[Tensor]) -> tuple[str, ...]:
-        """Return the names of parameters of the networks or the optimisers; of the same ones, the same tuple."""
+        """Return the names of parameters of the networks or optimisers; the same tuple for the same parameters."""
         ids = tuple(map(id, parameters))
         names = self._together.get(ids)
         if names is None:
@@ -199,7 +200,7 @@ def _named(model: Networks) -> dict[str, nn.Module]:
     else:
         named = {}
     if not named or not all(isinstance(each, nn.Module) for each in named.values()):
-        raise UsageError(f"model={_shown(model)} is no network: give a torch.nn.Module, a list or a dict of them.")
+        raise UsageError(f"model={_shown(model)} is not a network: give a torch.nn.Module, or a list or dict of them.")
     return named
 
 
@@ -208,20 +209,25 @@ def _refuse(network: nn.Module, *, sharded: bool) -> None:
     for part in network.modules():
         if isinstance(part, nn.DataParallel):
             raise UsageError(
-                f"{name} runs in nn.DataParallel, which copies the network to every device at each step: what hooks "
-                "see there is lost with the copies. Use DistributedDataParallel, or one device."
+                f"{name} runs in nn.DataParallel, which copies the network to every device at each step: hooks would "
+                "observe only the copies. Use DistributedDataParallel, or one device."
             )
         if isinstance(part, nn.Module) and type(part).__name__ in _SHARDED:
-            raise UsageError(f"{name} is sharded ({type(part).__name__}): {_OF_SHARDS}")
+            raise UsageError(
+                f"{name} is sharded ({type(part).__name__}): one process has only a part of each parameter, so its "
+                "norms would be wrong. Watch the training on one process."
+            )
     for parameter_name, parameter in network.named_parameters():
         if is_lazy(parameter):
-            raise UsageError(f"'{parameter_name}' of {name} is lazy: run the network once before it is watched.")
+            raise UsageError(f"'{parameter_name}' of {name} is lazy: run the network once before watching it.")
         if not sharded and is_sharded([parameter]):
-            raise UsageError(f"'{parameter_name}' of {name} is a DTensor: {_OF_SHARDS}")
+            raise UsageError(
+                f"'{parameter_name}' of {name} is a DTensor: one process has only a part of it. Run the script with "
+                "`hookscope watch`, which adds up the norms of all processes."
+            )
 
 
 _SHARDED = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
-_OF_SHARDS = "norms of one process's shard would be taken for those of the whole. Watch a training on one process."
 
 
 def _shown(value: object) -> str:

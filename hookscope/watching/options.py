@@ -1,4 +1,4 @@
-"""How a script is watched. No torch."""
+"""The options of `hookscope watch`, without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """As for `hookscope.watch`; `folder` is `out` as it was given."""
+    """The options of `hookscope.watch`; `folder` is `out` as the user wrote it."""
 
     every: int
     out: Path | None

@@ -1,4 +1,4 @@
-"""The parameters of one watched step: weights before the step, gradients as the optimiser got them, and the update."""
+"""The parameters of one watched step: weights before it, gradients at the optimiser, and updates."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ from hookscope.watching.transfers import Transfer
 
 @dataclass(slots=True)
 class ParameterMeasurement:
-    """What is measured of the parameters during a watched step.
+    """Measures the parameters during a watched step.
 
     Attributes:
-        parameters: Those to measure; once it is finished, those whose numbers are known.
-        shapes: Of the gradients, by name.
+        parameters: Parameters to measure; after `finish`, those whose numbers are known.
+        shapes: Shapes of the gradients, by name.
     """
 
     parameters: Mapping[str, Tensor]
@@ -35,13 +35,13 @@ class ParameterMeasurement:
     _reducer: Reducer = field(default_factory=Reducer)
 
     def measure_weights(self) -> None:
-        """Take the norms of all weights, once, before anything steps."""
+        """Measure the norms of all weights, once, before any optimiser steps."""
         if not self._weights:
             measured = {name: each for name, each in self.parameters.items() if _has_norm(each)}
             self._weights = dict(zip(measured, norms_of([each.detach() for each in measured.values()]), strict=True))
 
     def measure_gradients(self, names: Iterable[str], scale: Tensor | None) -> None:
-        """Reduce the gradients that an optimiser got; they are `scale` times too large."""
+        """Measure the gradients at an optimiser; a GradScaler has multiplied them by `scale`."""
         for name in names:
             parameter = self.parameters.get(name)
             if parameter is None or parameter.grad is None or name in self._gradients:
@@ -60,7 +60,7 @@ class ParameterMeasurement:
         self._before[optimizer] = [(name, each, each.detach().clone()) for name, each in kept]
 
     def measure_updates(self, optimizer: int) -> None:
-        """Take the norms of what an optimiser has changed."""
+        """Measure the norms of the changes that an optimiser has made."""
         kept = self._before.pop(optimizer, [])
         if not kept:
             return
@@ -68,7 +68,7 @@ class ParameterMeasurement:
         self._updates.update(zip([name for name, _, _ in kept], norms_of(changes), strict=True))
 
     def finish(self, shared: Sequence[ShardedNorms]) -> "ParameterNumbers":
-        """Return the numbers; waits for a device. `shared` has the norms of sharded parameters that stepped."""
+        """Return the numbers, after waiting for the device. `shared` has the norms of the sharded parameters."""
         self._reducer.settle()
         self._before.clear()
         reductions = collect([*self._gradients.values()])
@@ -126,7 +126,7 @@ class ParameterNumbers:
         )
 
     def result_row(self, index: int, name: str, own_name: str, kind: str, parameter: Tensor) -> ParameterRow:
-        """Return a parameter as `hookscope grads` lists it, for its rules; `own_name` is that in its network."""
+        """Return a parameter in the form of `hookscope grads`, for its rules; `own_name` is the name in the network."""
         row = self.row(name, parameter)
         shape = tuple(parameter.shape)
         gradient = self.gradients.get(name) or TensorStatistics(shape, str(parameter.dtype)[6:], parameter.numel())

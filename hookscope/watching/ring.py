@@ -1,4 +1,4 @@
-"""The last steps of a training, and how far a new value is from them."""
+"""The last steps of a training, and how far a new value is above them."""
 
 import math
 from collections import deque
@@ -11,23 +11,23 @@ from hookscope.results.training import TrainingStep
 LENGTH = 200
 """Steps that are kept."""
 
-# Fewer steps are no usual spread.
+# With fewer steps the spread is not known.
 _FEWEST = 20
 
-# How often median and spread are taken anew: they hardly change from one step to the next.
+# Median and spread are computed again after this many steps: they change slowly.
 _RENEWED_AFTER = 10
 
 # The median of absolute deviations, times this, is the standard deviation of a normal distribution.
 _DEVIATIONS = 1.4826
 
 
-# A spread of 10 %: less is that of a training that hardly moves.
+# The least spread, 10 %: a training that hardly moves has less.
 _LEAST_SPREAD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A value above the usual: `deviations` is the robust z-score, |x - median| / (1.4826 · MAD) of logarithms."""
+    """A value above the median: `deviations` is its robust z-score, |x - median| / (1.4826 · MAD), of logarithms."""
 
     value: float
     median: float
@@ -38,12 +38,12 @@ class Jump:
 class _Usual:
     """Median and spread of one quantity over the ring.
 
-    Losses and norms spread by factors, so their logarithms are looked at, unless a value is 0 or negative. Then the
-    spread is at least an eighth of the range: without a logarithm the usual range is all that outliers can be told by.
+    Losses and norms vary by factors, so their logarithms are used, unless a value is 0 or negative. The spread is then
+    at least an eighth of the range: only the range tells an outlier from usual values of different magnitude.
     """
 
     def __init__(self) -> None:
-        self._values: deque[float | None] = deque(maxlen=LENGTH)  # None where it is not finite, or not known
+        self._values: deque[float | None] = deque(maxlen=LENGTH)  # None if it is not finite, or not known
         self._age = _RENEWED_AFTER
         self._known: tuple[float, float, int, bool] | None = None
 
@@ -52,7 +52,7 @@ class _Usual:
         self._values.append(value if value is not None and math.isfinite(value) else None)
 
     def jump(self, value: float | None) -> Jump | None:
-        """Return how far a value is above the ring; None while the ring is too short, or the value is not above it."""
+        """Return how far a value is above the median; None if it is not, or while the ring is too short."""
         self._age += 1
         if self._age >= _RENEWED_AFTER and len(self._values) >= _FEWEST:
             self._renew()
@@ -96,7 +96,7 @@ class Ring:
         return len(self.steps)
 
     def growth(self, loss: float | None) -> tuple[float, float] | None:
-        """Return how many times the first loss another one is, and the first; None where one is not positive."""
+        """Return a loss divided by the first loss, and the first loss; None if a loss is not positive."""
         if loss is None or not 0 < loss < math.inf:
             return None
         if self._first_loss is None:
@@ -104,7 +104,7 @@ class Ring:
         return loss / self._first_loss, self._first_loss
 
     def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
-        """Add a step; return how far its loss and its gradient norm are above those before it."""
+        """Add a step; return how far its loss and its gradient norm are above those of earlier steps."""
         loss, norm = step.loss, norm_of(step) or None
         jumps = (None, None) if step.skipped else (self._loss.jump(loss), self._norm.jump(norm))
         self.steps.append(step)
@@ -114,5 +114,5 @@ class Ring:
 
 
 def norm_of(step: TrainingStep) -> float | None:
-    """Return the gradient norm before clipping, or as it is where nothing was clipped."""
+    """Return the gradient norm, before clipping if gradients were clipped."""
     return step.gradient_norm if step.norm_before_clipping is None else step.norm_before_clipping

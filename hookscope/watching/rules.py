@@ -1,4 +1,4 @@
-"""The rules of a training: those of every step, and those of `check` and `grads` that judge a watched step."""
+"""The rules of a training: rules for every step, and rules of `check` and `grads` for watched steps."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +25,13 @@ Level = Literal["fail", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class TrainingRule:
-    """A rule of every step.
+    """A rule for every step.
 
     Attributes:
-        limit: None for a rule without a number.
-        meaning: What it objects to, in one sentence.
-        basis: What the limit was tried on.
-        patience: So many judgements in a row must pass before it ceases to object.
+        limit: The limit; None for a rule without a number.
+        meaning: One sentence that is true if the rule objects.
+        basis: The trainings on which the limit was tried.
+        patience: Number of judgements in a row that must pass before a verdict ends.
     """
 
     level: Level
@@ -45,7 +45,7 @@ _HEALTHY = "ten healthy trainings of 300 steps, under four seeds: jumps stay bel
 
 TRAINING_RULES: Mapping[str, TrainingRule] = {
     "non-finite-loss": TrainingRule("fail", 0, "The loss is NaN or Inf."),
-    "non-finite-gradient": TrainingRule("fail", 0, "A gradient that the optimiser gets holds NaN or Inf."),
+    "non-finite-gradient": TrainingRule("fail", 0, "A gradient at the optimiser holds NaN or Inf."),
     "non-finite-weight": TrainingRule("fail", 0, "A weight holds NaN or Inf before the step."),
     "loss-jump": TrainingRule(
         "warn", 12, "The loss is far above that of the last 200 steps, in robust deviations of its logarithm.", _HEALTHY
@@ -56,41 +56,43 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
         "The loss is this many times that of the first step.",
         "ten healthy trainings of 300 steps, under four seeds: 5.7 at most",
     ),
-    "gradient-jump": TrainingRule("warn", 12, "The gradient norm, before clipping, is as far above its own.", _HEALTHY),
-    "unused-parameter": TrainingRule("warn", 20, "A trainable parameter has had no gradient for so many steps."),
-    "dead-gradient": TrainingRule(
-        "warn", 20, "The gradient of a parameter has been exactly 0 for so many steps.", _HEALTHY
+    "gradient-jump": TrainingRule(
+        "warn", 12, "The gradient norm, before clipping, is as far above that of the last 200 steps.", _HEALTHY
     ),
-    "frozen-parameter": TrainingRule("warn", None, "A parameter that was trained needs no gradient any more."),
+    "unused-parameter": TrainingRule("warn", 20, "A trainable parameter has had no gradient for this many steps."),
+    "dead-gradient": TrainingRule(
+        "warn", 20, "The gradient of a parameter has been exactly 0 for this many steps.", _HEALTHY
+    ),
+    "frozen-parameter": TrainingRule("warn", None, "A parameter that was trained before is now frozen."),
     "unoptimised-parameter": TrainingRule(
         "warn", None, "A parameter was unfrozen, or added, but belongs to no optimiser.", patience=1
     ),
-    "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped so many steps in a row.", patience=1),
+    "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped this many steps in a row.", patience=1),
     "gradients-not-reset": TrainingRule(
-        "warn", 3, "The gradients of so many steps in a row contain those of the step before.", patience=1
+        "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1
     ),
     "large-update": TrainingRule(
         "warn", 1.0, "One step changes a weight by more than this share of its norm.", _HEALTHY, patience=2
     ),
 }
-"""The rules that only a training has, by name; limits are fixed."""
+"""The rules that exist only for trainings, by name; their limits are fixed."""
 
 _LAYER_RULES = (
     *("non-finite-activation", "overflowing-activation", "fp16-headroom"),
     *("dead-layer", "dead-channels", "saturated-activation"),
 )
 
-# Each is about what the one before it leaves.
+# A rule runs only if the rules before it did not object.
 _GRADIENT_RULES = ("zero-gradient", "vanishing-gradient", "gradient-imbalance")
 
 WATCHED_RULES = (*_LAYER_RULES, *_GRADIENT_RULES)
-"""The rules of `hookscope check` and `grads` that watched steps are judged by.
+"""The rules of `hookscope check` and `grads` that judge watched steps.
 
-Other rules of `grads` need gradients of outputs, or of what layers are given, which are not measured in a training;
-other rules of `check` need the values of weights and channels, or are off there too.
+The other rules of `grads` need gradients of outputs or inputs of layers, which are not measured in a training. Other
+rules of `check` need the values of weights and channels, or are off by default.
 """
 
-# The limit that a rule is held to, where it is not the greatest share.
+# The name of a rule's limit, if it is not `max_fraction`.
 _LIMITS: Mapping[str, str] = {
     "zero-gradient": "rounding",
     "vanishing-gradient": "min_ratio",
@@ -101,21 +103,21 @@ _LIMITS: Mapping[str, str] = {
 
 _FP16_MAX = 65504.0
 
-# Watched steps in a row that must pass before a rule about them ceases to object.
+# Watched steps in a row that must pass before a verdict on them ends.
 _WATCHED_PATIENCE = 2
 
-# From here on a loss or a norm is worth a look, without a word.
+# A loss or norm this many deviations above the median causes a watched step, without a message.
 LOOK_AT_JUMP = 8.0
 
 _SHOWN_NAMES = 3
 
-# Fewer steps show nothing as usual.
+# With fewer steps, "as usual" is not claimed.
 _FEWEST_USUAL = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Objection:
-    """What a rule objects to at one step.
+    """An objection of a rule at one step.
 
     Attributes:
         where: A parameter, the label of a layer's output, or "" for the training as a whole.
@@ -131,18 +133,18 @@ class Objection:
 
 
 def patience_of(rule: str) -> int:
-    """Return how many judgements in a row must pass before a rule ceases to object."""
+    """Return how many judgements in a row must pass before a verdict of a rule ends."""
     return TRAINING_RULES[rule].patience if rule in TRAINING_RULES else _WATCHED_PATIENCE
 
 
 def objection(rule: str, where: str, value: float | None, message: str) -> Objection:
-    """Return an objection of a rule of every step."""
+    """Return an objection of a rule for every step."""
     known = TRAINING_RULES[rule]
     return Objection(rule, known.level, where, value, known.limit, safe_text(message))
 
 
 def jump_objection(rule: str, what: str, jump: Jump | None) -> list[Objection]:
-    """Return the objection to a loss or a norm that is far above the last steps; none below the limit."""
+    """Return the objection to a loss or norm that is far above the last steps; none below the limit."""
     limit = TRAINING_RULES[rule].limit or math.inf
     if jump is None or jump.deviations <= limit:
         return []
@@ -154,7 +156,7 @@ def jump_objection(rule: str, what: str, jump: Jump | None) -> list[Objection]:
 
 
 def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[Objection]:
-    """Return the objection to a loss that is far above that of the first step: a jump needs more steps to be seen."""
+    """Return the objection to a loss far above that of the first step; `loss-jump` cannot judge the first steps."""
     limit = TRAINING_RULES["loss-diverges"].limit or math.inf
     if loss is None or growth is None or growth[0] < limit:
         return []
@@ -168,14 +170,14 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
 def first_not_finite(
     step: TrainingStep, ring: Ring, broken: Sequence[str], with_gradient: int, bad_weights: Sequence[str] | None
 ) -> list[Objection]:
-    """Return what is wrong at a step with NaN or Inf, with the history before it, its causes first.
+    """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
 
     Args:
         step: The step.
         ring: The steps before.
         broken: Parameters whose gradient is not finite, in the order of the network.
-        with_gradient: How many parameters have a gradient.
-        bad_weights: Weights that were not finite before the step; None if that is not known.
+        with_gradient: Number of parameters with a gradient.
+        bad_weights: Weights that were not finite before the step; None if this is not known.
     """
     history = _history(step, ring)
     found: list[Objection] = []
@@ -209,7 +211,7 @@ def first_not_finite(
 
 
 def _history(step: TrainingStep, ring: Ring) -> str:
-    """Return what the ring shows before the first NaN or Inf, and what to do."""
+    """Return what happened before the first NaN or Inf, and what to do."""
     before = [each for each in ring if each.step < step.step and not each.skipped]
     earlier = next((each.step for each in before if not all(map(math.isfinite, _known_numbers(each)))), None)
     if earlier is not None:
@@ -217,7 +219,7 @@ def _history(step: TrainingStep, ring: Ring) -> str:
     norms = [norm for each in before if (norm := norm_of(each)) is not None and math.isfinite(norm)]
     losses = [each.loss for each in before if each.loss is not None and math.isfinite(each.loss)]
     if len(norms) < 2:
-        return "No steps before it show how it came: lower the learning rate, or look at the input."
+        return "There are no steps before it to compare with: lower the learning rate, or look at the input."
     usual = median_low(norms)
     tail = " → ".join(figure(norm, 3) for norm in norms[-4:])
     loss = f", the loss {' → '.join(figure(each, 3) for each in losses[-4:])}" if losses else ""
@@ -241,7 +243,7 @@ def _known_numbers(step: TrainingStep) -> list[float]:
 
 
 def large_updates(rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]]) -> list[Objection]:
-    """Return the objections to weights that one step changes too much; biases and scales do not count."""
+    """Return the objections to weights that one step changes too much; biases and scales are exempt."""
     limit = TRAINING_RULES["large-update"].limit or math.inf
     beyond = [
         (ratio, row.name)
@@ -263,7 +265,7 @@ def large_updates(rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[i
 
 
 def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[Objection]:
-    """Return the objections to parameters without a gradient, or with one of exactly 0, for so many steps."""
+    """Return the objections to parameters with no gradient, or a gradient of exactly 0, for many steps."""
     limit = TRAINING_RULES[rule].limit or math.inf
     what = {"unused-parameter": "has had no gradient", "dead-gradient": "has had a gradient of exactly 0"}[rule]
     return [
@@ -274,8 +276,8 @@ def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[Objection]:
 
 
 def newly_frozen(names: Iterable[str]) -> list[Objection]:
-    """Return the objections to parameters that need no gradient any more."""
-    message = "'{}' needs no gradient any more (requires_grad is False), though it was trained before."
+    """Return the objections to trained parameters that are now frozen."""
+    message = "'{}' was trained before, but is now frozen (requires_grad is False)."
     return [objection("frozen-parameter", name, None, message.format(name)) for name in names]
 
 
@@ -287,13 +289,13 @@ def skipped_steps(count: int, largest: str) -> list[Objection]:
     where = f", first in '{largest}'" if largest else ""
     message = (
         f"GradScaler has skipped {count} steps in a row (limit {limit:g}): gradients overflow{where}. Start with a "
-        "lower init_scale; if that is no help, the network itself makes NaN or Inf."
+        "lower init_scale; if that does not help, the network itself makes NaN or Inf."
     )
     return [objection("skipped-steps", largest, float(count), message)]
 
 
 def gradients_not_reset(count: int) -> list[Objection]:
-    """Return the objection to gradients that nothing has reset for so many steps."""
+    """Return the objection to gradients that nothing has reset for this many steps."""
     limit = TRAINING_RULES["gradients-not-reset"].limit or math.inf
     if count < limit:
         return []
@@ -305,12 +307,12 @@ def gradients_not_reset(count: int) -> list[Objection]:
 
 
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[Objection]]:
-    """Return what the rules of `hookscope check` object to in the outputs of a watched step, by rule."""
+    """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule."""
     found: dict[str, list[Objection]] = {}
     dead: set[str] = set()
     by_label = {row.label: row for row in rows}
     for name in _LAYER_RULES:
-        # What is computed in other dtypes does not overflow in float16.
+        # Outputs in other dtypes do not overflow in float16.
         judged = [row for row in rows if row.activation.dtype == "float16"] if name == "fp16-headroom" else rows
         forward = Activations(model=model, inputs=_inputs_of(rows), rows=tuple(judged))
         measured = CheckMeasurements(model, (), forward, origin_searched=False)
@@ -332,15 +334,15 @@ def judged_parameters(
     prefix: str,
     names: Sequence[str],
 ) -> dict[str, list[Objection]]:
-    """Return what the rules of `hookscope grads` on parameters object to, by rule.
+    """Return the objections of rules of `hookscope grads` to parameters, by rule.
 
     Args:
         model: The network.
-        rows: Outputs of its layers, none where they were not watched.
+        rows: Outputs of its layers; none if activations are not watched.
         parameters: Its parameters.
-        loss: As it was passed to `step`.
-        prefix: Before the names of its parameters.
-        names: Which of the rules.
+        loss: The loss of the step.
+        prefix: Prefix of the names of its parameters.
+        names: The rules to apply.
     """
     gradients = Gradients(
         model=model,
@@ -362,11 +364,11 @@ def judged_parameters(
 
 
 def gradient_rules(*, has_counted: bool, is_adaptive: bool) -> list[str]:
-    """Return the rules that gradients of a watched step are judged by.
+    """Return the rules that judge gradients of a watched step.
 
     Args:
-        has_counted: Whether a gradient has been more than rounding before: one that is not any more has converged.
-        is_adaptive: Whether optimisers even out gradients of different sizes.
+        has_counted: Whether a gradient has exceeded rounding before: a zero gradient then means that it converged.
+        is_adaptive: Whether an optimiser adapts to gradients of different sizes.
     """
     left_out = {*(["zero-gradient"] if has_counted else []), *(["gradient-imbalance"] if is_adaptive else [])}
     return [name for name in _GRADIENT_RULES if name not in left_out]
@@ -376,7 +378,7 @@ def _of_check(terms: RuleTerms, raised: CheckObjection, rows: Mapping[str, Layer
     """Return an objection of a rule of `check` or `grads` as one of the training."""
     name = terms.rule.identifier
     row = rows.get(raised.target.where)
-    # The smallest of many is another weight at each step.
+    # The smallest gradient belongs to a different weight at every step.
     where = "" if name == "gradient-imbalance" else raised.target.where
     limit = _limit(terms, _LIMITS.get(name, "max_fraction"))
     level: Level = "warn" if "warn" in (terms.level, raised.at_most) else "fail"
@@ -407,11 +409,11 @@ def _limit(terms: RuleTerms, name: str) -> float | None:
 
 
 def _inputs_of(rows: Sequence[LayerRow]) -> tuple[InputRecord, ...]:
-    """Return as many inputs as the first output has, for the sentences of rules."""
+    """Return as many inputs as the first output counts, for the sentences of rules."""
     shape = next((row.activation.shape for row in rows if len(row.activation.shape) > 1), (1,))
     return (InputRecord("batch", None, None, tuple(shape[1:]), ()),) * max(1, min(shape[0], 100_000))
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names in quotes, and how many more there are."""
+    """Return the first names in quotes, and the number of the others."""
     return some_of([f"'{name}'" for name in names], _SHOWN_NAMES)

@@ -1,8 +1,8 @@
-"""Run a training script as `python` runs it, and have it watched once it has imported torch.
+"""Run a training script as `python` runs it, and watch it once it has imported torch.
 
-Nothing of torch is imported here: a script may set environment variables before it does. The script is `__main__` in
-this process, compiled under its own path. `runpy.run_path` would do less: it clears `__main__` when the script ends,
-while its functions may still be called at exit.
+torch is not imported here: a script may set environment variables before it imports torch. The script is `__main__` of
+this process, compiled under its own path. `runpy.run_path` is not enough: it clears `__main__` when the script ends,
+although functions of the script may still be called at exit.
 """
 
 import atexit
@@ -31,12 +31,12 @@ _KEEPS_DYNAMO_OUT = tuple(str(Path("torch", *each)) for each in (("_compile.py",
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script that can be run.
+    """A script to run.
 
     Attributes:
-        name: Its path, or the name of a module.
-        arguments: Its `sys.argv[1:]`.
-        options: How it is watched.
+        name: Path of the script, or name of a module.
+        arguments: `sys.argv[1:]` of the script.
+        options: The options of the watch.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Script:
     options: WatchOptions
 
     def run(self) -> None:
-        """Run it; whatever it raises is raised, and shown without a frame of hookscope's.
+        """Run the script; its exceptions are raised, and printed without frames of hookscope.
 
         Raises:
             UsageError: If a module cannot be found.
@@ -53,7 +53,7 @@ class Script:
         watching = _Watching(self)
         sys.argv = [self.name, *self.arguments]
         _set_path("" if self.is_module else str(Path(os.path.realpath(self.name)).parent))
-        if "torch" in sys.modules:  # imported by whatever started this process
+        if "torch" in sys.modules:  # imported before this process reached the script
             watching.begin()
         else:
             sys.meta_path.insert(0, _FindsTorch(watching.begin))
@@ -67,13 +67,13 @@ class Script:
             if code is None:
                 raise
             _end_with(error, watching)
-        except BaseException as error:  # noqa: BLE001 - whatever ends a script
+        except BaseException as error:  # noqa: BLE001 - any end of a script
             _end_with(error, watching)
 
 
 @dataclass(slots=True)
 class _Watching:
-    """The watch of the script, which begins once torch is imported."""
+    """The watch of the script, which begins when torch is imported."""
 
     script: Script
     watch: "ScriptWatch | None" = None
@@ -111,7 +111,7 @@ class _Watching:
 
 
 def nothing_seen(why: str, started: int) -> str:
-    """Return what is said of a script that did not train; `started` is how many processes it has started."""
+    """Return the line on a script that did not train; `started` is the number of processes that it started."""
     if not started:
         return f"No training was seen: {why} in this process. Processes that a script starts are not watched."
     those = "process that it started is" if started == 1 else f"{started:,} processes that it started are"
@@ -131,7 +131,7 @@ def say(line: str) -> None:
 
 
 def _set_path(folder: str) -> None:
-    """Put the script's folder where Python has put that of hookscope's entry point."""
+    """Replace the folder of hookscope's entry point in `sys.path` by that of the script."""
     if not sys.flags.safe_path:
         sys.path[0] = folder or os.getcwd()  # noqa: PTH109 - as Python does
 
@@ -152,7 +152,7 @@ def _prepare_module(main: ModuleType, name: str) -> CodeType:
     loader = None if spec is None else spec.loader
     code = loader.get_code(spec.name) if isinstance(loader, InspectLoader) and spec is not None else None
     if spec is None or code is None:
-        raise UsageError(f"There is no module '{printable(name)}' to run: give its name as `python -m` takes it.")
+        raise UsageError(f"There is no module '{printable(name)}' to run: give its name as for `python -m`.")
     main.__dict__.update(
         __file__=spec.origin,
         __builtins__=__builtins__,
@@ -169,7 +169,7 @@ def _prepare_module(main: ModuleType, name: str) -> CodeType:
 def _found_spec(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:  # of a package around it; another one is the script's own
+    except ModuleNotFoundError as error:  # of the module or its package; any other error is the script's own
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             return None
         raise
@@ -178,7 +178,7 @@ def _found_spec(name: str) -> ModuleSpec | None:
 
 
 class _FindsTorch(MetaPathFinder):
-    """Calls when torch has been imported, and is gone then."""
+    """Calls a function once torch has been imported, and then removes itself."""
 
     def __init__(self, imported: Callable[[], None]) -> None:
         self._imported = imported
@@ -197,7 +197,7 @@ def _call_after(loader: Loader, imported: Callable[[], None]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # the class has it still
+        del loader.exec_module  # the method of the class remains
         execute(module)
         imported()
 
@@ -205,7 +205,7 @@ def _call_after(loader: Loader, imported: Callable[[], None]) -> None:
 
 
 def _end_with(error: BaseException, watching: _Watching) -> NoReturn:
-    """Raise what ended the script on to the interpreter, which prints it without frames of hookscope's."""
+    """Raise the error that ended the script; the interpreter prints it without frames of hookscope."""
     watching.has_failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
     if watching.watch is not None and not isinstance(error, SystemExit):
         watching.watch.end(exception_line(error), has_failed=True)
@@ -220,7 +220,7 @@ def _end_with(error: BaseException, watching: _Watching) -> NoReturn:
 
 
 def _strip(error: BaseException, seen: set[int]) -> None:
-    """Take hookscope's frames, and all before the script's, out of an exception's traceback and of those it chains."""
+    """Remove frames of hookscope, and all frames before the script, from an exception and those chained to it."""
     if id(error) in seen:
         return
     seen.add(id(error))

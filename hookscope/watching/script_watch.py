@@ -1,4 +1,4 @@
-"""The training of a script that knows nothing of it: what it trains is found at its first step, and watched."""
+"""Watch the training of an unchanged script: find what it trains at the first step, and watch it."""
 
 import os
 import weakref
@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hookscope.errors import EXIT_BUG, HookscopeError, UsageError
-from hookscope.text import exception_line
+from hookscope.text import exception_line, in_words
 from hookscope.watching import torch_calls
 from hookscope.watching.backward_calls import observe_backward, value_of
 from hookscope.watching.closing import Watched, closing_line
-from hookscope.watching.discovery import found_text, graph_of, in_words, living, networks_of, optimizers_among
+from hookscope.watching.discovery import found_text, graph_of, living, networks_of, optimizers_among
 from hookscope.watching.edits import parse_training_edit
 from hookscope.watching.first_forward import before_first_forward
 from hookscope.watching.gradients import inner_optimizer, parameters_of
@@ -28,16 +28,16 @@ from hookscope.watching.started_processes import StartedProcesses
 from hookscope.watching.steps import HeardLoss
 from hookscope.watching.watch import Watch, with_gradients
 
-# A script that has called `backward` so often while no optimiser was alive has none. The first call may be a rehearsal.
+# A script that has called `backward` this often without a living optimiser has none. The first call may be a trial.
 _WITHOUT_OPTIMIZER = 2
 
-# Other processes than the first do not measure what they edit.
+# The value of `every` for processes other than the first: they edit, but do not measure.
 _NEVER = 2**62
 
-# Losses that wait for the first step of an optimiser.
+# Losses kept until the first step of an optimiser.
 _KEPT_LOSSES = 1_000
 
-# Norms before clipping that wait for a watch: one for each optimiser.
+# Norms before clipping kept until the watch begins: one for each optimiser.
 _KEPT_CLIPS = 8
 
 P = ParamSpec("P")
@@ -47,7 +47,7 @@ R = TypeVar("R")
 def _guarded(
     method: Callable[Concatenate["ScriptWatch", P], R],
 ) -> Callable[Concatenate["ScriptWatch", P], R | None]:
-    """Keep errors of hookscope's own, children and what follows an error out of the script."""
+    """Do nothing in forked children or after an error, and keep hookscope's own errors out of the script."""
 
     @wraps(method)
     def guarded(self: "ScriptWatch", *args: P.args, **keywords: P.kwargs) -> R | None:
@@ -69,10 +69,10 @@ def _guarded(
 
 
 class ScriptWatch:
-    """What is known of a script's training; at most one `Watch` at a time."""
+    """Watches the trainings of a script, one `Watch` at a time."""
 
     def __init__(self, asked: WatchOptions, say: Callable[[str], None]) -> None:
-        """Have torch call when the script trains; torch has been imported a moment ago.
+        """Register hooks in torch, which has just been imported.
 
         Raises:
             UsageError: If an edit is malformed.
@@ -110,18 +110,18 @@ class ScriptWatch:
 
     @property
     def has_watched(self) -> bool:
-        """Whether a training was seen, or it has been said why not."""
+        """Whether a training was seen, or the reason was printed."""
         return self._watch is not None or self._is_over
 
     @property
     def started_count(self) -> int:
-        """How many processes the script has started that may train."""
+        """Number of processes that the script has started and that may train."""
         return self._started.count
 
     def end(self, reason: str, *, has_failed: bool = False) -> None:
-        """End the watch because the script ends, and sum it up in one line. Does no harm when done twice.
+        """End the watch because the script ends, and print the last line. A second call does nothing.
 
-        `has_failed` where an exception ends the script: it says enough about a script without steps.
+        With `has_failed`, an exception ended the script: if there was no step, no line is needed.
         """
         watch = self._watch
         if watch is None or os.getpid() != self._process:
@@ -138,7 +138,7 @@ class ScriptWatch:
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         self._find_if_new(optimizer)
-        # What follows is never left out, whatever has failed: the other processes wait for it.
+        # This must run even after a failure: the other processes wait for it.
         norms = self._norms_of(optimizer)
         if norms is None:
             return None
@@ -203,13 +203,13 @@ class ScriptWatch:
         return self._watch is None or not self._watch.clips(parameters)
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
-        """Tell whether the watch does not hear of a clipping itself; called by `torch_calls`."""
-        if is_sharded(parameters):  # every process must say the same, whatever has failed
+        """Tell whether a clipping must be kept for a later watch; called by `torch_calls`."""
+        if is_sharded(parameters):  # every process must return the same, even after a failure
             return self._shards.is_active and os.getpid() == self._process
         return bool(self._clips(parameters))
 
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """Hear of a norm before clipping; called by `torch_calls`."""
+        """Note a norm before clipping; called by `torch_calls`."""
         if is_sharded(parameters):
             norm = self._shards.whole_norm(norm)
         self._keep_clipped(parameters, norm)
@@ -223,7 +223,7 @@ class ScriptWatch:
         self._clipped = [*self._clipped[1 - _KEPT_CLIPS :], (parameters, norm.clone())]
 
     def scaled_step_begins(self, optimizer: Optimizer, _scale: Tensor | None) -> None:
-        """Find what is trained even if the first steps are skipped; called by `torch_calls`."""
+        """Find what is trained, even if the first steps are skipped; called by `torch_calls`."""
         self._find_if_new(optimizer)
         norms = self._norms_of(optimizer)
         if norms is not None:
@@ -239,24 +239,24 @@ class ScriptWatch:
     # --- From one training to the next -------------------------------------------------------------------------------
 
     def _find(self, optimizer: Optimizer, *, step_begins: bool = False) -> None:
-        """Watch what an optimiser trains that is not known: the first one, or another one, as of a second training.
+        """Watch what a new optimiser trains: the first one of the script, or one of a later training.
 
-        `step_begins` where nothing of its step has been computed yet.
+        `step_begins` tells that nothing of the step has been computed yet.
         """
         last_step = self._let_go()
         since = f", from step {last_step + 1:,} on" if last_step else ""
-        if optimizer in self._retired:  # it goes on: those before it may, too
+        if optimizer in self._retired:  # an earlier training goes on, so its other optimisers may too
             self._retired.clear()
         is_first = self._speaks = not _rank()
         if not is_first and not self._edits:
             self._is_over = True
             return
         if self._edits and is_sharded(parameters_of(optimizer)):
-            raise UsageError("the network is sharded, and each process holds a part of what would be edited.")
+            raise UsageError("the network is sharded: each process has only a part of every parameter.")
         self._refuse_compiled()
         modules, others = living()
         optimizers = [optimizer]
-        if isinstance(optimizer, GraphLeaves):  # noticed at the second step, by its second loss
+        if isinstance(optimizer, GraphLeaves):  # found at the second step, from its second loss
             last_step = max(last_step, self._backward_count - 1)
             del self._heard[:-1]
         else:
@@ -299,7 +299,7 @@ class ScriptWatch:
             )
 
     def _end_if_not_edited(self, why: str, code: int) -> None:
-        """End this process if the edits are not in force: it must not train on without them, alone or beside others."""
+        """End this process if the edits are not in force: it must not go on training without them."""
         is_refused = self._edits_layers and self._is_compiled
         if not self._edits or (self._watch is not None and self._watch.edits and not is_refused):
             return
@@ -327,7 +327,7 @@ class ScriptWatch:
             self._say(f"In an optimizer, but frozen (requires_grad is False): {listed(frozen)}.")
 
     def _let_go(self) -> int:
-        """End the watch so far; return its last step. What the script has dropped is freed."""
+        """End the current watch; return its last step. Objects that the script dropped are freed."""
         watch, self._watch = self._watch, None
         if watch is None:
             return 0
@@ -336,7 +336,7 @@ class ScriptWatch:
         self._retired.update(self._watched.values())
         self._watched.clear()
         last_step = watch.log.ends[-1].step
-        vars(watch).clear()  # its parts refer to each other, and to what the script may have dropped
+        vars(watch).clear()  # its parts refer to each other, and to objects that the script may have dropped
         return last_step
 
     @_guarded
@@ -350,7 +350,7 @@ class ScriptWatch:
             self._announce()
 
     def _announce(self) -> None:
-        """Print what was found, and what was said until then: where losses come from is known after a step."""
+        """Print what was found, and the lines held back until then: the place of a loss is known after a step."""
         found, self._found = self._found, ""
         if found:
             places = [*self._places]
@@ -365,7 +365,7 @@ class ScriptWatch:
             self._say(line)
 
     def _say(self, line: str) -> None:
-        if not self._speaks or _rank():  # the first process speaks
+        if not self._speaks or _rank():  # only the first process prints
             return
         if self._found:
             self._waiting.append(line)
@@ -379,7 +379,7 @@ def _rank() -> int:
 
 
 def _as_written(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a hook that also runs inside a compiled step; torch._dynamo is not imported before it is called."""
+    """Return a hook that runs uncompiled, also inside a compiled step; torch._dynamo is imported only when it runs."""
 
     @wraps(method)
     def hook(*args: P.args, **keywords: P.kwargs) -> R:

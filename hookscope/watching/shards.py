@@ -1,7 +1,7 @@
-"""Norms of a network whose parameters are spread over processes, as FSDP2 and tensor parallelism do (DTensor).
+"""Norms of a network whose parameters are sharded over processes, as by FSDP2 and tensor parallelism (DTensor).
 
-Every process must take part in every sum, or the others wait forever. So sums are taken here, in an order that only
-depends on the count of steps; an error in what a process adds makes it add NaN, and never stops it.
+Every process must take part in every sum, or the others wait forever. So the order of the sums depends only on the
+count of steps. If a process fails to compute its part, it adds NaN instead.
 """
 
 import sys
@@ -16,34 +16,34 @@ from torch.optim import Optimizer
 from hookscope.watching.gradients import inner_optimizer, norms_of, parameters_of
 
 FIRST_STEP = 3
-"""The first step of an optimiser with sums: a process that takes it knows that all others have come through the first
-step, where each says that it is watched."""
+"""The first step of an optimiser with sums. A process that takes it knows that all others have finished the first step,
+in which every watched process registers in the store."""
 
 
 def is_sharded(tensors: Iterable[Tensor]) -> bool:
-    """Tell whether any of these is a DTensor."""
+    """Tell whether any of the tensors is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(each, module.DTensor) for each in tensors)
 
 
 class Shards:
-    """What the optimisers of sharded networks share on one process.
+    """The state that optimisers of sharded networks share on one process.
 
     Attributes:
-        refusal: Why nothing is summed; "" as long as it is.
+        refusal: Why no sums are taken; "" while they are.
     """
 
     def __init__(self, every: int) -> None:
-        """Sum weights and updates at every so-manieth step of each optimiser."""
+        """Sum weights and updates at every `every`-th step of each optimiser."""
         self._every = every
-        # None for an optimiser that trains nothing sharded: this is asked for at every step.
+        # None for an optimiser without sharded parameters: every step looks it up.
         self._norms: weakref.WeakKeyDictionary[Optimizer, ShardedNorms | None] = weakref.WeakKeyDictionary()
         self._keys: list[str] = []
         self._has_begun = False
         self.refusal = ""
 
     def of(self, optimizer: Optimizer) -> "ShardedNorms | None":
-        """Return the norms of an optimiser, from its first step on; None if it trains nothing that is sharded."""
+        """Return the norms of an optimiser, from its first step on; None if it has no sharded parameters."""
         if optimizer in self._norms:
             return self._norms[optimizer]
         norms = None
@@ -55,25 +55,25 @@ class Shards:
         return norms
 
     def known(self, optimizer: Optimizer) -> "ShardedNorms | None":
-        """Return the norms of an optimiser; None if it trains nothing that is sharded, or has not stepped."""
+        """Return the norms of an optimiser; None if it has no sharded parameters, or has not stepped."""
         return self._norms.get(optimizer)
 
     @property
     def is_active(self) -> bool:
-        """Whether sums are taken: an optimiser has stepped often enough, and no process has been lost."""
+        """Whether sums are taken: an optimiser has stepped often enough, and all processes take part."""
         return self._has_begun and not self.refusal
 
     def begin(self) -> None:
-        """Take sums from now on, if every process is watched."""
+        """Start to take sums, if every process is watched."""
         if not self._has_begun and not _store().check(self._keys):
             self.refusal = "not every process runs under hookscope watch: norms of their shards cannot be added up"
         self._has_begun = True
 
     @torch.no_grad()
     def whole_norm(self, norm: Tensor) -> Tensor:
-        """Return a norm over shards, as clipping has it, as one of the whole; NaN if processes have been lost.
+        """Return the whole norm for a sharded one that clipping computed; NaN if a process is lost.
 
-        It is called on every process, as clipping is, which waits for all of them.
+        Every process must call it, as every process clips.
         """
         try:
             whole: Tensor = norm.full_tensor() if is_sharded([norm]) else norm  # type: ignore[attr-defined]
@@ -87,12 +87,12 @@ LOST = "the processes cannot reach each other any more"
 
 
 class ShardedNorms:
-    """L2 norms of the whole parameters of one optimiser, their gradients and their updates, at one step of it.
+    """L2 norms of the whole parameters of one optimiser, their gradients and their updates at one step, by `id`.
 
     Attributes:
-        weights: By `id` of the parameter, at watched steps; empty at others. Of weights before the step.
-        gradients: At each step; without those of parameters that have none on this process.
-        updates: At watched steps.
+        weights: Norms before the step, at watched steps; empty at others.
+        gradients: Norms at every step, for parameters with a gradient on this process.
+        updates: Norms at watched steps.
         has_stepped: Whether the optimiser has stepped since a GradScaler was asked to step it.
     """
 
@@ -101,7 +101,7 @@ class ShardedNorms:
         self._shards = shards
         self._every = every
         self._step = 0
-        self._depth = 0  # a subclass calls the step of its base
+        self._depth = 0  # above 1 where a subclass calls its base's `step`
         self._parameters: Sequence[Tensor] = ()
         self._before: list[Tensor] = []
         self.has_stepped = False
@@ -119,7 +119,7 @@ class ShardedNorms:
         """Count a step; at a watched one, sum the weights, and keep this process's part of them.
 
         Returns:
-            False inside of another step of the same optimiser, which is none.
+            False for a call inside another step of the same optimiser.
         """
         self._depth += 1
         if self._depth > 1:
@@ -147,7 +147,7 @@ class ShardedNorms:
 
     @torch.no_grad()
     def read_gradients(self, *, is_first: bool) -> None:
-        """Sum the gradients, before the optimiser changes them; of a closure's, those of its first call."""
+        """Sum the gradients before the optimiser changes them; with a closure, those of its first call."""
         if is_first and self._is_summed():
             summed = self._summed(
                 lambda: [torch.zeros(0) if each.grad is None else each.grad for each in self._parameters]
@@ -157,7 +157,7 @@ class ShardedNorms:
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """At a watched step, sum what the optimiser has changed."""
+        """At a watched step, sum the updates."""
         self._depth -= 1
         if self._depth:
             return
@@ -166,7 +166,7 @@ class ShardedNorms:
             self.updates = self._summed(
                 lambda: [_local(each) - earlier for each, earlier in zip(self._parameters, before, strict=True)]
             )
-        self._parameters = ()  # what the script drops is freed
+        self._parameters = ()  # parameters that the script drops are freed
 
     def _is_summed(self) -> bool:
         return self._shards.is_active and self._step >= FIRST_STEP
@@ -175,7 +175,7 @@ class ShardedNorms:
         return self._is_summed() and self._step % self._every == 0
 
     def _summed(self, parts: Callable[[], Sequence[Tensor]]) -> dict[int, Tensor]:
-        """Return norms over all processes, by `id` of the parameter; float64 holds squares of all float32 numbers."""
+        """Return norms over all processes, by `id` of the parameter, from squares in float64, where none overflows."""
         device = _local(self._parameters[0]).device
         try:
             norms = [each.to(device).double().square() for each in norms_of([*map(_local, parts())])]
@@ -186,7 +186,7 @@ class ShardedNorms:
             part = squares[members]
             try:
                 torch.distributed.all_reduce(part, group=group)
-            except RuntimeError:  # another process is gone; the script will hear of it itself
+            except RuntimeError:  # another process is gone: the script will get its own error
                 self._shards.refusal = LOST
                 return {}
             squares[members] = part
@@ -195,7 +195,7 @@ class ShardedNorms:
     def _groups(self) -> list[tuple[Any, list[int]]]:
         """Return the groups of processes that hold shards, with the positions of their parameters.
 
-        Over dimensions of a mesh that replicate nothing is summed: each process has the whole there.
+        Dimensions of a mesh that replicate are left out: there, each process has the whole tensor.
         """
         groups: dict[tuple[int, int], tuple[Any, list[int]]] = {}
         for position, each in enumerate(self._parameters):
@@ -209,7 +209,7 @@ class ShardedNorms:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process has."""
+    """Return the part of a tensor on this process."""
     return tensor.detach().to_local() if is_sharded([tensor]) else tensor.detach()  # type: ignore[attr-defined]
 
 

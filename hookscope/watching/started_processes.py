@@ -1,4 +1,4 @@
-"""Count the processes that a script starts with multiprocessing: what they train is not watched."""
+"""Count the processes that a script starts with multiprocessing: they are not watched."""
 
 import functools
 import os
@@ -9,14 +9,14 @@ _HELPERS = ("torch.utils.data.", "multiprocessing.managers")
 
 
 class StartedProcesses:
-    """Counts from now on, for as long as this process lives.
+    """Counts started processes from now on, for the life of this process.
 
     Attributes:
-        count: Started so far, without helpers such as the workers of a DataLoader.
+        count: Processes started so far, without helpers such as the workers of a DataLoader.
     """
 
     def __init__(self) -> None:
-        """Begin to count."""
+        """Start to count."""
         self.count = 0
         start, own = BaseProcess.start, os.getpid()
 

@@ -1,4 +1,4 @@
-"""One step of a training in the making, and the record of it once its numbers have arrived."""
+"""A training step in progress, and its record once its numbers have arrived from the device."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,22 @@ from hookscope.watching.transfers import Transfer
 _LARGEST = 10
 
 HeardLoss = tuple[str, float | Tensor]
-"""Where `backward` was called, "train.py:9", and on what; "" for a loss that was passed to `step`."""
+"""The place where `backward` was called, "train.py:9", and the loss; the place is "" for a loss passed to `step`."""
 
 
 @dataclass(slots=True)
 class StepInProgress:
-    """What has been seen of a step so far.
+    """The observations of a step so far.
 
     Attributes:
-        losses: Several where gradients are accumulated, or `backward` is called at several places.
+        losses: Several if gradients are accumulated, or if `backward` is called at several places.
         readings: By `id` of the optimiser.
-        stepped: `id` of the optimisers that have stepped, or have skipped the step.
+        stepped: `id` of the optimisers that have stepped, or skipped the step.
         clips: Parameters by `id`, and the L2 norm of their gradients before clipping.
-        reason: Why it is measured in full; "" if it is not.
-        bad_weights: Weights that were not finite before the step, where gradients were not finite and that was seen at
-            once; None where it was not looked at.
-        is_belated: Whether its forward pass had been run when the step before ended.
+        reason: Why the step is measured in full; "" if it is not.
+        bad_weights: Weights that were not finite before the step; None if they were not examined. They are examined if
+            gradients on the CPU are not finite.
+        is_belated: Whether its forward pass had run before the previous step ended.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
         unreset: How many steps in a row, up to this one, got gradients that contain those of the step before.
@@ -51,7 +51,7 @@ class StepInProgress:
     unreset: int = 0
 
     def sent(self) -> "SentStep":
-        """Begin to fetch the numbers."""
+        """Start to copy the numbers from the device."""
         scalars: list[Tensor] = []  # and vectors of norms
         for reading in self.readings.values():
             scalars += [reading.norms] if isinstance(reading.norms, Tensor) else []
@@ -64,14 +64,14 @@ class StepInProgress:
 
 @dataclass(frozen=True, slots=True)
 class SentStep:
-    """A step whose numbers are on their way; without a transfer, all are there."""
+    """A step whose numbers are being copied; without a transfer, all have arrived."""
 
     step: StepInProgress
     transfer: Transfer | None
 
     @property
     def is_complete(self) -> bool:
-        """Whether `arrived` would not wait."""
+        """Whether `arrived` returns without waiting."""
         return self.transfer is None or self.transfer.is_complete
 
     def arrived(self) -> "ArrivedStep":
@@ -121,8 +121,8 @@ class ArrivedStep:
     """A step with its numbers.
 
     Attributes:
-        names: Of the parameters with a gradient.
-        norms: L2 norm of the gradient of each.
+        names: Names of the parameters with a gradient.
+        norms: L2 norms of their gradients.
     """
 
     step: StepInProgress
@@ -139,7 +139,7 @@ class ArrivedStep:
 
     @property
     def zero(self) -> list[str]:
-        """Parameters whose gradient is exactly 0, but for those that an edit changes."""
+        """Parameters whose gradient is exactly 0, except those that an edit changes."""
         if 0 not in self.norms:
             return []
         names = [name for name, norm in zip(self.names, self.norms, strict=True) if norm == 0]
@@ -147,15 +147,15 @@ class ArrivedStep:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the loss and every gradient are."""
+        """Whether the loss and every gradient are finite."""
         loss, norm = self.record.loss, self.record.gradient_norm
         return (loss is None or math.isfinite(loss)) and (norm is None or math.isfinite(norm))
 
 
 def _loss(losses: Sequence[tuple[str, float]]) -> tuple[float | None, tuple[tuple[str, float], ...]]:
-    """Return the loss of a step, and its parts where `backward` was called at several places.
+    """Return the loss of a step, and its parts if `backward` was called at several places.
 
-    What was passed to `step` is averaged. What `backward` was called on is summed: gradients are those of the sum.
+    Losses passed to `step` are averaged. Losses of `backward` are summed, because gradients are those of the sum.
     """
     if not losses:
         return None, ()
@@ -174,7 +174,7 @@ def _before_clipping(
     ids: Mapping[str, int],
     clips: Sequence[tuple[frozenset[int], float]],
 ) -> float | None:
-    """Return the norm over all gradients before clipping: of clipped ones as the clipping saw them first."""
+    """Return the norm over all gradients before clipping; for clipped gradients, before their first clipping."""
     if not clips:
         return None
     clipped: set[int] = set()
@@ -188,7 +188,7 @@ def _before_clipping(
 
 
 def _largest(names: Sequence[str], norms: Sequence[float]) -> tuple[tuple[str, float], ...]:
-    if math.isnan(sum(norms)):  # NaN first, which compares with nothing
+    if math.isnan(sum(norms)):  # NaN first: it cannot be sorted by comparison
         order = sorted(range(len(norms)), key=lambda at: math.inf if math.isnan(norms[at]) else norms[at], reverse=True)
     else:
         order = sorted(range(len(norms)), key=norms.__getitem__, reverse=True)

@@ -1,7 +1,8 @@
-"""See calls of `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.step` while somebody listens.
+"""Observe calls of `clip_grad_norm_`, `clip_grad_value_` and `GradScaler.step` while there are listeners.
 
-Scripts import the clipping functions by name before anybody listens, so replacing an attribute of a module would miss
-them. Both are wrappers around a function in a cell of theirs; that cell is what changes, and is put back.
+Scripts import the clipping functions by name, often before there is a listener, so replacing attributes of the module
+would miss their calls. Both functions are wrappers that hold the inner function in a closure cell: the content of the
+cell is replaced, and restored later.
 """
 
 import functools
@@ -19,22 +20,22 @@ from hookscope.watching.gradients import total_norm
 
 
 class Listener(Protocol):
-    """Hears of calls; its methods must not raise."""
+    """Is notified of calls; its methods must not raise."""
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
-        """Tell whether the gradients of these parameters, which are about to be clipped, are of interest."""
+        """Tell whether `clipped` should be called for these parameters, which are about to be clipped."""
         ...
 
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """Hear that gradients were clipped; `norm` is their L2 norm before that."""
+        """Note that gradients were clipped; `norm` is their L2 norm before clipping."""
         ...
 
     def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
-        """Hear that a GradScaler is about to step; `scale` is that of the gradients, None if they are unscaled."""
+        """Note that a GradScaler is about to step; `scale` is the scale of the gradients, None if they are unscaled."""
         ...
 
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
-        """Hear that a GradScaler has stepped, or has skipped the step."""
+        """Note that a GradScaler has stepped, or has skipped the step."""
         ...
 
 
@@ -43,14 +44,14 @@ _undo: list[Callable[[], None]] = []
 
 
 def listen(listener: Listener) -> None:
-    """Have `listener` hear of calls until `unlisten`."""
+    """Notify `listener` of calls until `unlisten`."""
     if not _listeners:
         _install()
     _listeners.append(listener)
 
 
 def unlisten(listener: Listener) -> None:
-    """Stop; does no harm when done twice."""
+    """Stop notifying `listener`. A second call does nothing."""
     if listener in _listeners:
         _listeners.remove(listener)
         if not _listeners:
@@ -59,7 +60,7 @@ def unlisten(listener: Listener) -> None:
 
 
 def sees_clipping() -> bool:
-    """Tell whether this torch has the clipping functions as wrappers, so that calls of them are seen."""
+    """Tell whether the clipping functions of this torch are wrappers, so that their calls can be observed."""
     return _wrapped(clip_grad.clip_grad_norm_) is not None and _wrapped(clip_grad.clip_grad_value_) is not None
 
 
@@ -128,7 +129,7 @@ def _observed_step(step: Callable[..., Any]) -> Callable[..., Any]:
     def observed(scaler: GradScaler, optimizer: Optimizer, *args: Any, **keywords: Any) -> Any:
         if not scaler.is_enabled():
             return step(scaler, optimizer, *args, **keywords)
-        for each in _listeners:  # of which the first may add another one
+        for each in _listeners:  # the first may add another listener
             each.scaled_step_begins(optimizer, _scale_of(scaler, optimizer))
         try:
             return step(scaler, optimizer, *args, **keywords)
@@ -140,17 +141,17 @@ def _observed_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scale_of(scaler: GradScaler, optimizer: Optimizer) -> Tensor | None:
-    """Return the scale that gradients still have, without waiting for it."""
+    """Return the scale that gradients still have, without waiting for the device."""
     try:
         if scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY:
             return None
         return scaler._get_scale_async()
-    except (AttributeError, KeyError, AssertionError):  # private, so another torch may lack it
+    except (AttributeError, KeyError, AssertionError):  # private: other versions of torch may lack it
         return None
 
 
 def _kept(parameters: Any) -> tuple[list[Tensor], Any]:
-    """Return the parameters as a list, and as they can still be iterated: a generator is used up by looking at it."""
+    """Return the parameters as a list, and as an argument that can still be iterated: a list uses up a generator."""
     if isinstance(parameters, Tensor):
         return [parameters], parameters
     given = list(parameters)

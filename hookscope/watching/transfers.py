@@ -1,4 +1,4 @@
-"""Numbers on their way from a device: copied without waiting, and read when they have arrived."""
+"""Copy numbers from a device without waiting, and read them when they have arrived."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 class Transfer:
-    """Numbers of any devices, that are read together; those on the CPU are read at once.
+    """Numbers from any devices that are read together; numbers on the CPU are read at once.
 
-    Where a device has no events that tell when a copy is complete, reading waits for it.
+    If a device has no events that signal the end of a copy, reading waits for the device.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Begin to copy; tensors are scalars and vectors of any real dtype."""
+        """Start to copy; tensors are scalars and vectors of any real dtype."""
         self._sizes = [each.numel() for each in tensors]
         self._parts: list[list[float]] = [each.reshape(-1).tolist() if each.is_cpu else [] for each in tensors]
         self._groups: list[tuple[list[int], Tensor, torch.Event | None]] = []
@@ -34,11 +34,11 @@ class Transfer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether reading would not wait; never known of a device without events."""
+        """Whether reading would not wait; False for a device without events."""
         return all(vector.is_cpu and (event is None or event.query()) for _, vector, event in self._groups)
 
     def read(self) -> list[float]:
-        """Return the numbers of all tensors, in order; waits until they are there."""
+        """Return the numbers of all tensors, in order, after waiting for them."""
         for members, vector, event in self._groups:
             if event is not None:
                 event.synchronize()
@@ -51,7 +51,7 @@ class Transfer:
 
 
 def number_of(value: Tensor) -> float | Tensor:
-    """Return the one value of a tensor: as a number where that waits for no device, else as a copy."""
+    """Return the only value of a tensor: a number if it is on the CPU, else a copy on its device."""
     if type(value) is Tensor and value.is_cpu:
         return float(value.item())
     return value.detach().clone().reshape(())
@@ -59,7 +59,7 @@ def number_of(value: Tensor) -> float | Tensor:
 
 @cache
 def _has_events(device: torch.device) -> bool:
-    """Tell whether events of a device can be recorded, asked for and waited for."""
+    """Tell whether events of a device can be recorded, queried and waited for."""
     try:
         event = _recorded(device)
         event.query()

@@ -1,4 +1,4 @@
-"""Which rules object at the moment, and when that changes."""
+"""The verdicts that are in force, and their beginnings and ends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from hookscope.watching.rules import Objection, listed, patience_of
 
 @dataclass(slots=True)
 class _Standing:
-    """Objections that began together: their places, and how many judgements in a row have passed since."""
+    """Objections that began together: their places, and the number of judgements in a row that have passed."""
 
     first: Objection
     places: frozenset[str]
@@ -18,13 +18,13 @@ class _Standing:
 
 @dataclass(slots=True)
 class Verdicts:
-    """The objections that stand, by rule."""
+    """The verdicts in force, by rule."""
 
     _standing: dict[str, list[_Standing]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """How many verdicts have begun and not ended."""
+        """Number of verdicts that have begun and not ended."""
         return sum(map(len, self._standing.values()))
 
     def stands(self, rule: str) -> bool:
@@ -32,10 +32,10 @@ class Verdicts:
         return bool(self._standing.get(rule))
 
     def judged(self, step: int, rule: str, objections: Sequence[Objection]) -> list[TrainingVerdict]:
-        """Take in everything that a rule objects to at a step; return what has changed.
+        """Add all objections of a rule at a step; return the verdicts that begin or end.
 
-        Places that begin together are one verdict. It ends when the rule has passed at all of them, often enough in a
-        row.
+        Objections that begin together are one verdict. It ends when the rule has passed at all of their places often
+        enough in a row.
         """
         standing = self._standing.setdefault(rule, [])
         objected = {each.where for each in objections}

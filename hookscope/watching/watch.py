@@ -1,4 +1,4 @@
-"""Watch a training: what `hookscope.watch` returns."""
+"""The watch of a training, which `hookscope.watch` returns."""
 
 import atexit
 import functools
@@ -59,14 +59,15 @@ from hookscope.watching.steps import ArrivedStep, HeardLoss, SentStep, StepInPro
 from hookscope.watching.transfers import Transfer, number_of
 from hookscope.watching.verdicts import Verdicts
 
-# Watched steps and verdicts that stay in memory; the file has all.
+# Watched steps and verdicts kept in memory; the file has all of them.
 _KEPT_WATCHED = 20
 _KEPT_VERDICTS = 1_000
 
-# After a step that was watched for a jump, so many are not watched for another: else a restless run is watched always.
+# After a step was watched because of a jump, jumps are ignored for this many steps: else every step of a restless run
+# would be watched.
 _REST = 10
 
-# Of an accelerator, so many steps may be on their way before the oldest is waited for.
+# On an accelerator, the numbers of this many steps may be outstanding before the oldest is waited for.
 _MOST_ON_THEIR_WAY = 32
 
 P = ParamSpec("P")
@@ -74,7 +75,7 @@ R = TypeVar("R")
 
 
 def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatenate["Watch", P], R | None]:
-    """Keep errors of hookscope's own out of the training: one is a line, and the end of watching."""
+    """Keep hookscope's own errors out of the training: an error prints a line and ends the watch."""
 
     @functools.wraps(method)
     def guarded(self: "Watch", *args: P.args, **keywords: P.kwargs) -> R | None:
@@ -94,12 +95,12 @@ def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatena
 
 
 class Watch:
-    """A training that is being watched, as `hookscope.watch` returns it.
+    """The watch of a training, as `hookscope.watch` returns it.
 
     It is a context manager: `with hookscope.watch(model, optimizer) as watch`.
 
     Attributes:
-        out: The folder; None without one.
+        out: Folder of the log; None without one.
         notes: Sentences on what cannot be measured in this training.
     """
 
@@ -121,11 +122,11 @@ class Watch:
         shards: Shards | None = None,
         seen: Watched | None = None,
     ) -> None:
-        """Put the hooks on; see `hookscope.watch`.
+        """Register the hooks; see `hookscope.watch`.
 
-        Of a script nobody calls `step`: `heard` then gets the losses, each is taken by the step of the optimiser that
-        follows, and `finish_if_complete` ends a step. `last_step` is that of an earlier watch without a file. `shards`
-        has the norms of networks that are sharded. `seen` counts over several watches.
+        The other arguments are for a script, which does not call `step`: losses arrive in `heard` and belong to the
+        next step of an optimiser, and `finish_if_complete` ends a step. `last_step` is that of an earlier watch
+        without a file, `shards` has the norms of sharded networks, and `seen` counts over several watches.
         """
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise UsageError(f"every={every!r} is not a positive whole number: give, for example, every=100.")
@@ -135,7 +136,7 @@ class Watch:
         if heard is None:
             self._networks = watched_networks(model, layer)
             self._optimizers = watched_optimizers(optimizer, self._networks)
-        else:  # a script's, that are known to belong together; there may be no network
+        else:  # found in a script, so they belong together; there may be no network
             self._networks = watched_networks(model, layer, sharded=shards is not None) if model else ()
             self._optimizers = tuple(cast("Sequence[Optimizer]", optimizer))
         self._names = ParameterNames(self._networks, self._optimizers)
@@ -183,33 +184,34 @@ class Watch:
         self._begin(fitted)
 
     def step(self, loss: float | Tensor | None = None) -> None:
-        """End a step: call it once in each turn of the loop, after `optimizer.step()`.
+        """End a step: call this once per iteration of the loop, after `optimizer.step()`.
 
-        If gradients are accumulated, a turn without an optimiser step adds its loss to the mean of the next step.
+        If gradients are accumulated, the loss of an iteration without an optimiser step counts towards the mean of the
+        next step.
 
         Args:
-            loss: The loss, a number or a tensor with one value; it is not waited for on an accelerator.
+            loss: The loss: a number, or a tensor with one value, which is not waited for on an accelerator.
         """
         self._depths.clear()  # of a step that raised
         self._stepped(loss)
 
     @_guarded
     def finish_if_complete(self) -> None:
-        """End the step if every optimiser of the step before has stepped; of the first step, every optimiser."""
+        """End the step if every optimiser of the previous step has stepped; in the first step, every optimiser."""
         if self._current.stepped >= self._expected and not any(self._depths.values()):
             self._finish_step()
 
     @_guarded
     def finish_if_stepped(self, optimizer: Optimizer) -> None:
-        """End the step if an optimiser has stepped in it that is about to step again."""
+        """End the step if the optimiser, which is about to step, has already stepped in it."""
         if id(optimizer) in self._current.stepped and not self._depths.get(id(optimizer)):
             self._finish_belatedly()
 
     @property
     def edits(self) -> tuple[str, ...]:
-        """The edits in force, `"fc:grad:clip-norm(1)"`; assign others to change them from the next forward pass on.
+        """The edits in force, `"fc:grad:clip-norm(1)"`; assign new edits to replace them from the next forward pass on.
 
-        What an edit froze is trained again once it is gone; weights keep the values that edits have given them.
+        Without its edit, a frozen parameter is trained again. Weights keep the values that edits have given them.
 
         Raises:
             LayerNotFoundError: If an edit selects nothing.
@@ -228,7 +230,7 @@ class Watch:
         self._close("closed")
 
     def end(self, reason: str = "the process ended") -> None:
-        """Close a watch that the script has left open."""
+        """Close a watch that the script left open."""
         self._close(reason)
 
     def __enter__(self) -> Self:
@@ -242,28 +244,28 @@ class Watch:
     def __repr__(self) -> str:
         networks = ", ".join(each.name for each in self._networks)
         state = "closed" if self._is_closed else f"at step {self._current.number}"
-        return f"<Watch of {networks}, {state}: {counted(self._verdicts.count, 'standing verdict')}>"
+        return f"<Watch of {networks}, {state}: {counted(self._verdicts.count, 'open verdict')}>"
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended: closed, or given up after an error of hookscope's."""
+        """Whether the watch has ended: closed, or stopped after an error in hookscope."""
         return self._is_closed
 
     @property
     def verdicts(self) -> tuple[TrainingVerdict, ...]:
-        """What rules began or ceased to object to, in order; of very many, the last."""
+        """The beginnings and ends of verdicts, in order; the last 1,000."""
         return tuple(self._kept_verdicts)
 
     @property
     def log(self) -> TrainingLog:
-        """The last 200 steps, the last 20 watched steps, and the verdicts; the file has all."""
+        """The last 200 steps, the last 20 watched steps, and `verdicts`; the file has all of them."""
         return TrainingLog(self._starts, tuple(self._ring), tuple(self._kept_watched), self.verdicts, self._ends)
 
     # --- Beginning and ending ----------------------------------------------------------------------------------------
 
     def _begin(self, edits: FittedEdits) -> None:
         before, after = _as_written(self._before_step), _as_written(self._after_step)
-        # Ours come last: they see what other hooks have made of the gradients.
+        # These hooks run last, after other hooks have changed the gradients.
         handles = [each.register_step_pre_hook(before) for each in self._optimizers]
         handles += [each.register_step_post_hook(after) for each in self._optimizers]
         self._handles = handles
@@ -328,7 +330,7 @@ class Watch:
             self._release()
 
     def _release(self) -> None:
-        """Leave networks and optimisers without hooks and edits."""
+        """Remove all hooks and edits from networks and optimisers."""
         self._is_released = True
         atexit.unregister(self._at_exit)
         self._edits.put_in_force(FittedEdits())
@@ -348,7 +350,7 @@ class Watch:
             self._file.close()
 
     def _failed_in_forward(self, error: Exception) -> None:
-        # Inside a forward pass hooks cannot be taken off; the next step does it.
+        # Hooks cannot be removed inside a forward pass; the next step removes them.
         self._failure = self._failure or error
 
     def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
@@ -367,12 +369,12 @@ class Watch:
     # --- What torch calls --------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Edit and read the gradients, or have the closure of the step do so once it has run."""
+        """Edit and read the gradients now, or after the closure of the step has run."""
         if os.getpid() != self._process:
             return None
         key = id(optimizer)
         self._depths[key] = self._depths.get(key, 0) + 1
-        if self._depths[key] > 1:  # a subclass calls the step of its base
+        if self._depths[key] > 1:  # a subclass calls its base's `step`
             return None
         self._step_begins(optimizer)
         return with_gradients(functools.partial(self._gradients_are_there, optimizer), args, kwargs)
@@ -384,7 +386,7 @@ class Watch:
 
     @_guarded
     def _step_begins(self, optimizer: Optimizer) -> None:
-        if id(optimizer) in self._current.stepped:  # nobody has called `step` since
+        if id(optimizer) in self._current.stepped:  # `step` has not been called since
             self._finish_belatedly()
         self._current.stepped.add(id(optimizer))
         self._stepping.add(id(optimizer))
@@ -414,7 +416,7 @@ class Watch:
             step.bad_weights = self._bad_weights(optimizer)
 
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
-        """Return the norms that are summed over processes, of those optimisers whose parameters are sharded."""
+        """Return the norms summed over processes, for optimisers with sharded parameters."""
         shards = self._shards
         return [] if shards is None else [norms for each in optimizers if (norms := shards.known(each)) is not None]
 
@@ -424,7 +426,7 @@ class Watch:
         key = id(optimizer)
         self._depths[key] = max(0, self._depths.get(key, 1) - 1)
         if self._depths[key] == 0:
-            self._heard.clear()  # a closure was called again, at weights on the way
+            self._heard.clear()  # losses of further calls of a closure, at intermediate weights
             self._edits.edit_values(optimizer)
             self._look_at_resets(optimizer)
             if self._current.measurement is not None:
@@ -446,14 +448,14 @@ class Watch:
         self._heard.clear()
 
     def clips(self, parameters: Sequence[Tensor]) -> bool:
-        """Tell whether parameters that are being clipped are watched; called by `torch_calls`."""
+        """Tell whether the parameters that are being clipped are watched; called by `torch_calls`."""
         if self._is_closed or os.getpid() != self._process or not parameters or is_sharded(parameters):
             return False
         return self._names.knows(parameters[0])
 
     @_guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
-        """Hear of a norm before clipping; called by `torch_calls`."""
+        """Note a norm before clipping; called by `torch_calls`."""
         members = frozenset(id(each) for each in parameters)
         # Clipped after the optimiser has stepped: this belongs to the next step.
         if self._optimizers_of(members) & self._current.stepped:
@@ -464,18 +466,18 @@ class Watch:
 
     @_guarded
     def scaled_step_begins(self, optimizer: Optimizer, scale: Tensor | None) -> None:
-        """Hear that a GradScaler is about to step; called by `torch_calls`."""
+        """Note that a GradScaler is about to step; called by `torch_calls`."""
         if id(optimizer) not in map(id, self._optimizers):
             return
         self._stepping.discard(id(optimizer))
         for text in self._edits.fitted.of_scaled_gradients():
             self._say_once(
                 f"scaled {text}",
-                f"Edit '{text}' gets gradients that are multiplied by the scale of the GradScaler, as are those of all "
-                "layers; with param: it gets unscaled ones.",
+                f"Edit '{text}' gets gradients that the GradScaler has multiplied by its scale. With param: it gets "
+                "unscaled gradients.",
             )
         if scale is not None and not getattr(optimizer, "_step_supports_amp_scaling", False):
-            # It was clipped before it was unscaled; the gradients are unscaled before the optimiser gets them.
+            # Clipping came before unscaling; the gradients are unscaled before they reach the optimiser.
             mine = {id(each) for each in parameters_of(optimizer)}
             self._current.clips = [
                 (members, norm / scale if members & mine else norm) for members, norm in self._current.clips
@@ -483,7 +485,7 @@ class Watch:
 
     @_guarded
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
-        """Hear that a GradScaler has stepped, or not; called by `torch_calls`."""
+        """Note that a GradScaler has stepped, or has skipped the step; called by `torch_calls`."""
         if id(optimizer) in map(id, self._optimizers) and id(optimizer) not in self._stepping:
             self._step_begins_skipped(optimizer)
 
@@ -515,12 +517,12 @@ class Watch:
             return float(loss)
         if loss is not None:
             what = f"a tensor of {counted(loss.numel(), 'value')}" if isinstance(loss, Tensor) else type(loss).__name__
-            line = f"The loss is not watched: {what} was passed to step(), a number or a tensor of one is needed."
+            line = f"The loss is not watched: step() got {what}. Pass a number, or a tensor with one value."
             self._say_once("loss", line)
         return None
 
     def _prepare(self) -> None:
-        """Decide whether the step that begins is measured in full, and put the hooks of its forward passes on."""
+        """Decide whether the next step is measured in full, and register the hooks for its forward passes."""
         step = self._current
         shared = self._shared_norms(self._optimizers)
         is_due = any(norms.is_next_watched for norms in shared) if shared else step.number % self._every == 0
@@ -534,7 +536,7 @@ class Watch:
             return
         self._names.renew()
         step.measurement = ParameterMeasurement(self._listed_parameters())
-        # Not at the first step: what is compiled at its first call would be compiled with the hooks.
+        # Not at the first step: code that is compiled at its first call would be compiled with the hooks.
         if step.number > self._first:
             for each in self._passes:
                 each.begin()
@@ -566,12 +568,12 @@ class Watch:
         self._prepare()
 
     def _finish_belatedly(self) -> None:
-        """End a step when the forward pass of the next one has been run."""
+        """End a step after the forward pass of the next step has run."""
         self._finish_step()
         self._current.is_belated = True
 
     def _say_what_was_not_made(self, step: StepInProgress) -> None:
-        """Say which edits have not been made in the first step that they were in force."""
+        """Report edits that changed nothing in the first step in which they were in force."""
         if step.skipped:
             return
         for text, count in step.edits if self._untried else ():
@@ -581,7 +583,7 @@ class Watch:
         self._untried.clear()
 
     def _drain(self, *, wait: bool) -> ArrivedStep | None:
-        """Take in the steps whose numbers have arrived, or all; return the last."""
+        """Process the steps whose numbers have arrived, or all with `wait`; return the last."""
         arrived = None
         while self._sent and (wait or self._sent[0].is_complete or len(self._sent) > _MOST_ON_THEIR_WAY):
             arrived = self._sent.popleft().arrived()
@@ -589,7 +591,7 @@ class Watch:
         return arrived
 
     def _take_in(self, arrived: ArrivedStep) -> None:
-        """Judge a step by the rules of every step, and write it."""
+        """Write a step, and judge it by the rules for every step."""
         record = arrived.record
         self._write(record)
         self._seen.add_step(record)
@@ -614,7 +616,7 @@ class Watch:
             found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
             found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen)
         if self._verdicts.count or any(found.values()):
-            # Of a step with NaN or Inf only the first cause is named: the other rules do not pass.
+            # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
             unjudged = [name for name in _NOT_FINITE if is_broken and not found[name]]
             for name in [each for each in found if each not in unjudged]:
                 self._judge(record.step, name, found[name])
@@ -625,7 +627,7 @@ class Watch:
             self._was_broken = is_broken
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
-        """Write and judge what was measured of a watched step."""
+        """Write and judge the measurements of a watched step."""
         assert step.measurement is not None  # noqa: S101
         parameters = step.measurement.parameters
         rows = tuple(numbers.row(name, each) for name, each in parameters.items())
@@ -638,7 +640,7 @@ class Watch:
                 name = each.watched.name
                 line = (
                     f"The forward pass of {name} was over when step {step.number} began, because an optimizer steps "
-                    "several times in a turn of the loop: at such steps its activations are not watched."
+                    "several times per iteration: at such steps its activations are not watched."
                     if step.is_belated
                     else f"No forward pass of {name} was seen at step {step.number}: it is compiled, or not called as "
                     "a module. Its activations are not watched."
@@ -666,7 +668,7 @@ class Watch:
             self._judge(step.number, name, objections)
 
     def _has_gradient(self, network: WatchedNetwork, step: StepInProgress) -> bool:
-        """Tell whether an optimiser of a network stepped: others, as the second of a GAN, may not run at a step."""
+        """Tell whether an optimiser of a network stepped; the other network of a GAN may not run in a step."""
         trained = {id(each) for reading in step.readings.values() for each in reading.parameters}
         return any(id(each) in trained for _, each in network.parameters())
 
@@ -694,20 +696,20 @@ class Watch:
         return judged
 
     def _unoptimised(self) -> list[Objection]:
-        """Return the objections to parameters that were unfrozen or added since the start, and that nothing trains."""
+        """Return the objections to parameters that were unfrozen or added since the start and have no optimiser."""
         new = [
             name for name in self.not_optimised() if name in self._frozen_at_first or name not in self._known_at_first
         ]
-        message = "'{}' needs a gradient now, but belongs to no watched optimizer: add it with add_param_group."
+        message = "'{}' is trainable now, but is in no watched optimizer: add it with add_param_group."
         return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in new]
 
     def not_optimised(self) -> list[str]:
-        """Return the trainable parameters that no watched optimiser has."""
+        """Return the trainable parameters that are in no watched optimiser."""
         held = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
         return [name for name, each in self._names.all.items() if each.requires_grad and id(each) not in held]
 
     def frozen_in_optimizers(self) -> list[str]:
-        """Return the parameters that need no gradient though an optimiser has them, but for those that edits freeze."""
+        """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
         frozen = [each for one in self._optimizers for each in parameters_of(one) if not each.requires_grad]
         return [name for name in self._names.of(frozen) if name not in self._edited]
 
@@ -754,10 +756,10 @@ class Watch:
 def with_gradients(
     call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Call with `is_first=True` now, or after each call of a step's closure: gradients before the first one are stale.
+    """Call `call` now, or after every call of the closure of a step, before which the gradients are stale.
 
     Returns:
-        The arguments of the step with another closure; None where there is no closure.
+        The arguments of the step with a wrapped closure; None without a closure.
     """
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
@@ -784,7 +786,7 @@ _NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
 def _reason_to_look(
     loss_jump: Jump | None, norm_jump: Jump | None, *, became_broken: bool, has_more_zeros: bool
 ) -> str:
-    """Return why the next step should be watched in full; "" if it need not."""
+    """Return the reason to watch the next step in full; "" without one."""
     if became_broken:
         return "non-finite"
     if loss_jump is not None and loss_jump.deviations > rules.LOOK_AT_JUMP:
@@ -795,12 +797,12 @@ def _reason_to_look(
 
 
 def _has_no_gradient(record: TrainingStep) -> bool:
-    """Tell whether a step had no gradients that could be judged."""
+    """Tell whether a step has no gradients that can be judged."""
     return record.skipped or not record.gradient_norm
 
 
 def _as_written(method: Callable[P, R]) -> Callable[P, R]:
-    """Return a hook that also runs inside a compiled step, as written."""
+    """Return a hook that runs uncompiled, also inside a compiled step."""
 
     def hook(*args: P.args, **keywords: P.kwargs) -> R:
         return method(*args, **keywords)

@@ -123,7 +123,7 @@ def test_llms_txt_names_every_page_and_schema_with_what_it_is_about(site: Path) 
     assert {name for name in named if name.endswith(".html")} == set(pages)
     assert all((site / name).exists() for name in named)
     assert [name for name in pages if not 40 <= len(named[name]) <= 400] == []
-    assert named["commands/models.html"].startswith("Lists the names that MODEL accepts, one per line: `demo`, and ")
+    assert named["commands/models.html"].startswith("Which names can MODEL be? `models` lists them, one per line: ")
 
 
 @pytest.mark.exhaustive

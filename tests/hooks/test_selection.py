@@ -300,7 +300,7 @@ def test_a_position_counts_only_what_runs() -> None:
     with pytest.raises(LayerNotFoundError, match="0 matching layers run") as caught:
         names("relu@0", order=["stem.conv", ""])
     assert "-1" not in str(caught.value)
-    with pytest.raises(UsageError, match="'conv@1' chooses by execution order"):
+    with pytest.raises(UsageError, match="'conv@1' selects by execution order"):
         select_layers(network(), ["conv@1"])
 
 

@@ -56,7 +56,7 @@ def test_the_answer_says_what_else_there_was() -> None:
     steps = tuple(replace(each, skipped=each.step <= 7) for each in log.steps)
     assert answer(replace(log, steps=steps)) == [
         "At step 1,200, w: 0.75 is over its limit (0.5).",
-        "It was in order again at step 1,300.",
+        "It passed again at step 1,300.",
         "1 other verdict: a.",
         "The optimiser skipped 7 steps: 1, 2, 3, 4, 5 and 2 more.",
         "The record stops at step 1,400 without an end: the training still runs, or was killed.",

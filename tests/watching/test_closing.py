@@ -52,7 +52,7 @@ def test_objections_are_counted_and_the_first_is_named() -> None:
         (None, 1.0, (LAYER,), " Not judged: the loss."),
         (1.0, None, (LAYER,), " Not judged: gradients."),
         (1.0, 1.0, (), " Not judged: activations."),
-        (None, None, (), " Not judged: the loss and gradients and activations."),
+        (None, None, (), " Not judged: the loss, gradients and activations."),
     ],
 )
 def test_what_was_never_seen_is_said(

@@ -174,7 +174,7 @@ def test_limits_hold_for_unscaled_gradients(fused: bool) -> None:
     expected, _ = scaled(None)
     edited, lines = scaled(["param:*:grad:clamp(-0.01, 0.01)", "/^5$/:grad:clamp(-1, 1)"])
     [line] = [line for line in lines if "scale" in line]
-    assert line.startswith("Edit '/^5$/:grad:clamp(-1, 1)' gets gradients that are multiplied by the scale")
+    assert line.startswith("Edit '/^5$/:grad:clamp(-1, 1)' gets gradients that the GradScaler has multiplied")
     # A scale of a power of two changes no bit; the clamp of the layer's, to 1 of 4,096, changes them all.
     assert not all(map(torch.equal, edited, expected))
     edited, _ = scaled(["param:*:grad:clamp(-0.01, 0.01)"])
@@ -317,7 +317,7 @@ def test_an_edit_that_changed_nothing_is_said_once() -> None:
 
 REFUSED = {
     "op:relu:output:zero": "only layers and parameters can be edited",
-    "Conv2d@0:output:zero": "not known before it trains",
+    "Conv2d@0:output:zero": "not known before the training starts",
     "nosuch:output:zero": "No layer matches",
     "param:nosuch:freeze": "matches no parameter",
     "0.weight:freeze": "before the operation a place is missing",

@@ -460,7 +460,7 @@ main()
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["missing.py"], 2, "There is no script to run: 'missing.py' is not there."),
+        (["missing.py"], 2, "There is no script to run: 'missing.py' does not exist."),
         (["."], 2, "There is no script to run: '.' is a folder."),
         ([], 2, "Nothing to run is given"),
         (["train.py", "-m", "train"], 2, "Both a script and -m are given"),

@@ -47,7 +47,7 @@ def test_a_training_is_written_read_and_resumed(tmp_path: Path) -> None:
     network, optimizer = small()
     with hookscope.watch(network, optimizer, every=4, out=tmp_path / "run") as watch:
         turns(network, optimizer, watch, 9)
-    assert repr(watch) == "<Watch of Sequential, closed: 0 standing verdicts>"
+    assert repr(watch) == "<Watch of Sequential, closed: 0 open verdicts>"
     with hookscope.watch(network, optimizer, every=4, out=tmp_path / "run", resume=True) as second:
         turns(network, optimizer, second, 5)
     log = read_training(tmp_path / "run")
@@ -171,12 +171,12 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Any], Any], str]] = {
     "DataParallel": (lambda network, _: ((nn.DataParallel(network), _), {}), "nn.DataParallel, which copies"),
     "sharded": (lambda network, _: ((nn.Sequential(network, Sharded()), _), {}), "is sharded"),
     "lazy": (lambda network, _: ((nn.Sequential(network, nn.LazyLinear(3)), _), {}), "run the network once"),
-    "no network": (lambda _, optimizer: ((3, optimizer), {}), "model=int is no network"),
-    "no networks": (lambda _, optimizer: (([], optimizer), {}), "is no network"),
-    "no optimiser": (lambda network, _: ((network, network), {}), "is no torch.optim.Optimizer"),
+    "no network": (lambda _, optimizer: ((3, optimizer), {}), "model=int is not a network"),
+    "no networks": (lambda _, optimizer: (([], optimizer), {}), "is not a network"),
+    "no optimiser": (lambda network, _: ((network, network), {}), "is not a torch.optim.Optimizer"),
     "another's optimiser": (lambda _, optimizer: ((nn.Linear(1, 1), optimizer), {}), "belongs to the network"),
     "every 0": (lambda *both: (both, {"every": 0}), "every=0"),
-    "a position": (lambda *both: (both, {"layer": "conv@2"}), "not known before it trains"),
+    "a position": (lambda *both: (both, {"layer": "conv@2"}), "not known before the training starts"),
     "no such layer": (lambda *both: (both, {"layer": "conv"}), "No layer matches"),
 }
 
