@@ -72,7 +72,10 @@ def test_a_failed_check_is_a_warning_that_says_what_it_means() -> None:
     )
     failed = [each for each in run.sanity if not each.passed]
     assert {"weights", "class"} <= {each.name for each in failed}
-    assert [f"The sanity check '{each.name}' failed. {each.meaning}" for each in failed] == list(run.warnings)
+    sentences = [f"The sanity check '{each.name}' failed. {each.meaning}" for each in failed]
+    assert [each.replace("--method", "`method`").replace("--target", "`target`") for each in sentences] == list(
+        run.warnings
+    )
 
 
 def test_quick_looks_at_the_first_target_of_the_first_batch_and_full_at_all() -> None:
@@ -93,7 +96,7 @@ def test_quick_looks_at_the_first_target_of_the_first_batch_and_full_at_all() ->
 def test_methods_of_many_passes_are_checked_throughout_only_where_that_is_asked_for(method: str) -> None:
     quick = hookscope.attribute(Small(), pictures(1), method=method)
     assert set(names(quick)) - {"completeness"} == {"deletion"}
-    assert any(f"{method} takes many passes; --sanity full runs them" in note for note in quick.notes)
+    assert any(f"{method} takes many passes; `sanity` full runs them" in note for note in quick.notes)
     assert names(hookscope.attribute(Small(), pictures(1), method=method, sanity="full"))[:3] == [
         "weights",
         "class",

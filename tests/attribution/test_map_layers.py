@@ -122,7 +122,7 @@ def test_layers_are_given_by_name_by_pattern_and_as_operations(network: nn.Modul
     by_type = attribute(network, pictures, layer=["type:Conv2d", "type:Linear"])
     assert [layer.label for layer in by_type.layers] == ["first", "second"]
     assert by_type.notes == (
-        "--layer type:Conv2d, type:Linear: layers with no place for the picture are left out: fc.",
+        "`layer` type:Conv2d, type:Linear: layers with no place for the picture are left out: fc.",
     )
     # The ReLU follows `second` directly: where the gradient is, both have the same.
     assert not np.array_equal(several.maps[1].values, by_type.maps[1].values)

@@ -81,7 +81,7 @@ def line_of(text: str) -> str:
 # Behind the second convolution a picture of 16 pixels a side has 8 x 12 x 12 = 1,152 values.
 CASES = {
     "dead": ("WARN constant-activation at (model):relu#1", "net.c2(x) - 100)", "all 1,152 outputs are 0 "),
-    "clamped": ("WARN constant-activation at (model):clamp", "clamp(max", "all 1,152 outputs are -1e+09 "),
+    "clamped": ("WARN constant-activation at (model):clamp", "clamp(max", "all 1,152 outputs are -1e9 "),
     "silenced": ("WARN constant-activation at (model):mul", "net.c2(x) * 0\n", "all 1,152 outputs are 0 "),
     "nan": ("FAIL non-finite-activation at (model):log", "torch.log(", "it has 1,152 NaN and 0 Inf in 1,152 values"),
     "cleaned": ("WARN non-finite-activation at (model):log", "nan_to_num", "it has 1,152 NaN and 0 Inf in 1,152"),

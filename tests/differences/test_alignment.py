@@ -206,4 +206,4 @@ def test_a_layer_that_only_one_side_calls_is_named_where_the_difference_begins()
 
 def test_a_network_that_is_given_compiled_is_said_to_run_as_written() -> None:
     result = hookscope.diff(small(), torch.compile(small(), backend="eager"), torch.randn(2, 3, 8, 8))
-    assert result.notes == ("B is compiled, and runs uncompiled here: --compile-b compares what is compiled.",)
+    assert result.notes == ("B is compiled, and runs uncompiled here: `compile_b` compares what is compiled.",)

@@ -390,7 +390,7 @@ def test_modules_that_were_in_training_mode_are_noted() -> None:
     assert hookscope.diff(network, other, x).notes == ()
     other[1].train()
     result = hookscope.diff(network, other, x)
-    note = "B was in training mode at 1, and runs in eval mode here, unless --mode-b train is given."
+    note = "B was in training mode at 1, and runs in eval mode here, unless `mode_b` train is given."
     assert (result.first_differences, result.notes) == ((), (note,))
     assert hookscope.diff(network, other, x, mode_b="train").notes == ()
     network.train()

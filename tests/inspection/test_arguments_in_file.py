@@ -115,7 +115,7 @@ def test_attribute_names_the_embedding_of_tokens(method: str) -> None:
 
 def test_a_network_of_functions_is_pointed_to_its_operations() -> None:
     x = torch.randn(1, 3, 8, 8)
-    note = "Functions has no modules inside: --ops shows its operations."
+    note = "Functions has no modules inside: `ops` shows its operations."
     assert note in hookscope.activations(Functions(), x).notes
     assert note in hookscope.grads(Functions(), x).notes
     assert note not in hookscope.activations(Functions(), x, ops=True).notes

@@ -66,7 +66,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             continue
         target, ratio = stored_in(values), values.outlier_ratio or 0.0
         greatest = _GREATEST.get(values.dtype, math.inf)
-        named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 3)}"
+        named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 5)}"
         times = f"{figure(ratio, 3)} times the 99.9 % quantile of its magnitudes"
         if values.max_abs == greatest:
             yield Objection(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")

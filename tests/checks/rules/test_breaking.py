@@ -272,7 +272,7 @@ def test_the_worst_of_several_without_headroom_is_named_and_the_others_counted()
     (finding,) = judged(replace(HEALTHY, stored=tuple(weights))).findings
     assert finding.where == "b.weight"
     assert finding.message == (
-        "'b.weight' (Conv2d) reaches 5e+04, 0.763 times the greatest of float16 (limit 0.5);"  # 50000 / 65504
+        "'b.weight' (Conv2d) reaches 50,000, 0.763 times the greatest of float16 (limit 0.5);"  # 50000 / 65504
         " 2 of 8 outputs, parameters and buffers are above it."
     )
 

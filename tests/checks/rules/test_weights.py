@@ -146,10 +146,10 @@ def test_a_layer_that_is_given_zeros_all_along_keeps_its_means_and_passes() -> N
 def test_a_weight_whose_square_overflows_and_one_that_was_cut_off_fail() -> None:
     finding = judged(with_stored("bn.running_var", max_abs=2e19)).findings[0]
     assert (finding.rule, finding.level) == ("outlier-weight", "fail")
-    assert finding.message == "'bn.running_var' (BatchNorm2d) reaches 2e+19, whose square overflows float32."
+    assert finding.message == "'bn.running_var' (BatchNorm2d) reaches 2e19, whose square overflows float32."
     cut = with_stored("conv.bias", dtype="float16", max_abs=65504.0)
     message = next(each.message for each in judged(cut).findings if each.rule == "outlier-weight")
-    assert message.endswith("reaches 6.55e+04, the greatest number of float16: an overflow was cut off there.")
+    assert message.endswith("reaches 65,504, the greatest number of float16: an overflow was cut off there.")
     near = with_stored("bn.running_var", max_abs=1.8e19)
     assert "outlier-weight" not in {each.rule for each in judged(near).findings}
 
@@ -168,7 +168,7 @@ def test_activations_whose_square_overflows_fail_where_they_begin() -> None:
     found_ = [each for each in judged(measured).findings if each.rule == "overflowing-activation"]
     assert [(each.level, each.where) for each in found_] == [("fail", "relu")]
     assert found_[0].message == (
-        "'relu' (ReLU) reaches 3e+19, whose square overflows float32 (limit 1.8e+19); 2 of 5 outputs are above it."
+        "'relu' (ReLU) reaches 3e19, whose square overflows float32 (limit 1.8e19); 2 of 5 outputs are above it."
     )
     for passing in (with_row("gate", min=-3.4028234663852886e38), with_row("gate", min=-1e30, dtype="float64")):
         assert "overflowing-activation" not in {each.rule for each in judged(passing).findings}
