@@ -240,6 +240,7 @@ def test_a_loss_that_is_no_number_is_one_line() -> None:
     lines: list[str] = []
     with hookscope.watch(network, optimizer, on_line=lines.append) as watch:
         for loss in (torch.ones(3), {"a": 1}, None, 2.5, torch.tensor([0.5])):
+            optimizer.zero_grad()
             network(torch.randn(8, 4)).sum().backward()
             optimizer.step()
             watch.step(loss)  # type: ignore[arg-type]
