@@ -387,7 +387,7 @@ class _Call:
         self.take()
         last = int(end.text[1:])
         if not first <= last < first + _LONGEST_RANGE:
-            self.fail(end, f"a range from channel {first} ends at {first} to {first + _LONGEST_RANGE - 1}")
+            self.fail(end, f"a range from channel {first} must end between {first} and {first + _LONGEST_RANGE - 1}")
         return range(first, last + 1)
 
     def read_whole(self, what: str, most: int) -> int:
