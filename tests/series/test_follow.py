@@ -226,7 +226,7 @@ def test_where_epochs_are_not_in_order_of_names_a_search_reads_all(tmp_path: Pat
     history = hookscope.history(save(tmp_path, names), bisect=True)
     assert [each.label for each in history.files] == ["c.pt", "b.pt", "a.pt"]
     assert not history.searched
-    assert "--bisect had no effect" in history.notes[0]
+    assert "`bisect` had no effect" in history.notes[0]
 
 
 @pytest.mark.exhaustive
