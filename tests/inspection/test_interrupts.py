@@ -81,13 +81,14 @@ class Interruption:
 
     def interrupts(self, function: Callable[[], object]) -> bool:
         profile = self.profile  # held: CPython calls it once more where a collection sets it back before a call of it
-        sys.setprofile(profile)
         try:
-            function()
+            try:
+                sys.setprofile(profile)
+                function()
+            finally:
+                sys.setprofile(None)  # where Python may first run the handler of one that came at the very end
         except KeyboardInterrupt:
             return True
-        finally:
-            sys.setprofile(None)
         return False
 
 
