@@ -98,7 +98,7 @@ class MapRecorder:
             key: Of the row.
             tensor: The output, the batch on axis 0.
             channel_axis: As `AxisReader.channel_axis` gave it.
-            grids: Spatial sizes seen in this forward pass, which tokens may lie on; none for words.
+            grids: Spatial sizes seen in this forward pass, which tokens may lie on; none for signals and words.
         """
         if not self._indices or self._indices[0] >= SUMMARISED_INPUTS or tensor.layout != torch.strided:
             return
@@ -151,6 +151,8 @@ def _summarised(key: Place, maps: Tensor, over_channels: OverChannels, first: in
     compiled = combine_maps(maps, squared=over_channels == "RMS", rounding=0 if over_channels == "RMS" else _ROUNDING)
     combined, strongest, channels = compiled or _combined_by_torch(maps, over_channels)
     step = -(-max(size) // _LONGEST_SIDE)
+    if size[0] == 1:  # means of blocks of steps would cancel where a signal swings
+        strongest = strongest.abs()
     if step > 1:
         combined, strongest = (functional.avg_pool2d(each, step, ceil_mode=True) for each in (combined, strongest))
     return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
@@ -202,7 +204,10 @@ def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tu
 def _spatial(
     shape: tuple[int, ...], channel_axis: int, grids: Sequence[tuple[int, ...]], input_count: int
 ) -> tuple[int, ...] | None:
-    """Return the axes of maps, (H, W) or of a clip (T, H, W); None for what has none, or no axis that counts inputs."""
+    """Return the axes of maps, (H, W), of a clip (T, H, W), of a sequence (1, L).
+
+    Return None for what has none, or no axis that counts inputs.
+    """
     if not 3 <= len(shape) <= 5 or 0 in shape:
         return None
     if shape[0] != input_count:
@@ -212,6 +217,8 @@ def _spatial(
     spatial: tuple[int, ...] | None = shape[1:channel_axis] + shape[channel_axis + 1 :]
     if len(shape) == 3:
         spatial = token_grid(shape[1], grids) if channel_axis == 2 and grids else None
+        if not grids and shape[3 - channel_axis] > 1:
+            return 1, shape[3 - channel_axis]
     elif grids and spatial not in grids:  # heads of attention, or windows
         spatial = None
     return spatial if spatial is not None and min(spatial[-2:]) > 1 else None
