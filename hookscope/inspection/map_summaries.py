@@ -26,6 +26,9 @@ FEW_ROWS = 32
 # size, and an overview shows five of its rows.
 _FIRST_BETWEEN = 16
 
+# Of several outputs only the first can be a sequence: others are states of recurrent layers or weights of attention.
+_FIRST_SLOTS = ("", "[0]")
+
 # A mean over channels is drawn as 0 where it is no more than this share of the values' root mean square: float32
 # rounds to 6e-8 of a value, and LayerNorm's outputs have a mean of 0 up to that.
 _ROUNDING = 2.0**-20
@@ -104,7 +107,7 @@ class MapRecorder:
             return
         spatial = _spatial(tuple(tensor.shape), channel_axis, grids, len(self._indices))
         latest = self._latest
-        if spatial is None:
+        if spatial is None or (spatial[0] == 1 and key[2] not in _FIRST_SLOTS):
             return
         if latest is not None and not self.every_row:
             if latest.tensor is tensor and latest.version == _version(

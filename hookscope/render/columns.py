@@ -158,9 +158,9 @@ def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None
     return Text(safe_text(text), style=style, overflow=overflow)
 
 
-def kind_cell(kind: str) -> Text:
-    """Return a class name as a cell, over-long ones shortened."""
-    return Text(fold_name(kind, 18))
+def kind_cell(kind: str, *, full: bool = False) -> Text:
+    """Return a class name as a cell, over-long ones shortened; `full` as it is."""
+    return Text(safe_text(kind) if full else fold_name(kind, 18))
 
 
 def number_text(value: float | None, digits: int = 4) -> str:

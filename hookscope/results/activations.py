@@ -125,8 +125,8 @@ class MapSummary:
     """The maps of one activation for one input as two, for the overview.
 
     Maps of more than 160 values a side are averaged over square blocks; a token sequence is laid back on its grid,
-    without a class token and its like; of a clip it is the frame in the middle. A sequence, of a signal or of words, has
-    h = 1 and magnitudes.
+    without a class token and its like; of a clip it is the frame in the middle. A sequence, of a signal or of words,
+    has h = 1 and magnitudes.
 
     Attributes:
         row: `LayerRow.index` of the activation it belongs to.
