@@ -37,7 +37,7 @@ _HINTS = {
 }
 
 # The fields of a report on a checkpoint that hold why it failed.
-_REASONS = ("error", "warnings", "outcomes", "reason", "findings", "message")
+_REASONS = ("error", "warnings", "outcomes", "reason", "findings", "message", "meaning")
 
 
 def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
@@ -113,11 +113,11 @@ def _renamed_error(error: HookscopeError, known: Collection[str]) -> HookscopeEr
 
 
 def _with_renamed_remarks(result: Any, known: Callable[[], Collection[str]]) -> Any:
-    """Rename options in the notes and warnings of a result."""
+    """Rename options in the notes and warnings of a result, and in what tests of maps mean."""
     if not is_dataclass(result) or isinstance(result, type):
         return result
-    remarks = {name: getattr(result, name, ()) for name in ("notes", "warnings")}
-    options = {name: texts for name, texts in remarks.items() if any("--" in each for each in texts)}
+    remarks = {name: getattr(result, name, ()) for name in ("notes", "warnings", "sanity")}
+    options = {name: texts for name, texts in remarks.items() if "--" in repr(texts)}
     return replace(result, **{name: _renamed(texts, known()) for name, texts in options.items()}) if options else result
 
 

@@ -26,6 +26,9 @@ FEW_ROWS = 32
 # size, and an overview shows five of its rows.
 _FIRST_BETWEEN = 16
 
+# Of several outputs only the first can be a sequence: others are states of recurrent layers or weights of attention.
+_FIRST_SLOTS = ("", "[0]")
+
 # A mean over channels is drawn as 0 where it is no more than this share of the values' root mean square: float32
 # rounds to 6e-8 of a value, and LayerNorm's outputs have a mean of 0 up to that.
 _ROUNDING = 2.0**-20
@@ -98,13 +101,13 @@ class MapRecorder:
             key: Of the row.
             tensor: The output, the batch on axis 0.
             channel_axis: As `AxisReader.channel_axis` gave it.
-            grids: Spatial sizes seen in this forward pass, which tokens may lie on; none for words.
+            grids: Spatial sizes seen in this forward pass, which tokens may lie on; none for signals and words.
         """
         if not self._indices or self._indices[0] >= SUMMARISED_INPUTS or tensor.layout != torch.strided:
             return
         spatial = _spatial(tuple(tensor.shape), channel_axis, grids, len(self._indices))
         latest = self._latest
-        if spatial is None:
+        if spatial is None or (spatial[0] == 1 and key[2] not in _FIRST_SLOTS):
             return
         if latest is not None and not self.every_row:
             if latest.tensor is tensor and latest.version == _version(
@@ -151,6 +154,8 @@ def _summarised(key: Place, maps: Tensor, over_channels: OverChannels, first: in
     compiled = combine_maps(maps, squared=over_channels == "RMS", rounding=0 if over_channels == "RMS" else _ROUNDING)
     combined, strongest, channels = compiled or _combined_by_torch(maps, over_channels)
     step = -(-max(size) // _LONGEST_SIDE)
+    if size[0] == 1:  # means of blocks of steps would cancel where a signal swings
+        strongest = strongest.abs()
     if step > 1:
         combined, strongest = (functional.avg_pool2d(each, step, ceil_mode=True) for each in (combined, strongest))
     return SavedSummary(key, combined, over_channels, strongest, channels, channel_count, (size[0], size[1]), first)
@@ -202,7 +207,10 @@ def map_summaries(rows: Iterable[LayerRow], saved: Sequence[SavedSummary]) -> tu
 def _spatial(
     shape: tuple[int, ...], channel_axis: int, grids: Sequence[tuple[int, ...]], input_count: int
 ) -> tuple[int, ...] | None:
-    """Return the axes of maps, (H, W) or of a clip (T, H, W); None for what has none, or no axis that counts inputs."""
+    """Return the axes of maps, (H, W), of a clip (T, H, W), of a sequence (1, L).
+
+    Return None for what has none, or no axis that counts inputs.
+    """
     if not 3 <= len(shape) <= 5 or 0 in shape:
         return None
     if shape[0] != input_count:
@@ -212,6 +220,8 @@ def _spatial(
     spatial: tuple[int, ...] | None = shape[1:channel_axis] + shape[channel_axis + 1 :]
     if len(shape) == 3:
         spatial = token_grid(shape[1], grids) if channel_axis == 2 and grids else None
+        if not grids and shape[3 - channel_axis] > 1:
+            return 1, shape[3 - channel_axis]
     elif grids and spatial not in grids:  # heads of attention, or windows
         spatial = None
     return spatial if spatial is not None and min(spatial[-2:]) > 1 else None

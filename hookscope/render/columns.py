@@ -15,7 +15,7 @@ from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, Distribution, histogram
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.token_norms import TokenNorms
-from hookscope.text import safe_text
+from hookscope.text import figure, safe_text
 
 # A table with more rows than this is folded: the first and last rows stay, and all notable rows; about what
 # two screens hold.
@@ -158,9 +158,9 @@ def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None
     return Text(safe_text(text), style=style, overflow=overflow)
 
 
-def kind_cell(kind: str) -> Text:
-    """Return a class name as a cell, over-long ones shortened."""
-    return Text(fold_name(kind, 18))
+def kind_cell(kind: str, *, full: bool = False) -> Text:
+    """Return a class name as a cell, over-long ones shortened; `full` as it is."""
+    return Text(safe_text(kind) if full else fold_name(kind, 18))
 
 
 def number_text(value: float | None, digits: int = 4) -> str:
@@ -177,8 +177,8 @@ def number_text(value: float | None, digits: int = 4) -> str:
 
 
 def scale_text(value: float) -> str:
-    """Return a number for the end of a colour bar: three digits, up to 99,999 without a power of ten."""
-    return f"{value:,.0f}" if 999.5 <= abs(value) < 99_999.5 else f"{value:.3g}"
+    """Return a number for the end of a colour bar, of three digits."""
+    return figure(value, 3)
 
 
 def quantile_text(value: float | None, count: int) -> str:

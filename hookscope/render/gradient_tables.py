@@ -45,7 +45,7 @@ def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> 
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", names, 0, words=True),
-        Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
+        Column("type", [kind_cell(row.kind, full=full) for row in rows], 10, words=True),
         Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
     ]
@@ -63,7 +63,7 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("parameter", [safe_line(row.name) for row in rows], 0, words=True),
-        Column("type", [kind_cell(row.kind) for row in rows], 13, words=True),
+        Column("type", [kind_cell(row.kind, full=full) for row in rows], 13, words=True),
         Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
         number_column("‖w‖", (row.weight_l2 for row in rows), 6),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus
-from hookscope.text import safe_text
+from hookscope.text import figure, safe_text
 
 # Okabe and Ito 2008, "Color Universal Design": told apart with every common colour vision, and by shape besides.
 BLUE, ORANGE, VERMILION, GREY = "#0072B2", "#E69F00", "#D55E00", "#767676"
@@ -119,7 +119,7 @@ def log_axis(axes: Axes, values: NDArray[np.float64]) -> None:
     exponents = range(math.floor(bottom), math.ceil(top))
     if len(exponents) <= 3:
         ticks = [digit * 10.0**exponent for exponent in exponents for digit in (1, 2, 5)]
-        axes.yaxis.set_major_formatter("{x:.3g}")
+        axes.yaxis.set_major_formatter(lambda value, _: figure(value, 3))
     else:
         ticks = [10.0**exponent for exponent in exponents if exponent % math.ceil(len(exponents) / 7) == 0]
     axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if 10**bottom <= tick <= 10**top]))

@@ -13,6 +13,7 @@ from hookscope.render.overviews.charts import VERMILION
 from hookscope.render.overviews.sheet import DIM, LINE, PAPER
 from hookscope.results.attributions import AttributionMap
 from hookscope.results.inputs import Photograph, Region
+from hookscope.text import figure
 
 # Pixels. Labels stand at the left of the plots and below them.
 _LEFT, _RIGHT, _FOOT = 76, 12, 24
@@ -122,7 +123,10 @@ def _draw_curve(
         filled_low, filled_high = np.where(finite, shown, np.inf), np.where(finite, shown, -np.inf)
         least, most = np.minimum.reduceat(filled_low, cuts[:-1]), np.maximum.reduceat(filled_high, cuts[:-1])
         for column in np.nonzero(np.isfinite(least))[0].tolist():
-            y = _height(np.array([most[column], least[column]]), limits, top, height)
+            # Down or up to the column before: values that jump would leave gaps.
+            before = max(column - 1, 0) if np.isfinite(least[column - 1]) else column
+            ends = max(most[column], least[before]), min(least[column], most[before])
+            y = _height(np.array(ends), limits, top, height)
             pen.line((left + column, y[0], left + column, max(y[1], y[0] + 1)), colour)
     for place in np.nonzero(~finite)[0].tolist():
         at = left + (place + 0.5) / len(values) * width
@@ -166,7 +170,7 @@ def _write_range(pen: ImageDraw.ImageDraw, limits: tuple[float, float], top: int
         else [(low, top + height // 2 - 8)]
     )
     for value, at in texts:
-        words = drawable(f"{value:.3g}", 12)
+        words = drawable(figure(value, 3), 12)
         pen.text((_LEFT - 6 - font(_SMALL, words).getlength(words), at), words, DIM, font(_SMALL, words))
 
 

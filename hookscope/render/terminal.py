@@ -66,7 +66,7 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
     names = [safe_line(row.label) for row in rows]
     flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
     costs = [] if inspection.cost is None else cost_columns(costs_of_rows(rows, inspection.cost))
-    columns = [*_layer_columns(rows, names), *costs, flag_column]
+    columns = [*_layer_columns(rows, names, full=full), *costs, flag_column]
     table = draw_table(columns, width, [_row_style(row) for row in rows], full=full)
     has_histograms = any(column.header == _HIST for column in fitted(columns, width))
     legend = [safe_line(SPARKLINE_MEANING, style="dim")] if has_histograms else []
@@ -295,7 +295,7 @@ def _inputs_words(inputs: Sequence[InputRecord]) -> str:
     return f"{name.removesuffix('[0]')}: {count} inputs of {shape_text(first.shape)}{whole}"
 
 
-def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Column]:
+def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text], *, full: bool) -> list[Column]:
     all_statistics = [row.activation for row in rows]
     shapes = ["-" if "not a tensor" in row.flags else shape_text(row.activation.shape) for row in rows]
     has_outliers = any(row.tokens is not None and row.tokens.stands_out for row in rows)
@@ -303,7 +303,7 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text]) -> list[Colu
     columns = [
         Column("#", [safe_line(str(row.index)) for row in rows], 12),
         Column("layer", names, 0, words=True),
-        Column("type", [kind_cell(row.kind) for row in rows], 10, words=True),
+        Column("type", [kind_cell(row.kind, full=full) for row in rows], 10, words=True),
         Column("shape", [safe_line(shape) for shape in shapes], 6),
         Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
         Column("parameters", [safe_line(f"{row.parameter_count:,}") for row in rows], 21),

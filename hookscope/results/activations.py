@@ -125,7 +125,8 @@ class MapSummary:
     """The maps of one activation for one input as two, for the overview.
 
     Maps of more than 160 values a side are averaged over square blocks; a token sequence is laid back on its grid,
-    without a class token and its like; of a clip it is the frame in the middle.
+    without a class token and its like; of a clip it is the frame in the middle. A sequence, of a signal or of words,
+    has h = 1 and magnitudes.
 
     Attributes:
         row: `LayerRow.index` of the activation it belongs to.
@@ -134,8 +135,8 @@ class MapSummary:
             greatest, (h, w) float32.
         channel: Which one that is, from 0.
         size: (H, W) before averaging.
-        over_channels: What `combined` is: the mean, and of tokens the root mean square, since LayerNorm makes their
-            means 0.
+        over_channels: What `combined` is: the mean, and of tokens and signals the root mean square, since LayerNorm
+            makes the means of tokens 0.
     """
 
     row: int

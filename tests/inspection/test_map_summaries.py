@@ -159,14 +159,28 @@ def shown_channel(x: Tensor) -> int:
     [
         torch.randn(2, 8),
         torch.randn(2, 8, 1, 1),
-        torch.randn(2, 9, 4),  # tokens of no grid that was seen
         torch.randn(2, 3, 2, 2, 2, 2),
         torch.zeros(2, 0, 4, 4),
     ],
-    ids=["a vector", "one value a channel", "words", "more axes", "nothing"],
+    ids=["a vector", "one value a channel", "more axes", "nothing"],
 )
 def test_what_has_no_maps_has_no_summary(x: Tensor) -> None:
     assert summaries_of(nn.Identity(), x).map_summaries == ()
+
+
+@pytest.mark.parametrize("layer", [nn.Conv1d(3, 5, 4), nn.Linear(7, 5)], ids=["a signal", "words"])
+def test_sequences_have_magnitudes_at_each_step(layer: nn.Module) -> None:
+    x = torch.randn(2, 3, 7)
+    given, summary = layer(x).detach().numpy(), summaries_of(layer, x).map_summaries[0]
+    steps = given[0] if isinstance(layer, nn.Conv1d) else given[0].T  # (C, L)
+    assert summary.size == (1, steps.shape[1])
+    np.testing.assert_allclose(summary.combined[0], np.sqrt((steps.astype(np.float64) ** 2).mean(0)), rtol=1e-5)
+    assert summary.channel == (steps**2).sum(1).argmax()
+    np.testing.assert_allclose(summary.strongest[0], abs(steps[summary.channel]), rtol=1e-6)
+
+
+def test_states_of_recurrent_layers_are_no_sequences() -> None:
+    assert {each.label for each in summaries_of(nn.GRU(4, 6, 2), torch.randn(5, 2, 4)).map_summaries} <= {"(model)[0]"}
 
 
 def test_the_first_three_inputs_have_summaries_whatever_the_batches_and_those_left_out() -> None:

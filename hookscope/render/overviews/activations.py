@@ -10,7 +10,7 @@ from hookscope.render.columns import probability_text
 from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.overlays import seen_part
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
-from hookscope.render.overviews.maps import MAP_KEY, MapColumns, chosen_maps
+from hookscope.render.overviews.maps import MAP_KEY, MapColumns, chosen_maps, is_strip
 from hookscope.render.overviews.sheet import (
     AMBER,
     DIM,
@@ -48,10 +48,10 @@ _VOLUME_AXES = 5  # N, C, D or T, H, W
 
 _FLAGS: tuple[tuple[Flag, str], ...] = (
     ("non-finite", "NaN or Inf in"),
-    ("all zero", "all zero:"),
-    ("constant", "the same value everywhere:"),
-    ("dead channels", "half of the channels or more are dead in"),
-    ("unmeasured", "not measured:"),
+    ("all zero", "All zero:"),
+    ("constant", "The same value everywhere:"),
+    ("dead channels", "Half of the channels or more are dead in"),
+    ("unmeasured", "Not measured:"),
 )
 """Flags that call for a look, the most severe first."""
 
@@ -65,7 +65,8 @@ def draw_activations(result: Activations) -> Image.Image:
     shown = sorted({each.input_index for each in result.map_summaries}) or [0]
     chosen = chosen_maps([each for each in result.map_summaries if each.input_index == shown[0]])
     letters = dict(zip([each.row for each in chosen], _LETTERS, strict=False))
-    blocks = [text_block(_heading(result)), text_block(finding_lines(result.verdicts, NO_FINDINGS))]
+    answer = finding_lines(result.verdicts, NO_FINDINGS) + flag_lines(result.rows, result.verdicts)
+    blocks = [text_block(_heading(result)), text_block(answer)]
     for index in shown[: len(result.inputs)]:
         maps = [each for each in result.map_summaries if each.input_index == index and each.row in letters]
         columns = MapColumns(maps, MARGIN + _WORDS + 16, letters, with_strongest=len(result.inputs) == 1)
@@ -73,14 +74,14 @@ def draw_activations(result: Activations) -> Image.Image:
     words = [MAP_KEY] if letters else []
     if any(row.index in letters and len(row.shape or ()) == _VOLUME_AXES for row in result.rows):
         words.append("Of volumes and clips, the plane or frame in the middle is shown.")
+    if any(is_strip(each.size) for each in chosen):
+        words.append("A strip runs over the steps of a sequence, from left to right, and shows magnitudes.")
     if len(result.inputs) > len(shown):
         words.append(
             f"{counted(len(result.inputs) - len(shown), 'more input')}: the figures below are over all of them."
         )
     blocks.append(text_block([(" ".join(words), SMALL, DIM)] if words else []))
-    return draw_sheet(
-        [*blocks, *depth_blocks(result.rows, letters), text_block(flag_lines(result.rows, result.verdicts))]
-    )
+    return draw_sheet([*blocks, *depth_blocks(result.rows, letters)])
 
 
 def model_line(model: ModelInfo, *more: str) -> Line:
@@ -127,7 +128,7 @@ def depth_blocks(
         title="Exact zeros and dead channels",
         series=[
             Series("zeros, share of values", zeros, PALE_BLUE, "area"),
-            Series("dead (all zero), share of channels", dead, VERMILION, "dots"),
+            *([Series("dead (all zero), share of channels", dead, VERMILION, "dots")] if any(dead) else []),
         ],
         count=len(rows),
         axis="percent",
@@ -205,7 +206,7 @@ def _input_lines(result: Activations, index: int) -> list[Line]:
             lines += [(f"{name}  {probability_text(share)}", TEXT, INK) for name, share in best]
             lines.append((f"Best classes, {prediction.reading}.", SMALL, DIM))
     if not any(each.input_index == index for each in result.map_summaries):
-        lines.append(("No maps: no layer here puts out values with height and width.", SMALL, DIM))
+        lines.append(("No maps: no layer here puts out a map or a sequence.", SMALL, DIM))
     return lines
 
 

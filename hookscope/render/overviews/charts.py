@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.sheet import DIM, INK, INNER, MARGIN, NAME, PAPER, SMALL, TEXT, Block, Colour, in_font
+from hookscope.text import figure
 
 # Okabe and Ito 2008, "Color Universal Design", as in the plots.
 BLUE, ORANGE, VERMILION, GREY = (86, 180, 233), (230, 159, 0), (213, 94, 0), (160, 160, 160)
@@ -114,7 +115,7 @@ class Chart:
                 pen.mark(self._x(place), _PLOT_HEIGHT - 8, mark.mark, mark.colour)
         image.paste(plot.resize((INNER, _PLOT_HEIGHT + 8), Image.Resampling.BOX), (MARGIN, top + self._head))
         self._write_head(image, top)
-        words = [f"{tick:.0%}" if self.axis == "percent" else f"{tick:g}" for tick in ticks]
+        words = [f"{tick:.0%}" if self.axis == "percent" else figure(tick, 3) for tick in ticks]
         self._write_axes(image, top + self._head, zip(words, heights, strict=True))
 
     def _draw_ground(self, pen: "_Pen", heights: Sequence[float]) -> None:

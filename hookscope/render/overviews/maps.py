@@ -22,6 +22,7 @@ _LARGE_ENOUGH = 4  # values a side: smaller maps are shown where there are few o
 _BAR_HEIGHT = 8
 _LEVELS = 255
 _NON_FINITE = (255, 0, 255)
+_STRIP = 40  # pixels: the height of a sequence
 _TALLEST = 1.4  # a map is drawn at most so many times as high as wide
 
 # Pixels.
@@ -147,7 +148,7 @@ class MapColumns:
             left = self.left + column * (self._width + _GAP)
             label = f"{self.letters[each.row]}  {each.label}" if each.row in self.letters else each.label
             is_sequence = each.row in self.sequences
-            size = " x ".join(map(str, (each.channel_count, *each.size[is_sequence:])))
+            size = " x ".join(map(str, (each.channel_count, *each.size[is_sequence or is_strip(each.size) :])))
             named = [(label or "(model)", INK), (each.kind, DIM), (size, DIM)]
             lines = [(fitting(text, SMALL, self._width), SMALL, colour) for text, colour in named]
             write(pen, lines, top, left, self._width)
@@ -166,7 +167,14 @@ def _why(each: MapSummary) -> str:
     return "strongest" if np.isfinite(each.strongest).all() else f"holds {held}"
 
 
+def is_strip(size: tuple[int, int]) -> bool:
+    """Whether maps of this size are those of a sequence."""
+    return size[0] == 1
+
+
 def _height(size: tuple[int, int], width: int) -> int:
+    if is_strip(size):
+        return _STRIP
     return max(12, min(round(width * size[0] / size[1]), round(width * _TALLEST)))
 
 

@@ -27,6 +27,7 @@ from hookscope.render.overviews.sheet import (
     write,
 )
 from hookscope.results.inputs import InputRecord, Photograph
+from hookscope.text import input_shape_text
 
 BAR = 14
 """Pixels that a colour bar is high."""
@@ -48,7 +49,7 @@ def input_cell(record: InputRecord, photograph: Photograph) -> Cell:
     if (rows_columns := seen_part(photograph.region)) != (slice(0, len(pixels)), slice(0, pixels.shape[1])):
         outline(pixels, *rows_columns)
     before = f"{record.size[0]} x {record.size[1]} pixels" if record.size else "a tensor"
-    seen = f"{before}, to the network as {' x '.join(map(str, record.shape))}"
+    seen = f"{before}, to the network as {input_shape_text(record.shape, ' x ')}"
     return Cell(pixels, [(PurePath(record.name).name or record.name, NAME, INK), (seen, TEXT, DIM)])
 
 
