@@ -34,7 +34,8 @@ def seen_by_mode(network: nn.Module, *args: Any, **kwargs: Any) -> tuple[list[At
 
 def part_of(call: AttentionCall, begin: int = 0, end: int | None = None) -> Part:
     assert call.rows is not None
-    return call.rows.part(begin, call.rows.shape[-2] if end is None else end, Memory())
+    with torch.no_grad():
+        return call.rows.part(begin, call.rows.shape[-2] if end is None else end, Memory(), True)
 
 
 class Attends(nn.Module):
@@ -143,7 +144,7 @@ def test_parts_of_one_size_share_their_memory() -> None:
     )
     rows, memory = calls[0].rows, Memory()
     assert rows is not None
-    assert rows.part(0, 3, memory).weights.data_ptr() == rows.part(3, 6, memory).weights.data_ptr()
+    assert rows.part(0, 3, memory, True).weights.data_ptr() == rows.part(3, 6, memory, True).weights.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
