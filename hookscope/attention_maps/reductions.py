@@ -34,19 +34,19 @@ class HeadNumbers(NamedTuple):
 
 @dataclass(slots=True)
 class CallNumbers:
-    """What one call came to, on the CPU.
+    """What one call came to.
 
     Attributes:
         heads: None unless they were asked for.
-        maps: By the query's place among those asked for, (N, heads, h * w); rows without such a query are NaN.
-        elsewhere: By query, (N, heads), the share on tokens without a place.
+        received: The share of all queries that each key has, (N, windows, heads, keys); None unless it was asked for.
+        rows: By the query's place among those asked for, its weights for each input, (heads, keys of its window).
         chosen: By query, its place in the block for each input; None where the block has no such query.
         whole: All weights, mean over heads, (N, queries, keys), if they were asked for.
     """
 
     heads: HeadNumbers | None = None
-    maps: dict[int, Tensor] = field(default_factory=dict)
-    elsewhere: dict[int, Tensor] = field(default_factory=dict)
+    received: Tensor | None = None
+    rows: Mapping[int, Sequence[Tensor | None]] = field(default_factory=dict)
     chosen: Mapping[int, Sequence[Chosen | None]] = field(default_factory=dict)
     whole: Tensor | None = None
 
@@ -86,7 +86,7 @@ def reduced(
     room: Room,
     save: Callable[[Tensor, int], None] | None = None,
 ) -> CallNumbers:
-    """Return the numbers and maps of a call.
+    """Return the numbers of a call, and the rows that are drawn.
 
     Args:
         rows: The weights.
@@ -106,23 +106,24 @@ def reduced(
     has_received = room.numbers or None in tokens
     needs_all = has_received or keeps_whole or save is not None
     for begin, end in chunks_of(rows) if needs_all else ((each, each + 1) for each in tokens if each is not None):
-        weights, entropy = rows.part(begin, end, room.memory)
+        weights, entropy = rows.part(begin, end, room.memory, room.numbers)
         part = arranged(weights, axes)  # (N, windows, heads, some queries, keys)
         if save is not None:
             save(part, begin)
         if has_received:
             _add(totals, "received", part.sum(3))
-        if room.numbers:
+        if entropy is not None:
             _add(totals, "entropy", arranged(entropy[..., None], axes).sum((1, 3, 4)))
             if queries is not None and keys is not None and query_count > 1:
                 _add_distances(totals, part, queries, keys, begin, room)
         if keeps_whole:
             whole.append(part.mean(2)[:, 0].float().cpu())
         _pick(picked, part, begin, chosen)
-    received = totals["received"] / query_count if totals else None  # (N, windows, heads, keys)
+    received = totals["received"] / query_count if totals else None
     return CallNumbers(
         _head_numbers(totals, received, query_count, axes, keys) if room.numbers and received is not None else None,
-        *_maps(received, axes, keys, chosen, picked),
+        received if None in tokens else None,
+        picked,
         chosen,
         torch.cat(whole, 1) if whole else None,
     )
@@ -171,30 +172,15 @@ def _head_numbers(
     )
 
 
-def _maps(
-    received: Tensor | None,
-    axes: Axes,
-    keys: Places | None,
-    chosen: Mapping[int, Sequence[Chosen | None]],
-    picked: Mapping[int, Sequence[Tensor | None]],
-) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Return maps and shares elsewhere by query, as `CallNumbers` has them; none where keys have no place."""
-    if keys is None:
-        return {}, {}
-    maps = {}
-    for place, by_input in chosen.items():
-        rows = []
-        for at, each in enumerate(by_input):
-            row = picked[place][at]
-            if each is None:
-                rows.append(torch.full((axes.heads, keys.grid[0] * keys.grid[1]), torch.nan))
-            elif row is not None:
-                rows.append(on_grid(row[None], keys, each.window))
-            elif received is not None:
-                # Each window has its share of the queries.
-                rows.append(on_grid(received[at] / axes.windows, keys))
-        maps[place] = torch.stack(rows)
-    return maps, {place: 1 - each.sum(-1) for place, each in maps.items()}
+def map_of(numbers: CallNumbers, keys: Places, query: int, place: int) -> Tensor | None:
+    """Return the map of a query, (heads, h * w), of an input by its place in the batch; None without such a query."""
+    chosen, row = numbers.chosen[query][place], numbers.rows[query][place]
+    if row is not None and chosen is not None:
+        return on_grid(row[None], keys, chosen.window)
+    if chosen is None or numbers.received is None:
+        return None
+    received = numbers.received[place]
+    return on_grid(received / received.size(0), keys)  # each window has its share of the queries
 
 
 def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> Tensor:

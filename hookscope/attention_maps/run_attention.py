@@ -24,7 +24,7 @@ from hookscope.attention_maps.places import (
     places_of,
 )
 from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
-from hookscope.attention_maps.reductions import CallNumbers, Room, on_grid, reduced
+from hookscope.attention_maps.reductions import CallNumbers, Room, map_of, on_grid, reduced
 from hookscope.attention_maps.rollout import Rollout, refuse_rollout
 from hookscope.attribution.forward_backward import ModelRaisedError, model_errors
 from hookscope.attribution.padding import padded_extents
@@ -526,11 +526,11 @@ def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> N
 def _maps(
     seen: _Seen, place: int, at: int, first: int, heads: Sequence[int], extent: ExtentOf
 ) -> Iterator[AttentionMap]:
-    numbers, grid = seen.numbers, seen.block.key_grid
-    chosen = numbers.chosen[at][place]
-    if grid is None or chosen is None:
+    chosen = seen.numbers.chosen[at][place]
+    values = None if seen.keys is None else map_of(seen.numbers, seen.keys, at, place)
+    if seen.keys is None or chosen is None or values is None:
         return
-    values, elsewhere = numbers.maps[at][place], numbers.elsewhere[at][place]
+    grid, elsewhere = seen.keys.grid, 1 - values.sum(-1)
     for head in heads or (None,):
         one = values.mean(0) if head is None else values[head]
         rest = elsewhere.mean() if head is None else elsewhere[head]
@@ -549,10 +549,10 @@ def _maps(
 def _head_maps(seen: Sequence[_Seen], place: int, queries: int, first: int) -> Iterator[HeadMaps]:
     for at in range(queries):
         for index, each in enumerate(seen):
-            chosen, grid = each.numbers.chosen[at][place], each.block.key_grid
-            if grid is not None and chosen is not None:
-                values = each.numbers.maps[at][place].reshape(-1, *grid).numpy().copy()
-                yield HeadMaps(first + place, index, chosen.label, values)
+            chosen = each.numbers.chosen[at][place]
+            values = None if each.keys is None else map_of(each.numbers, each.keys, at, place)
+            if each.keys is not None and chosen is not None and values is not None:
+                yield HeadMaps(first + place, index, chosen.label, values.reshape(-1, *each.keys.grid).numpy())
 
 
 def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:

@@ -18,10 +18,10 @@ from hookscope.hooks.attention_rows import (
     AttentionRows,
     MultiHeadCall,
     NotExactError,
-    autocast_as,
     of_scaled_dot_product,
     of_weights,
 )
+from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.callers import CALL, operation_name
 from hookscope.hooks.operations import forwards, run_networks
 from hookscope.hooks.softmax_products import FOLLOWED, Product, SoftmaxProducts
@@ -65,6 +65,8 @@ _GRIDS = frozenset({"conv2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
 _PRODUCTS = frozenset({"matmul", "bmm", "einsum"})
 _FUSED = "scaled_dot_product_attention"
 _MULTI_HEAD = "multi_head_attention_forward"
+_FLEX = "flex_attention"
+_LOOKED_AT = _GRIDS | _PRODUCTS | FOLLOWED | {_FUSED, _MULTI_HEAD, _FLEX, "softmax", "roll"}
 
 
 class AttentionMode(TorchFunctionMode):
@@ -96,13 +98,15 @@ class AttentionMode(TorchFunctionMode):
         if torch.compiler.is_dynamo_compiling():  # flex attention compiles itself, and traces this function, too
             return func(*args, **given)
         name = operation_name(func)
+        if name not in _LOOKED_AT:
+            return run_networks(func, args, given)
         call = MultiHeadCall()
         output = run_networks(call.noting(func) if name == _MULTI_HEAD else func, args, given)
         if name == _FUSED:
             self._attention("scaled dot product", of_scaled_dot_product, args, given, sys._getframe(1))
         elif name == _MULTI_HEAD:
             self._attention("multi-head", call.rows, args, given, sys._getframe(1))
-        elif name == "flex_attention":
+        elif name == _FLEX:
             self._hand_on("flex", sys._getframe(1), None, "flex attention")
         elif name in _PRODUCTS:
             met = self._products.product(name, args, given)
@@ -151,7 +155,7 @@ class AttentionMode(TorchFunctionMode):
         self._roll = None
         if not call.running:
             return
-        with torch.no_grad(), autocast_as({}):
+        with plain_arithmetic():
             self._take(call)
 
     def _running(self, frame: FrameType | None) -> tuple[ModuleInput, ...]:

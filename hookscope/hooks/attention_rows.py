@@ -1,7 +1,6 @@
 """Attention weights, exactly, from what a call was given: a few queries at a time, in float32 or float64."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import Signature, signature
@@ -35,11 +34,11 @@ class Part(NamedTuple):
 
     Attributes:
         weights: (..., queries, keys), in float32 or float64; until another part is computed in the same memory.
-        entropy: Of each row, (..., queries), in nats; 0 for a row without weight.
+        entropy: Of each row, (..., queries), in nats; 0 for a row without weight. None unless it was asked for.
     """
 
     weights: Tensor
-    entropy: Tensor
+    entropy: Tensor | None
 
 
 class AttentionRows(NamedTuple):
@@ -47,12 +46,12 @@ class AttentionRows(NamedTuple):
 
     Attributes:
         shape: Of all of them: batch, windows and heads first, then queries, then keys.
-        part: Takes the first query and the one after the last, and the memory to compute in.
+        part: Takes the first query and the one after the last, the memory to compute in, and whether entropy is wanted.
         features: Numbers in each query; 0 where that is not known.
     """
 
     shape: tuple[int, ...]
-    part: Callable[[int, int, Memory], Part]
+    part: Callable[[int, int, Memory, bool], Part]
     features: int = 0
 
 
@@ -84,23 +83,18 @@ def _of_scaled_dot_product(
     if lead != key.shape[:-2]:
         lead = torch.broadcast_shapes(lead, key.shape[:-2])  # type: ignore[no-untyped-call]
     shape = (*lead, query.size(-2), key.size(-2))
-    query, keys = query.detach(), _transposed(key.detach())
-    mask = None if attn_mask is None else attn_mask.detach()
     factor = 1 / sqrt(query.size(-1)) if scale is None else float(scale)
+    keys = cache(lambda: _wide(key).transpose(-2, -1))
+    mask = attn_mask
 
-    def part(begin: int, end: int, memory: Memory) -> Part:
+    def part(begin: int, end: int, memory: Memory, with_entropy: bool) -> Part:
         some = _wide(query[..., begin:end, :]) * factor
         products = memory.tensor("products", (*lead, end - begin, shape[-1]), some.dtype, some.device)
         scores = torch.matmul(some, keys(), out=products)
         _hide(scores, mask, begin, end, is_causal=is_causal)
-        return _softmax(scores, memory, hides=mask is not None or is_causal)
+        return _softmax(scores, memory, hides=mask is not None or is_causal, with_entropy=with_entropy)
 
     return AttentionRows(shape, part, query.size(-1))
-
-
-def _transposed(key: Tensor) -> Callable[[], Tensor]:
-    """Return the keys, (..., E, keys), in the dtype that rows are computed in, made once."""
-    return cache(lambda: _wide(key).transpose(-2, -1))
 
 
 def _hide(scores: Tensor, mask: Tensor | None, begin: int, end: int, *, is_causal: bool) -> None:
@@ -117,24 +111,27 @@ def _hide(scores: Tensor, mask: Tensor | None, begin: int, end: int, *, is_causa
         scores.masked_fill_(places > torch.arange(begin, end, device=scores.device)[:, None], -torch.inf)
 
 
-def _softmax(scores: Tensor, memory: Memory, *, hides: bool) -> Part:
+def _softmax(scores: Tensor, memory: Memory, *, hides: bool, with_entropy: bool) -> Part:
     """Return the softmax of scores, which are overwritten; some may be -inf where a mask `hides` keys.
 
     With s the scores less the largest of a row, p = exp(s) / Z and the largest p is 1 / Z. The entropy of the row is
     ln Z - sum of p s: one logarithm for a row, and no cancellation, since neither is negative.
     """
+    into = memory.tensor("weights", scores.shape, scores.dtype, scores.device)
+    if not (hides or with_entropy):
+        return Part(torch.softmax(scores, -1, out=into), None)
     lowest = torch.finfo(scores.dtype).min
     largest = scores.amax(-1, keepdim=True)
     scores = scores.sub_(largest.clamp_min(lowest) if hides else largest)
     if hides:
         scores = scores.clamp_min_(lowest)  # 0 times it is 0, and not NaN
-    weights = torch.softmax(scores, -1, out=memory.tensor("weights", scores.shape, scores.dtype, scores.device))
+    weights = torch.softmax(scores, -1, out=into)
     entropy = -weights.amax(-1).log_() - scores.mul_(weights).sum(-1)
     blind = largest == -torch.inf if hides else None
     if blind is not None and bool(blind.any()):
         # Queries that may look at nothing get zeros, as from torch's own kernels.
         weights, entropy = weights.masked_fill_(blind, 0.0), entropy.masked_fill_(blind[..., 0], 0.0)
-    return Part(weights, entropy)
+    return Part(weights, entropy if with_entropy else None)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -176,9 +173,10 @@ class MultiHeadCall:
         heads = _mha_signature().bind(*args, **kwargs).arguments["num_heads"]
         held, shape = self._rows.part, (lead[0] // heads, heads)
 
-        def part(begin: int, end: int, memory: Memory) -> Part:
-            weights, entropy = held(begin, end, memory)
-            return Part(weights.reshape(*shape, -1, keys), entropy.reshape(*shape, -1))
+        def part(begin: int, end: int, memory: Memory, with_entropy: bool) -> Part:
+            weights, entropy = held(begin, end, memory, with_entropy)
+            weights = weights.reshape(*shape, -1, keys)
+            return Part(weights, None if entropy is None else entropy.reshape(weights.shape[:-1]))
 
         return AttentionRows((*shape, queries, keys), part)
 
@@ -210,26 +208,13 @@ def _mha_signature() -> Signature:
 def of_weights(weights: Tensor) -> AttentionRows:
     """Return weights (..., queries, keys) that a network has computed itself."""
 
-    def part(begin: int, end: int, memory: Memory) -> Part:
+    def part(begin: int, end: int, memory: Memory, with_entropy: bool) -> Part:
         some = _wide(weights[..., begin:end, :])
+        if not with_entropy:
+            return Part(some, None)
         # torch.special.entr takes almost three times as long.
         product = memory.tensor("products", some.shape, some.dtype, some.device)
         logarithms = torch.clamp_min(some, torch.finfo(some.dtype).tiny, out=product).log_()
         return Part(some, -logarithms.mul_(some).sum(-1))
 
     return AttentionRows(tuple(weights.shape), part)
-
-
-def autocasts() -> dict[str, torch.dtype]:
-    """Return the dtype of each kind of device that autocast is on for."""
-    kinds = ("cpu", "cuda", "mps")
-    return {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
-
-
-@contextmanager
-def autocast_as(casts: dict[str, torch.dtype]) -> Iterator[None]:
-    """Put autocast for the block as `autocasts` found it; {} switches it off."""
-    with ExitStack() as block:
-        for kind in {*casts, *autocasts()}:
-            block.enter_context(torch.autocast(kind, casts.get(kind), enabled=kind in casts))
-        yield
