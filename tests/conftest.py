@@ -81,14 +81,18 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _memory_given_back() -> Iterator[None]:
-    """Return freed memory to the system after a file of large networks: forks, which others test, take longer by it."""
+    """Collect garbage after a file; keep what stays, mostly later imports, out of every further search for it.
+
+    Freed memory returns to the system after a file of large networks: forks, which others test, take longer by it.
+    """
     yield
+    gc.collect()
+    gc.freeze()
     if sys.platform == "linux":
         resident_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        if resident_pages * os.sysconf("SC_PAGE_SIZE") > 2**30:
-            gc.collect()
-            if hasattr(ctypes.CDLL(None), "malloc_trim"):
-                ctypes.CDLL(None).malloc_trim(0)
+        large = resident_pages * os.sysconf("SC_PAGE_SIZE") > 2**30
+        if large and hasattr(ctypes.CDLL(None), "malloc_trim"):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="session")

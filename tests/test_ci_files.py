@@ -183,6 +183,7 @@ def test_the_action_passes_what_is_sound(job: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("checkpoints", "code"), [("nothing/*.pt", 5), (" \n", 2)])
+@pytest.mark.sample("nothing/*.pt")
 def test_the_action_does_not_pass_what_checks_nothing(job: dict[str, str], checkpoints: str, code: int) -> None:
     ended, outputs, _ = run_check(job, CHECKPOINTS=checkpoints)
     assert (ended, outputs["exit-code"], outputs["verdict"]) == (code, str(code), "error")

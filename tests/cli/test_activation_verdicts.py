@@ -98,6 +98,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample("dead", "nan")
 def test_a_fault_in_an_operation_comes_first_in_the_terminal_and_on_the_picture(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:

@@ -273,9 +273,7 @@ def test_a_recognised_checkpoint_is_good_news_and_no_warning(run: Run, tmp_path:
         ("lraspp_mobilenet_v3_large", "classifier.scale.?", ("--resize", "64"), [3, 64, 96], 3),
     ],
 )
-@pytest.mark.sample(
-    "r3d_18-layer1.0.conv?.0-options0-input_shape0-2", "raft_small-flow_head.conv2-options2-input_shape2-12"
-)
+@pytest.mark.sample("r3d_18")
 def test_every_kind_of_torchvision_network_gets_its_kind_of_input(
     run: Run, tmp_path: Path, model: str, pattern: str, options: Sequence[str], input_shape: list[int], rows: int
 ) -> None:
@@ -289,6 +287,7 @@ def test_every_kind_of_torchvision_network_gets_its_kind_of_input(
 # --- Which inputs ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_batch_size_does_not_change_the_statistics(run: Run, tmp_path: Path, pictures: list[Path]) -> None:
     rows = {}
     for size in (1, 2, 8):
@@ -376,7 +375,7 @@ def test_a_long_table_is_folded_unless_full(run: Run) -> None:
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])
-@pytest.mark.sample("80")
+@pytest.mark.exhaustive
 def test_no_line_of_a_table_is_wider_than_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     ended = run("activations", "demo", CAT, "--layer", "*", "--full", "--no-grids", "--out", "out")

@@ -333,6 +333,7 @@ def test_torch_is_never_imported_by_the_command_itself(folder: Path, environment
 # Many checkpoints
 
 
+@pytest.mark.exhaustive
 def test_others_finish_whatever_ends_one_worker(check: Run) -> None:
     names = ("good.pt", "net.py:crashes", "broken.pt", "net.py:leaves")
     ended = check(*names, "--jobs", 2, "--format", "json")

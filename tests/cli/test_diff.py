@@ -91,6 +91,7 @@ def test_equal_networks_are_said_to_be_equal(run: Run) -> None:
     assert "A and B are equal, bit for bit, in 4 rows." in ended.stdout
 
 
+@pytest.mark.exhaustive
 def test_rows_beyond_the_grids_are_counted(run: Run) -> None:
     ended = run("diff", "pair.py:deep", "same", "picture.npy", "--edit-b", "a0:output:scale(2)", "--quiet")
     assert (ended.code, ended.stdout) == (0, "")
@@ -271,6 +272,7 @@ def test_both_networks_are_in_the_name_and_no_run_of_another_command_is_replaced
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_out_replaces_is_said(command: Run, tmp_path: Path) -> None:
     given = ("diff", "pair.py:net", "same", "picture.npy", "--out", "o")
     assert "It replaces" not in command(*given, cwd=tmp_path, columns=300).stdout

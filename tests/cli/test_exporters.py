@@ -285,7 +285,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_run(command: Run, networks: Path
 
 
 @pytest.mark.parametrize("command", ["activations", "grads"])
-@pytest.mark.sample("grads")
+@pytest.mark.exhaustive
 def test_the_page_is_the_one_that_the_report_of_the_run_would_be(run: Run, command: str) -> None:
     ended = run(command, "net.py:tiny", CAT, "--out", "out", "--report", "page.html")
     assert (ended.code, ended.stderr) == (0, "")

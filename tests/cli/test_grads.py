@@ -325,6 +325,7 @@ def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_s
 # --- Each picture alone ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_each_picture_alone_has_the_norms_it_has_in_a_run_of_its_own(
     run: Run, folder: Path, pictures: list[Path]
 ) -> None:
@@ -369,6 +370,7 @@ def test_gradients_are_drawn_as_grids_when_asked_for(run: Run, folder: Path) -> 
     assert "1 grid, layers.csv" in ended.stdout
 
 
+@pytest.mark.exhaustive
 def test_histograms_are_of_the_layers_named(run: Run, folder: Path) -> None:
     assert run("grads", "case.py:classifier", "picture.npy", "--out", "all", "-q").code == 0
     ended = run("grads", "case.py:classifier", "picture.npy", "--histogram", "5", "--out", "one", "-q")
@@ -456,6 +458,7 @@ def blocked(folder: Path) -> None:
         ("never_called", "their layers were never called"),
     ],
 )
+@pytest.mark.sample("detached")
 def test_why_parameters_get_no_gradient_is_what_is_known(run: Run, network: str, reason: str) -> None:
     document = json.loads(run("grads", f"blocked.py:{network}", "--input-shape", "2,4", "--json").stdout)
     (verdict,) = document["verdicts"]

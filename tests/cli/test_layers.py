@@ -96,7 +96,7 @@ def test_a_position_counts_in_execution_order(run: Run) -> None:
         ("quantized_resnet18", "/^fc$/", "fc", [[1, 1000]]),
     ],
 )
-@pytest.mark.sample("ssdlite320_mobilenet_v3_large-type:conv2d@0-backbone.features.0.0.0-shapes0")
+@pytest.mark.exhaustive
 def test_every_kind_of_torchvision_network_is_listed_with_shapes(
     run: Run, model: str, pattern: str, layer: str, shapes: list[list[int]]
 ) -> None:

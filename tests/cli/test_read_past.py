@@ -81,7 +81,13 @@ def listed(run: Run, *options: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.sample("protocol 4")
+@pytest.mark.sample(
+    "Namespace-protocol 4",
+    "NumPy array of objects-protocol 4",
+    "class-protocol 4",
+    "call-protocol 4",
+    "layer of torch-protocol 4",
+)
 def test_the_tensors_beside_it_are_listed_with_their_values(run: Run, tmp_path: Path, name: str, writer: str) -> None:
     state = {key: tensor.clone() for key, tensor in GOOD.items()}
     state["0.bias"][1] = float("nan")
@@ -123,6 +129,7 @@ def check(path: Path, *allowed: str, key: str | None = None) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", DATA)
+@pytest.mark.sample("Namespace", "NumPy array of objects", "layer of torch")
 def test_a_gate_warns_of_plain_data(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.pt").write_bytes(torch_bytes({"state_dict": GOOD, "x": DATA[name][0]}))
     code, said = check(tmp_path / "model.pt", key="state_dict")
@@ -132,6 +139,7 @@ def test_a_gate_warns_of_plain_data(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.sample("class", "call", "name with GitHub's command")
 def test_a_gate_refuses_any_other_name_unless_it_is_allowed(tmp_path: Path, name: str) -> None:
     thing, dotted = OTHERS[name]
     path = tmp_path / "model.pt"
@@ -158,6 +166,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize("name", NEVER)
+@pytest.mark.sample("os.system", "inside a Namespace", "behind another name")
 def test_what_can_run_anything_is_never_allowed(run: Run, tmp_path: Path, name: str) -> None:
     thing = NEVER[name]
     if isinstance(thing, nn.Module):
@@ -175,6 +184,7 @@ def test_what_can_run_anything_is_never_allowed(run: Run, tmp_path: Path, name: 
 
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")
 @pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.sample("protocol 4")
 def test_a_pickled_module_whose_class_is_absent_gives_its_state_dict(
     run: Run, tmp_path: Path, vendornet: ModuleType, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
@@ -210,9 +220,9 @@ def test_a_pickle_of_numpy_arrays_is_a_weights_file(run: Run, tmp_path: Path) ->
         assert check(tmp_path / "model.pt")[0] == 0
 
 
-def test_the_command_takes_names_to_allow(run: Run, tmp_path: Path) -> None:
+def test_the_command_takes_names_to_allow(command: Run, tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(torch_bytes({"state_dict": GOOD, "x": http.HTTPStatus.OK}))
-    allowed = run("check", "model.pt", "--arch", "none", "--allow-global", "http.HTTPStatus")
+    allowed = command("check", "model.pt", "--arch", "none", "--allow-global", "http.HTTPStatus", cwd=tmp_path)
     assert allowed.code == 0, allowed
     assert "http.HTTPStatus" in allowed.stdout
 

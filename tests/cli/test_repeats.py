@@ -95,6 +95,7 @@ def test_grads_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, 
     assert "The output also of 4" in (here / "page.html").read_text("utf-8")
 
 
+@pytest.mark.exhaustive
 def test_grads_shows_all_rows_when_asked_for(run: Run, here: Path) -> None:
     run("grads", "dropout.py:build", "picture.npy", "--repeats", "--out", "out")
     rows = table(here / "out" / "gradients.csv")

@@ -59,6 +59,7 @@ def tensor_for(name: str, shape: tuple[int, ...]) -> Tensor:
 
 @pytest.mark.parametrize("way", ["tensor", "file"])
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sample("tensor", "linear-file", "picture-file")
 def test_axis_0_counts_inputs_unless_the_tensor_is_a_single_one(name: str, way: str, tmp_path: Path) -> None:
     build, axes, one, several = NETWORKS[name]
     network = build().eval()

@@ -51,6 +51,7 @@ def given() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("form", ["tuple", "dict", "safetensors"])
+@pytest.mark.sample("dict")
 def test_a_file_of_several_tensors_gives_the_arguments(
     given: dict[str, torch.Tensor], form: str, tmp_path: Path
 ) -> None:

@@ -302,6 +302,7 @@ def test_gradients_are_those_that_autograd_gives_at_the_edge_of_each_operation(n
 # --- exported programs ---
 
 
+@pytest.mark.exhaustive
 def test_an_exported_program_shows_the_operations_of_the_network_with_their_lines(tmp_path: Path) -> None:
     torch.manual_seed(0)
     network, x = vision("resnet18")().eval(), torch.rand(1, 3, 64, 64)

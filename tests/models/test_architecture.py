@@ -62,13 +62,19 @@ def models(candidates: tuple[Candidate, ...]) -> list[str]:
     return [candidate.model for candidate in candidates]
 
 
+class ShapesByName(dict[str, Shapes]):
+    def __missing__(self, name: str) -> Shapes:
+        self[name] = shapes_of(name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def all_shapes() -> dict[str, Shapes]:
-    return {name: shapes_of(name) for name in FLOAT}
+    return ShapesByName()
 
 
 @pytest.mark.parametrize("name", FLOAT)
-@pytest.mark.sample("resnet18", "mobilenet_v2", "vgg11_bn", "swin_t", "convnext_tiny")
+@pytest.mark.exhaustive
 def test_network_with_ten_classes_is_recognised_as_itself_or_as_a_true_tie(
     name: str, all_shapes: dict[str, Shapes]
 ) -> None:

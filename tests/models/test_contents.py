@@ -244,6 +244,7 @@ def test_a_tensor_without_data_and_one_that_is_expanded_are_listed(tmp_path: Pat
 
 @pytest.mark.parametrize("count", [2**34, 2**62])
 @pytest.mark.parametrize("place", ["the weights", "the optimiser"])
+@pytest.mark.sample("the weights-17179869184", "the optimiser-4611686018427387904")
 def test_a_tensor_that_claims_more_than_its_storage_is_listed_with_a_warning_and_loaded_by_nothing(
     tmp_path: Path, count: int, place: str
 ) -> None:

@@ -219,7 +219,7 @@ def test_a_file_cut_anywhere_is_called_broken_by_the_worker_as_well(tmp_path: Pa
 
 @pytest.mark.usefixtures("unforked")
 @pytest.mark.parametrize(("name", "count"), [("torch", 600), ("legacy", 600), ("safetensors", 300)])
-@pytest.mark.sample("torch-600")
+@pytest.mark.exhaustive
 def test_flipped_bits_end_well_and_change_no_weights_that_a_checksum_covers(
     tmp_path: Path, name: str, count: int
 ) -> None:

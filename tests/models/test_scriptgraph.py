@@ -115,6 +115,7 @@ def double(output: Any) -> Any:
 
 
 @pytest.mark.parametrize("layer", ["split", "listed", "keyed", "single", "nested", "lstm", ""])
+@pytest.mark.sample("split", "nested", "lstm")
 def test_what_hooks_replace_is_what_goes_on(tmp_path: Path, layer: str) -> None:
     eager = Structured().eval()
     module = load_script(eager, tmp_path).module

@@ -120,6 +120,7 @@ def test_a_failing_layer_is_found_and_the_cause_is_the_operators(tmp_path: Path,
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
+@pytest.mark.sample("error0")
 def test_what_a_hook_raises_comes_out_as_it_is_and_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
     eager, args = build(SEVEN["resnet"])
     module = load_script(eager, tmp_path).module

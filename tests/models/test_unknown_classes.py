@@ -158,6 +158,7 @@ BAD_VIEWS = {
 
 
 @pytest.mark.parametrize("name", BAD_VIEWS)
+@pytest.mark.sample("beyond its storage", "with a negative stride", "of 2^62 elements")
 def test_a_tensor_that_claims_more_than_it_has_is_refused_beside_a_namespace_too(tmp_path: Path, name: str) -> None:
     path = tmp_path / "t.pt"
     path.write_bytes(with_namespace(View(Storage("b", 4), (4,), (1,)), {"b": bytes(16)}))

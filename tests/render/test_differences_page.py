@@ -200,7 +200,7 @@ def test_a_run_that_is_not_as_written_is_refused_in_a_line(
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.sample("1280-light")
+@pytest.mark.exhaustive
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(
     open_html: Callable[..., Opened], tmp_path: Path, width: int, scheme: Scheme
 ) -> None:

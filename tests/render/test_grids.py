@@ -348,6 +348,7 @@ def test_letters_of_both_fonts_stand_on_one_line() -> None:
 
 @settings(deadline=None)
 @given(st.text(), st.integers(10, 300))
+@pytest.mark.exhaustive
 def test_printable_text_is_short_and_plain(text: str, limit: int) -> None:
     printable = lettering.drawable(text, limit)
     assert len(printable) <= limit

@@ -244,6 +244,7 @@ TIMER_AFTER_CLICK = """() => {
 }"""
 
 
+@pytest.mark.exhaustive
 def test_a_layer_opens_although_a_filter_is_about_to_be_remembered(open_page: Open, small: Path) -> None:
     page = open_page(small).page
     page.evaluate(TIMER_AFTER_CLICK)
@@ -271,6 +272,7 @@ def test_the_keyboard_alone_opens_turns_and_closes(open_page: Open, small: Path)
     until(page, "location.hash === '#q=conv'")
 
 
+@pytest.mark.exhaustive
 def test_the_first_stop_skips_to_the_layers(open_page: Open, small: Path) -> None:
     page = open_page(small).page
     page.keyboard.press("Tab")
@@ -368,6 +370,7 @@ def test_a_plot_names_the_place_under_the_pointer_and_leads_there(open_page: Ope
     assert page.inner_text("#panel-title") == "stem.conv"
 
 
+@pytest.mark.exhaustive
 def test_hostile_names_run_nothing_and_can_be_opened_and_filtered(open_page: Open, tmp_path: Path) -> None:
     rows = [row(i, name, kind=name, aliases=[name]) for i, name in enumerate(HOSTILE_NAMES)]
     names = dict.fromkeys(("name", "kind", "weights"), "".join(HOSTILE_NAMES))
@@ -403,13 +406,14 @@ def test_hostile_names_run_nothing_and_can_be_opened_and_filtered(open_page: Ope
 @pytest.mark.parametrize(
     "fragment", ["#layer=nowhere", "#layer=%E0%A4%A", "#=&&==&sort=x&columns=<b>&type=<i>", "#q=%00"]
 )
-@pytest.mark.sample("#layer=nowhere")
+@pytest.mark.exhaustive
 def test_a_fragment_that_means_nothing_does_no_harm(open_page: Open, small: Path, fragment: str) -> None:
     opened = open_page(small, fragment)
     assert not opened.page.is_visible("#panel")
     assert len(opened.visible()) == (0 if "q=" in fragment else 7)
 
 
+@pytest.mark.exhaustive
 def test_a_picture_of_the_whole_page_has_the_first_rows_of_a_long_table(open_page: Open, tmp_path: Path) -> None:
     rows = [row(i, f"layer.{i}", activation=statistics()) for i in range(300)]
     page = open_page(write_run(tmp_path / "long", rows)).page

@@ -44,7 +44,7 @@ def failed(tmp_path: Path) -> CheckReport:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.sample("1280-light")
+@pytest.mark.exhaustive
 def test_axe_finds_nothing(open_page: Open, failed: CheckReport, width: int, scheme: Scheme) -> None:
     for reports in ([failed], [*EVERY[:-1], failed]):
         opened = open_page(*reports, width=width, scheme=scheme)
@@ -53,6 +53,7 @@ def test_axe_finds_nothing(open_page: Open, failed: CheckReport, width: int, sch
 
 
 @pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.sample("390")
 def test_nothing_is_wider_than_the_window(open_page: Open, failed: CheckReport, width: int) -> None:
     long = replace(failed, checkpoint="x" * 400)
     page = open_page(*EVERY[:-1], failed, long, hostile("y" * 400), width=width).page

@@ -294,6 +294,7 @@ def test_without_known_inputs_there_is_no_drawing(tmp_path: Path) -> None:
         ],
     ],
 )
+@pytest.mark.sample("rows0", "rows5", "rows8")
 def test_what_no_network_does_is_drawn_from_the_top_down_all_the_same(
     tmp_path: Path, rows: list[dict[str, Any]]
 ) -> None:

@@ -340,6 +340,7 @@ def networks() -> Iterator[Image.Image]:
     yield draw_differences(hookscope.diff(nn.Linear(4, 4), nn.Linear(4, 4)))
 
 
+@pytest.mark.exhaustive
 def test_nothing_lies_over_anything_else_and_nothing_leaves_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
     with writing(monkeypatch) as written:
         for sheet in networks():

@@ -113,6 +113,7 @@ def test_measures_random_values_of_any_shape(shape: list[int], seed: int, dtype:
 
 @settings(max_examples=300, deadline=None)
 @given(values=hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=8), elements=st.floats(width=32)))
+@pytest.mark.exhaustive
 def test_measures_any_float32_values(values: NDArray[np.float32]) -> None:
     check(measure(torch.from_numpy(values), 0), values.astype(np.float64), 0)
 

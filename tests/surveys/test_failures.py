@@ -128,6 +128,7 @@ def test_shards_find_the_same_reasons_bit_for_bit(data: Path, survey: Survey, tm
 
 
 @pytest.mark.parametrize("workers", [0, 1, 7])
+@pytest.mark.sample("1")
 def test_any_number_of_readers_gives_the_same_bits(data: Path, survey: Survey, workers: int) -> None:
     found = hookscope.survey(Colours(), data, **USUAL, workers=workers)
     assert found is not None

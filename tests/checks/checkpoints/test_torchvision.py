@@ -96,7 +96,7 @@ def checked(config: str, model: str | torch.nn.Module, **changes: Any) -> CheckR
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 @pytest.mark.filterwarnings("ignore:must run observer", "ignore:.*reduce_range will be deprecated")
 @pytest.mark.parametrize("seeded", SEEDED, ids=lambda seeded: seeded.name)
-@pytest.mark.sample("resnet18", "swin_t")
+@pytest.mark.sample("resnet18")
 def test_a_seeded_network_gets_the_warnings_that_one_expects_and_no_more(seeded: Seeded, tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -134,6 +134,7 @@ def test_the_trained_demo_network_passes_without_a_word(config: str, images: tup
     assert not_passed(report) == {"batchnorm-statistics": "skipped"}
 
 
+@pytest.mark.exhaustive
 def test_the_trained_demo_network_passes_every_rule_with_four_pictures() -> None:
     report = checked("smoke.toml", "demo", images=tuple(sorted(CAT.parent.glob("*.jpg"))))
     assert (report.findings, report.warnings, not_passed(report)) == ((), (), {})

@@ -360,6 +360,7 @@ def _reads_or_says_why(path: Path, content: bytes) -> None:
 
 
 @given(_MANGLED)
+@pytest.mark.exhaustive
 def test_a_mangled_configuration_is_read_or_is_one_line(hostile: Path, mangled: tuple[int, int, str, bool]) -> None:
     at, cut, inserted, uncommented = mangled
     text = default_text()

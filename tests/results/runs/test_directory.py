@@ -497,6 +497,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_run_and_the_next_cleans_up
     assert listing(tmp_path) == ["run"]
 
 
+@pytest.mark.exhaustive
 def test_runs_to_the_same_target_at_the_same_time_all_succeed_and_one_stays(tmp_path: Path) -> None:
     target = tmp_path / "run"
     processes = [writer(target, name, 40, 0) for name in ("a", "b", "c")]
