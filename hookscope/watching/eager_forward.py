@@ -60,17 +60,22 @@ class EagerForward(ForwardPasses):
 
     def _run_eagerly(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         network = self.watched.network
-        if any(isinstance(each, nn.SyncBatchNorm) for each in network.modules()):
+        if _process_count() > 1 and any(isinstance(each, nn.SyncBatchNorm) for each in network.modules()):
             raise RuntimeError("SyncBatchNorm waits for the other processes, which do not run eagerly")
         given = pytree.tree_map_only(Tensor, lambda each: each.detach().clone(), (args, keywords))
         mode: Any = "train" if network.training else "eval"
         eagerly = torch.compiler.set_stance("force_eager")
         with eagerly, preserved(network, 0, mode, differentiates=False), torch.no_grad():
-            ForwardPasses.begin(self)
             try:
+                ForwardPasses.begin(self)
                 network(*given[0], **given[1])
             finally:
                 ForwardPasses.end(self)
+
+
+def _process_count() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def _before(call: Callable[..., Any], run: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> Callable[..., Any]:

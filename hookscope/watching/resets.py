@@ -1,8 +1,9 @@
 """Whether anything resets the gradients between two steps of an optimiser: forgotten `zero_grad` is seen there.
 
-A backward pass adds to `.grad`. One parameter stands for an optimiser's: each time that a gradient arrives, before it
-is added, some values of `.grad` are compared with those after the step, plus what has arrived since. As soon as they
-differ once, something resets the gradients, and nothing is looked at any more.
+A backward pass adds to `.grad`. One parameter stands for an optimiser's: when the first gradient after a step arrives,
+before it is added, some values of `.grad` are compared with those after the step; when further gradients arrive,
+`.grad` must not be 0. What it should hold then is not known: DistributedDataParallel replaces it by the mean over
+processes. As soon as something resets the gradients once, nothing is looked at any more.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ _VALUES = 64
 
 @dataclass(slots=True)
 class _Sample:
-    """One parameter of an optimiser, and what its `.grad` should hold if nothing resets it."""
+    """One parameter of an optimiser, and what its `.grad` held after the last step."""
 
     parameter: Tensor
     expected: Tensor
@@ -29,21 +30,21 @@ class _Sample:
     steps: int = 0
     handles: list[RemovableHandle] = field(default_factory=list)
 
-    def arrives(self, gradient: Tensor) -> None:
+    def arrives(self, _gradient: Tensor) -> None:
         """See a gradient that is about to be added; it runs in the backward pass of the training."""
         held = self.parameter.grad
         self.arrivals += 1
         try:
-            self.is_reset = self.is_reset or held is None or not self._is_expected(held)
-            if not self.is_reset:
-                self.expected = self.expected + _some(gradient)
+            self.is_reset = self.is_reset or held is None or not self._is_kept(held)
         except Exception:  # noqa: BLE001 - of a gradient of another kind, and never into a training
             self.is_reset = True
 
-    def _is_expected(self, held: Tensor) -> bool:
+    def _is_kept(self, held: Tensor) -> bool:
         """Tell whether nothing has reset `.grad`; of zeros that is not known, and does not count."""
-        same = held.layout is torch.strided and _some(held).equal(self.expected)
-        return same and bool(self.expected.any())
+        if held.layout is not torch.strided:
+            return False
+        values = _some(held)
+        return bool(values.any()) and (self.arrivals > 1 or values.equal(self.expected))
 
 
 class GradientResets:

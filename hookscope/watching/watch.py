@@ -148,7 +148,7 @@ class Watch:
         self.out = out
         self.notes = self._blind_spots(activations=activations and not eager_forward)
         self._passes = [
-            EagerForward(each, self._failed_in_forward)
+            EagerForward(each, functools.partial(self._failed_eagerly, each))
             if each.compiled
             else ForwardPasses(each, self._failed_in_forward)
             for each in self._networks
@@ -352,6 +352,13 @@ class Watch:
     def _failed_in_forward(self, error: Exception) -> None:
         # Hooks cannot be removed inside a forward pass; the next step removes them.
         self._failure = self._failure or error
+
+    def _failed_eagerly(self, network: WatchedNetwork, error: Exception) -> None:
+        """Go on without the activations of a compiled network whose additional forward pass fails."""
+        self._passes = [each for each in self._passes if each.watched is not network]
+        self._say(
+            f"Activations of {network.name} are not watched, its eager forward pass fails: {exception_line(error)}."
+        )
 
     def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
         compiled = [each.name for each in self._networks if each.compiled]

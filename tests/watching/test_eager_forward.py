@@ -77,6 +77,41 @@ def test_without_the_option_activations_are_said_not_to_be_watched() -> None:
     assert any("activations are not watched" in line for line in lines)
 
 
+class Unwilling(nn.Linear):
+    """Runs only while gradients are recorded."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as torch has it
+        if not torch.is_grad_enabled():
+            raise ValueError("gradients are needed")
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("fault", ["SyncBatchNorm", "error"])
+def test_an_eager_forward_pass_that_fails_ends_only_the_watch_of_activations(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookscope.watching.eager_forward._process_count", lambda: 2)
+    first = Unwilling(4, 8) if fault == "error" else nn.Linear(4, 8)
+    network = nn.Sequential(first, nn.SyncBatchNorm(8) if fault != "error" else nn.ReLU(), nn.Linear(8, 2))
+    compiled = torch.compile(network, backend="aot_eager")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    lines: list[str] = []
+    with hookscope.watch(compiled, optimizer, every=2, eager_forward=True, on_line=lines.append) as watch:
+        for _ in range(6):
+            compiled(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+        assert not watch.is_closed
+    why = (
+        "RuntimeError: SyncBatchNorm waits for the other processes, which do not run eagerly"
+        if fault == "SyncBatchNorm"
+        else "ValueError: gradients are needed"
+    )
+    assert lines == [f"Activations of Sequential are not watched, its eager forward pass fails: {why}."]
+    assert [(each.step, len(each.layers)) for each in watch.log.watched] == [(2, 0), (4, 0), (6, 0)]
+
+
 def test_activations_are_those_of_the_batch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -68,6 +68,24 @@ def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(name: st
     assert (first.step, first.rule) == (7, "non-finite-gradient")
 
 
+@pytest.mark.parametrize("accumulates", ["under no_sync", "synchronised", "not"])
+@pytest.mark.parametrize("resets", [True, False])
+def test_forgotten_resets_are_told_of_two_processes(accumulates: str, resets: bool, tmp_path: Path) -> None:
+    source = DISTRIBUTED_SCRIPTS["ddp"]
+    if accumulates != "under no_sync":
+        source = source.replace(
+            "network.no_sync() if part == 0 else contextlib.nullcontext()", "contextlib.nullcontext()"
+        )
+    if accumulates == "not":
+        source = source.replace("for part in range(2):", "for part in range(1):")
+    if not resets:
+        source = source.replace("    optimizer.zero_grad()\n", "")
+    (tmp_path / "train.py").write_text(source)
+    torchrun(tmp_path, "-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0)
+    verdicts = [each for each in read_training(tmp_path / "run").verdicts if each.rule == "gradients-not-reset"]
+    assert [(each.step, each.value) for each in verdicts] == ([] if resets else [(4, 3.0)])
+
+
 # Four processes as two replicas of two shards: what replicas hold must be counted once.
 REPLICATED = """
 mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
