@@ -36,6 +36,7 @@ from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected
 from hookscope.inspection.session import OnError, OnProgress, Session, TensorCollector, provenance_of, reporter
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
+from hookscope.models.torchscript import ScriptLayer
 from hookscope.results.attention import (
     ROLLOUT,
     Attention,
@@ -321,7 +322,7 @@ def _no_fast_path() -> Iterator[None]:
 
 def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
     name = inspected.info.name
-    if any(isinstance(each, torch.jit.ScriptModule) for each in inspected.modules.values()):
+    if any(isinstance(each, torch.jit.ScriptModule | ScriptLayer) for each in inspected.modules.values()):
         return f"No attention of {name} can be seen: the calls of TorchScript are not shown. Give the network itself."
     if not has_any:
         return f"{name} has no attention that can be seen: no module of it computes any. See `hookscope attribute`."

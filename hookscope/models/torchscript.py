@@ -123,7 +123,7 @@ def hookable(load: Callable[[], Any]) -> tuple[nn.Module, tuple[str, ...]]:
             reroute(*call, _operator(call[2]))
         for graph, node in plan.attentions:
             define_weights(graph, node)
-        limit = "" if plan.calls or _is_one_layer(script) else "the file does not say where its layers are called"
+        limit = "" if plan.calls or _is_one_layer(script) else "its code does not say where its layers are called"
     except (AttributeError, RuntimeError, TypeError):  # this torch has other graphs, and some may be half changed
         script, plan, limit = load(), Plan(), "this version of torch does not let hooks in"
     root = _layer(script, {}, {})

@@ -190,11 +190,15 @@ def test_operations_are_judged_alike_whether_they_are_shown_or_not() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
-def test_of_a_network_in_torchscript_it_is_said_that_operations_are_not_seen() -> None:
-    network = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval())
-    run = hookscope.activations(network, torch.ones(2, 8))
+def test_torchscript_has_its_layers_and_it_is_said_that_operations_are_not_seen() -> None:
+    network, x = Tiny().eval(), torch.rand(2, 8, 4, 4)
+    script = torch.jit.script(network)
+    run = hookscope.activations(script, x)
+    assert [(row.label, row.statistics) for row in run.rows] == [
+        (row.label, row.statistics) for row in hookscope.activations(network, x).rows
+    ]
     assert run.notes == ("Operations inside TorchScript are not seen: (model).",)
-    assert not network._forward_pre_hooks
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in script.modules())
 
 
 class Headed(nn.Module):

@@ -275,7 +275,7 @@ def test_a_frozen_script_shows_its_output(tmp_path: Path) -> None:
         loaded,
         eager,
         torch.randn(2, 3, 8, 8),
-        " can be seen: the file does not say where its layers are called",
+        " can be seen: its code does not say where its layers are called",
     )
     assert not loaded.module.train().training
 
