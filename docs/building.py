@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this checkout, whichever w
 from docs import made
 
 _ENOUGH = 80  # characters that say what a page is about
+_CODE = re.compile(r"(?<!<pre>)(?<!</span>)<code>[^<]*</code>")
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 _MARKER = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
 
 
@@ -20,6 +22,11 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Fill in what is made from the code, and note what the page is about."""
     _about[page.url] = (page.title or "", _opening(markdown))
     return _MARKER.sub(lambda marker: _PARTS[marker[1]](), markdown)
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Keep options whole where lines break: browsers break after each hyphen."""
+    return _CODE.sub(lambda code: _OPTION.sub(r'<span class="whole">\g<0></span>', code[0]), html)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
