@@ -509,8 +509,6 @@ class Watch:
 
     @_guarded
     def _stepped(self, loss: float | Tensor | None) -> None:
-        if self._failure is not None:
-            raise self._failure
         value = self._loss_of(loss)
         if value is not None:
             self._current.losses.append(("", value))
@@ -555,6 +553,8 @@ class Watch:
         return {name: each for name, each in self._names.all.items() if layers.intersection(_modules_around(name))}
 
     def _finish_step(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         step = self._current
         if step.measurement is not None:
             for each in self._passes:
