@@ -21,7 +21,7 @@ from hookscope.render.html.page import render_page
 from hookscope.render.html.training import shown_map
 from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint, by_layer
 from hookscope.results.runs.history import StoredHistory
-from hookscope.text import are, counted, safe_text, shape_text, some_of
+from hookscope.text import are, counted, figure, safe_text, shape_text, some_of
 
 _MOST_ROWS = 800  # of a heat map
 _MOST_VERDICTS = 200
@@ -105,7 +105,7 @@ def _facts(result: History) -> list[tuple[str, str, bool]]:
     optimisers = dict.fromkeys(point.key for file in result.files for point in file.optimisers)
     if optimisers:
         rates = [rate for file in result.files for point in file.optimisers for rate in point.rates]
-        ends = f"lr {number_text(rates[0], 3)} to {number_text(rates[-1], 3)}" if rates else "no learning rate"
+        ends = f"lr {figure(rates[0], 3)} to {figure(rates[-1], 3)}" if rates else "no learning rate"
         facts.append(("Optimiser", f"at {', '.join(optimisers)}: {ends}", False))
     if result.inputs:
         facts.append(("Inputs", ", ".join(each.name for each in result.inputs[:8]), False))
