@@ -99,13 +99,8 @@ def _names_of(place: str) -> list[str]:
 
 def _facts(result: History) -> list[tuple[str, str, bool]]:
     read, count = len(result.read), len(result.files)
-    facts = [
-        (
-            "Files",
-            f"{count:,}, {'all' if read == count else f'{read:,} of them'} read",
-            read < count and not result.searched,
-        )
-    ]
+    how_many = "all" if read == count else f"{read:,} of them"
+    facts = [("Files", f"{count:,}, {how_many} read", read < count and not result.searched)]
     facts.append(("In the order of", result.order, False))
     facts.append(("Network", result.arch or "none: judged by what the files store", False))
     optimisers = dict.fromkeys(point.key for file in result.files for point in file.optimisers)
