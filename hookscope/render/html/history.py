@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from hookscope.render.columns import Column, number_text, percent_text
+from hookscope.render.columns import Column, classes_text, number_text, percent_text
 from hookscope.render.history_maps import history_maps
 from hookscope.render.history_text import (
     answer,
@@ -222,7 +222,7 @@ def _classes_table(files: Sequence[HistoryFile], result: History) -> dict[str, A
     rows = []
     for file in files:
         best = {each.input_index: each.classes[0] for each in file.predictions if each.classes}
-        cells = [f"{best[at][0]} {best[at][1]:.2f}" if at in best else "-" for at in range(len(inputs))]
+        cells = [classes_text([best[at]]) if at in best else "-" for at in range(len(inputs))]
         rows.append([file.label, *cells])
     return {
         "title": "Best class of each input",
