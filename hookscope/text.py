@@ -58,8 +58,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """Return a number as people write it: "1,580", "0.053", "6.4e-10", "8.3e9", "0"."""
-    if not value or not math.isfinite(value):
+    """Return a number as people write it: "1,580", "0.053", "6.4e-10", "8.3e9", "0", "NaN"."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Inf" if value > 0 else "-Inf"
+    if not value:
         return f"{value:g}"
     mantissa, power = f"{value:.{digits - 1}e}".split("e")
     if not -4 < int(power) < 6:

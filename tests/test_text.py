@@ -175,7 +175,9 @@ def test_probabilities_are_told_apart() -> None:
         (6.44e-10, 2, "6.4e-10"),
         (8.3e9, 2, "8.3e9"),
         (999_999.0, 2, "1e6"),
-        (float("inf"), 2, "inf"),
+        (float("inf"), 2, "Inf"),
+        (float("-inf"), 2, "-Inf"),
+        (float("nan"), 2, "NaN"),
     ],
 )
 def test_a_number_is_written_as_people_write_it(value: float, digits: int, text: str) -> None:

@@ -168,12 +168,17 @@ def number_text(value: float | None, digits: int = 4) -> str:
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
-        return f"{abs(value):.0f}" if value == 0 else f"{value}"
+        return figure(abs(value) if value == 0 else value)
     rounded = f"{value:.{digits - 1}e}"
     mantissa, power = rounded.split("e")
     if -3 <= int(power) <= 3:
         return f"{float(rounded):.{max(0, digits - 1 - int(power))}f}"
     return f"{mantissa}e{int(power)}"
+
+
+def rate_text(rate: float) -> str:
+    """Return a learning rate as people write it, of four digits: "0.1", "3e-4"."""
+    return figure(rate, 4)
 
 
 def scale_text(value: float) -> str:
@@ -197,6 +202,8 @@ def percent_text(fraction: float | None) -> str:
 
 def probability_text(probability: float) -> str:
     """Return two decimals that say 0.00 and 1.00 only when that is exact."""
+    if math.isnan(probability):
+        return figure(probability)
     if probability in (0, 1):
         return f"{probability:.2f}"
     return "<0.01" if probability < 0.01 else ">0.99" if probability > 0.99 else f"{probability:.2f}"

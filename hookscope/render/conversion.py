@@ -80,7 +80,7 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
         return contents_report(result, width=width, full=full)
     if isinstance(result, ModuleTable):
         title = f"{result.model.name} ({result.model.kind})"
-        table = terminal.module_table(result.rows, width=width, title=title, cost=result.cost)
+        table = terminal.module_table(result.rows, width=width, title=title, cost=result.cost, full=full)
         return Group(terminal.note_lines(result.notes), table)
     if isinstance(result, Comparison):
         return comparison_report(result, width=width, full=full)

@@ -338,7 +338,7 @@ def _cosine(value: float | None) -> str:
 
 
 def _decibels(value: float) -> str:
-    return "inf" if value == math.inf else f"{value:.1f}"
+    return "Inf" if value == math.inf else f"{value:.1f}"
 
 
 def _place(place: tuple[int, ...] | None) -> str:

@@ -3,7 +3,7 @@
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
@@ -55,12 +55,13 @@ def paragraph(texts: Sequence[str], size: int, width: int, *, separator: str = "
 def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[list[str]]:
     """Return the lines, each in pieces, that `texts` fill; `separator` stands between texts, but where a line ends.
 
-    A text too long for a line, `width` pixels, breaks after a space, dot, slash or underscore, else anywhere.
+    A text too long for a line, `width` pixels, breaks at spaces outside of 'quoted names'; a word too long for a line
+    breaks after a dot, slash or underscore, else anywhere.
     """
     lines: list[list[str]] = [[]]
     for text in texts:
         whole = text_width([text], size) <= width
-        for index, piece in enumerate([text] if whole else re.findall(r"[^\s._/]*[\s._/]+|[^\s._/]+", text)):
+        for index, piece in enumerate([text] if whole else _pieces(text, size, width)):
             added = [separator, piece] if separator and lines[-1] and not index else [piece]
             if text_width([*lines[-1], *added], size) <= width:
                 lines[-1] += added
@@ -72,6 +73,12 @@ def wrap(texts: Sequence[str], size: int, width: int, separator: str) -> list[li
                 rest = rest[max(1, end) :]
             lines.append([rest])
     return [line for line in lines if line]
+
+
+def _pieces(text: str, size: int, width: int) -> Iterator[str]:
+    for word in re.findall(r"(?:(?<!\w)'[^']*'(?!\w)|\S)+\s*|\s+", text):
+        fits = text_width([word], size) <= width
+        yield from [word] if fits else re.findall(r"[^\s._/]*[\s._/]+|[^\s._/]+", word)
 
 
 def font(size: int, text: str = "") -> ImageFont.FreeTypeFont:

@@ -10,7 +10,7 @@ from hookscope.render.survey_failures import failure_heading, failure_reasons, m
 from hookscope.render.terminal import model_lines, note_lines, uncalled_lines, verification_line
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.survey import FORMATS, Survey, SurveyRow, channel_counts
-from hookscope.text import are, counted, printable, some_of
+from hookscope.text import are, counted, figure, printable, some_of
 
 _MOST_NAMES = 3
 _MOST_UNUSABLE = 8
@@ -112,7 +112,7 @@ def _tight(result: Survey) -> Iterator[str]:
     if factors:
         row, least = min(factors, key=lambda each: each[1])
         if least >= 1:
-            factor = f"{'only ' if least < _TIGHT else ''}a factor of {number_text(least, 3)}"
+            factor = f"{'only ' if least < _TIGHT else ''}a factor of {figure(least, 3)}"
             yield f"All values of these outputs fit float16: the largest, in {_name(row)}, leaves {factor}."
 
 
@@ -131,8 +131,11 @@ def _duplicates(result: Survey) -> Iterator[str]:
     rows = [(len(row.duplicates), row) for row in result.rows if row.duplicates]
     if rows:
         count, row = max(rows, key=lambda each: each[0])
-        verb = "follows" if count == 1 else "follow"
-        yield f"{counted(count, 'channel')} of {_name(row)} {verb} another one of it (|r| of 0.99 or more)."
+        verb = "copies" if count == 1 else "copy"
+        yield (
+            f"{counted(count, 'channel')} in the output of {_name(row)} almost {verb} another channel "
+            "(|r| of 0.99 or more)."
+        )
 
 
 def _name(row: SurveyRow) -> str:

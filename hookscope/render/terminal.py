@@ -122,7 +122,7 @@ def folded_lines(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[Text]
     if not count:
         return []
     what = "row repeats another and is" if count == 1 else "rows repeat others and are"
-    return [safe_line(f"{count:,} {what} not shown, --repeats shows all", style="dim")]
+    return [safe_line(f"{count:,} {what} not shown: --repeats, or repeats=True, shows all", style="dim")]
 
 
 def repeats_words(row: LayerRow | GradientRow) -> list[str]:
@@ -216,13 +216,13 @@ def predictions_lines(inspection: Activations | Gradients, *, full: bool = False
 
 
 def module_table(
-    rows: Sequence[ModuleRow], *, width: int, title: str, cost: NetworkCost | None = None
+    rows: Sequence[ModuleRow], *, width: int, title: str, cost: NetworkCost | None = None, full: bool = False
 ) -> RenderableType:
     """Return the modules of a network as a tree by their dotted names, with what they cost, and lines of totals."""
     notes = [safe_line(row.note, style="cyan") if row.note else Text() for row in rows]
     columns = [
         Column("module", [*map(safe_line, _tree_names(rows))], 0, words=True),
-        Column("type", [kind_cell(row.kind) for row in rows], 4, words=True),
+        Column("type", [kind_cell(row.kind, full=full) for row in rows], 4, words=True),
         Column("parameters", [safe_line(f"{row.total_parameter_count:,}") for row in rows], 3),
         *([] if cost is None else cost_columns(_costs_of_modules(rows, cost))),
         Column("calls", [safe_line(str(row.call_count)) for row in rows], 11),

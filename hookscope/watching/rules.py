@@ -196,7 +196,9 @@ def first_not_finite(
         )
         places = [place for place, loss in step.losses if not math.isfinite(loss)]
         at = f" at {places[0]}" if places else ""
-        message = f"The loss{at} is {step.loss} (limit: finite).{weights}{gradients if broken else ''} {history}"
+        message = (
+            f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{gradients if broken else ''} {history}"
+        )
         found.append(objection("non-finite-loss", "", step.loss, message))
     elif broken:
         last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)

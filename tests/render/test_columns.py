@@ -91,7 +91,7 @@ def test_a_gap_of_one_row_is_closed() -> None:
         (123456.0, "1.235e5"),
         (-65504.0, "-6.550e4"),
         (5e-324, "4.941e-324"),
-        (float("inf"), "inf"),
+        (float("inf"), "Inf"),
     ],
 )
 def test_numbers_have_four_significant_digits(value: float | None, shown: str) -> None:

@@ -144,7 +144,7 @@ def test_rows_that_were_folded_into_others_are_counted_and_in_full_named() -> No
     first, *others = GRADIENTS.gradients
     folded = replace(GRADIENTS, gradients=(replace(first, also=("pool", "drop")), *others))
     short, full = (printed(gradient_table(folded, width=300, full=full), 300) for full in (False, True))
-    assert "2 rows repeat others and are not shown, --repeats shows all" in short
+    assert "2 rows repeat others and are not shown: --repeats, or repeats=True, shows all" in short
     assert "also pool, drop" not in short
     assert "also pool, drop" in full
 
@@ -165,7 +165,7 @@ def test_parameters_fold_alike() -> None:
 
 
 def test_a_loss_may_have_no_target_and_a_pass_no_loss() -> None:
-    assert printed(loss_lines(LossRecord("sum", "", float("nan")), None), 80) == "loss sum = nan\n"
+    assert printed(loss_lines(LossRecord("sum", "", float("nan")), None), 80) == "loss sum = NaN\n"
     assert "forward pass raised" in printed(loss_lines(None, None), 80)
 
 
@@ -195,7 +195,7 @@ def test_each_input_is_a_row_and_each_layer_shows_how_far_its_norms_spread() -> 
     shown = words(inputs)
     assert ["a.jpg", "1.500", "3.000"] in shown
     assert ["b.jpg", "-0.5000", "-"] in shown
-    assert ["c.jpg", "nan", "0"] in shown
+    assert ["c.jpg", "NaN", "0"] in shown
     assert ["conv", "1.000", "4.000", "9.000"] in shown
     assert ["fc", "2.000", "2.000", "2.000"] in shown
     assert ["late", "7.000", "7.000", "7.000"] in shown

@@ -73,7 +73,7 @@ def test_the_answer_comes_first_and_names_step_place_and_what_was_measured() -> 
                 assert abs(int(shown[row, column]) - wanted) <= 0.5 + 1e-6
     before = page.tables()[0][1:]
     assert [row[0] for row in before] == [str(step) for step in range(15, 26)]
-    assert before[-1][1:4] == ["nan"] * 3
+    assert before[-1][1:4] == ["NaN"] * 3
     assert before[-1][-1] == "non-finite-gradient"
 
 

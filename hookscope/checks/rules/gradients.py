@@ -58,7 +58,7 @@ def non_finite_loss(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[
     """
     loss = taken_gradients(measured).loss
     if loss is not None and not math.isfinite(loss.value):
-        yield Objection(WHOLE_NETWORK, f"The loss ({loss.name}) is {loss.value}; it must be finite.")
+        yield Objection(WHOLE_NETWORK, f"The loss ({loss.name}) is {figure(loss.value)}; it must be finite.")
 
 
 @rule(

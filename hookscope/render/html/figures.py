@@ -11,6 +11,7 @@ from hookscope.render.columns import fold_name, number_text, percent_text, quant
 from hookscope.render.overviews.charts import log_ticks, within_blocks
 from hookscope.render.training_steps import Floats, columns_of, kept_places, pieces, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
+from hookscope.text import figure
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, TOP, FOOT = 62, 10, 26
@@ -237,8 +238,8 @@ def over_steps(
         shapes.append((style, "".join(path)))
     return Figure(
         title,
-        f"{title} over steps {axis.low:,} to {axis.high:,}, from {number_text(float(finite.min()))} to "
-        f"{number_text(float(finite.max()))}. The text above it gives the numbers at the pointer.",
+        f"{title} over steps {axis.low:,} to {axis.high:,}, from {figure(float(finite.min()), 4)} to "
+        f"{figure(float(finite.max()), 4)}. The text above it gives the numbers at the pointer.",
         _step_labels(axis, column, steps, lines),
         shapes,
         vertical.ticks(),
@@ -275,7 +276,7 @@ def _extent(values: Floats) -> str:
     finite = values[np.isfinite(values)]
     if not finite.size:
         return "NaN or Inf" if np.isinf(values).any() else "-"
-    low, high = number_text(float(finite.min())), number_text(float(finite.max()))
+    low, high = figure(float(finite.min()), 4), figure(float(finite.max()), 4)
     words = low if low == high else f"{low} to {high}"
     return f"{words}, NaN or Inf" if np.isinf(values).any() else words
 

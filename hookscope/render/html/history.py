@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from hookscope.render.columns import Column, number_text, percent_text
+from hookscope.render.columns import Column, classes_text, number_text, percent_text
 from hookscope.render.history_maps import history_maps
 from hookscope.render.history_text import (
     answer,
@@ -21,7 +21,7 @@ from hookscope.render.html.page import render_page
 from hookscope.render.html.training import shown_map
 from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint, by_layer
 from hookscope.results.runs.history import StoredHistory
-from hookscope.text import are, counted, safe_text, shape_text, some_of
+from hookscope.text import are, counted, figure, safe_text, shape_text, some_of
 
 _MOST_ROWS = 800  # of a heat map
 _MOST_VERDICTS = 200
@@ -99,13 +99,14 @@ def _names_of(place: str) -> list[str]:
 
 def _facts(result: History) -> list[tuple[str, str, bool]]:
     read, count = len(result.read), len(result.files)
-    facts = [("Files", f"{count:,}, {read:,} of them read", read < count and not result.searched)]
+    how_many = "all" if read == count else f"{read:,} of them"
+    facts = [("Files", f"{count:,}, {how_many} read", read < count and not result.searched)]
     facts.append(("In the order of", result.order, False))
     facts.append(("Network", result.arch or "none: judged by what the files store", False))
     optimisers = dict.fromkeys(point.key for file in result.files for point in file.optimisers)
     if optimisers:
         rates = [rate for file in result.files for point in file.optimisers for rate in point.rates]
-        ends = f"lr {number_text(rates[0], 3)} to {number_text(rates[-1], 3)}" if rates else "no learning rate"
+        ends = f"lr {figure(rates[0], 3)} to {figure(rates[-1], 3)}" if rates else "no learning rate"
         facts.append(("Optimiser", f"at {', '.join(optimisers)}: {ends}", False))
     if result.inputs:
         facts.append(("Inputs", ", ".join(each.name for each in result.inputs[:8]), False))
@@ -221,7 +222,7 @@ def _classes_table(files: Sequence[HistoryFile], result: History) -> dict[str, A
     rows = []
     for file in files:
         best = {each.input_index: each.classes[0] for each in file.predictions if each.classes}
-        cells = [f"{best[at][0]} {best[at][1]:.2f}" if at in best else "-" for at in range(len(inputs))]
+        cells = [classes_text([best[at]]) if at in best else "-" for at in range(len(inputs))]
         rows.append([file.label, *cells])
     return {
         "title": "Best class of each input",

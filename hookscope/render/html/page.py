@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookscope.render.columns import integer_text, number_text
+from hookscope.render.columns import integer_text, number_text, rate_text
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -37,7 +37,13 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"counted": counted, "integer": integer_text, "number": number_text, "shape": shape_text}
+    environment.filters |= {
+        "counted": counted,
+        "integer": integer_text,
+        "number": number_text,
+        "rate": rate_text,
+        "shape": shape_text,
+    }
     environment.filters |= filters
     style, code = _asset("style.css"), "".join(map(_asset, scripts))
     return MARK + environment.get_template(template).render(
