@@ -1460,9 +1460,15 @@ def _file_options(trust: bool, key: str | None, allow_missing: Texts, allow_unex
 
 
 def _given(model: nn.Module | LoadedModel) -> LoadedModel:
+    from torch.jit import ScriptModule
+
     from hookscope.models import LoadedModel
     from hookscope.models.construction import loaded_module
 
+    if isinstance(model, ScriptModule):
+        from hookscope.models.exported import copied_torchscript
+
+        return copied_torchscript(model)
     return model if isinstance(model, LoadedModel) else loaded_module(model)
 
 

@@ -1,7 +1,6 @@
 """What all ways of building a network share: the result type, seeded randomness, skipping what gets overwritten."""
 
 import copy
-import io
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,37 +53,16 @@ class LoadedModel:
 def loaded_module(module: nn.Module) -> LoadedModel:
     """Return a module that a caller has built, with what its first layer says about its input.
 
-    TorchScript is copied, because torch refuses hooks on it: see `hookable`. Raises UsageError for anything else, as
-    where arguments are swapped or a class is given.
+    Raises UsageError for anything else, as where arguments are swapped or a class is given.
     """
     given: object = module
     if isinstance(given, type):
         raise UsageError(f"MODEL is the class {given.__name__}. Give a network built from it: {given.__name__}(…).")
     if not isinstance(given, nn.Module):
         raise UsageError(f"MODEL is of type {type(given).__name__}. Give a torch.nn.Module, or the name of a network.")
-    remarks: tuple[str, ...] = ()
-    if isinstance(module, torch.jit.ScriptModule):
-        module, remarks = _hookable_copy(module)
     kind = type(module).__name__
     info = ModelInfo(kind, kind, "as given", random=False, sha256=None, parameter_count=parameter_count(module))
-    warnings = tuple(f"{kind}: {remark}" for remark in remarks)
-    return LoadedModel(module, info, default_preprocessing(module), warnings=warnings)
-
-
-def _hookable_copy(script: torch.jit.ScriptModule) -> tuple[nn.Module, tuple[str, ...]]:
-    from hookscope.models.torchscript import hookable  # noqa: PLC0415 - only for TorchScript
-
-    def load() -> Any:
-        written.seek(0)
-        return torch.jit.load(written)  # type: ignore[no-untyped-call] # torch's
-
-    with silenced_known_warnings():
-        written = io.BytesIO()
-        try:
-            torch.jit.save(script, written)  # type: ignore[no-untyped-call] # torch's
-        except RuntimeError as error:
-            return script, (f"only the output of the whole network can be seen: {exception_line(error)}.",)
-        return hookable(load)
+    return LoadedModel(module, info, default_preprocessing(module))
 
 
 def copied(loaded: LoadedModel) -> LoadedModel:

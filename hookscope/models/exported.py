@@ -1,22 +1,26 @@
 """Networks that a trusted file holds whole: TorchScript and exported programs, with what is known of their inputs."""
 
+import io
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
 from hookscope.errors import ModelNotFoundError
 from hookscope.models.architecture import recognise
 from hookscope.models.checkpoint import digest_of
 from hookscope.models.classes import packed_classes
-from hookscope.models.construction import LoadedModel, model_info
+from hookscope.models.construction import LoadedModel, loaded_module, model_info, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
+from hookscope.models.torchscript import hookable
 from hookscope.models.trusted_files import read_exported_program, read_torchscript
 from hookscope.models.weight_choice import IMAGENET_CLASSES
 from hookscope.models.weight_sets import state_shapes
 from hookscope.results.inputs import Preprocessing
-from hookscope.text import counted, printable
+from hookscope.text import counted, exception_line, printable
 
 
 def load_torchscript(path: Path, seed: int) -> LoadedModel:
@@ -33,6 +37,26 @@ def load_torchscript(path: Path, seed: int) -> LoadedModel:
         return loaded
     notes = (*loaded.notes, f"{loaded.info.name}: {note}")
     return replace(loaded, info=replace(loaded.info, categories=names), notes=notes)
+
+
+def copied_torchscript(script: torch.jit.ScriptModule) -> LoadedModel:
+    """Copy TorchScript that a caller has built as a tree of modules, because torch refuses hooks on the original."""
+
+    def load() -> Any:
+        written.seek(0)
+        return torch.jit.load(written)  # type: ignore[no-untyped-call] # torch's
+
+    with silenced_known_warnings():
+        written = io.BytesIO()
+        try:
+            torch.jit.save(script, written)
+        except RuntimeError as error:
+            loaded = loaded_module(script)
+            reason = f"no layer of it can be seen: it cannot be copied, {exception_line(error)}."
+            return replace(loaded, warnings=(f"{loaded.info.name}: {reason}",))
+        module, remarks = hookable(load)
+    loaded = loaded_module(module)
+    return replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))
 
 
 def _class_names(path: Path, script: nn.Module) -> tuple[tuple[str, ...], str]:
