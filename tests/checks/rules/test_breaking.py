@@ -264,7 +264,7 @@ def test_infinities_that_come_to_nothing_are_a_mask() -> None:
 
 def test_a_float16_output_that_overflowed_has_no_headroom() -> None:
     report = judged(with_row("gate", inf_count=5, dtype="float16"), wanted=frozenset({"fp16-headroom"}))
-    assert "'gate' (Sigmoid) reaches inf, inf times the greatest of float16" in report.findings[0].message
+    assert "'gate' (Sigmoid) reaches Inf, Inf times the greatest of float16" in report.findings[0].message
 
 
 def test_the_worst_of_several_without_headroom_is_named_and_the_others_counted() -> None:
