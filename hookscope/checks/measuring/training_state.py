@@ -12,7 +12,7 @@ from hookscope.checks.measuring.weight_structure import SUBNORMAL_BELOW, spread_
 from hookscope.models.training_entries import AveragedCopy, TrainingEntries
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
 from hookscope.statistics.storage import stored_values
-from hookscope.text import printable
+from hookscope.text import figure, printable
 
 # Means of squares, under the names that torch's optimisers and others give them.
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum", "acc_delta")
@@ -135,7 +135,7 @@ def _wrong_settings(at: int, group: dict[Any, Any]) -> Iterator[str]:
             is_wrong = math.isnan(number) or (name in _FINITE and math.isinf(number))
             is_wrong = is_wrong or (name in _NOT_NEGATIVE and number < 0) or (name == "betas" and number >= 1)
             if is_wrong:
-                yield f"param_groups.{at}.{_shown(name)} is {number:g}"
+                yield f"param_groups.{at}.{_shown(name)} is {figure(number, 6)}"
 
 
 def _rates(schedule: dict[Any, Any]) -> list[float]:

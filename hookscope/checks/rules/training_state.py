@@ -83,14 +83,15 @@ def scaler_state(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obje
     for state in measured.scalers:
         least = terms.limit("min_scale", FindingTarget(state.key, (state.key,)))
         if not 0 < state.scale < math.inf:
-            yield _of(state.key, f"has a scale of {state.scale:g} (limit: above 0, and finite)")
+            yield _of(state.key, f"has a scale of {figure(state.scale, 6)} (limit: above 0, and finite)")
         elif state.scale < least:
             scale = figure(state.scale, 3)
             yield _of(state.key, f"has a scale of {scale} (limit {least:g}): steps were skipped", "warn")
         if not 1 < state.growth_factor < math.inf:
-            yield _of(state.key, f"has a growth factor of {state.growth_factor:g} (limit: above 1, and finite)")
+            growth = figure(state.growth_factor, 6)
+            yield _of(state.key, f"has a growth factor of {growth} (limit: above 1, and finite)")
         if not 0 < state.backoff_factor < 1:
-            yield _of(state.key, f"has a backoff factor of {state.backoff_factor:g} (limit: above 0, below 1)")
+            yield _of(state.key, f"has a backoff factor of {figure(state.backoff_factor, 6)} (limit: above 0, below 1)")
         tracker, interval = state.growth_tracker, state.growth_interval
         if not 0 <= tracker < max(interval, 1):
             yield _of(state.key, f"counts {tracker:g} steps since its last change (limit {interval:g})", "warn")

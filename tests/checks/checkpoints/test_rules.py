@@ -372,7 +372,7 @@ PAIRS = [
     Pair(
         "optimizer-state of plain at optimizer",
         tuple(saved_with(optimizer=adam(3, 0.1, **{name: math.inf})) for name in ("lr", "growth_rate")),
-        "param_groups.0.lr is inf",
+        "param_groups.0.lr is Inf",
     ),
     Pair(
         "optimizer-state of plain at optimizer",

@@ -194,10 +194,10 @@ def test_states_of_optimisers_that_cannot_be_gone_on_with_fail() -> None:
     [
         ({}, "", ""),
         ({"growth_factor": 1.0}, "fail", "has a growth factor of 1 (limit: above 1, and finite)"),
-        ({"growth_factor": math.inf}, "fail", "has a growth factor of inf (limit: above 1, and finite)"),
+        ({"growth_factor": math.inf}, "fail", "has a growth factor of Inf (limit: above 1, and finite)"),
         ({"backoff_factor": 1.0}, "fail", "has a backoff factor of 1 (limit: above 0, below 1)"),
         ({"backoff_factor": 0.0}, "fail", "has a backoff factor of 0 (limit: above 0, below 1)"),
-        ({"backoff_factor": math.nan}, "fail", "has a backoff factor of nan (limit: above 0, below 1)"),
+        ({"backoff_factor": math.nan}, "fail", "has a backoff factor of NaN (limit: above 0, below 1)"),
         ({"growth_factor": 1.0001, "backoff_factor": 0.9999}, "", ""),
         ({"growth_tracker": -1.0}, "warn", "counts -1 steps since its last change (limit 2000)"),
     ],
