@@ -101,7 +101,7 @@ class MapRecorder:
             key: Of the row.
             tensor: The output, the batch on axis 0.
             channel_axis: As `AxisReader.channel_axis` gave it.
-            grids: Spatial sizes seen in this forward pass, which tokens may lie on; none for signals and words.
+            grids: Spatial sizes (H, W) seen in this pass, on which tokens may lie; empty for signals and words.
         """
         if not self._indices or self._indices[0] >= SUMMARISED_INPUTS or tensor.layout != torch.strided:
             return

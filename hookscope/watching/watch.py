@@ -354,11 +354,10 @@ class Watch:
         self._failure = self._failure or error
 
     def _failed_eagerly(self, network: WatchedNetwork, error: Exception) -> None:
-        """Go on without the activations of a compiled network whose additional forward pass fails."""
+        """Go on without the activations of a compiled network whose eager forward pass fails."""
         self._passes = [each for each in self._passes if each.watched is not network]
-        self._say(
-            f"Activations of {network.name} are not watched, its eager forward pass fails: {exception_line(error)}."
-        )
+        reason = f"its eager forward pass fails: {exception_line(error)}."
+        self._say(f"Activations of {network.name} are not watched, because {reason}")
 
     def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
         compiled = [each.name for each in self._networks if each.compiled]

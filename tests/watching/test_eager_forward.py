@@ -108,7 +108,7 @@ def test_an_eager_forward_pass_that_fails_ends_only_the_watch_of_activations(
         if fault == "SyncBatchNorm"
         else "ValueError: gradients are needed"
     )
-    assert lines == [f"Activations of Sequential are not watched, its eager forward pass fails: {why}."]
+    assert lines == [f"Activations of Sequential are not watched, because its eager forward pass fails: {why}."]
     assert [(each.step, len(each.layers)) for each in watch.log.watched] == [(2, 0), (4, 0), (6, 0)]
 
 
