@@ -1,12 +1,14 @@
 """Ctrl-C at any moment of a run, also while state is restored: the network and the process come out as they went in."""
 
 import _thread
+import os
 import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,7 +20,10 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.inspection.state.preservation import preserved
+from tests.fork_server import ForkServer
 from tests.networks import Apply
+
+ROOT = Path(__file__).parents[2]
 
 X = torch.linspace(-1, 1, 6).view(2, 3)
 
@@ -114,28 +119,37 @@ def moments_of(run: Callable[[nn.Module], object]) -> int:
     return count.count
 
 
-# Python swallows one that comes while a generator that nobody needs any more is closed, and says so.
-swallowed = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@swallowed
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.sample("layers", "gradients in train mode")
-def test_an_interrupt_at_some_moments_leaves_everything_as_it_was(name: str) -> None:
+def at_some_moments(name: str) -> None:
     last = moments_of(RUNS[name])
     assert_restored_at(range(1, last, last // 25), RUNS[name])
 
 
-@swallowed
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", RUNS)
-def test_an_interrupt_at_many_moments_leaves_everything_as_it_was(name: str) -> None:
+def at_many_moments(name: str) -> None:
     first = range(1, 200)  # where the handler is set
     assert_restored_at(first, RUNS[name])
     last = moments_of(RUNS[name])
     assert_restored_at(range(200, last, 37), RUNS[name])
     last = moments_of(RUNS[name])
     assert_restored_at(range(last - 100, last), RUNS[name])  # where it is set back
+
+
+def assert_passes_in_its_own_process(fork_server: ForkServer, function: Callable[[str], None], name: str) -> None:
+    """Run one of the two functions where an interrupt that comes too late fails a test, and ends no others."""
+    program = f"from tests.inspection.test_interrupts import {function.__name__} as run; run({name!r})"
+    ended = fork_server.run("-c", program, cwd=ROOT, environment=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.sample("layers", "gradients in train mode")
+def test_an_interrupt_at_some_moments_leaves_everything_as_it_was(name: str, fork_server: ForkServer) -> None:
+    assert_passes_in_its_own_process(fork_server, at_some_moments, name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupt_at_many_moments_leaves_everything_as_it_was(name: str, fork_server: ForkServer) -> None:
+    assert_passes_in_its_own_process(fork_server, at_many_moments, name)
 
 
 def test_an_interrupt_in_the_block_is_not_held() -> None:
