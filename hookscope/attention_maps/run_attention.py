@@ -506,10 +506,8 @@ def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[st
     if not found:
         return []
     more = f", the first of {counted(len(found), 'block')}," if len(found) > 1 else ""
-    return [
-        f"Attention weights of {found[0]}{more} hold NaN: its mask leaves a query no key, or it was given NaN "
-        "(`hookscope activations`)."
-    ]
+    why = "its mask leaves a query no key, or it was given NaN (`hookscope activations`)"
+    return [f"Attention weights of {found[0]}{more} hold NaN: {why}."]
 
 
 def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:

@@ -267,10 +267,11 @@ def test_weights_that_are_nan_are_a_warning_that_names_the_first_block() -> None
     network = nn.Sequential(WrittenOut("plain"), WrittenOut("plain", ONE_ROW_EMPTY), WrittenOut("plain"))
     result = hookscope.attention(network, torch.randn(2, 7, 16), batch_axis=0)
     assert [math.isnan(each.entropy) for each in result.rows] == [False] * 4 + [True] * 8
-    assert [each for each in result.warnings if "NaN" in each] == [
+    (warning,) = (each for each in result.warnings if "NaN" in each)
+    assert warning == (
         "Attention weights of 1, the first of 2 blocks, hold NaN: its mask leaves a query no key, or it was given NaN "
         "(`hookscope activations`)."
-    ]
+    )
 
 
 def test_weights_whose_nan_the_network_replaces_are_seen_as_it_uses_them() -> None:
