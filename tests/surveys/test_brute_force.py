@@ -181,7 +181,7 @@ def test_nan_that_no_layer_returns_comes_first_in_the_answer() -> None:
     assert answer(survey)[0] == "NaN or Inf in what the network returns."
     shown = hookscope.survey(Divides(), values, ops=True)
     assert shown.warnings == ()
-    assert answer(shown)[0] == "NaN or Inf in (model):truediv."
+    assert answer(shown)[0] == "NaN or Inf in (model):div."
     assert hookscope.survey(Divides(), values[:2]).warnings == ()
 
 

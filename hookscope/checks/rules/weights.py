@@ -261,8 +261,8 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     saved before training. Layers after the last trained one pass, because a new head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
-    scaled = sum(_is_at_start(norm, _STARTS["affine"]) is False for _, norm in norms) >= _FEWEST_TRAINED
-    is_new = not scaled and batch_norm_is_untrained(measured) and weights_look_random(measured)
+    looks_random = weights_look_random(measured)
+    is_new = batch_norm_is_untrained(measured) and looks_random
     if measured.model.sha256 and is_new and not any(_batches(norm) for _, norm in norms):
         statistics = "all statistics of BatchNorm are as they start, mean 0 and variance 1"
         message = f"The file looks as saved before training: {statistics}, and the weights as drawn at random."
@@ -270,7 +270,10 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         return
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
     last = max([_last_trained(measured.stored, 0.0), *trained])
-    weights_are_trained = scaled or _last_trained(measured.stored, terms.limit("min_trained_fraction")) > 0
+    weights_are_trained = _last_trained(measured.stored, terms.limit("min_trained_fraction")) > 0
+    if not looks_random:  # RepVGG starts with random scales
+        scaled = sum(_is_at_start(norm, _STARTS["affine"]) is False for _, norm in norms)
+        weights_are_trained |= scaled >= _FEWEST_TRAINED
     seen: set[int] = set()
     for what, starts in _STARTS.items():
         states = [
