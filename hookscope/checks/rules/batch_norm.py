@@ -186,8 +186,8 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     first = known[0] if known and known[0].layer is measured.batch_norms[0] else None
     if off:
         at = known.index(off[0])
-        stray = next((each for each in known[:at] if each.far.channel_ratio > _STRAY_BEFORE), None)
-        yield _begins(measured, off[0], terms, _following(len(off) - 1, len(known) - at - 1), first, stray)
+        before = next((each for each in known[:at] if each.far.channel_ratio > _STRAY_BEFORE), None)
+        yield _begins(measured, off[0], terms, _following(len(off) - 1, len(known) - at - 1), first, before)
     elif (
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
