@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -9,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from hookscope.errors import OutputError, UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
@@ -17,6 +18,7 @@ from hookscope.text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.export import ExportedProgram
 
     from hookscope.differences.compare_networks import RunOptions
     from hookscope.differences.compare_weights import Weights
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from hookscope.watching.networks import Networks, Optimizers
     from hookscope.watching.watch import Watch
 
-    Model = str | Path | nn.Module | LoadedModel
+    Model = str | Path | nn.Module | ExportedProgram | LoadedModel
 
 Texts = str | Sequence[str]
 Dtype = Literal["float32", "float64", "float16", "bfloat16"]
@@ -881,9 +883,11 @@ def check(  # noqa: D417 - those of `activations` are described there
             raise UsageError(_JUDGED_ALONE)
         given["arch"] = NO_NETWORK
     elif not isinstance(checkpoint, str | Path):
-        _given(checkpoint)  # which refuses what is no network
+        loaded = _given(checkpoint)  # which refuses what is no network
         if loads_as_told(given):
             raise UsageError(_RUNS_WHERE_IT_IS)
+        if loaded.module is not checkpoint:  # TorchScript and exported programs, as modules
+            checkpoint = loaded
     settings = with_options(read_settings(None if config is None else Path(config), Path()), given)
     settings = with_limits(settings, _arguments(limit))
     path = settings.baseline if baseline is None else Path(baseline)
@@ -1459,7 +1463,8 @@ def _file_options(trust: bool, key: str | None, allow_missing: Texts, allow_unex
     return FileOptions(trust, key, tuple(_texts(allow_missing)), tuple(_texts(allow_unexpected)))
 
 
-def _given(model: nn.Module | LoadedModel) -> LoadedModel:
+def _given(model: nn.Module | ExportedProgram | LoadedModel) -> LoadedModel:
+    from torch.fx import GraphModule
     from torch.jit import ScriptModule
 
     from hookscope.models import LoadedModel
@@ -1469,7 +1474,12 @@ def _given(model: nn.Module | LoadedModel) -> LoadedModel:
         from hookscope.models.exported import copied_torchscript
 
         return copied_torchscript(model)
-    return model if isinstance(model, LoadedModel) else loaded_module(model)
+    exporting: Any = sys.modules.get("torch.export")
+    if exporting is not None and isinstance(model, exporting.ExportedProgram | GraphModule):
+        from hookscope.models.exported import given_program
+
+        return given_program(model)
+    return model if isinstance(model, LoadedModel) else loaded_module(cast("nn.Module", model))
 
 
 def _module_table(

@@ -14,7 +14,9 @@ _NOT_OVER_TOKENS = re.compile(
     r"channel|spatial|squeeze|gate|cbam|\bse\b|output|dropout|drop$|norm|embed|bias|mlp|linear$|softmax", re.IGNORECASE
 )
 
-CANNOT_BE_SEEN = "no softmax over tokens (linear attention, or a kernel that torch functions do not show)"
+CANNOT_BE_SEEN = (
+    "no softmax over keys that torch functions show (linear attention, a softmax written out, or a custom kernel)"
+)
 
 
 def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

@@ -80,6 +80,20 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
     return Axes((0, *others, *places), inputs, windows, lead[places[0]])
 
 
+def with_folded_heads(call: AttentionCall, axes: Axes) -> Axes:
+    """Return heads that a module folds into the batch axis, without saying how many there are, as heads.
+
+    They are windows where what the modules were given has as many tokens as all parts of an input together.
+    """
+    assert call.rows is not None  # noqa: S101 - the caller has looked
+    keys, counts = call.rows.shape[-1], [*_token_counts(call.running)]
+    if axes.order != (0,) or axes.windows == 1 or any(axes.inputs * axes.windows * keys in each for each in counts):
+        return axes
+    if any(axes.inputs * keys in each for each in counts):
+        return Axes(axes.order, axes.inputs, 1, axes.windows)
+    return axes
+
+
 def arranged(rows: Tensor, axes: Axes) -> Tensor:
     """Return rows (..., queries, keys) as (inputs, windows, heads, queries, keys)."""
     if axes.order != tuple(range(rows.dim() - 2)):
@@ -147,7 +161,7 @@ def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
             elif len(shape) == 4:
                 sizes = {shape[0] * shape[1] * shape[2], shape[0] * shape[2] * shape[3]}
                 window = pair(getattr(each.module, "window_size", None))
-                if window is not None:
+                if window is not None and all(window):  # SAM's global blocks have windows of 0
                     sizes.add(shape[0] * _up(shape[1], window[0]) * _up(shape[2], window[1]))
                 yield sizes
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from hookscope.attention_maps.places import (
     head_count_of,
     not_over_tokens,
     places_of,
+    with_folded_heads,
 )
 from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
 from hookscope.attention_maps.reductions import CallNumbers, Room, map_of, on_grid, reduced
@@ -51,10 +53,11 @@ from hookscope.results.attributions import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.results.network import row_label
 from hookscope.statistics.token_layout import parse_tokens
-from hookscope.text import safe_text
+from hookscope.text import counted, safe_text
 
 # Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
+_NOT_MET = "its softmax is changed before it meets values (talking heads), or meets them in no matmul, bmm or einsum"
 _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page has no patch to pick."
 
 ExtentOf = Callable[[tuple[int, int], int], Extent]
@@ -115,6 +118,7 @@ class _Pass:
             self.refused[inner.name] = (kind, call.reason)
             return
         axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
+        axes = axes if isinstance(axes, str) else with_folded_heads(call, axes)
         reason = axes if isinstance(axes, str) else not_over_tokens(call, axes)
         if reason or isinstance(axes, str):
             self.refused[inner.name] = (kind, reason)
@@ -276,16 +280,17 @@ def run_attention(
         "numbers": numbers,
         "tokens": tokens,
     }
+    rows = tuple(_rows(gathered, seen_blocks, arrangement)) if numbers else ()
     return Attention(
         model=inspected.info,
         inputs=tuple(gathered.records),
         blocks=seen_blocks,
         unseen=unseen,
-        rows=tuple(_rows(gathered, seen_blocks, arrangement)) if numbers else (),
+        rows=rows,
         maps=tuple(gathered.maps),
         head_maps=tuple(gathered.head_maps),
         patches=tuple(gathered.patches),
-        warnings=(*inspected.warnings, *gathered.warnings, *queue.remarks),
+        warnings=(*inspected.warnings, *gathered.warnings, *_about_nan(rows, gathered.maps), *queue.remarks),
         notes=(*inspected.notes, *gathered.notes, *(() if numbers else (_NO_NUMBERS,))),
         seed=session.seed,
         device=device,
@@ -367,7 +372,7 @@ class _Passes:
         for name in mode.softmaxes:
             if name not in known:
                 kind = type(self.inspected.modules[name]).__name__
-                seen.refused[name] = (kind, "its weights change between softmax and values (talking heads)")
+                seen.refused[name] = (kind, _NOT_MET)
         return seen, output
 
     def verified(self, batch: Batch, output: object) -> tuple[str, ...]:
@@ -492,6 +497,17 @@ def _rows(gathered: _Gathered, blocks: Sequence[AttentionBlock], arrangement: Ar
                 top,
                 token,
             )
+
+
+def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
+    """Return a warning that names the first block whose weights hold NaN; none without any."""
+    of_rows = [each.block for each in rows if math.isnan(each.entropy)]
+    found = [*dict.fromkeys((*of_rows, *(each.block for each in maps if np.isnan(each.values).any())))]
+    if not found:
+        return []
+    more = f", the first of {counted(len(found), 'block')}," if len(found) > 1 else ""
+    why = "its mask leaves a query no key, or it was given NaN (`hookscope activations`)"
+    return [f"Attention weights of {found[0]}{more} hold NaN: {why}."]
 
 
 def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:

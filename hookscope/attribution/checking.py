@@ -23,6 +23,7 @@ from hookscope.attribution.sanity import (
     correlations,
     deletion_check,
     deletions,
+    puts_places_in_order,
     weights_check,
     weights_correlations,
 )
@@ -38,6 +39,8 @@ Sanity = Literal["none", "quick", "full"]
 _LEAST_PROBABILITY = 0.05
 # Of these one map takes dozens of passes or more, and the first two checks need seven.
 _SLOW: frozenset[Method] = frozenset({"integrated-gradients", "smoothgrad", "occlusion"})
+
+_NO_ORDER = "Sanity: no tests of maps that are the same everywhere, or hold NaN or Inf."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,7 +119,7 @@ class Checking:
             self.notes["Sanity: no weights test, because the network has no parameters to shuffle."] = None
         else:
             found = weights_correlations(network, lambda other: again(other, target), maps, self.seed)
-            self._weights.append(found)
+            self._keep(found, self._weights)
         copied = copy_of_network(network)
         output = self._output(passes, copied, batch, batch.args)
         other = runner_up(output, target, self.output_key)
@@ -124,8 +127,16 @@ class Checking:
             self.notes["Sanity: no class and deletion tests, because the target is not a single class."] = None
             return
         if not is_slow:
-            self._classes.append(correlations(maps, again(copied, other)))
+            self._keep(correlations(maps, again(copied, other)), self._classes)
         self._delete(map_layers, batch, explained, target, at, copied)
+
+    def _keep(self, found: Numbers, known: list[Numbers]) -> None:
+        """Keep the correlations, (..., maps), of maps that rank places."""
+        ranked = found[..., ~np.isnan(found).reshape(-1, found.shape[-1]).any(0)]
+        if ranked.size < found.size:
+            self.notes[_NO_ORDER] = None
+        if ranked.size:
+            known.append(ranked)
 
     def _delete(
         self,
@@ -154,11 +165,16 @@ class Checking:
             return probabilities(found, target, self.output_key)
 
         for layer, of_layer in enumerate(explained.maps[at]):
+            ranking = [place for place in places if puts_places_in_order(of_layer[place].numpy())]
+            if len(ranking) < len(places):
+                self.notes[_NO_ORDER] = None
+            if not ranking:
+                continue
             if explained.layers and not explained.pixels:
                 extents = explained.layers[layer].extents
                 of_layer = resized(of_layer, layout.size, extents)[:, 0]  # noqa: PLW2901 - the same maps
             ranked = deletions(inputs, [each.numpy() for each in of_layer], probability, self.seed)
-            self._add_deletions(ranked[:, places])
+            self._add_deletions(ranked[:, ranking])
 
     def _add_deletions(self, found: Numbers) -> None:
         """Keep the deletions of inputs that are likely enough to be the target."""

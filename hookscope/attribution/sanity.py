@@ -55,11 +55,16 @@ def rank_correlation(first: Map, second: Map) -> float:
 
     0 where a map is the same everywhere or not finite: it puts no place before another.
     """
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+    if not (puts_places_in_order(first) and puts_places_in_order(second)):
         return 0.0
     deviations = [ranks - ranks.mean() for ranks in map(_ranks, (first, second))]
     scale = math.prod(float(np.sqrt((each**2).sum())) for each in deviations)
-    return float((deviations[0] * deviations[1]).sum() / scale) if scale else 0.0
+    return float((deviations[0] * deviations[1]).sum() / scale)
+
+
+def puts_places_in_order(values: Map) -> bool:
+    """Tell whether a map ranks places: one that is the same everywhere, or not finite, does not."""
+    return bool(np.isfinite(values).all()) and values.size > 0 and bool((values != values.flat[0]).any())
 
 
 def _ranks(values: Map) -> NDArray[np.float64]:
@@ -121,7 +126,7 @@ def weights_correlations(
         seed: Of the random orders.
 
     Returns:
-        Rank correlations, (depths, draws x maps).
+        Rank correlations, (depths, draws x maps); NaN of maps without an order.
 
     Raises:
         ModelError: If the network cannot be copied.
@@ -139,9 +144,9 @@ def weights_correlations(
 
 
 def correlations(maps: Sequence[Map], others: Sequence[Map]) -> Numbers:
-    """Return the rank correlation of the magnitudes of each map with another, (maps,)."""
-    pairs = zip(maps, others, strict=True)
-    return np.array([rank_correlation(np.abs(ours), np.abs(theirs)) for ours, theirs in pairs])
+    """Return the rank correlation of the magnitudes of each map with another, (maps,); NaN of maps without an order."""
+    pairs = [(np.abs(ours), np.abs(theirs)) for ours, theirs in zip(maps, others, strict=True)]
+    return np.array([rank_correlation(*each) if puts_places_in_order(each[0]) else math.nan for each in pairs])
 
 
 def weights_check(found: Numbers) -> SanityCheck:

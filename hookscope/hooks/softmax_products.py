@@ -12,7 +12,8 @@ _SAME = frozenset({"to", "type_as", "type", "float", "half", "bfloat16", "double
 _DROPPED = frozenset({"dropout", "feature_dropout"})
 _VIEWED = frozenset({"view", "reshape", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"})
 _MOVED = frozenset({"transpose", "swapaxes", "swapdims", "permute", "mT"})
-FOLLOWED = _SAME | _DROPPED | _VIEWED | _MOVED
+_CLEANED = frozenset({"nan_to_num"})
+FOLLOWED = _CLEANED | _SAME | _DROPPED | _VIEWED | _MOVED
 
 # Softmaxes that wait for a product: that of class scores never gets one.
 _MOST_WAITING = 4
@@ -65,13 +66,16 @@ class SoftmaxProducts:
         if known is None or not isinstance(output, Tensor) or not isinstance(given, Tensor) or output is given:
             return
         weights, keys_last = known.weights, known.keys_last
-        if name in _MOVED or name in _VIEWED:
+        if name in _CLEANED:
+            weights = output
+        elif name in _MOVED or name in _VIEWED:
             weights = func(weights, *args[1:], **{key: each for key, each in kwargs.items() if key != "input"})
             if name in _MOVED:
                 keys_last = _moved(known.keys_last, given, output)
             elif output.shape[-2:] != given.shape[-2:]:
                 return
-        self._note(output, weights, known.version, keys_last=keys_last)
+        version = version_of(output) if name in _CLEANED else known.version
+        self._note(output, weights, version, keys_last=keys_last)
 
     def product(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Product | None:
         """Return the weights in a product with values, if one operand is such; they are then followed no further."""

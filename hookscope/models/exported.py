@@ -13,7 +13,7 @@ from hookscope.errors import ModelNotFoundError
 from hookscope.models.architecture import recognise
 from hookscope.models.checkpoint import digest_of
 from hookscope.models.classes import packed_classes
-from hookscope.models.construction import LoadedModel, loaded_module, model_info, silenced_known_warnings
+from hookscope.models.construction import LoadedModel, loaded_module, model_info, seeded, silenced_known_warnings
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.torchscript import hookable
 from hookscope.models.trusted_files import read_exported_program, read_torchscript
@@ -97,6 +97,33 @@ def load_exported_program(path: Path, seed: int) -> LoadedModel:
     known = tuple(size for size in sizes if size is not None)
     loaded = _described(path, module, preprocessing, remarks)
     return replace(loaded, example_shape=known if known and len(known) == len(sizes) else None)
+
+
+def given_program(program: Any) -> LoadedModel:
+    """Lay a program that a caller has exported out as a tree of modules; say of its flat graph that it calls none."""
+    if isinstance(program, torch.fx.GraphModule):
+        loaded = loaded_module(program)
+        if not _holds_what_it_does_not_call(program):
+            return loaded
+        reason = (
+            "its graph calls operations and none of its layers, so rows are those of operations. Give the program of "
+            "torch.export itself: its layers have rows."
+        )
+        return replace(loaded, warnings=(f"{loaded.info.name}: {reason}",))
+    from hookscope.models.unflattened import unflattened  # noqa: PLC0415 - only for such programs
+
+    with silenced_known_warnings(), seeded(0):
+        module, remarks = unflattened(program, 0)
+    loaded = loaded_module(module)
+    return replace(loaded, warnings=tuple(f"{loaded.info.name}: {remark}" for remark in remarks))
+
+
+def _holds_what_it_does_not_call(graph: torch.fx.GraphModule) -> bool:
+    called = (graph.get_submodule(str(node.target)) for node in graph.graph.nodes if node.op == "call_module")
+    owned = sum(each.numel() for each in graph.parameters())
+    return owned > sum(each.numel() for each in graph.parameters(recurse=False)) and not any(
+        any(True for _ in each.parameters()) for each in called
+    )
 
 
 def _fitting(base: Preprocessing, shape: tuple[int | None, ...], path: Path) -> Preprocessing:

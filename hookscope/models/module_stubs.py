@@ -65,9 +65,9 @@ def _sizes(module: nn.Module, shape: tuple[int, ...], groups: int | None) -> dic
     sizes: dict[str, int | tuple[int, ...]] = {}
     match module:
         case _ConvTransposeNd():  # (C in, C out / groups, …)
-            sizes = {"in_channels": first, "out_channels": second * (groups or 0)}
+            sizes = {"in_channels": first, "out_channels": second * (groups or 0), "kernel_size": shape[2:]}
         case _ConvNd():  # (C out, C in / groups, …)
-            sizes = {"in_channels": second * (groups or 0), "out_channels": first}
+            sizes = {"in_channels": second * (groups or 0), "out_channels": first, "kernel_size": shape[2:]}
         case nn.Linear():
             sizes = {"in_features": second, "out_features": first}
         case _NormBase():

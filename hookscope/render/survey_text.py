@@ -9,7 +9,7 @@ from hookscope.render.columns import Column, draw_table, number_column, number_t
 from hookscope.render.survey_failures import failure_heading, failure_reasons, method_words, neighbour_words
 from hookscope.render.terminal import model_lines, note_lines, uncalled_lines, verification_line
 from hookscope.results.accuracy import accuracy_words, lowest_words
-from hookscope.results.survey import FORMATS, Survey, SurveyRow, channel_counts
+from hookscope.results.survey import FORMATS, NONFINITE_OUTPUT, Survey, SurveyRow, channel_counts
 from hookscope.text import are, counted, figure, printable, some_of
 
 _MOST_NAMES = 3
@@ -68,6 +68,8 @@ def _nonfinite(result: Survey) -> Iterator[str]:
     labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
     if labels:
         yield f"NaN or Inf in {some_of(labels, _MOST_NAMES)}."
+    elif any(each.startswith(NONFINITE_OUTPUT) for each in result.warnings):
+        yield "NaN or Inf in what the network returns."
 
 
 def _overflowing(result: Survey) -> Iterator[str]:

@@ -27,6 +27,9 @@ OutsideKind = Literal["dark", "bright", "flat", "harsh", "narrow", "wide", "othe
 DEPARTURE_RATE = 0.05
 """Of inputs like the others of their class, this share at most is said to leave it; the usual level."""
 
+NONFINITE_OUTPUT = "The network returns NaN or Inf, though none of the layers that were measured does"
+"""How a warning begins with which the answer agrees."""
+
 _RULE_OF_THREE = 3.0  # -ln(0.05), rounded up
 
 

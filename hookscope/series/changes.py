@@ -5,7 +5,7 @@ All of them warn: each has an innocent cause, such as weights that were pruned o
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import median, median_low
 
 from hookscope.results.findings import Finding
 from hookscope.results.history import HistoryFile, HistoryVerdict, WeightPoint
@@ -130,12 +130,14 @@ def _jumps(pair: _Pair) -> Iterator[tuple[str, str]]:
             others = [each for _, other, each in alike if other is not now]
             if drift < LEAST_OF_REPLACED or not earlier:  # after the first file weights may move as far as they like
                 continue
+            if now.is_weight and not before.norm:  # one of zeros may start
+                continue
             moved = drift * before.norm if before.norm else now.norm or 0.0
             if now.is_scale and moved < _LEAST_OF_SCALES * now.element_count**0.5:
                 continue
             usual = [
                 max(earlier[-_PAIRS_BEFORE:]),
-                *([median(later)] if later else []),
+                *([median_low(later)] if len(later) > 1 else []),  # one of them may be the way back
                 *([median(others)] if others else []),
             ]
             if drift >= JUMP_FACTOR * max(usual):

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from hookscope.errors import HookscopeError, UnfitInputError
+from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inputs.tensors import BY_NAME, ONE_TENSOR
@@ -18,7 +19,7 @@ from hookscope.models import LoadedModel
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.repeats import fold_repeats
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import Unusable
+from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
 from hookscope.statistics import Reduction
 from hookscope.surveys.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
 from hookscope.surveys.channel_totals import ChannelTotals
@@ -27,6 +28,8 @@ from hookscope.surveys.judged_inputs import InputJudge, JudgedInputs
 
 # Sums of the squares of so many larger values as there may be are beyond float64.
 _LARGEST_SQUARED = 1e140
+
+_NOT_LOOKED_AT = ": operations between them were not looked at (--ops)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class ChannelRecorder:
     totals: dict[str, ChannelTotals] = field(default_factory=dict)
     inputs: list[MeasuredInput] = field(default_factory=list)
     sampled_count: int = 0
+    returns_nonfinite: bool = False
     _latest: dict[str, Reduced] = field(default_factory=dict)
     _before: tuple[weakref.ref[Tensor], int, int, Reduced] | None = None
 
@@ -144,6 +148,9 @@ class ChannelRecorder:
 
     def keep(self, batch: Batch, output: object) -> None:
         """Add what was seen of a batch that went through the network."""
+        if not self.returns_nonfinite:
+            floating = [each for _, each in tensors_in(output) if each.is_floating_point() and not each.is_nested]
+            self.returns_nonfinite = not all(bool(each.isfinite().all()) for each in floating)
         numbers = np.array(batch.indices, np.int64)
         class_of = self.options.class_of
         classes = [] if class_of is None else [class_of(record.name) for record in batch.records]
@@ -235,6 +242,7 @@ def measure_chunk(
             raise _advising_files(error) from error
         run = replace(error.inspection, rows=())
     places = [each.number for each in recorder.inputs]
+    hidden = recorder.returns_nonfinite and not any(map(_holds_nonfinite, run.rows))
     return MeasuredChunk(
         inputs=recorder.inputs,
         place_count=max([len(inputs.files), *(place + 1 for place in places)]),
@@ -244,13 +252,17 @@ def measure_chunk(
         ],
         unusable=unusable,
         uncalled=run.uncalled,
-        warnings=run.warnings,
+        warnings=(*run.warnings, *((NONFINITE_OUTPUT + ("." if options.ops else _NOT_LOOKED_AT),) if hidden else ())),
         notes=(*run.notes, *_not_judged(judge)),
         verification=run.verification,
         seconds=time.perf_counter() - began,
         features=features,
         judged=None if judge is None else judge.result(),
     )
+
+
+def _holds_nonfinite(row: LayerRow) -> bool:
+    return bool(row.activation.nan_count or row.activation.inf_count)
 
 
 def _advising_files(error: ForwardError) -> ForwardError:

@@ -77,6 +77,14 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
 }
 """The rules that exist only for trainings, by name; their limits are fixed."""
 
+OF_ONE_PLACE = frozenset(
+    {
+        *("non-finite-weight", "non-finite-gradient"),
+        *("non-finite-activation", "overflowing-activation", "fp16-headroom"),
+    }
+)
+"""Rules that name one of several places, the first or the worst: they pass where they object to none."""
+
 _LAYER_RULES = (
     *("non-finite-activation", "overflowing-activation", "fp16-headroom"),
     *("dead-layer", "dead-channels", "saturated-activation"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hookscope.results.training import TrainingVerdict
-from hookscope.watching.rules import Objection, listed, patience_of
+from hookscope.watching.rules import OF_ONE_PLACE, Objection, listed, patience_of
 
 
 @dataclass(slots=True)
@@ -35,14 +35,15 @@ class Verdicts:
         """Add all objections of a rule at a step; return the verdicts that begin or end.
 
         Objections that begin together are one verdict. It ends when the rule has passed at all of their places often
-        enough in a row.
+        enough in a row; a rule that names one of several places, when it has passed everywhere.
         """
         standing = self._standing.setdefault(rule, [])
         objected = {each.where for each in objections}
         known = {place for each in standing for place in each.places}
         changes: list[TrainingVerdict] = []
         for each in [*standing]:
-            each.passed = 0 if each.places & objected else each.passed + 1
+            persists = bool(objected) if rule in OF_ONE_PLACE else bool(each.places & objected)
+            each.passed = 0 if persists else each.passed + 1
             if each.passed >= patience_of(rule):
                 standing.remove(each)
                 changes.append(_verdict(step, each.first, ended=True))

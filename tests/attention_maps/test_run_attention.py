@@ -1,5 +1,6 @@
 """What a run gathers: numbers, maps, windows and rollout, against NumPy and networks built to be known."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +213,84 @@ def test_a_head_that_looks_at_one_token_is_flagged() -> None:
     assert "2 heads with more than 90 % of the weight on one token" in str(result)
 
 
+class WrittenOut(nn.Module):
+    """Attention of 4 heads over what it is given, in place of learned queries, keys and values.
+
+    `mask` is True where a query may look at a key.
+    """
+
+    def __init__(self, way: str, mask: Tensor | None = None, window_size: int | None = None) -> None:
+        super().__init__()
+        self.way, self.mask = way, mask
+        if window_size is not None:
+            self.window_size = window_size
+
+    def forward(self, given: Tensor) -> Tensor:
+        tokens = given.flatten(1, -2)
+        parts = tokens.unflatten(-1, (4, -1)).transpose(1, 2)
+        logits = parts @ parts.transpose(-2, -1)
+        if self.mask is not None:
+            logits = logits.masked_fill(~self.mask, -math.inf)
+        if self.way == "folded":
+            met = torch.bmm(logits.flatten(0, 1).softmax(-1), parts.flatten(0, 1)).unflatten(0, (-1, 4))
+        elif self.way == "cleaned":
+            met = torch.nan_to_num(logits.softmax(-1)) @ parts
+        else:
+            met = logits.softmax(-1) @ parts
+        return met.transpose(1, 2).reshape(tokens.shape)
+
+    def expected(self, tokens: Tensor) -> Weights:
+        """The weights by NumPy; rows without a key are NaN."""
+        parts = tokens.flatten(1, -2).double().unflatten(-1, (4, -1)).transpose(1, 2).numpy()
+        logits = parts @ parts.swapaxes(-2, -1)
+        if self.mask is not None:
+            logits = np.where(self.mask.numpy(), logits, -np.inf)
+        with np.errstate(invalid="ignore"):
+            powers = np.exp(logits - logits.max(-1, keepdims=True))
+        return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def test_heads_folded_into_the_batch_axis_are_heads_though_nothing_counts_them() -> None:
+    """They are no windows: the module is given as many tokens as one of them has."""
+    torch.manual_seed(0)
+    network, given = nn.Sequential(WrittenOut("folded")), torch.randn(2, 7, 16)
+    result = hookscope.attention(network, given, batch_axis=0, save_tensors=True)
+    assert [(each.heads, each.windows, each.keys) for each in result.blocks] == [(4, 1, 7)]
+    expected = WrittenOut("folded").expected(given).reshape(result.tensors["0"].shape)
+    np.testing.assert_allclose(result.tensors["0"], expected, atol=1e-6)
+
+
+ONE_ROW_EMPTY = torch.ones(7, 7, dtype=torch.bool).index_fill(0, torch.tensor([1]), value=False)
+
+
+def test_weights_that_are_nan_are_a_warning_that_names_the_first_block() -> None:
+    network = nn.Sequential(WrittenOut("plain"), WrittenOut("plain", ONE_ROW_EMPTY), WrittenOut("plain"))
+    result = hookscope.attention(network, torch.randn(2, 7, 16), batch_axis=0)
+    assert [math.isnan(each.entropy) for each in result.rows] == [False] * 4 + [True] * 8
+    (warning,) = (each for each in result.warnings if "NaN" in each)
+    assert warning == (
+        "Attention weights of 1, the first of 2 blocks, hold NaN: its mask leaves a query no key, or it was given NaN "
+        "(`hookscope activations`)."
+    )
+
+
+def test_weights_whose_nan_the_network_replaces_are_seen_as_it_uses_them() -> None:
+    torch.manual_seed(0)
+    network, given = nn.Sequential(WrittenOut("cleaned", ONE_ROW_EMPTY)), torch.randn(2, 7, 16)
+    result = hookscope.attention(network, given, batch_axis=0, save_tensors=True)
+    expected = np.nan_to_num(WrittenOut("cleaned", ONE_ROW_EMPTY).expected(given))
+    np.testing.assert_allclose(result.tensors["0"], expected, atol=1e-6)
+    assert not any("NaN" in each for each in result.warnings)
+
+
+def test_a_block_whose_windows_have_size_0_has_the_whole_map() -> None:
+    """As SAM's blocks of global attention say it."""
+    network, given = nn.Sequential(WrittenOut("plain", window_size=0)), torch.randn(2, 3, 5, 16)
+    result = hookscope.attention(network, given, batch_axis=0, save_tensors=True)
+    assert [(each.heads, each.windows, each.keys) for each in result.blocks] == [(4, 1, 15)]
+    np.testing.assert_allclose(result.tensors["0"], WrittenOut("plain").expected(given), atol=1e-6)
+
+
 # --- What is not seen ---
 
 
@@ -219,8 +298,8 @@ def test_a_network_that_is_seen_in_part_says_which_block_is_not(pictures: Tensor
     torch.manual_seed(0)
     result = hookscope.attention(HalfSeen(), pictures)
     assert result.census == (
-        "1 of 2 blocks seen; not seen: linear: no softmax over tokens (linear attention, or a kernel that torch "
-        "functions do not show)"
+        "1 of 2 blocks seen; not seen: linear: no softmax over keys that torch functions show (linear attention, a "
+        "softmax written out, or a custom kernel)"
     )
     with pytest.raises(UsageError, match="`rollout` is undefined here: 1 of 2 blocks seen"):
         hookscope.attention(HalfSeen(), pictures, rollout=True)

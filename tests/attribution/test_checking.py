@@ -59,6 +59,29 @@ def test_a_class_that_the_network_hardly_sees_has_no_deletion_check() -> None:
     assert any("the target's probability is below 0.05" in note for note in run.notes)
 
 
+class Silent(Small):
+    """Its ReLU passes nothing on, so that each map of the picture is 0 everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(F.relu(self.second(self.act(self.first(x))) - 100).mean((2, 3)))
+        return output
+
+
+class Broken(Small):
+    """Its scores are NaN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 0 * 0
+
+
+@pytest.mark.parametrize(("network", "method"), [(Silent, "gradient"), (Broken, "grad-cam"), (Broken, "gradient")])
+def test_maps_that_rank_no_place_are_not_said_to_pass(network: type[Small], method: str) -> None:
+    run = hookscope.attribute(network(), pictures(), method=method)
+    assert names(run) == []
+    assert "Sanity: no tests of maps that are the same everywhere, or hold NaN or Inf." in run.notes
+    assert run.warnings
+
+
 def test_none_makes_no_check_but_completeness_is_always_known() -> None:
     assert hookscope.attribute(Small(), pictures(), sanity="none").sanity == ()
     run = hookscope.attribute(Small(), pictures(), method="integrated-gradients", sanity="none")

@@ -116,7 +116,9 @@ def test_rank_correlation_is_spearmans_with_shared_ranks_for_equal_values() -> N
 
 @pytest.mark.parametrize("other", [np.zeros((2, 2)), np.full((2, 2), np.nan), np.array([[1, np.inf], [0, 2]])])
 def test_maps_without_an_order_correlate_with_none(other: Map) -> None:
-    assert rank_correlation(np.float32([[1, 2], [3, 4]]), other.astype(np.float32)) == 0
+    ordered, other = np.float32([[1, 2], [3, 4]]), other.astype(np.float32)
+    assert rank_correlation(ordered, other) == 0
+    np.testing.assert_array_equal(correlations([ordered, other], [other, ordered]), [0, math.nan])
 
 
 @pytest.mark.parametrize("share", DEPTHS)

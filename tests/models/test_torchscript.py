@@ -342,7 +342,7 @@ def test_convolutions_keep_their_channel_counts_with_groups(tmp_path: Path) -> N
     for args in (None, (torch.randn(1, 4, 6, 6),)):
         module = load_script(eager, tmp_path, args).module
         for name, layer in eager.named_children():
-            for size in ("in_channels", "out_channels", "num_channels"):
+            for size in ("in_channels", "out_channels", "kernel_size", "num_channels"):
                 assert getattr(module.get_submodule(name), size, None) == getattr(layer, size, None)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hookscope
 from hookscope.errors import CheckpointError
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models import unflattened
@@ -227,3 +228,35 @@ def test_a_program_that_cannot_be_read_is_one_line_with_the_cause(tmp_path: Path
         load_exported_program(tmp_path / "model.pt2", 0)
     assert str(caught.value).isprintable()
     assert "warnings above" not in str(caught.value)
+
+
+def test_a_program_given_from_python_has_its_layers_and_their_cost() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.Conv2d(4, 5, 3, bias=False)).eval()
+    inputs = torch.randn(2, 3, 11, 13)
+    program: Any = torch.export.export(network, (inputs,))
+    table = hookscope.layers(program, input_shape=(2, 3, 11, 13), cost=True)
+    assert [(row.layer, row.kind) for row in table.rows] == [
+        ("", "Sequential"),
+        ("0", "Conv2d"),
+        ("1", "ReLU"),
+        ("2", "Conv2d"),
+    ]
+    cost = table.cost
+    assert cost is not None
+    # Maps of 5x6 and 3x4, kernels of 3x3x3 and 4x3x3, 2 inputs.
+    assert [cost[name].total.multiply_adds for name in ("0", "2")] == [2 * 4 * 30 * 27, 2 * 5 * 12 * 36]
+    fields = [each.receptive_field for each in cost.modules if each.layer in ("0", "2")]
+    assert [(each.size, each.stride) for each in fields if each] == [((3, 3), (2, 2)), ((7, 7), (2, 2))]
+    differences = hookscope.diff(network, program, inputs, batch_axis=0)
+    assert [row.layer for row in differences.rows] == ["0", "1", "2"]
+    assert differences.first_differences == ()
+    assert hookscope.check(program, input_shape=(2, 3, 11, 13)).model.kind == "Sequential"
+
+
+def test_the_flat_graph_of_a_program_is_said_to_call_no_layer() -> None:
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).eval()
+    program: Any = torch.export.export(network, (torch.randn(2, 3),))
+    run = hookscope.activations(program.module(), torch.randn(2, 3), batch_axis=0)
+    assert "its graph calls operations and none of its layers, so rows are those of operations." in run.warnings[0]
+    traced = hookscope.activations(torch.fx.symbolic_trace(network), torch.randn(2, 3), batch_axis=0)
+    assert (traced.warnings, [row.layer for row in traced]) == ((), ["0", "1"])

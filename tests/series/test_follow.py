@@ -280,3 +280,26 @@ def test_a_parameter_without_axes_is_followed(tmp_path: Path) -> None:
     states = {f"step-{at}.pt": {"temperature": torch.tensor(float(at + 2)), **a_state()} for at in range(3)}
     rows = hookscope.history(save(tmp_path, states))["temperature"]
     assert [row.norm for row in rows] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_weight_whose_sign_is_flipped_in_one_file_jumps_there_though_it_comes_back(at: int, tmp_path: Path) -> None:
+    """It moves by 1 % a file, and by 1.99 of its norm to the flipped one: from w to -0.99 w."""
+    states = {f"epoch-{each}.pt": a_state() for each in range(6)}
+    for each, state in enumerate(states.values()):
+        state["conv.weight"] *= 0.99**each * (-1 if each == at else 1)
+        state["conv2.weight"] = a_state()["conv.weight"].flip(0) * 0.99**each
+    history = hookscope.history(save(tmp_path, states))
+    found = [(each.rule, each.places, history.files[each.first].label) for each in history.verdicts]
+    assert found == [("weight-jump", ("conv.weight",), f"epoch-{at}.pt")]
+    assert "'conv.weight' moved by 1.99 times its norm (0.01 is usual)" in history.verdicts[0].message
+
+
+def test_a_weight_that_starts_from_zeros_does_not_jump(tmp_path: Path) -> None:
+    """As the last layer of an adapter, frozen at first."""
+    states = {f"epoch-{each}.pt": a_state() for each in range(5)}
+    for each, state in enumerate(states.values()):
+        state["up.weight"] = a_state()["conv.weight"] * 0.01 * max(0, each - 2)
+        state["conv.weight"] *= 0.99**each
+    history = hookscope.history(save(tmp_path, states))
+    assert "weight-jump" not in [each.rule for each in history.verdicts]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hookscope
+from hookscope.render.survey_text import answer
 from hookscope.surveys.channel_rows import reduce_channels
 from tests.networks import TORCHVISION, Network
 from tests.surveys.kept import check_row, kept_outputs
@@ -156,6 +157,32 @@ def test_classes_explain_a_channel_as_the_formula_says(tmp_path: Path) -> None:
         expected = (whole - within - 2 * within / (21 - 3)) / whole
         assert channel.selectivity == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert channel.best_class == max("abc", key=lambda label: x[groups == label].mean())
+
+
+class Divides(nn.Module):
+    """Divides by zero after its last layer where the first value is above 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) / (x[:, :1] < 2)
+
+
+def test_nan_that_no_layer_returns_comes_first_in_the_answer() -> None:
+    values = torch.arange(12.0).reshape(4, 3) / 3  # 0, 1, 2 and 3 come first
+    survey = hookscope.survey(Divides(), values, batch_size=1, chunk_size=2)
+    told = (
+        "The network returns NaN or Inf, though none of the layers that were measured does: operations between them"
+        " were not looked at (`ops`)."
+    )
+    assert survey.warnings == (told,)
+    assert answer(survey)[0] == "NaN or Inf in what the network returns."
+    shown = hookscope.survey(Divides(), values, ops=True)
+    assert shown.warnings == ()
+    assert answer(shown)[0] == "NaN or Inf in (model):div."
+    assert hookscope.survey(Divides(), values[:2]).warnings == ()
 
 
 def test_a_copied_channel_is_found() -> None:

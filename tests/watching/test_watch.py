@@ -355,6 +355,24 @@ def test_a_verdict_on_gradients_stays_while_the_loss_is_nan_and_ends_with_it() -
     assert any("non-finite-loss ended: It passes again." in line for line in lines)
 
 
+def test_weights_that_stay_nan_are_not_said_to_pass_where_another_one_is_the_first() -> None:
+    """The second layer's weight is NaN from step 2 on, and from then on the update makes all weights NaN."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    with hookscope.watch(network, optimizer, every=5, on_line=lambda _: None) as watch:
+        for step in range(1, 31):
+            if step == 2:
+                network[1].weight.data[0, 0] = math.nan
+            network(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+    found = [(each.step, each.where) for each in watch.verdicts if each.rule == "non-finite-weight"]
+    assert found == [(2, "1.weight"), (3, "0.weight")]
+    assert all(each.state == "began" for each in watch.verdicts)
+
+
 def test_robust_deviations_are_those_of_the_definition() -> None:
     losses = [1.0 + 0.2 * ((7 * number) % 10) for number in range(20)]
     logarithms = torch.tensor(losses, dtype=torch.float64).log()

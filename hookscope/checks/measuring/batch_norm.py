@@ -68,7 +68,7 @@ class BatchNormInputs:
         """Return why no BatchNorm can be judged, in a sentence; "" if one can."""
         few = f"{input_count} {_were(input_count)} given"
         reasons = {
-            "No BatchNorm stores statistics.": not self.norms,
+            "No BatchNorm stores statistics, or its eps is not known (TorchScript, exported programs).": not self.norms,
             "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
             f"At least {FEWEST_INPUTS} pictures are needed, {few}.": input_count < FEWEST_INPUTS,
             "All statistics of BatchNorm are as they start: mean 0, variance 1.": all(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, rule
 from hookscope.errors import UsageError
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
-from hookscope.results.binomial import CONFIDENCE, interval, mcnemar, pairs_needed, pictures_needed
+from hookscope.results.binomial import CONFIDENCE, Interval, interval, mcnemar, pairs_needed, pictures_needed
 from hookscope.text import are, counted, figure, printable, some_of
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
     A picture counts as right if its label has the greatest score. The rule fails if even the upper end of the 95%
     interval (Clopper and Pearson's, which is exact) lies below the limit, and passes if its lower end does not. In
     between there are too few pictures to decide: a warning states about how many would be enough. Without a limit, the
-    accuracy is reported, with a warning if it is indistinguishable from guessing: then labels, classes or preprocessing
-    do not belong together, or the network is not trained. Off until `--data` or `data` below [input] names pictures.
+    accuracy is reported, with a warning if it is indistinguishable from guessing, or worse: then labels, classes or
+    preprocessing do not belong together, or the network is not trained. Off until `--data` or `data` below [input]
+    names pictures.
 
     With `--multi-label` a picture has any number of labels. It is right if exactly its labels have a sigmoid above 0.5
     (the exact match ratio, scikit-learn's `accuracy_score` of label sets). Guessing then means giving every label as
@@ -51,23 +52,30 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
         positives, hits = sum(each.count for each in found.classes), sum(each.right for each in found.classes)
         by_chance = sum(each.count * (each.right + each.false_positives) for each in found.classes)
         guessing = by_chance / (found.count * positives)
-        if interval(hits, positives).low <= guessing:
-            odds = f"indistinguishable from giving each label as often to any pictures, {guessing:.1%}"
-            yield Objection(
-                WHOLE_NETWORK, f"{words}. {hits:,} of their {counted(positives, 'label')} are given, {odds}.", "warn"
-            )
+        known = interval(hits, positives)
+        if known.low <= guessing:
+            odds = _odds(known, guessing, "giving each label as often to any pictures")
+            given = f"{hits:,} of their {counted(positives, 'label')} are given, {odds}"
+            yield Objection(WHOLE_NETWORK, f"{words}. {given}", "warn")
     elif not least:
         guessing = 1 / found.class_count
         if found.interval.low <= guessing:
             needed = _needed(pictures_needed(found.share, guessing)) if found.share > guessing else ""
-            odds = f"indistinguishable from guessing one of {found.class_count:,} classes, {guessing:.1%}"
-            yield Objection(WHOLE_NETWORK, f"{words}, {odds}.{needed}", "warn")
+            odds = _odds(found.interval, guessing, f"guessing one of {found.class_count:,} classes")
+            yield Objection(WHOLE_NETWORK, f"{words}, {odds}{needed}", "warn")
     elif found.interval.high < least:
         yield Objection(WHOLE_NETWORK, f"{words}; the limit is at least {_exact(least)}.{lowest_words(found)}")
     elif found.interval.low < least and not found.share == least == 1:
         needed = _needed(pictures_needed(found.share, least))
         thin = f"too few pictures to tell whether it is at least {_exact(least)}"
         yield Objection(WHOLE_NETWORK, f"{words}; {thin}.{needed}{lowest_words(found)}", "warn")
+
+
+def _odds(known: Interval, guessing: float, how: str) -> str:
+    """Compare an interval, which does not lie above the share of a way to guess, with that share."""
+    if known.high < guessing:
+        return f"worse than {how}, {guessing:.1%}. Is the order of its classes that of the labels?"
+    return f"indistinguishable from {how}, {guessing:.1%}."
 
 
 @rule(

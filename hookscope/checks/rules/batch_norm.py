@@ -38,6 +38,10 @@ _LEAST_SPREAD = 0.2
 # momentum of 0.1 that is so up to 21 batches.
 _MOST_OF_START = 0.1
 
+# Before a layer that is off, one with a channel that varies so many times as much as stored is where it begins: the
+# largest of healthy networks is 82, and 450 where pictures are prepared otherwise.
+_STRAY_BEFORE = 1000.0
+
 # A network with this share of zeros in its weights was pruned, and its statistics may be older than that; so was one
 # half of whose weights have this share of filters of zeros. A fault hits few of them.
 _PRUNED_FRACTION = 0.2
@@ -181,8 +185,9 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     off = [each for each in known if terms.is_on(each.target) and _is_off(each, terms)]
     first = known[0] if known and known[0].layer is measured.batch_norms[0] else None
     if off:
-        later = len(known) - known.index(off[0]) - 1
-        yield _begins(measured, off[0], terms, _following(len(off) - 1, later), first)
+        at = known.index(off[0])
+        before = next((each for each in known[:at] if each.far.channel_ratio > _STRAY_BEFORE), None)
+        yield _begins(measured, off[0], terms, _following(len(off) - 1, len(known) - at - 1), first, before)
     elif (
         first and first.far.alike and first.far.variance_ratio > (most := terms.limit("max_first_ratio", first.target))
     ):
@@ -227,17 +232,27 @@ def _limits(judged: _Judged, terms: RuleTerms) -> tuple[float, float]:
 
 
 def _begins(
-    measured: CheckMeasurements, judged: _Judged, terms: RuleTerms, follow: str, first: _Judged | None
+    measured: CheckMeasurements,
+    judged: _Judged,
+    terms: RuleTerms,
+    follow: str,
+    first: _Judged | None,
+    stray: _Judged | None,
 ) -> Objection:
-    row, far, target = judged.row, judged.far, judged.target
+    far, target = judged.far, judged.target
     factor, apart = _limits(judged, terms)
-    fed_by = f", which '{row.inputs[0]}' feeds" if row.inputs else ""
+    begins = f"It begins at {_named(judged)}"
+    if stray is not None:
+        begins = (
+            f"It begins at {_named(stray)}, with an input channel that has {figure(stray.far.channel_ratio, 3)} times"
+            f" the stored variance, and reaches most channels at {_named(judged)}"
+        )
     correlation = ""
     if far.mean_correlation is not None:
         least = terms.limit("min_mean_correlation", target)
         correlation = f", and correlate by {far.mean_correlation:.2f} with them (limit: at least {least:g})"
     message = (
-        f"It begins at '{row.label}' ({row.kind}){fed_by}: over {counted(len(_inputs(measured)), 'input')}, variances"
+        f"{begins}: over {counted(len(_inputs(measured)), 'input')}, variances"
         f" of its input differ from the stored ones by a factor of {figure(far.variance_factor, 3)}"
         f" (limit {factor:g}), means by {figure(far.mean_distance)} stored standard deviations"
         f" (limit {apart:g}){correlation}; medians over"
@@ -251,7 +266,12 @@ def _begins(
     begun = judged.layer.start_share > _MOST_OF_START
     if begun:
         message += f" After so few batches {judged.layer.start_share:.0%} of its statistics are still the initial ones."
-    return Objection(target, message, "warn" if pruned or begun else "fail")
+    return Objection(target if stray is None else stray.target, message, "warn" if pruned or begun else "fail")
+
+
+def _named(judged: _Judged) -> str:
+    row = judged.row
+    return f"'{row.label}' ({row.kind})" + (f", which '{row.inputs[0]}' feeds" if row.inputs else "")
 
 
 def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:

@@ -255,13 +255,14 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     other differs between channels, or if its weight is exactly 1 and its bias exactly 0. A weight and a bias of 0 count
     too: the last layer of a residual branch may start so, and passes nothing on.
 
-    A BatchNorm that has counted batches but has not moved is impossible, and fails; everything else warns. The rule
-    also warns if no statistics have moved although the weights are trained or batches are counted (a momentum of 0
-    explains that too). For a file it warns if the weights look random too: the file was then saved before training.
-    Layers after the last trained one pass, because a new head on a trained body is on purpose.
+    A BatchNorm that has counted batches but has not moved is impossible, unless its momentum is 0, and fails;
+    everything else warns. The rule also warns if no statistics have moved although the weights are trained, as where
+    they were folded into weights and biases. For a file it warns if the weights look random too: the file was then
+    saved before training. Layers after the last trained one pass, because a new head on a trained body is on purpose.
     """
     norms = _norms(measured.stored)
-    is_new = batch_norm_is_untrained(measured) and weights_look_random(measured)
+    looks_random = weights_look_random(measured)
+    is_new = batch_norm_is_untrained(measured) and looks_random
     if measured.model.sha256 and is_new and not any(_batches(norm) for _, norm in norms):
         statistics = "all statistics of BatchNorm are as they start, mean 0 and variance 1"
         message = f"The file looks as saved before training: {statistics}, and the weights as drawn at random."
@@ -270,6 +271,9 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     trained = [at for at, norm in norms for starts in _STARTS.values() if _is_at_start(norm, starts) is False]
     last = max([_last_trained(measured.stored, 0.0), *trained])
     weights_are_trained = _last_trained(measured.stored, terms.limit("min_trained_fraction")) > 0
+    if not looks_random:  # RepVGG starts with random scales
+        scaled = sum(_is_at_start(norm, _STARTS["affine"]) is False for _, norm in norms)
+        weights_are_trained |= scaled >= _FEWEST_TRAINED
     seen: set[int] = set()
     for what, starts in _STARTS.items():
         states = [
@@ -286,7 +290,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         for at, norm in unmoved:
             batches = 0.0 if what in ("affine", "zeros") else _batches(norm)
             counted_in_vain = batches > 0
-            if not (at < last or counted_in_vain):
+            if not (at <= last or counted_in_vain):
                 continue
             seen.add(at)
             first = norm[next(iter(starts))]
@@ -295,7 +299,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             unmoved_too = "the weights are trained" if weights_are_trained else "so are those of all layers"
             others = f"{moved} other layers have moved" if moved else unmoved_too
             message = f"{start} everywhere{after}, as a new layer's; {others}."
-            yield Objection(stored_in(first), message, "fail" if counted_in_vain and moved else "warn")
+            yield Objection(stored_in(first), message, "fail" if counted_in_vain else "warn")
 
 
 # What the parts of a normalisation layer start with; zeros, in the last of a residual branch.

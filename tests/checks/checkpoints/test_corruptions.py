@@ -248,7 +248,7 @@ OF_RESIDUAL = [
         pictures="batchnorm-statistics",
         baseline="drift",
     ),
-    Row("all BatchNorm reset", weights(both(*map(reset, NORMS))), alone="(untrained-norm)", baseline="drift"),
+    Row("all BatchNorm reset", weights(both(*map(reset, NORMS))), alone="untrained-norm", baseline="drift"),
     Row(
         "two layers of BatchNorm swapped",
         weights(swap("5.bn1", "5.bn2")),

@@ -101,7 +101,7 @@ def test_frozen_layers_count_and_others_that_store_nothing_of_their_input_do_not
     for other in (nn.BatchNorm2d(2, track_running_stats=False), nn.InstanceNorm2d(2, track_running_stats=True)):
         measured = measure_network(other, pictures(4), wanted=WANTED)
         assert measured.batch_norms == ()
-        assert outcome(measured).reason == "No BatchNorm stores statistics."
+        assert outcome(measured).reason.startswith("No BatchNorm stores statistics, or ")
 
 
 def test_nothing_is_measured_that_no_rule_wants() -> None:

@@ -80,6 +80,18 @@ def test_without_a_limit_guessing_is_a_warning() -> None:
     assert "About" not in report_of(of(10, 100)).findings[0].message
 
 
+def test_worse_than_guessing_is_not_called_indistinguishable_from_it() -> None:
+    """None of 60 right has an interval up to 1 - 0.025^(1/60), 6.0 %, and guessing one of 6 is 16.7 %."""
+    (finding,) = report_of(of(0, 60)).findings
+    assert finding.level == "warn"
+    assert finding.message == (
+        "0 of 60 labelled pictures are classified right, 0.0% (95% interval 0.0% to 6.0%), worse than guessing one of 6"
+        " classes, 16.7%. Is the order of its classes that of the labels?"
+    )
+    # 5 of 60 reach up to 18.4 %, by Clopper and Pearson.
+    assert "indistinguishable from guessing" in report_of(of(5, 60)).findings[0].message
+
+
 def test_a_lost_class_fails_where_the_accuracy_hardly_shows_it() -> None:
     classes = [(f"class {index}", index, 50, 50) for index in range(9)]
     result = labelled_result(*classes, ("lynx", 9, 20, 50), class_count=10)

@@ -105,6 +105,20 @@ def test_the_limit_on_variances_holds_either_way(factor: float) -> None:
     assert "by a factor of 5.1 (limit 5)" in finding.message
 
 
+def test_it_begins_at_the_first_layer_with_a_channel_far_off_though_most_channels_follow_later() -> None:
+    """One filter of -100 times its weights before `bn` multiplies a variance by 1e4, and all that it feeds."""
+    one_off, all_off = norm(variance=[1, 1e4, 1, 1]), norm("bn2", variance=[325] * 4)
+    (finding,) = found(one_off, all_off)
+    assert (finding.level, finding.where) == ("fail", "bn")
+    assert finding.message.startswith(
+        "It begins at 'bn' (BatchNorm2d), with an input channel that has 10,000 times the stored variance, and reaches"
+        " most channels at 'bn2' (BatchNorm2d): over 4 inputs, variances of its input differ from the stored ones by a"
+        " factor of 325 (limit 5), "
+    )
+    (finding,) = found(norm(variance=[1, 900, 1, 1]), all_off)  # as the channels of healthy layers vary
+    assert finding.where == "bn2"
+
+
 def test_few_values_are_allowed_three_times_as_much_and_fewer_are_not_judged() -> None:
     assert found(norm(), norm("bn2", value_count=499, variance=[14.9] * 4, mean=[2.9] * 4)) == []
     (finding,) = found(norm(), norm("bn2", value_count=499, variance=[15.1] * 4))
