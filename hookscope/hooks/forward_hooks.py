@@ -205,6 +205,7 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
     Equivalent to registering hooks `with_kwargs`, but without handles, which would cost more than the hooks do.
     """
     hooks, watch, key, attached = captured._hooks, captured._watch, captured._key, captured._attached
+    skip = None if captured._mode is None else Hook(captured._mode.skip)
     seen: set[int] = set()
     for name, module in layers.items():
         if id(module) in seen:
@@ -214,9 +215,9 @@ def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:
         gives_aliases = watch is not None and watch.replaces_inputs(type(module))
         if not gives_aliases and _only_returns(type(module), state):
             hook = Hook(hooks.leaf_forward_hook, name, bool(state.get("inplace")))
-            if captured._mode is not None and type(module) is not nn.Identity:  # which calls nothing
+            if skip is not None and type(module) is not nn.Identity:  # which calls nothing
                 attached.append(module._forward_pre_hooks)
-                module._forward_pre_hooks[key] = Hook(captured._mode.skip)
+                module._forward_pre_hooks[key] = skip
             attached.append(module._forward_hooks_always_called)
             module._forward_hooks_always_called[key] = True
         else:

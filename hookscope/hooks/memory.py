@@ -20,6 +20,9 @@ def missing_memory(tensor: Tensor) -> str:
     """
     try:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested:  # nearly always
+            held, offset = tensor.untyped_storage().nbytes(), tensor.storage_offset()
+            if tensor.is_contiguous() and held >= offset * tensor.itemsize + tensor.nbytes:
+                return ""
             return _lacking(tensor, _end_of(tensor))
         return next(filter(None, _lacking_in_parts(tensor)), "")
     except (RuntimeError, TypeError, AttributeError):  # it has no storage of its own, inside `torch.func` for one

@@ -146,21 +146,22 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         if torch.compiler.is_dynamo_compiling():  # flex attention compiles itself, and traces this function, too
             return func(*args, **(kwargs or {}))
         caller = caller_of(sys._getframe(1))
-        if caller is None:  # nearly always
+        name = operation_name(func) if caller is not None else ""
+        if caller is None or not name:  # nearly always
             return run_networks(func, args, kwargs or {})
-        return self.run(operation_name(func), func, args, kwargs or {}, caller)
+        return self.run(name, func, args, kwargs or {}, caller)
 
     def run(self, name: str, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], caller: FrameType) -> Any:
         """Run an operation, and observe it if a module's own code has called it.
 
         Args:
-            name: Its name in labels; "" if the call is not observed as an operation.
+            name: Its name in labels.
             func: The function to call.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             caller: The frame of the network's code that calls it, see `caller_of`.
         """
-        called = self._called(name, caller) if name else None
+        called = self._called(name, caller)
         if called is None:
             return run_networks(func, args, kwargs)
         kind, module = called

@@ -182,7 +182,7 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, 
     called = run.captured.called | ({failure.layer} if failure else set())
     rows = layer_rows(inspected, run.rows, None if tokens is None else tokens.results())
     left_out = unlisted(rows, run.selected, run.operations)
-    listed = [row for row in rows if row.label not in left_out]
+    hidden = frozenset(left_out)
     fused = fast_path_warning(inspected.modules, run.selected, with_operations=run.operations is not None)
     device, dtype = inspected.placed
     result = Activations(
@@ -192,7 +192,9 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, 
         uncalled=uncalled(inspected, run.selected, called, run.forward_calls, broke_off=run.is_broken),
         feature_maps=feature_maps(rows, recorder.kept),
         map_summaries=map_summaries(rows, () if maps is None else maps.saved),
-        token_maps=() if tokens is None else tokens.maps(listed, run.records),
+        token_maps=()
+        if tokens is None or not tokens.rows
+        else tokens.maps([row for row in rows if row.label not in hidden], run.records),
         predictions=tuple(run.best),
         warnings=run.warnings(fused),
         notes=run.notes(),

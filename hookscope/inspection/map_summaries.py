@@ -106,13 +106,11 @@ class MapRecorder:
         if not self._indices or self._indices[0] >= SUMMARISED_INPUTS or tensor.layout != torch.strided:
             return
         spatial = _spatial(tuple(tensor.shape), channel_axis, grids, len(self._indices))
-        latest = self._latest
         if spatial is None or (spatial[0] == 1 and key[2] not in _FIRST_SLOTS):
             return
+        latest, version = self._latest, _version(tensor)
         if latest is not None and not self.every_row:
-            if latest.tensor is tensor and latest.version == _version(
-                tensor
-            ):  # a container's is that of its last child
+            if latest.tensor is tensor and latest.version == version:  # a container's is that of its last child
                 return
             if latest.spatial != spatial:
                 self._save_latest()
@@ -120,7 +118,7 @@ class MapRecorder:
         self._counts[spatial] = count + 1
         is_between = count >= _FIRST_BETWEEN and not count & (count - 1)
         at_once = self.every_row or is_between or len(self._counts) == 1 > count
-        self._latest = _Latest(key, tensor, _version(tensor), channel_axis, spatial, at_once)
+        self._latest = _Latest(key, tensor, version, channel_axis, spatial, at_once)
         if at_once:
             self._save(self._latest)
 
@@ -234,7 +232,7 @@ def _maps(tensor: Tensor, channel_axis: int, spatial: tuple[int, ...], input_cou
         tensor = tensor.transpose(0, 1)  # (T, N, D)
     tensor = tensor.dequantize() if tensor.is_quantized else tensor
     tensor = tensor.abs() if tensor.is_complex() else tensor if tensor.is_floating_point() else tensor.float()
-    maps = tensor.movedim(channel_axis, 1)
+    maps = tensor if channel_axis == 1 else tensor.movedim(channel_axis, 1)
     if maps.dim() == 3:  # without a class token and its like
         maps = maps[:, :, maps.shape[2] - math.prod(spatial) :].reshape(*maps.shape[:2], *spatial)
     return maps[:, :, maps.shape[2] // 2] if maps.dim() == 5 else maps

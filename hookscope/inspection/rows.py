@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -36,8 +37,10 @@ _DEAD_FRACTION = 0.5
 
 # Fields that are counts or comparisons, and those that are sums, which may be rounded differently. Channels depend on
 # an axis that is inferred anew at each module.
-_COUNTED = ("shape", "dtype", "element_count", "min", "max", "zero_fraction", "nan_count", "inf_count", "unmeasured")
-_SUMMED = ("mean", "std", "mean_abs", "l2")
+_counted: Callable[[TensorStatistics], tuple[object, ...]] = attrgetter(
+    "shape", "dtype", "element_count", "min", "max", "zero_fraction", "nan_count", "inf_count", "unmeasured"
+)
+_summed: Callable[[TensorStatistics], tuple[object, ...]] = attrgetter("mean", "std", "mean_abs", "l2")
 
 
 @dataclass(slots=True)
@@ -286,12 +289,11 @@ def unlisted(
 
 def same_values(first: TensorStatistics, second: TensorStatistics) -> bool:
     """Tell whether two tensors have the same statistics, whichever of their axes counts channels."""
-    alike = _counted_alike(first, second)
-    return alike and all(getattr(first, name) == getattr(second, name) for name in _SUMMED)
+    return _counted_alike(first, second) and _summed(first) == _summed(second)
 
 
 def _counted_alike(first: TensorStatistics, second: TensorStatistics) -> bool:
-    return first is second or all(getattr(first, name) == getattr(second, name) for name in _COUNTED)
+    return first is second or _counted(first) == _counted(second)
 
 
 def _flags(statistics: TensorStatistics, seen: Observation[Reduction], *, varies: bool) -> tuple[Flag, ...]:

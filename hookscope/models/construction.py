@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import ModelError, UsageError
@@ -247,7 +247,7 @@ def parameter_count(module: nn.Module) -> int:
     # `modules()` and `parameters()` take as long as a tenth of a small network's pass.
     parts = [*module_index(module)[0].values()]
     own = {id(each): each for part in parts for each in part._parameters.values() if each is not None}  # noqa: SLF001
-    count = sum(each.numel() for each in own.values() if not isinstance(each, UninitializedParameter))
+    count = sum(each.numel() for each in own.values() if type(each) is nn.Parameter or not is_lazy(each))
     for part in filter(_keeps_packed, parts):  # eager int8 modules hold no nn.Parameter: weight and bias unpack them
         for unpack in (getattr(part, "weight", None), getattr(part, "bias", None)):
             unpacked = unpack() if callable(unpack) else None

