@@ -17,7 +17,7 @@ _BUDGETS: dict[tuple[str, str], dict[str, Budget]] = {
     ("cpu", "resnet34"): {"hookscope": (1.30, 1.20), WITH_DISTRIBUTIONS: (1.45, None)},
     ("cuda", "resnet34"): {"hookscope": (1.10, None)},
 }
-_ROUNDS = {"resnet34": 180}  # where a budget is: medians of 60 still differ by 2 % from one measurement to the next
+_ROUNDS = {"resnet34": 180}  # where a budget is: medians of 60 still differ by 2% from one measurement to the next
 _OTHER_ROUNDS = 12
 
 _NOTE = """\

@@ -22,7 +22,7 @@ from hookscope.results.network import row_label
 Prepare = Callable[[nn.Module, Tensor, Tensor, Sequence[GradientRow]], Callable[[], Found]]
 
 _BUDGETS: dict[tuple[str, str], dict[str, Budget]] = {("cpu", "resnet34"): {"hookscope": (1.20, 1.15)}}
-_ROUNDS = {"resnet34": 180}  # where a budget is: medians of 60 still differ by 2 % from one measurement to the next
+_ROUNDS = {"resnet34": 180}  # where a budget is: medians of 60 still differ by 2% from one measurement to the next
 _OTHER_ROUNDS = 8
 
 _NOTE = """\

@@ -22,6 +22,12 @@ T = TypeVar("T")
 # An option; or a command in backticks, which stays one.
 _OPTION = re.compile(r"`[^`\n]*`|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])")
 
+# Commands that messages name, as calls.
+_CALLS = {
+    "`hookscope layers MODEL`": "`hookscope.layers(model)`",
+    "`hookscope layers MODEL --ops`": "`hookscope.layers(model, ops=True)`",
+}
+
 # What an argument of that annotation may be, and in words.
 _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "a text"),
@@ -96,11 +102,14 @@ def argument_names() -> frozenset[str]:
 
 
 def with_argument_names(text: str, known: Collection[str]) -> str:
-    """Return a message in which the options that are `known` arguments stand as such: "give `input_shape`"."""
+    """Return a message in which the options that are `known` arguments stand as such: "give `input_shape`".
+
+    A command that lists layers becomes a call.
+    """
 
     def argument(found: re.Match[str]) -> str:
         name = (found[1] or "").replace("-", "_")
-        return f"`{name}`" if name in known else found[0]
+        return f"`{name}`" if name in known else _CALLS.get(found[0], found[0])
 
     return _OPTION.sub(argument, text)
 

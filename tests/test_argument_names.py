@@ -92,7 +92,9 @@ def test_a_function_can_be_pickled_and_is_the_one_that_is_documented(name: str) 
     [
         ("give --input-shape.", "give `input_shape`."),
         ("(--mean, --std)", "(`mean`, `std`)"),
-        ("`hookscope layers MODEL --ops` lists them", "`hookscope layers MODEL --ops` lists them"),
+        ("`hookscope layers MODEL --ops` lists them", "`hookscope.layers(model, ops=True)` lists them"),
+        ("with `hookscope layers MODEL`.", "with `hookscope.layers(model)`."),
+        ("see `hookscope grads --help`", "see `hookscope grads --help`"),
         ("pip install --force-reinstall torch", "pip install --force-reinstall torch"),
         ("a--layer, ---layer, --layer-x", "a--layer, ---layer, --layer-x"),
     ],

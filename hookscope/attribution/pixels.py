@@ -25,7 +25,7 @@ from hookscope.text import shape_text
 FIRST_STEPS, MOST_STEPS = 32, 512
 COMPLETENESS_LIMIT = 0.01
 """Share of the score's difference that integrated gradients may miss."""
-# Smilkov et al. 2017, SmoothGrad, section 3.1: noise of 10 to 20 % of the picture's range, 50 samples.
+# Smilkov et al. 2017, SmoothGrad, section 3.1: noise of 10 to 20% of the picture's range, 50 samples.
 _NOISE, _SAMPLES = 0.15, 50
 # The patch that occlusion slides over a signal, a picture or a volume, and its step, as parts of a side. Zeiler and
 # Fergus 2014 do not state theirs; 32 and 16 pixels of 224 take 169 passes, the others 99 and 343.
@@ -131,7 +131,7 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
     """Integrate the gradient along the way from a picture of zeros to the pictures (Sundararajan et al. 2017).
 
     Where inputs are normalised, zeros are the mean colour of the training data. Each picture has the fewest steps, of
-    32, 64, … 512, with which its values add up to the score's difference within 1 %, or the best of them.
+    32, 64, … 512, with which its values add up to the score's difference within 1%, or the best of them.
 
     Raises:
         UsageError: As in `gradient`, or if captum is not installed.

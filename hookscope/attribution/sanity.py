@@ -155,7 +155,7 @@ def weights_check(found: Numbers) -> SanityCheck:
     value = float(by_depth.max())
     passed = value <= _WEIGHTS_LIMIT
     shown = ", ".join(f"{each:.2f}" for each in by_depth)
-    meaning = f"With the weights shuffled in the last 10 %, 50 % and 100 % of layers, maps correlate by {shown}"
+    meaning = f"With the weights shuffled in the last 10%, 50% and 100% of layers, maps correlate by {shown}"
     meaning += (
         ": they depend on what the network has learnt."
         if passed

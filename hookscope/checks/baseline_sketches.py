@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 SKETCH_WIDTH = 64
 """Numbers of a sketch that are kept: sums that are this far apart in that of `hookscope.statistics.sketch` are added.
 
-The relative standard error of a distance is then sqrt(2/64)/2, 9 %: twice the error for a quarter of the
+The relative standard error of a distance is then sqrt(2/64)/2, 9%: twice the error for a quarter of the
 bytes, and limits are a power of ten away from what they divide."""
 
 CHANNEL_SUMS = 64

@@ -152,7 +152,7 @@ def check(
             min=0.01,
             max=1e6,
             metavar="GIB",
-            help="Memory limit for each checkpoint; default: 90 % of the machine's memory, divided by --jobs.",
+            help="Memory limit for each checkpoint; default: 90% of the machine's memory, divided by --jobs.",
         ),
     ] = None,
     trust: options.Trust = False,

@@ -30,7 +30,7 @@ from hookscope.results.survey import Survey
 from hookscope.results.training import TrainingLog
 from hookscope.text import printable, safe_text
 
-# This many neighbouring bins of a distribution are merged into one: each is then some 10 % wide, like those
+# This many neighbouring bins of a distribution are merged into one: each is then some 10% wide, like those
 # of torch's own `SummaryWriter`.
 _TOGETHER = 4
 _STEP = 0

@@ -37,7 +37,7 @@ from hookscope.text import printable
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
 
 _ESTIMATED = (
-    "Distances are estimated from sketches of 256 numbers, with a standard error of 4.4 %; "
+    "Distances are estimated from sketches of 256 numbers, with a standard error of 4.4%; "
     "--save-tensors on both runs makes them exact."
 )
 

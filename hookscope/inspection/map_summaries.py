@@ -139,7 +139,9 @@ class MapRecorder:
     def _save(self, row: _Latest) -> None:
         maps = _maps(row.tensor, row.channel_axis, row.spatial, len(self._indices))
         count = min(len(self._indices), SUMMARISED_INPUTS - self._indices[0])
-        over_channels: OverChannels = "RMS" if row.tensor.dim() == 3 else "mean"
+        # Tokens, and maps with channels last (Swin), come from LayerNorm, after which their mean is 0.
+        is_tokens = row.tensor.dim() == 3 or row.channel_axis == row.tensor.dim() - 1
+        over_channels: OverChannels = "RMS" if is_tokens else "mean"
         self.saved.append(_summarised(row.key, maps[:count], over_channels, self._indices[0]))
 
 

@@ -243,9 +243,8 @@ def _network_of(
             f"{checkpoint.name} fits several networks with equal names and shapes: {models}; "
             f"name the right one with --arch, such as --arch {candidates[0].model}."
         )
-    remarks = "".join(f"; {remark}" for remark in found.remarks)
-    remarks += "; the file names it" if named_by_file else ""
-    note = f"{checkpoint.name}: recognised as {found.model} by its names and shapes{remarks}."
+    remarks = "; ".join([*found.remarks, *(["the file names it"] if named_by_file else [])])
+    note = f"{checkpoint.name}: recognised as {found.model} by its names and shapes{remarks and f': {remarks}'}."
     return parse_model(found.model), found.arguments, found.input_channels, (note,)
 
 

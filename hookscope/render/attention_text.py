@@ -27,7 +27,7 @@ def attention_summary(result: Attention, *, width: int, full: bool = False) -> I
         shown = ", ".join(f"{each.block} head {each.head}" for each in flagged[:6])
         more = f" and {len(flagged) - 6} more" if len(flagged) > 6 else ""
         yield safe_line(
-            f"{counted(len(flagged), 'head')} with more than 90 % of the weight on one token: {shown}{more}",
+            f"{counted(len(flagged), 'head')} with more than 90% of the weight on one token: {shown}{more}",
             style="yellow",
             overflow="fold",
         )

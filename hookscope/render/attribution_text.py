@@ -84,7 +84,7 @@ def _styled_verdict(check: SanityCheck) -> tuple[str, str]:
 
 def _deletion_text(check: SanityCheck, result: Attributions) -> str:
     after, before, *others = told_apart((check.value, *check.compared_with))
-    random = f", blurring a random 10 % to {others[0]}" if others else ""
+    random = f", blurring a random 10% to {others[0]}" if others else ""
     more = {
         True: "what the map marks matters more",
         False: "what the map marks does not clearly matter more",
@@ -92,7 +92,7 @@ def _deletion_text(check: SanityCheck, result: Attributions) -> str:
     }[check.passed]
     what = input_word(result.maps[0].values.ndim)
     return (
-        f"blurring the 10 % of the {what} that the map ranks highest takes the probability from {before} to "
+        f"blurring the 10% of the {what} that the map ranks highest takes the probability from {before} to "
         f"{after}{random}; {more}:"
     )
 
@@ -104,7 +104,7 @@ def check_text(check: SanityCheck) -> str:
         random = f", random places → {others[0]}" if others else ""
         return f"deletion: probability {before} → {after}{random}"
     if check.name == "completeness":
-        return f"completeness gap {check.value * 100:.1f} %"
+        return f"completeness gap {check.value * 100:.1f}%"
     return f"{check.name} {_RHO} {check.value:.2f}"
 
 

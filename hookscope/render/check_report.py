@@ -30,6 +30,8 @@ _FEW_RULES = 4
 # Of one rule and checkpoint, this many findings are shown: what a screen has room for.
 _FEW_FINDINGS = 10
 
+_TOGETHER = "\N{NO-BREAK SPACE}"  # between a number and its unit, until lines are broken
+
 _STYLES = {"failed": "bold red", "could not be checked": "bold red", "passed": "green"}
 _LEVELS = {"fail": ("FAIL", "red"), "warn": ("warn", "yellow")}
 
@@ -158,15 +160,24 @@ def _head(report: CheckReport, width: int) -> Iterator[Text]:
     statuses = [outcome.status for outcome in report.outcomes]
     rules = counted(statuses.count("pass"), "rule") if report.passed else ""
     model = report.model
+    of_noise = " of noise" if all(each.is_noise for each in report.inputs) else ""
     parts = (
         f"{report.checkpoint}: {verdict(report)}",
         level_counts(report.findings) or rules,
-        model.name if model else "",
+        _network(report),
         "RANDOM WEIGHTS" if model and model.random else "",
-        counted(len(report.inputs), "input") if report.inputs else "",
-        f"{total_seconds(report):.1f} s",
+        f"{counted(len(report.inputs), 'input')}{of_noise}" if report.inputs else "",
+        f"{total_seconds(report):.1f}{_TOGETHER}s",
     )
     return _lines("", " · ".join(filter(None, parts)), width, _STYLES[verdict(report)])
+
+
+def _network(report: CheckReport) -> str:
+    """Return the network: of "model.pt (resnet18)" what stands in parentheses, as the line begins with the file."""
+    if report.model is None or report.model.name == report.checkpoint:
+        return ""
+    file, parenthesis, network = report.model.name.partition(" (")
+    return network.removesuffix(")") if parenthesis and file == PurePath(report.checkpoint).name else report.model.name
 
 
 def _details(report: CheckReport, width: int) -> Iterator[Text]:
@@ -205,4 +216,4 @@ def _lines(label: str, text: str, width: int, style: str = "") -> Iterator[Text]
     for position, line in enumerate(wrap(text, room, break_long_words=False, break_on_hyphens=False)):
         # Where it is folded after all, no line may start with what GitHub's runner takes for a command.
         safe = line if cell_len(line) <= room else re.sub(":(?=:)", r"\\x3a", line)
-        yield Text((hanging if position else indent) + safe, style=style)
+        yield Text((hanging if position else indent) + safe.replace(_TOGETHER, " "), style=style)

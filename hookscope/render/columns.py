@@ -96,18 +96,24 @@ def draw_table(
     """
     count = len(columns[0].cells)
     columns = fitted(columns, width)
+    name = next((position for position, column in enumerate(columns) if column.rank == 0), 0)
+    begin = sum(column.width + _gap(width) for column in columns[:name])
     styles = styles or [""] * count
     parts: list[RenderableType] = [_section(columns, width, show_header=True)]
     shown_until = 0
     for position in (*kept_positions(notable or [bool(style) for style in styles], full=full), count):
         if position > shown_until:
             parts.append(Text(f"… {position - shown_until} rows not shown, --full shows all", style="dim italic"))
-            parts.append(_section(columns, width, show_header=False))
-        section = parts[-1]
-        if position < count and isinstance(section, Table):
-            section.add_row(*(column.cells[position] for column in columns), style=styles[position])
+        if position < count:
+            cells = [column.cells[position] for column in columns]
+            section = parts[-1]
+            if not isinstance(section, Table):
+                parts.append(section := _section(columns, width, show_header=False))
+            short, *below = cells[name].split("\n", allow_blank=True)
+            section.add_row(*cells[:name], short, *cells[name + 1 :], style=styles[position])
+            parts += (_below(remark, begin, width, styles[position]) for remark in below)
         shown_until = position + 1
-    return Group(*(part for part in parts if not isinstance(part, Table) or part.row_count or part.show_header))
+    return Group(*parts)
 
 
 def fitted(columns: Sequence[Column], width: int) -> list[Column]:
@@ -120,16 +126,12 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
     kept = {name.header}
     spare = width
     names = [cell.plain for cell in name.cells]
-    below = [(_indent(each), remark.plain) for each, remark in zip(names, remarks, strict=True) if remark.plain]
-    wanted = max([name.width, *(indent + cell_len(remark) for indent, remark in below)])
-    longest = max([0, *(indent + cell_len(word) for indent, remark in below for word in remark.split())])
-    at_least = max(_telling_width(names, name.width), min(longest, _NAME_WIDTH_AT_MOST))
+    at_least = _telling_width(names, name.width)
     for column in sorted(columns, key=lambda column: column.rank)[1:]:
-        reserved = min(wanted, at_least if column.rank < 10 else max(at_least, _NAME_WIDTH_WANTED))
+        reserved = min(name.width, at_least if column.rank < 10 else max(at_least, _NAME_WIDTH_WANTED))
         if column.width + _gap(width) + reserved <= spare and any(cell.plain for cell in column.cells):
             kept.add(column.header)
             spare -= column.width + _gap(width)
-            wanted = name.width if column is columns[-1] else wanted
     if columns[-1].header in kept:
         cells = [Text(short) for short in _fold_names(names, spare)]
     else:
@@ -221,7 +223,13 @@ def prediction_text(prediction: Prediction, most: int | None = None) -> str:
 
 def integer_text(value: int | None) -> str:
     """Return a count, "-" for one that is not known."""
-    return "-" if value is None else str(value)
+    return "-" if value is None else f"{value:,}"
+
+
+def non_finite_text(statistics: TensorStatistics) -> str:
+    """Return how many values are not finite: "130,310 NaN, 2 Inf"; "" for none."""
+    counts = ((statistics.nan_count, "NaN"), (statistics.inf_count, "Inf"))
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
 
 
 def sparkline(distribution: Distribution | None) -> str:
@@ -280,20 +288,23 @@ def _telling_width(names: Sequence[str], widest: int) -> int:
 
 
 def _with_remark(name: str, short: str, remark: Text, width: int) -> Text:
-    """Return a name as `short` followed by a remark, on the same line if both fit, else on separate lines."""
+    """Return a name as `short` followed by a remark, on the same line if both fit, else on a line of its own."""
     cell = Text(short)
     if not remark.plain:
         return cell
     if cell_len(name) + 3 + remark.cell_len <= width:
         return cell.append(" · ").append_text(remark)
-    begin = "└ ".rjust(_indent(name))
-    lines = wrap(remark.plain, width, initial_indent=begin, subsequent_indent=" " * len(begin), break_on_hyphens=False)
-    return cell.append("\n" + "\n".join(lines), style=remark.style)
+    indent = len(name) - len(name.lstrip())
+    return cell.append("\n").append(" " * indent + "└ ").append_text(remark)
 
 
-def _indent(name: str) -> int:
-    """Return how far a remark below a name begins to the right."""
-    return len(name) - len(name.lstrip()) + len("└ ")
+def _below(remark: Text, begin: int, width: int, style: str) -> Text:
+    """Return a remark under its name, as wide as the table."""
+    words = remark.plain.lstrip()
+    first = " " * (begin + remark.cell_len - cell_len(words))
+    rest = first + " " * len("└ ")
+    lines = wrap(words, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return Text("\n".join(lines), style=remark.spans[-1].style if remark.spans else style)
 
 
 def _section(columns: Sequence[Column], width: int, *, show_header: bool) -> Table:

@@ -79,7 +79,7 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
     if isinstance(result, CheckpointContents):
         return contents_report(result, width=width, full=full)
     if isinstance(result, ModuleTable):
-        title = f"{result.model.name} ({result.model.kind})"
+        title = terminal.model_words(result.model)
         table = terminal.module_table(result.rows, width=width, title=title, cost=result.cost, full=full)
         return Group(terminal.note_lines(result.notes), table)
     if isinstance(result, Comparison):
@@ -88,7 +88,7 @@ def summary(result: Result, *, width: int, full: bool = False) -> RenderableType
 
 
 def _activations(result: Activations, *, width: int, full: bool) -> Iterator[RenderableType]:
-    yield terminal.findings_panel(result.verdicts)
+    yield terminal.activations_answer(result)
     yield terminal.note_lines(result.notes)
     yield terminal.layer_table(result, width=width, full=full)
     yield terminal.uncalled_lines(result.uncalled, full=full)

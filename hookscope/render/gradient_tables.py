@@ -13,6 +13,7 @@ from hookscope.render.columns import (
     draw_table,
     integer_text,
     kind_cell,
+    non_finite_text,
     number_column,
     number_text,
     percent_text,
@@ -164,13 +165,12 @@ def _flagged_table(
 def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], *, full: bool) -> str:
     """Return a gradient's status unless it is ordinary; in full, with the rows that it repeats or stands for."""
     statistics = row.gradient
-    counts = f"{integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf"
     words = [
         row.source if isinstance(row, GradientRow) else "",
         *(verdict.rule for verdict in verdicts),
         row.status if row.status not in ("gradient", "unknown") else "",
         "frozen" if isinstance(row, ParameterRow) and not row.trainable else "",
-        counts if statistics.nan_count or statistics.inf_count else "",
+        non_finite_text(statistics),
         f"unmeasured: {statistics.unmeasured}" if statistics.unmeasured else "",
     ]
     if isinstance(row, GradientRow):

@@ -152,9 +152,9 @@ def draw_for_run(
     caption = paragraph(remarks(per_row), _TEXT_SIZE, width, separator="   ·   ", strength=_DIM)
     marks = []
     if count := extent.non_finite_count + extra_extent.non_finite_count:
-        marks.append((NON_FINITE, f"{_NON_FINITE_MARK} {non_finite_colour}: {count}"))
+        marks.append((NON_FINITE, f"{_NON_FINITE_MARK} {non_finite_colour}: {count:,}"))
     if not single and (count := int(extent.all_zero.sum())):
-        marks.append((ALL_ZERO, f"{_ALL_ZERO_MARK} {all_zero_colour}: {count}"))
+        marks.append((ALL_ZERO, f"{_ALL_ZERO_MARK} {all_zero_colour}: {count:,}"))
     bar = _bar_labels(largest, centred=centred, one_range=one_range)
     legend = _legend(bar, marks, width)
 
@@ -184,7 +184,7 @@ def check_cmap(cmap: str) -> None:
 def encode_png(image: Image.Image) -> bytes:
     """Return the PNG file of a grid. Safe to call from several threads; Pillow lets them run side by side."""
     file = io.BytesIO()
-    # Level 1: higher ones take up to three times as long for files 1 to 4 % smaller (36 grids of resnet34).
+    # Level 1: higher ones take up to three times as long for files 1 to 4% smaller (36 grids of resnet34).
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()
 

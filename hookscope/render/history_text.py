@@ -20,7 +20,7 @@ from hookscope.render.columns import (
 )
 from hookscope.render.terminal import note_lines
 from hookscope.results.history import History, HistoryFile, HistoryVerdict, LayerPoint, by_layer
-from hookscope.text import counted, printable, some_of
+from hookscope.text import counted, in_words, printable, some_of
 
 # What a screen has room for.
 _MOST_VERDICTS = 12
@@ -166,7 +166,8 @@ def _failures(result: History) -> Iterator[str]:
 
 
 def _best_classes(result: History) -> Iterator[str]:
-    """Yield how the best class of the first few inputs went over the files."""
+    """Yield how the best class of the first few inputs went over the files, once for those that went alike."""
+    alike: dict[str, list[str]] = {}
     for at, record in enumerate(result.inputs[:_MOST_INPUTS]):
         name = printable(PurePath(record.name).name or record.name, _MOST_NAME)
         best = [
@@ -179,9 +180,11 @@ def _best_classes(result: History) -> Iterator[str]:
         if changed:
             times = "once" if len(changed) == 1 else f"{len(changed)} times, last"
             ends = f"from {best[0][1]} to {best[-1][1]}"
-            yield f"The best class of {name} goes {ends}; it changes {times} in {changed[-1]}."
+            alike.setdefault(f"goes {ends}; it changes {times} in {changed[-1]}", []).append(name)
         elif best:
-            yield f"The best class of {name} is {best[0][1]} in all files."
+            alike.setdefault(f"is {best[0][1]} in all files", []).append(name)
+    for went, names in alike.items():
+        yield f"The best class of {in_words(names)} {went}."
 
 
 def _verdict_lines(result: History, *, full: bool) -> Iterator[Text]:
@@ -192,12 +195,13 @@ def _verdict_lines(result: History, *, full: bool) -> Iterator[Text]:
     yield safe_line(f"{most.level.upper()} {most.rule}: {most.message}", style=_STYLES[most.level], overflow="fold")
     others = [each for each in result.verdicts if each is not most]
     for each in others if full else others[:_MOST_VERDICTS]:
-        said = "" if each.is_change else f" {each.message}"
-        yield safe_line(
-            f"{each.level.upper()} {each.rule}: {sentence_of(each, result)}{said}",
-            style=_STYLES[each.level],
-            overflow="fold",
-        )
+        heading = f"{each.level.upper()} {each.rule}"
+        if each.is_change:
+            line = f"{heading}: {sentence_of(each, result)}"
+        else:
+            at = f" at {places_text(each)}" if len(each.places) > 1 else ""
+            line = f"{heading}{at} {span_text(each, result)}: {each.message}"
+        yield safe_line(line, style=_STYLES[each.level], overflow="fold")
     if not full and len(others) > _MOST_VERDICTS:
         yield Text(f"… {len(others) - _MOST_VERDICTS} more, --full shows all", style="dim italic")
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from hookscope.render import conversion, terminal
 from hookscope.render.attribution_files import photograph_of
 from hookscope.render.grids import draw_grid, encode_png
-from hookscope.render.overviews.activations import NO_FINDINGS, draw_activations
+from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.attention import draw_attention
 from hookscope.render.overviews.attributions import draw_overview
 from hookscope.render.overviews.checks import draw_check
@@ -54,7 +54,6 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
     answer = [
         terminal.warnings_panel(conversion.warnings_of(result)),
         *([] if failure is None else [terminal.failure_panel(failure)]),
-        *([Text(NO_FINDINGS)] if _is_clear(result) else []),
         *summary[:first_table],
     ]
     grids: Iterable[str] = ()
@@ -63,10 +62,6 @@ def result_html(result: conversion.Result | FeatureMaps) -> str:
     elif isinstance(result, Gradients):
         grids = _grids(result.gradient_maps, "gradient_maps")
     return "".join(chain(_blocks(answer), _overviews(result), _blocks(summary[first_table:]), grids))
-
-
-def _is_clear(result: conversion.Result) -> bool:
-    return isinstance(result, Activations) and not result.verdicts and result.failure is None and bool(result.rows)
 
 
 def _overviews(result: conversion.Result) -> Iterator[str]:

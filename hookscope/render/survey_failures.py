@@ -38,7 +38,23 @@ def failure_heading(each: FailedInput) -> str:
 
 
 def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
-    """Return what may be the reason, in sentences, or one that none was found, in all that could be looked at."""
+    """Return what may be the reason, in sentences; none where `wrong_title` says that no input has one."""
+    return _reasons(each, failures) or ([] if _without_reasons(failures) else ["No reason found."])
+
+
+def wrong_title(failures: Failures) -> str:
+    """Return "The surest wrong inputs", and once for all that no reason was found, if it was for none."""
+    title = "The surest wrong inputs"
+    if not _without_reasons(failures):
+        return title
+    return f"{title}: no reason found{' in what could be looked at' if failures.remarks else ''}"
+
+
+def _without_reasons(failures: Failures) -> bool:
+    return not any(_reasons(each, failures) for each in failures.inputs)
+
+
+def _reasons(each: FailedInput, failures: Failures) -> list[str]:
     sentences = []
     if each.outside:
         found = ", ".join(map(_outside, each.outside))
@@ -53,7 +69,7 @@ def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
             )
         else:
             sentences.append(f"It leaves its class at {where} (p {p}).")
-    return sentences or ["No reason found in what could be looked at." if failures.remarks else "No reason found."]
+    return sentences
 
 
 def neighbour_words(each: FailedInput, failures: Failures) -> str:

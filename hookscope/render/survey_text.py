@@ -6,7 +6,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hookscope.render.columns import Column, draw_table, number_column, number_text, percent_text, safe_line
-from hookscope.render.survey_failures import failure_heading, failure_reasons, method_words, neighbour_words
+from hookscope.render.survey_failures import (
+    failure_heading,
+    failure_reasons,
+    method_words,
+    neighbour_words,
+    wrong_title,
+)
 from hookscope.render.terminal import model_lines, note_lines, uncalled_lines, verification_line
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.survey import FORMATS, NONFINITE_OUTPUT, Survey, SurveyRow, channel_counts
@@ -92,7 +98,7 @@ def _dead(result: Survey) -> Iterator[str]:
     dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
     yield (
         f"{dead}, most in {some_of(named, 2)}. A dead channel fires on fewer than {percent_text(result.dead_bound)} of "
-        "such inputs, with 95 % confidence."
+        "such inputs, with 95% confidence."
     )
 
 
@@ -141,19 +147,21 @@ def _duplicates(result: Survey) -> Iterator[str]:
 
 
 def _name(row: SurveyRow) -> str:
-    return printable(row.label, _MOST_NAME)
+    """Return the row's label, and that it is a layer where it is only a number, as in nn.Sequential."""
+    name = printable(row.label or "(model)", _MOST_NAME)
+    return name if any(map(str.isalpha, name)) else f"layer {name}"
 
 
 def _failure_lines(result: Survey, *, full: bool) -> Iterator[RenderableType]:
     failures = result.failures
     if failures is None or not failures.inputs:
         return
-    yield safe_line("The surest wrong inputs", style="bold")
+    yield safe_line(wrong_title(failures), style="bold")
     shown = failures.inputs if full else failures.inputs[:_MOST_FAILED]
     for each in shown:
         yield safe_line(f"  {failure_heading(each)}", overflow="fold")
-        words = [*failure_reasons(each, failures), neighbour_words(each, failures)]
-        yield safe_line(f"    {' '.join(filter(None, words))}", style="dim", overflow="fold")
+        if words := " ".join(filter(None, [*failure_reasons(each, failures), neighbour_words(each, failures)])):
+            yield safe_line(f"    {words}", style="dim", overflow="fold")
     if len(shown) < len(failures.inputs):
         more = len(failures.inputs) - len(shown)
         yield safe_line(f"  … {more} more, --full lists all", style="dim italic")

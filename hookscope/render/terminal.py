@@ -20,6 +20,7 @@ from hookscope.render.columns import (
     fold_name,
     integer_text,
     kind_cell,
+    non_finite_text,
     number_column,
     number_text,
     percent_text,
@@ -40,7 +41,7 @@ from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.inputs import CLIP_STEP, InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.text import counted, shape_text
+from hookscope.text import counted, shape_text, some_of
 
 _MEDIAN = QUANTILE_LEVELS.index(0.5)
 _HIST, _TOKENS = "hist", "token L2"
@@ -55,6 +56,44 @@ _ALARMS: dict[Flag, str] = {
     "dead channels": "yellow",
     "unmeasured": "yellow",
 }
+
+_CALL_FOR_A_LOOK: tuple[tuple[Flag, str], ...] = (
+    ("non-finite", "NaN or Inf in"),
+    ("all zero", "All zero:"),
+    ("constant", "The same value everywhere:"),
+    ("dead channels", "Half of the channels or more are dead in"),
+    ("unmeasured", "Not measured:"),
+)
+"""Flags that call for a look, the most severe first."""
+
+_FEW = 3  # layers that a sentence about a flag names
+
+
+def activations_answer(inspection: Activations) -> RenderableType:
+    """Return the verdicts in a frame; without any, that there are none, and what calls for a look nevertheless."""
+    if inspection.verdicts or inspection.failure is not None or not inspection.rows:
+        return findings_panel(inspection.verdicts)
+    clear = safe_line(no_findings(inspection.inputs), style="green", overflow="fold")
+    return Group(clear, *(safe_line(each, "yellow", "fold") for each in flag_sentences(inspection.rows, ())))
+
+
+def no_findings(inputs: Sequence[InputRecord]) -> str:
+    """Return what no rule objected to; on noise, `dead-channels` has another limit."""
+    share = "88%" if all(each.is_noise for each in inputs) else "80%"
+    return (
+        f"No NaN or Inf, no constant output, no layer with {share} of its channels dead (the layers shown, and "
+        "operations)."
+    )
+
+
+def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[str]:
+    """Return a sentence on each flag that calls for a look, with the first layers that have it and no verdict."""
+    judged = {place for each in verdicts for place in each.places}
+    labels = {
+        words: [row.label or "(model)" for row in rows if flag in row.flags and row.label not in judged]
+        for flag, words in _CALL_FOR_A_LOOK
+    }
+    return [f"{words} {some_of(found, _FEW)}." for words, found in labels.items() if found]
 
 
 def layer_table(inspection: Activations, *, width: int, full: bool = False) -> RenderableType:
@@ -259,13 +298,23 @@ def title_lines(inspection: Activations | Gradients | Attributions | Attention) 
 
 def model_lines(model: ModelInfo, inputs: str, dtype: str, device: str) -> list[Text]:
     """Return the model, its weights and its inputs in one line, and a warning about random weights."""
-    kind = f" ({model.kind})" if model.kind.lower() != model.name.lower() else ""
-    unusual = [name for name, usual in ((dtype, "float32"), (device, "cpu")) if name != usual]
-    parts = (f"{model.name}{kind}", f"weights: {model.weights}", inputs, *unusual)
+    unusual = [name for name, usual in ((dtype, ("float32", "none")), (device, ("cpu",))) if name not in usual]
+    parts = (model_words(model), f"weights: {model.weights}", inputs, *unusual)
     lines = [safe_line(" · ".join(parts), style="bold", overflow="fold")]
     if model.random:
         lines.append(safe_line("RANDOM WEIGHTS: this network is untrained, nothing here was learned", style="bold red"))
     return lines
+
+
+def model_words(model: ModelInfo, *more: str) -> str:
+    """Return the model and its class: "resnet18 (ResNet)", "tiny.pt (net.py:tiny, Sequential)"."""
+    is_named = model.name.lower() == model.kind.lower() or model.name.endswith(f" {model.kind}")  # "x.pt (no network)"
+    details = [*([] if is_named else [model.kind]), *more]
+    if not details:
+        return model.name
+    if model.name.endswith(")"):
+        return f"{model.name[:-1]}, {', '.join(details)})"
+    return f"{model.name} ({', '.join(details)})"
 
 
 def _inputs_words(inputs: Sequence[InputRecord]) -> str:
@@ -289,7 +338,7 @@ def _inputs_words(inputs: Sequence[InputRecord]) -> str:
         return f"{count} inputs, folders as clips ('FOLDER/*' for a clip of each picture)"
     of_file = [step for step in first.steps if step.startswith(f"input 0 of {count} in the file")]
     if not of_file:
-        return f"{count} inputs"
+        return f"{count} inputs{' of noise' if all(each.is_noise for each in inputs) else ''}"
     hint = of_file[0].partition(" in the file")[2]
     whole = f"{hint[:-1]} of {shape_text((count, *first.shape))})" if hint else ""
     return f"{name.removesuffix('[0]')}: {count} inputs of {shape_text(first.shape)}{whole}"
@@ -333,7 +382,7 @@ def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text], *, full: boo
 def _flag_words(row: LayerRow, *, full: bool) -> Text:
     statistics = row.activation
     details = {
-        "non-finite": f": {integer_text(statistics.nan_count)} NaN, {integer_text(statistics.inf_count)} Inf",
+        "non-finite": f": {non_finite_text(statistics)}",
         "dead channels": f" {_dead_channels(statistics)}",
         "unmeasured": f": {statistics.unmeasured}" if statistics.unmeasured else "",
     }

@@ -13,6 +13,7 @@ from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdic
 from hookscope.text import are, counted, some_of
 
 CLOSED = "closed"
+PROCESS_ENDED = "the process ended"
 """`TrainingEnd.reason` of a training that was watched to its end."""
 
 # The end of a sentence: in names of layers, no space follows a dot.
@@ -175,6 +176,8 @@ def _ending(log: TrainingLog) -> list[str]:
     if len(log.ends) < len(log.starts):
         cut = " Its last line is incomplete." if log.cut_short else ""
         return [f"The record stops at {last} without an end: the training still runs, or was killed.{cut}"]
+    if log.ends and log.ends[-1].reason == PROCESS_ENDED:
+        return [f"The process ended after {last}."]
     if log.ends and log.ends[-1].reason != CLOSED:
         return [f"It ended after {last} ({log.ends[-1].reason.rstrip('.')})."]
     return []

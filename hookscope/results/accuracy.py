@@ -93,7 +93,7 @@ class Accuracy:
 
     @property
     def interval(self) -> Interval:
-        """Where the accuracy on more such pictures lies with 95 % confidence."""
+        """Where the accuracy on more such pictures lies with 95% confidence."""
         return interval(self.right, self.count)
 
     @property

@@ -135,8 +135,8 @@ class MapSummary:
             greatest, (h, w) float32.
         channel: Which one that is, from 0.
         size: (H, W) before averaging.
-        over_channels: What `combined` is: the mean, and of tokens and signals the root mean square, since LayerNorm
-            makes the means of tokens 0.
+        over_channels: What `combined` is: the mean, and of tokens, signals and maps with channels last the root mean
+            square, since LayerNorm makes their means 0.
     """
 
     row: int

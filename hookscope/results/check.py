@@ -76,7 +76,7 @@ class StoredValues:
         aliases: Other names of the same (tied) tensor.
         means_without_variance: Of a BatchNorm's running variance, the channels where it is zero or subnormal though the
             running mean is not, by index; empty for everything else.
-        outlier_ratio: Greatest magnitude over the 99.9 % quantile of magnitudes other than zero, or over the second
+        outlier_ratio: Greatest magnitude over the 99.9% quantile of magnitudes other than zero, or over the second
             greatest; None where the greatest is at most 1, or there are fewer than 16, and for what is not
             floating-point.
         repeated_filters: Of a weight with output channels, those that equal one before them, by index.

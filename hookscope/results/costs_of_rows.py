@@ -22,7 +22,7 @@ class DearestPart:
 
     @property
     def sentence(self) -> str:
-        """In words: "40 % of the time in layer3, 62 % of its channels dead"."""
+        """In words: "40% of the time in layer3, 62% of its channels dead"."""
         words = f"{_percent(self.share)} of the time in {self.layer}"
         if self.dead_fraction is None:
             return words
@@ -68,8 +68,8 @@ def dearest_part(cost: NetworkCost, rows: Sequence[LayerRow]) -> DearestPart | N
 
 def _percent(fraction: float) -> str:
     if fraction in (0, 1):
-        return f"{fraction * 100:.0f} %"
-    return "less than 1 %" if fraction < 0.01 else "more than 99 %" if fraction > 0.99 else f"{fraction * 100:.0f} %"
+        return f"{fraction * 100:.0f}%"
+    return "less than 1%" if fraction < 0.01 else "more than 99%" if fraction > 0.99 else f"{fraction * 100:.0f}%"
 
 
 def costs_of_rows(rows: Sequence[LayerRow], cost: NetworkCost) -> list[ModuleCost | None]:

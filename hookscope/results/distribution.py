@@ -18,14 +18,14 @@ EXACT_LIMIT = 1024
 """Up to this many values are kept instead of being counted: 8 KiB at most, about what the bins take."""
 
 QUANTILE_ERROR = 0.03
-"""How far a quantile of more values may be off, in units of its magnitude, if it is not within 0.5 % of its rank."""
+"""How far a quantile of more values may be off, in units of its magnitude, if it is not within 0.5% of its rank."""
 
 PARTS = 32
 _LOWEST_EXPONENT = -1074  # of float64's smallest subnormal number
 _CHUNK = 2**18  # so many values are taken apart at a time, in a few MB
 
-# An estimated value is kept so near to both edges of its bin, relative to them: a bin may be 3.1 % wide, and the
-# guarantee is 3 %, of which the interpolation between two neighbours of different sign may need some.
+# An estimated value is kept so near to both edges of its bin, relative to them: a bin may be 3.1% wide, and the
+# guarantee is 3%, of which the interpolation between two neighbours of different sign may need some.
 _NEAR_EDGES = 0.028
 
 BIN_COUNT = 24
@@ -175,7 +175,7 @@ def quantiles(distributions: Sequence[Distribution], levels: Sequence[float]) ->
     """Return quantiles as `numpy.quantile` defines them by default: linear between the two values next in rank.
 
     Where values are kept these are theirs. Otherwise each of the two values is placed in its bin by its rank, and the
-    result is within 3 % of the true quantile or within 0.5 % of its rank; its sign is right unless the quantile lies
+    result is within 3% of the true quantile or within 0.5% of its rank; its sign is right unless the quantile lies
     between two neighbouring values of different sign. Levels are from 0 to 1; one call for many is faster.
     """
     if not distributions:

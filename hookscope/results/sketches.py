@@ -14,13 +14,13 @@ Sketch = NDArray[np.float32] | NDArray[np.float64]
 SKETCH_WIDTH = 256
 
 SQUARE_ERROR = math.sqrt(2 / SKETCH_WIDTH)
-"""Relative standard error of an estimated squared norm, 8.8 %, at most: with signs that are independent by fours, its
+"""Relative standard error of an estimated squared norm, 8.8%, at most: with signs that are independent by fours, its
 expectation is |x|^2 and its variance 2 / k times the sum over i != j of x_i^2 x_j^2, whichever of them share a sum.
 
 Source: Thorup, Zhang 2004, "Tabulation based 4-universal hashing with applications to second moment estimation"."""
 
 NORM_ERROR = SQUARE_ERROR / 2
-"""The same of an estimated norm, 4.4 %: the derivative of a square root.
+"""The same of an estimated norm, 4.4%: the derivative of a square root.
 
 Where a few elements hold most of the norm it is nearly always exact, and far off if two of them share a sum."""
 

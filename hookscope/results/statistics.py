@@ -30,7 +30,7 @@ class TensorStatistics:
         channel_axis: Axis of `shape` that counts channels; None when there is none.
         dead_channel_count: Channels that are exactly zero over the whole input.
         quantiles: Values at `QUANTILE_LEVELS`, by `numpy.quantile`'s linear definition; None without a distribution.
-            Exact for up to 1,024 finite values; for more, within 3 % of the value or within 0.5 % of its rank.
+            Exact for up to 1,024 finite values; for more, within 3% of the value or within 0.5% of its rank.
         unmeasured: Why statistics are missing; None if they are not.
         distribution: Counts of values over bins, for quantiles and histograms; None if it was not measured.
         histogram: The distribution in few bins, for statistics from a run directory, which stores only these.

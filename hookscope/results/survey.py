@@ -34,7 +34,7 @@ _RULE_OF_THREE = 3.0  # -ln(0.05), rounded up
 
 
 def dead_bound(input_count: int) -> float:
-    """Return the share of inputs below which a channel fires, with 95 % confidence, that fired on none of so many.
+    """Return the share of inputs below which a channel fires, with 95% confidence, that fired on none of so many.
 
     The rule of three: 1 - 0.05^(1/N) is below 3/N. Source: Hanley and Lippman-Hand, "If nothing goes wrong, is
     everything all right?", JAMA 249 (1983), 1743-1745. The inputs must be drawn at random for it to hold.
@@ -594,7 +594,7 @@ class Survey(RowContainer):
 
     @property
     def dead_bound(self) -> float:
-        """The share of inputs below which a dead channel fires, with 95 % confidence: see `dead_bound`."""
+        """The share of inputs below which a dead channel fires, with 95% confidence: see `dead_bound`."""
         return dead_bound(self.input_count)
 
     @property

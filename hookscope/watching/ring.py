@@ -21,7 +21,7 @@ _RENEWED_AFTER = 10
 _DEVIATIONS = 1.4826
 
 
-# The least spread, 10 %: a training that hardly moves has less.
+# The least spread, 10%: a training that hardly moves has less.
 _LEAST_SPREAD = 0.1
 
 

@@ -210,7 +210,7 @@ def test_a_head_that_looks_at_one_token_is_flagged() -> None:
     result = hookscope.attention(RedSeeker(), torch.rand(2, 3, 32, 32))
     assert [each.is_one_token for each in result.rows] == [False, True, False, True]
     assert [each.top_token for each in result.rows[1::2]] == [0, 0]
-    assert "2 heads with more than 90 % of the weight on one token" in str(result)
+    assert "2 heads with more than 90% of the weight on one token" in str(result)
 
 
 class WrittenOut(nn.Module):

@@ -243,7 +243,7 @@ def of_blurring(before: float, after: float, *at_random: float) -> Numbers:
 @pytest.mark.parametrize(
     ("found", "passed", "words"),
     [
-        # One tenth alone takes it away: 0.8 to 0.5, and one of four random places does more harm, 75 % less.
+        # One tenth alone takes it away: 0.8 to 0.5, and one of four random places does more harm, 75% less.
         (of_blurring(0.8, 0.5, 0.78, 0.79, 0.4, 0.8), True, "from 0.80 to 0.50, blurring as much in random places to"),
         (of_blurring(0.8, 0.78, 0.5, 0.6, 0.7, 0.79), False, "it does more harm than 25% of the random places (at"),
         # What the map marks speaks against the target.

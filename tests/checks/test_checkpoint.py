@@ -599,7 +599,7 @@ def test_what_is_neither_a_network_nor_a_state_dict_is_refused(given: Any) -> No
 
 def test_limits_are_taken_by_name_and_refused_where_nothing_is_judged_by_them(network: Network) -> None:
     with torch.no_grad():
-        network.head.weight[[0, 2]] = 0  # 2 of 5 filters: 40 %, above the default limit of 25 %
+        network.head.weight[[0, 2]] = 0  # 2 of 5 filters: 40%, above the default limit of 25%
     assert [each.rule for each in check(network).findings] == ["dead-filter"]
     assert check(network, limit={"dead-filter.max-fraction": 0.4}).findings == ()
     assert check(network, limit="dead-filter.max-fraction=0.4").findings == ()

@@ -130,7 +130,7 @@ def test_random_weights_are_told_on_stderr_in_the_record_and_in_the_title(resnet
     ended, run_path = resnet34_run
     record = record_of(run_path)
     assert "RANDOM (seed 0)" in ended.stderr
-    assert "RANDOM WEIGHTS" in "".join(ended.stdout.splitlines()[:3])
+    assert "RANDOM WEIGHTS" in "".join(ended.stdout.splitlines()[:4])  # below the answer and the title
     assert any("RANDOM (seed 0)" in warning for warning in record["warnings"])
     assert record["model"]["weights"] == "random, seed 0"
     assert record["model"]["random"] is True

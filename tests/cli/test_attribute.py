@@ -291,7 +291,7 @@ def test_checks_have_a_line_and_a_failed_one_a_warning(command: Run, tmp_path: P
     assert re.search(rf"^sanity: weights {rho} {number} \w+ · class {rho} 1.00 failed$", ended.stdout, re.MULTILINE)
     number = r"\d\.\d+"
     verdict = "(what the map marks|blurring) [a-z ]+: (ok|failed|inconclusive)"
-    deletion = rf"from {number} to {number}, blurring a random 10 % to {number}; {verdict} "
+    deletion = rf"from {number} to {number}, blurring a random 10% to {number}; {verdict} "
     assert re.search(rf" deletion: .* takes the probability {deletion}", " ".join(ended.stdout.split())), ended.stdout
     # Both classes read the one map, so that it cannot tell them apart.
     assert ended.stderr.count("'class'") == 1

@@ -794,7 +794,7 @@ def test_a_report_that_cannot_be_written_in_the_end_is_an_error_and_the_rest_is_
 @pytest.mark.exhaustive
 def test_a_limit_decides_where_a_rule_objects(run: Run, tmp_path: Path) -> None:
     weight = torch.ones(8, 4) + torch.rand(8, 4)
-    weight[[1, 5]] = 0  # 2 of 8 filters: 25 %, which is the limit itself
+    weight[[1, 5]] = 0  # 2 of 8 filters: 25%, which is the limit itself
     torch.save({"fc.weight": weight, "fc.bias": torch.rand(8)}, tmp_path / "model.pt")
 
     def findings(*options: str) -> set[str]:

@@ -84,7 +84,7 @@ def test_the_first_layer_that_differs_is_named_by_sketches_alone(tmp_path: Path,
     found = compare_runs(tmp_path / "a", tmp_path / "b")
     assert found.way == "sketches"
     assert [each.layer for each in found.first_differences] == [layer]
-    assert "standard error of 4.4 %" in found.notes[0]
+    assert "standard error of 4.4%" in found.notes[0]
     for row in found.rows:
         exact = float((a.tensors[row.label] - b.tensors[row.label]).norm() / a.tensors[row.label].norm())
         assert measures(row).relative_l2 == pytest.approx(exact, rel=4 * NORM_ERROR)

@@ -38,13 +38,13 @@ def test_the_sanity_lines_have_every_check_with_its_verdict() -> None:
     numbers, sentence = (line.plain for line in sanity_lines(RESULT))
     assert numbers == f"sanity: weights {RHO} 0.07 ok · class {RHO} 0.91 failed"
     assert sentence == (
-        "deletion: blurring the 10 % of the picture that the map ranks highest takes the probability from 0.41 to"
-        " 0.06, blurring a random 10 % to 0.38; what the map marks matters more: ok"
+        "deletion: blurring the 10% of the picture that the map ranks highest takes the probability from 0.41 to"
+        " 0.06, blurring a random 10% to 0.38; what the map marks matters more: ok"
     )
     failed = replace(SANITY[2], value=0.4, passed=False)
     [line] = sanity_lines(replace(RESULT, sanity=(failed,)))
     assert line.plain.endswith(
-        "to 0.40, blurring a random 10 % to 0.38; what the map marks does not clearly matter more: failed"
+        "to 0.40, blurring a random 10% to 0.38; what the map marks does not clearly matter more: failed"
     )
     assert [*sanity_lines(replace(RESULT, sanity=()))] == []
 

@@ -1,13 +1,18 @@
+import io
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from hookscope.render.columns import (
     Column,
+    draw_table,
     fitted,
     fold_name,
     kept_positions,
@@ -32,6 +37,13 @@ def test_a_folded_name_fits(name: str, width: int) -> None:
 def test_a_folded_name_keeps_its_end() -> None:
     assert fold_name("encoder.layers.11.mlp.fc2", 11) == "enc…mlp.fc2"
     assert fold_name("short", 5) == "short"
+
+
+def table_lines(columns: Sequence[Column], width: int) -> list[str]:
+    console = Console(width=width, color_system=None, file=io.StringIO())
+    with console.capture() as printed:
+        console.print(draw_table(columns, width))
+    return printed.get().splitlines()
 
 
 def shown_names(names: list[str], width: int, remarks: list[str] | None = None) -> list[str]:
@@ -189,6 +201,22 @@ def test_a_source_line_below_a_short_name_is_not_broken(width: int) -> None:
         *(Column(f"number {each}", [Text("123456789")] * 2, 2) for each in range(8)),
         Column("note", [Text(), Text("net.py:10")], 12, words=True),
     ]
-    name = fitted(columns, width)[0]
-    assert name.cells[1].plain in ("  :add\n  └ net.py:10", "  :add · net.py:10")
-    assert name.max_width >= len("  └ net.py:10")
+    lines = table_lines(columns, width)
+    assert any(line.rstrip() == "  └ net.py:10" or line.startswith("  :add · net.py:10") for line in lines)
+
+
+def test_remarks_below_names_take_no_room_from_numbers_and_are_as_wide_as_the_table() -> None:
+    remark = "not measured: " + "no " * 12 + "end"
+    columns = [
+        Column("#", [Text("0"), Text("1")], 1),
+        Column("layer", [Text("conv"), Text("fc")], 0, words=True),
+        *(Column(f"number {each}", [Text("123456789")] * 2, 2) for each in range(4)),
+        Column("note", [Text(remark, style="red"), Text()], 12, words=True, max_width=20),
+    ]
+    header, _, first, *below, last = table_lines(columns, 54)
+    assert header.split() == ["#", "layer", *(word for each in range(4) for word in ("number", str(each)))]
+    assert first.split() == ["0", "conv", *["123456789"] * 4]
+    assert below[0].startswith("  └ not measured: no")
+    assert " ".join(" ".join(below).split()) == f"└ {remark}"
+    assert 40 < len(below[0]) <= 54
+    assert last.split()[:2] == ["1", "fc"]

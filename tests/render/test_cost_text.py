@@ -112,8 +112,8 @@ def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
     part = dearest_part(COST, rows)
     assert part is not None
     assert (part.layer, part.share, part.dead_fraction) == ("body", pytest.approx(0.4), 5 / 8)
-    assert part.sentence == "40 % of the time in body, 62 % of its channels dead"
-    assert dearest_part(COST, rows[:1] + rows[3:]).sentence == "40 % of the time in body"  # type: ignore[union-attr]
+    assert part.sentence == "40% of the time in body, 62% of its channels dead"
+    assert dearest_part(COST, rows[:1] + rows[3:]).sentence == "40% of the time in body"  # type: ignore[union-attr]
     assert dearest_part(COST, [row("body.a", 0, 4)]).sentence.endswith("none of its channels dead")  # type: ignore[union-attr]
     wrapped = replace(
         COST,
@@ -128,7 +128,7 @@ def test_the_sentence_puts_the_dearest_part_beside_its_dead_channels() -> None:
     listed = replace(
         COST,
         modules=(
-            *COST.modules[:2],  # a stem of 20 %
+            *COST.modules[:2],  # a stem of 20%
             replace(COST.modules[2], layer="blocks", seconds=None),
             replace(COST.modules[2], layer="blocks.0", seconds=0.0030),
         ),
@@ -145,7 +145,7 @@ def test_the_overview_the_table_and_the_csv_of_a_run_have_its_cost() -> None:
         for index, (layer, call) in enumerate([("stem", 0), ("body.a", 0), ("body.a", 1)])
     )
     result = replace(INSPECTION, rows=rows, cost=COST)
-    sentence = "40 % of the time in body, 25 % of its channels dead."
+    sentence = "40% of the time in body, 25% of its channels dead."
     assert dearest_sentence(result) == sentence
     assert dearest_sentence(INSPECTION) == ""
     assert f"A pass of 1x3x8x8 takes 4.00 M multiply-adds and 10.0 ms on this machine. {sentence}" in [

@@ -88,7 +88,7 @@ def test_of_a_gradient_with_nan_the_finite_rest_is_not_shown_as_the_whole() -> N
     inspection = with_rows(replace(PLAIN, gradient=values))
     (line,) = (line for line in shown(inspection, 200).splitlines() if PLAIN.layer in line)
     assert re.search(r" -  +-  +- ", line)
-    assert "149700 NaN" in line
+    assert "149,700 NaN" in line
 
 
 def test_a_row_that_a_verdict_names_says_which_and_is_coloured_as_a_whole() -> None:

@@ -414,6 +414,6 @@ def test_findings_come_before_the_table_and_lead_to_their_layer(tmp_path: Path) 
 def test_a_layer_that_is_called_a_thousand_times_lists_the_calls_beside_it(tmp_path: Path) -> None:
     page = page_of(tmp_path, [row(at, "cell", call=at) for at in range(1000)])
     lists = re.findall(r"<h3>([^<]*calls and outputs)</h3>\s*<ul class=\"calls\">(.*?)</ul>", page)
-    assert {title for title, _ in lists} == {"32 of 1000 calls and outputs"}
+    assert {title for title, _ in lists} == {"32 of 1,000 calls and outputs"}
     listed = [[int(call or 0) for call in re.findall(r">cell(?:#(\d+))?<", each)] for _, each in lists]
     assert [listed[0], listed[500], listed[999]] == [[*range(32)], [*range(484, 516)], [*range(968, 1000)]]

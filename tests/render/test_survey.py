@@ -116,7 +116,7 @@ def test_the_page_has_every_channel_and_its_crops(survey: Survey, tmp_path: Path
 def test_the_answer_names_dead_channels_with_their_bound(survey: Survey) -> None:
     text = " ".join(str(survey).split())
     assert "are dead on 40 inputs, most in" in text or "is dead on 40 inputs, most in" in text
-    assert "A dead channel fires on fewer than 7.5% of such inputs, with 95 % confidence." in text
+    assert "A dead channel fires on fewer than 7.5% of such inputs, with 95% confidence." in text
 
 
 @pytest.mark.sample("cut short", "outside")

@@ -8,10 +8,15 @@ import pytest
 from rich.cells import cell_len
 from rich.console import RenderableType
 
+from hookscope.checks.rules import RULES
+from hookscope.checks.rules.activations import _ALLOWANCE_ON_NOISE
 from hookscope.render.terminal import (
+    activations_answer,
     failure_panel,
     layer_table,
+    model_words,
     module_table,
+    no_findings,
     predictions_lines,
     uncalled_lines,
     warnings_panel,
@@ -230,3 +235,32 @@ def test_histograms_give_way_to_what_matters() -> None:
 
 def test_without_distributions_there_is_no_histogram() -> None:
     assert "hist" not in table_text(with_rows(*ROWS[:4]), 300)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shown"),
+    [
+        ("resnet18", "ResNet", "resnet18 (ResNet)"),
+        ("ResNet", "ResNet", "ResNet"),
+        ("tiny.pt (net.py:tiny)", "Sequential", "tiny.pt (net.py:tiny, Sequential)"),
+    ],
+)
+def test_a_model_is_named_with_its_class_in_one_pair_of_parentheses(name: str, kind: str, shown: str) -> None:
+    assert model_words(replace(MODEL, name=name, kind=kind)) == shown
+
+
+def test_without_a_finding_the_answer_is_that_and_what_calls_for_a_look_nevertheless() -> None:
+    plain = [row for row in ROWS if not {"non-finite", "all zero", "constant", "unmeasured"} & set(row.flags)]
+    clear = replace(INSPECTION, rows=tuple(plain), verdicts=(), failure=None)
+    first, *rest = printed(activations_answer(clear), 200).splitlines()
+    assert first.startswith("No NaN or Inf, no constant output, no layer with 80% of its channels dead")
+    assert rest == ["Half of the channels or more are dead in layer1.0.conv1."]
+    assert printed(activations_answer(replace(clear, rows=())), 200).strip() == ""
+    assert "No NaN" not in printed(activations_answer(replace(clear, failure=FAILURE)), 200)
+
+
+def test_the_share_of_dead_channels_in_the_all_clear_is_the_limit_of_the_rule() -> None:
+    most = RULES["dead-channels"].limits["max_fraction"].default
+    noise = replace(INSPECTION.inputs[0], name="noise", sha256=None)
+    assert f"with {most:.0%} of its channels dead" in no_findings(INSPECTION.inputs)
+    assert f"with {most + _ALLOWANCE_ON_NOISE * (1 - most):.0%} of its channels dead" in no_findings([noise])

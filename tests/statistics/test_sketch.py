@@ -295,7 +295,7 @@ def after_a_relu(generator: torch.Generator) -> Tensor:
 def test_estimates_of_a_thousand_rows_are_within_their_stated_error(make: Callable[[torch.Generator], Tensor]) -> None:
     errors = errors_of(make)
     assert abs(errors.bias) < 4 * SQUARE_ERROR / math.sqrt(ROWS)
-    assert errors.spread < 1.1 * SQUARE_ERROR  # the spread of a thousand is known to 3 % or so
+    assert errors.spread < 1.1 * SQUARE_ERROR  # the spread of a thousand is known to 3% or so
 
 
 def test_up_to_256_elements_the_estimate_is_exact() -> None:

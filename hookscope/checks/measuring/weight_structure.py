@@ -49,7 +49,7 @@ _HEAVIEST_TAILS = 100.0
 
 
 def outlier_ratio(values: Tensor) -> float | None:
-    """Return the greatest magnitude over the 99.9 % quantile of magnitudes, of values that are finite and not zero.
+    """Return the greatest magnitude over the 99.9% quantile of magnitudes, of values that are finite and not zero.
 
     That quantile is the value with a thousandth of all at or above it, but at least the second greatest. None for
     fewer than 16 values.

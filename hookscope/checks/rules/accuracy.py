@@ -91,7 +91,7 @@ def class_accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
 
     Two swapped classes, or a class that was lost in fine-tuning, hardly change the overall accuracy. Look at the
     classes that the label is mistaken for. The rule judges every label like `accuracy`, but its intervals hold for all
-    classes together with 95 % confidence (Bonferroni's correction: each leaves out 5 % divided by the number of
+    classes together with 95% confidence (Bonferroni's correction: each leaves out 5% divided by the number of
     labels), so that even among a thousand classes none fails by chance. Classes with too few pictures to judge make one
     warning. Without a limit, the lowest accuracy is only reported.
 

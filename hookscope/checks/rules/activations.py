@@ -103,8 +103,8 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     modules or as functions, with at least 32 values per channel: fewer values, as in squeeze-and-excitation, may all be
     zero by chance. The convolution before a ReLU is not judged: it may be negative everywhere.
 
-    In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher, 88
-    % instead of 80 %. Give pictures.
+    In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher,
+    88% instead of 80%. Give pictures.
     """
     forward = _forward(measured)
     is_noise = bool(forward.inputs) and all(each.is_noise for each in forward.inputs)
@@ -256,7 +256,7 @@ def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
     "below",
     3e-3,
     "magnitude that a quiet channel stays below; multiplied by the layer's greatest magnitude if that is below 1",
-    "|GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1 %",
+    "|GELU(x)| stays below it for x < -3.1, |SiLU(x)| for x < -7.88, where slopes are below 1%",
 )
 @limit(
     "max_fraction",

@@ -207,11 +207,8 @@ def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) ->
     limit = max(terms.limit(_LIMITS.get(dtype, "max_difference")) for dtype in dtypes)
     if distance <= limit * norm:
         return ""
-    return (
-        f"; what the network is given differs already, by {figure(_ratio(distance, norm), 3)} of its root mean square:"
-        " look at"
-        " how inputs are read and prepared"
-    )
+    by = f"by {figure(distance / norm, 3)} of its root mean square" if norm else "it was all 0"
+    return f"; what the network is given differs already, {by}: look at how inputs are read and prepared"
 
 
 def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
@@ -342,10 +339,12 @@ def _movement(pair: _Pair, limit: float) -> _Movement:
     furthest, apart, words = moved.get(most, 0.0), None, ""
     if before.sketch and now.sketch and count:
         apart = _ratio(_distance(before.sketch, now.sketch) / math.sqrt(count), spread)
-        words = f"its values differ by about {figure(apart, 3)} of their spread" if apart > limit else ""
+        differ = f"differ by about {figure(apart, 3)} of their spread" if spread else "are no longer all 0"
+        words = f"its values {differ}" if apart > limit else ""
     if furthest > limit:
         went = f"its {most} went from {_number(was[most])} to {_number(given[most])}"
-        words = f"{words}, {went}" if words else f"{went}, {figure(furthest, 3)} of its spread"
+        alone = f"{went}, {figure(furthest, 3)} of its spread" if spread else went
+        words = f"{words}, {went}" if words else alone
     where = _worst_channels(pair, spread, limit) if words else ""
     return _Movement(apart, furthest, f"{words} (limit {limit:g}){where}" if words else "")
 

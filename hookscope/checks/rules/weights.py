@@ -42,7 +42,7 @@ _FEWEST_SIGNS = 2048
 @limit(
     "max_ratio",
     100.0,
-    "greatest magnitude of a weight over the 99.9 % quantile of its magnitudes; above it the rule warns",
+    "greatest magnitude of a weight over the 99.9% quantile of its magnitudes; above it the rule warns",
     "the largest of 21 trained networks and 65 pruned or rounded copies is 48 (Silero VAD), of 199 random networks 31",
 )
 @limit(
@@ -67,7 +67,7 @@ def outlier_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         target, ratio = stored_in(values), values.outlier_ratio or 0.0
         greatest = _GREATEST.get(values.dtype, math.inf)
         named = f"'{values.name}' ({values.kind}) reaches {figure(values.max_abs, 5)}"
-        times = f"{figure(ratio, 3)} times the 99.9 % quantile of its magnitudes"
+        times = f"{figure(ratio, 3)} times the 99.9% quantile of its magnitudes"
         if values.max_abs == greatest:
             yield Objection(target, f"{named}, the greatest number of {values.dtype}: an overflow was cut off there.")
         elif values.dtype != "float16" and values.max_abs > math.sqrt(greatest):
@@ -111,7 +111,7 @@ def duplicate_filter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator
     "max_over_chance",
     16.0,
     "length of a run over the longest length expected by chance, given the share of the value elsewhere",
-    "the largest of 30 copies of trained networks pruned value by value, 50 % to 98 %, is 6.5",
+    "the largest of 30 copies of trained networks pruned value by value, 50% to 98%, is 6.5",
 )
 def constant_block(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A block of a weight has a single value, mostly zero, unlike the rest.
@@ -169,7 +169,7 @@ def integer_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     "fail_fraction",
     0.75,
     "share of the network's weights that have only one sign, from which the rule fails, 0-1",
-    "in all weights of 11 trained and 265 random networks, the rarer sign has at least 27 % of the values",
+    "in all weights of 11 trained and 265 random networks, the rarer sign has at least 27% of the values",
 )
 def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """All values of a weight have the same sign.
@@ -203,14 +203,14 @@ def unsigned_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[O
     3.0,
     "spread of a weight's rows, columns and kernel positions beyond that of independent values, in standard errors",
     "the smallest of 21 trained networks and 65 pruned or rounded copies is 4.7, of 11 networks trained "
-    "for seconds 3.3, of two of them with half of their values pruned 2.4; 98 % of the 8,566 weights of "
+    "for seconds 3.3, of two of them with half of their values pruned 2.4; 98% of the 8,566 weights of "
     "112 random networks stay below",
 )
 @limit(
     "min_trained_fraction",
     0.75,
     "share of the weights that must be trained before an untrained one is reported, 0-1",
-    "two networks trained for seconds have 57 % and 11 %, EfficientNet-Lite0 to 2 at least 91 %",
+    "two networks trained for seconds have 57% and 11%, EfficientNet-Lite0 to 2 at least 91%",
 )
 def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
     """A weight looks drawn at random, while nearly all others are trained.

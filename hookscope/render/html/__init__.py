@@ -3,7 +3,7 @@
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -14,11 +14,11 @@ from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.grids import colour_marks
 from hookscope.render.html.figures import FRAME, Figure, bars, distributions, logarithmic
 from hookscope.render.html.flow import flows_of
-from hookscope.render.html.layers import COLUMNS, Layer, findings_of, layers_of, tree_of
+from hookscope.render.html.layers import COLUMNS, Layer, LayerColumn, findings_of, layers_of, tree_of
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
 from hookscope.render.html.token_norms import token_norms
-from hookscope.render.overviews.activations import NO_FINDINGS
+from hookscope.render.terminal import no_findings
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
@@ -78,7 +78,7 @@ def report_html(run: StoredRun) -> str:
         result=run.result,
         title=_title(run),
         facts=_facts(run),
-        making=making_facts(run.record, run.result, [("Layers asked for", patterns)]),
+        making=making_facts(run.record, run.result, [("Layers", patterns)]),
         remarks=remarks,
         strips=_strips(run, layers),
         tokens=token_norms(run),
@@ -91,9 +91,7 @@ def report_html(run: StoredRun) -> str:
         many=_MANY_ROWS,
         figures=_figures(run, layers),
         frame=FRAME,
-        columns=[
-            column for column in COLUMNS if (run.gradients or not column.gradient) and (has_cost or not column.cost)
-        ],
+        columns=_columns(layers, has_gradients=bool(run.gradients), has_cost=has_cost),
         layers=layers,
         kinds=sorted({layer.row.kind for layer in layers}),
         tree=tree_of(layers),
@@ -149,7 +147,7 @@ def _verdict(run: StoredRun) -> tuple[str, str]:
         return counted(len(levels), "finding"), "fail" if "fail" in levels else "warn"
     if run.gradients:
         return "No rule objects to the gradients.", "good"
-    return NO_FINDINGS, "good"
+    return no_findings(run.result.inputs), "good"
 
 
 def _quantiles(statistics: TensorStatistics) -> list[tuple[str, float]]:
@@ -170,10 +168,25 @@ def _base64(picture: Picture) -> Markup:
     return Markup(base64.b64encode(picture.png).decode("ascii"))  # noqa: S704 - letters, digits, + / =
 
 
+def _columns(layers: Sequence[Layer], *, has_gradients: bool, has_cost: bool) -> list[LayerColumn]:
+    """Return the columns of the table of layers.
+
+    That of NaN and Inf is hidden at first where there are none, others of the values where gradients need the room.
+    """
+    values = [layer.row.activation for layer in layers]
+    hidden = set() if any(each.nan_count or each.inf_count for each in values) else {"bad"}
+    hidden |= {"std", "min", "max"} if has_gradients else set()
+    return [
+        replace(column, shown=column.shown and column.key not in hidden)
+        for column in COLUMNS
+        if (has_gradients or not column.gradient) and (has_cost or not column.cost)
+    ]
+
+
 def _title(run: StoredRun) -> str:
     names = [PurePath(each.name).name or each.name for each in run.result.inputs]
     what = {"grads": "gradients", "activations": "activations"}.get(run.record.verb, run.record.verb)
-    return f"{run.result.model.name} · {what}" + (f" · {some_of(names, 1)}" if names else "")
+    return " · ".join([run.result.model.name, what, *([some_of([*dict.fromkeys(names)], 1)] if names else [])])
 
 
 def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:

@@ -31,7 +31,7 @@ def attributions_html(run: StoredAttributions) -> str:
         scripts=("over_photograph.js",),
         title=_title(run),
         facts=_facts(run),
-        making=making_facts(run.record, result, [("Layers asked for", " ".join(run.record.patterns) or "chosen")]),
+        making=making_facts(run.record, result, [("Layers", " ".join(run.record.patterns) or "chosen by hookscope")]),
         finding=finding_of(result.maps[0], result) if result.maps else "",
         result=result,
         unusable=run.record.unusable_inputs,

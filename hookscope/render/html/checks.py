@@ -72,7 +72,7 @@ class Evidence:
 
 
 class ClassShare(NamedTuple):
-    """The accuracy on one class, and where it lies with 95 % confidence, for this class by itself."""
+    """The accuracy on one class, and where it lies with 95% confidence, for this class by itself."""
 
     accuracy: ClassAccuracy
     interval: Interval
@@ -190,7 +190,8 @@ def _facts(report: CheckReport) -> list[tuple[str, str, bool]]:
     facts = model_facts(report.model) if report.model else []
     if report.inputs:
         shapes = {shape_text(each.shape) for each in report.inputs}
-        words = [counted(len(report.inputs), "input"), *(shapes if len(shapes) == 1 else ())]
+        of_noise = " of noise" if all(each.is_noise for each in report.inputs) else ""
+        words = [f"{counted(len(report.inputs), 'input')}{of_noise}", *(shapes if len(shapes) == 1 else ())]
         facts.append(("Inputs", ", ".join(words), False))
     phases = ", ".join(f"{name} {spent:.2f}" for name, spent in report.seconds.items() if name != "total")
     facts.append(("Time", f"{total_seconds(report):.2f} s{f' ({phases})' if phases else ''}", False))

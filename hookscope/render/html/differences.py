@@ -9,6 +9,7 @@ from hookscope.render.differences_text import answer, difference_columns, first_
 from hookscope.render.html.figures import FRAME, Figure, logarithmic
 from hookscope.render.html.page import render_page
 from hookscope.render.html.pictures import thumbnail_uri
+from hookscope.render.terminal import model_words
 from hookscope.render.weights_text import (
     differs,
     gradients_answer,
@@ -91,7 +92,7 @@ def _about(side: Side, result: Differences) -> str:
         return f"{side.model.weights}, {side.dtype}"
     stored = [f"the run {side.run}"] if side.run else []
     drawn = [f"weights {side.model.weights}"] if side.model.random else []
-    return ", ".join((f"{side.model.name} ({side.model.kind})", *drawn, side.device, side.dtype, *side.ways, *stored))
+    return ", ".join((model_words(side.model), *drawn, side.device, side.dtype, *side.ways, *stored))
 
 
 def _tables(result: Differences) -> list[dict[str, Any]]:

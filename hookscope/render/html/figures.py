@@ -105,7 +105,7 @@ def distributions(labels: Sequence[str], rows: Sequence[TensorStatistics], marke
         shapes,
         axis.ticks(),
         _names(labels),
-        [("band", "5 to 95 %"), ("core", "25 to 75 %"), ("line", "median")],
+        [("band", "5 to 95%"), ("core", "25 to 75%"), ("line", "median")],
         [across(place) for place, each in enumerate(marked) if each],
         "flagged",
     )

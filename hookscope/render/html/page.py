@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookscope.render.columns import integer_text, number_text, rate_text
+from hookscope.render.terminal import model_words
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -57,10 +58,9 @@ def render_page(
 
 def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
     """Return which network it is: term, words, and whether they call for a look."""
-    arguments = "".join(f", {name}={value}" for name, value in model.arguments.items())
-    kind = f" ({model.kind}{arguments})" if not model.name.endswith(f" {model.kind}") else ""  # "x.pt (no network)"
+    arguments = [f"{name}={value}" for name, value in model.arguments.items()]
     return [
-        ("Model", f"{model.name}{kind}", False),
+        ("Model", model_words(model, *arguments), False),
         ("Parameters", f"{model.parameter_count:,}", False),
         ("Weights", model.weights, model.random),
     ]

@@ -14,7 +14,13 @@ from hookscope.render.columns import number_text
 from hookscope.render.html.figures import FRAME, Figure, logarithmic, shares
 from hookscope.render.html.page import model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, thumbnail_uri
-from hookscope.render.survey_failures import failure_heading, failure_reasons, method_words, neighbour_words
+from hookscope.render.survey_failures import (
+    failure_heading,
+    failure_reasons,
+    method_words,
+    neighbour_words,
+    wrong_title,
+)
 from hookscope.render.survey_text import FLOAT16, answer, is_broken, remarks_of, row_columns
 from hookscope.results.runs.survey import StoredSurvey
 from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, channel_counts
@@ -53,6 +59,7 @@ def survey_html(run: StoredSurvey) -> str:
         unusable=[each.message for each in result.unusable[:_MOST_UNUSABLE]],
         unusable_left_out=max(0, len(result.unusable) - _MOST_UNUSABLE),
         failed=[*_failed(run)],
+        wrong_title="" if run.result.failures is None else wrong_title(run.result.failures),
         failed_method=[] if result.failures is None else method_words(result.failures),
         figures=_figures(result),
         frame=FRAME,
@@ -191,7 +198,7 @@ def _as_script(document: Any) -> Markup:
 def _making(run: StoredSurvey) -> list[tuple[str, str]]:
     result = run.result
     versions = ", ".join(f"{name} {number}" for name, number in run.record.versions.items())
-    made = [("Command", run.record.command), ("Layers asked for", " ".join(run.record.patterns) or "all")]
+    made = [("Command", run.record.command), ("Layers", " ".join(run.record.patterns) or "all")]
     made += [("Weights SHA-256", result.model.sha256)] if result.model.sha256 else []
     cut = f"{result.chunk_count:,} of {result.chunk_size:,} files at most"
     made += [("Batch size", str(result.batch_size)), ("Chunks", cut)]

@@ -18,6 +18,7 @@ from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FIN
 from hookscope.render.training_steps import HeatMap, as_floats, heat_maps
 from hookscope.render.training_text import (
     CLOSED,
+    PROCESS_ENDED,
     Objection,
     answer,
     decisive,
@@ -233,7 +234,7 @@ def _facts(log: TrainingLog, steps: Sequence[TrainingStep]) -> list[tuple[str, s
         facts.append(("Skipped", counted(skipped, "step"), True))
     ended = log.ends[-1].reason if log.ends and len(log.ends) >= len(log.starts) else ""
     if ended:
-        facts.append(("Ended", "closed" if ended == CLOSED else ended, ended != CLOSED))
+        facts.append(("Ended", ended, ended not in (CLOSED, PROCESS_ENDED)))
     return facts
 
 
@@ -385,7 +386,8 @@ def _making(log: TrainingLog) -> list[tuple[str, str]]:
     made = []
     for start in log.starts:
         layers = f", layers {' '.join(start.patterns)}" if start.patterns else ""
-        made.append((f"Started {start.started}", f"step {start.step:,}, every {start.every:,} steps in full{layers}"))
+        words = f"at step {start.step:,}, every {start.every:,} steps in full{layers}"
+        made.append(("Started", f"{start.started} {words}"))
     if log.starts:
         versions = ", ".join(f"{name} {number}" for name, number in log.starts[-1].versions.items())
         made.append(("Versions", versions))

@@ -31,33 +31,20 @@ from hookscope.render.overviews.sheet import (
     text_height,
     write,
 )
-from hookscope.results.activations import Activations, Flag, LayerRow
+from hookscope.render.terminal import flag_sentences, no_findings
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.differences import Differences
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
-from hookscope.text import counted, input_shape_text, some_of
+from hookscope.text import counted, input_shape_text
 
 _WORDS = 218  # pixels: the column of the input
 _LETTERS = "ABCDE"
-_FEW = 3  # layers that a line about a flag names
 
 _MOST_FINDINGS = 6
 _VOLUME_AXES = 5  # N, C, D or T, H, W
-
-_FLAGS: tuple[tuple[Flag, str], ...] = (
-    ("non-finite", "NaN or Inf in"),
-    ("all zero", "All zero:"),
-    ("constant", "The same value everywhere:"),
-    ("dead channels", "Half of the channels or more are dead in"),
-    ("unmeasured", "Not measured:"),
-)
-"""Flags that call for a look, the most severe first."""
-
-NO_FINDINGS = (
-    "No NaN or Inf, no constant output, no layer with 80 % of its channels dead (the layers shown, and operations)."
-)
 
 
 def draw_activations(result: Activations) -> Image.Image:
@@ -65,7 +52,7 @@ def draw_activations(result: Activations) -> Image.Image:
     shown = sorted({each.input_index for each in result.map_summaries}) or [0]
     chosen = chosen_maps([each for each in result.map_summaries if each.input_index == shown[0]])
     letters = dict(zip([each.row for each in chosen], _LETTERS, strict=False))
-    answer = finding_lines(result.verdicts, NO_FINDINGS) + flag_lines(result.rows, result.verdicts)
+    answer = finding_lines(result.verdicts, no_findings(result.inputs)) + flag_lines(result.rows, result.verdicts)
     blocks = [text_block(_heading(result)), text_block(answer)]
     for index in shown[: len(result.inputs)]:
         maps = [each for each in result.map_summaries if each.input_index == index and each.row in letters]
@@ -225,10 +212,4 @@ def finding_lines(findings: Sequence[Finding], nothing: str) -> list[Line]:
 
 def flag_lines(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[Line]:
     """Return a line on each flag that calls for a look, with the first layers that have it and no verdict."""
-    judged = {place for each in verdicts for place in each.places}
-    lines: list[Line] = []
-    for flag, words in _FLAGS:
-        labels = [row.label or "(model)" for row in rows if flag in row.flags and row.label not in judged]
-        if labels:
-            lines.append((f"{words} {some_of(labels, _FEW)}", TEXT, AMBER))
-    return lines
+    return [(each, TEXT, AMBER) for each in flag_sentences(rows, verdicts)]

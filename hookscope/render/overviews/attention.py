@@ -123,7 +123,7 @@ def _heads_block(result: Attention, maps: Sequence[HeadMaps]) -> Block | None:
     skipped = f"   ·   {len(shown)} of them" if len(shown) < len(maps) else ""
     title = f"Every head of {some}: {maps[0].query}{skipped}"
     head_height = line_height(NAME) + line_height(SMALL) + 6
-    marks = "red: one token has more than 90 % of the weight, whatever the query" if flagged else ""
+    marks = "red: one token has more than 90% of the weight, whatever the query" if flagged else ""
 
     def draw(image: Image.Image, top: int) -> None:
         pen = ImageDraw.Draw(image)

@@ -55,7 +55,7 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Values over the depth of a network or over steps: on a logarithmic axis, a linear one, or from 0 to 100 %.
+    """Values over the depth of a network or over steps: on a logarithmic axis, a linear one, or from 0 to 100%.
 
     Attributes:
         title: Stands above it, with a key to the colours.

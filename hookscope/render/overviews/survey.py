@@ -27,7 +27,7 @@ from hookscope.render.overviews.sheet import (
     text_block,
     write,
 )
-from hookscope.render.survey_failures import failure_heading, failure_reasons
+from hookscope.render.survey_failures import failure_heading, failure_reasons, wrong_title
 from hookscope.render.survey_text import FLOAT16, answer, inputs_text, is_broken
 from hookscope.results.survey import FORMATS, CropSheet, Survey, WrongStrip, channel_counts
 from hookscope.text import counted
@@ -51,7 +51,8 @@ def draw_survey(
     """
     blocks = [text_block(_heading(result)), text_block(_answer(result))]
     if wrong:
-        blocks.append(text_block([("The surest wrong inputs", NAME, INK), (_KEY_OF_WRONG, SMALL, DIM)]))
+        title = wrong_title(result.failures) if result.failures is not None else ""
+        blocks.append(text_block([(title, NAME, INK), (_KEY_OF_WRONG, SMALL, DIM)]))
         blocks += [_wrong(result, about, picture) for about, picture in wrong[:_SHOWN]]
     if any(row.channels for row in result.rows):
         has_zeros = any(row.dead_channels or row.activation.zero_fraction for row in result.rows)

@@ -136,7 +136,7 @@ def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
       what else the rule objects to for the same cause, named as by `where`.
     - `warnings`: sentences; `seconds`: by phase, and "total"; `evidence`: a folder, or "".
     - `accuracy`: on labelled pictures, or null: `source`, `mapping` of labels to classes, `class_count` of the network,
-      `multi_label`, `count`, `right`, `share`, `interval` (95 %: low, high), `macro_f1` (null without `--multi-label`),
+      `multi_label`, `count`, `right`, `share`, `interval` (95%: low, high), `macro_f1` (null without `--multi-label`),
       `classes` as in `ClassAccuracy`, `worst` as in `WrongPicture`, the surest first.
 
     Names are exact, even hostile ones.

@@ -63,7 +63,7 @@ class _Sheets:
 def survey_to_dict(result: Survey) -> dict[str, Any]:
     """Return all of a survey as dicts, lists, text and numbers; names are those of `Survey`.
 
-    `exit_code` is that of the command, `dead_bound` the share of inputs below which a dead channel fires with 95 %
+    `exit_code` is that of the command, `dead_bound` the share of inputs below which a dead channel fires with 95%
     confidence. Of the channels there are those that are dead, `dead_channels`, and those that follow another one,
     `duplicates`; all numbers of all channels are in `channels.csv` and `channels.safetensors` of the run, where a
     survey of a large network has millions. Quantiles are named by level, and the distribution of a row is a histogram,

@@ -445,7 +445,7 @@ def test_without_a_distribution_quantiles_bound_the_share_from_below() -> None:
     def tanh(*quantiles: float) -> Gradients:
         return inspection([layer_row("act", tensor(1.0, (1, 10**6), quantiles=quantiles), "Tanh")])
 
-    # Up to the 25 % level at -1 and from the 50 % level at 1: at least three quarters.
+    # Up to the 25% level at -1 and from the 50% level at 1: at least three quarters.
     limits = {"saturated_fraction": 0.74}
     assert "75.0%" in found("saturated-activation", tanh(-1, -1, -1, 1, 1, 1, 1), limits)[0].message
     assert found("saturated-activation", tanh(-1, -0.5, 0, 0, 0, 0.5, 1), {"saturated_fraction": 0.021}) == []

@@ -17,7 +17,7 @@ for (const look of document.querySelectorAll(".look:has(.opacity)")) {
     abouts.forEach((about, number) => { about.hidden = number !== chosen; });
     // The photograph has all its colours where no map lies over it.
     ground.classList.toggle("coloured", slider.value === "0");
-    slider.setAttribute("aria-valuetext", `${slider.value} %`);
+    slider.setAttribute("aria-valuetext", `${slider.value}%`);
   }
 
   look.addEventListener("input", show);
