@@ -597,7 +597,7 @@ class Watch:
         self._write(record)
         self._seen.add_step(record)
         is_broken = not arrived.is_finite and not record.skipped
-        broken = self._in_network_order(arrived.broken)
+        broken = self._in_network_order(arrived.broken) if is_broken or record.skipped else []
         not_finite: list[Objection] = []
         if is_broken:
             bad_weights = arrived.step.bad_weights
