@@ -165,7 +165,7 @@ class Kernel:
         """Return the sum of squares of the values at each address."""
         given = array("Q", addresses), array("q", sizes)
         sums = array("d", bytes(8 * len(given[0])))
-        arrays = (each.buffer_info()[0] for each in (*given, sums))
+        arrays = [each.buffer_info()[0] for each in (*given, sums)]
         self._sum_squares(ctypes.byref(_Squares(*arrays, len(sums), threads, self.runtime_address, 0)))
         return sums.tolist()
 

@@ -7,6 +7,7 @@ everything is left to torch.
 import ctypes
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ _FEWEST_CHANNELS = 4096
 # So many layouts are remembered: a network has some dozens.
 _MOST_LAYOUTS = 1024
 
+_dtype_and_device = attrgetter("dtype", "is_cpu")
 _READABLE = frozenset({Tensor, nn.Parameter})  # other subclasses may stand for more than their memory holds
 
 
@@ -162,8 +164,9 @@ def square_sums_of_small(tensors: Sequence[Tensor]) -> list[float] | None:
     if kernel is None:
         return None
     try:
-        kinds = {(type(each), each.dtype, each.is_cpu, each.is_contiguous()) for each in tensors}
-        if kinds != {(Tensor, torch.float32, True, True)}:
+        if {*map(type, tensors)} != {Tensor} or {*map(_dtype_and_device, tensors)} != {(torch.float32, True)}:
+            return None
+        if not all(map(Tensor.is_contiguous, tensors)):
             return None
         addresses, sizes = [*map(Tensor.data_ptr, tensors)], [*map(Tensor.numel, tensors)]
     except RuntimeError:  # sparse, or without memory

@@ -3,6 +3,9 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from types import NoneType
 
 import torch
 from torch import Tensor
@@ -10,6 +13,7 @@ from torch.optim import Optimizer
 
 from hookscope.statistics.native import square_sums_of_small
 
+_gradient_of = attrgetter("grad")
 _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -48,13 +52,12 @@ def read_gradients(
 
     `known` has norms that were computed before, by `id` of the parameter: those of sharded parameters.
     """
-    given = parameters_of(optimizer)
-    gradients = [each.grad for each in given]
-    found = [each for each in gradients if each is not None]
-    trained, idle = given, list[Tensor]()
-    if len(found) < len(given):
-        trained = [each for each, gradient in zip(given, gradients, strict=True) if gradient is not None]
-        idle = [each for each, gradient in zip(given, gradients, strict=True) if gradient is None]
+    trained, idle = parameters_of(optimizer), list[Tensor]()
+    found = [*map(_gradient_of, trained)]
+    if NoneType in map(type, found):
+        idle = [each for each in trained if each.grad is None]
+        trained = [each for each in trained if each.grad is not None]
+        found = [*map(_gradient_of, trained)]
     norms: list[float] | Tensor
     if known is None:
         norms = _together_norms(found)
@@ -80,7 +83,7 @@ def _together_norms(gradients: Sequence[Tensor]) -> list[float] | Tensor:
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of all groups, in order."""
-    return [each for group in optimizer.param_groups for each in group["params"]]
+    return [*chain.from_iterable([group["params"] for group in optimizer.param_groups])]
 
 
 def inner_optimizer(optimizer: Optimizer) -> Optimizer:

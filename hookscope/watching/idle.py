@@ -23,6 +23,11 @@ class IdleParameters:
     _trained: set[str] = field(default_factory=set)
     _trained_last: dict[int, Sequence[str]] = field(default_factory=dict)  # by `id` of the optimiser
 
+    @property
+    def any(self) -> bool:
+        """Whether any parameter is in one of the three."""
+        return bool(self.without or self.zero or self.newly_frozen)
+
     def count(self, arrived: ArrivedStep) -> bool:
         """Count a step that was not skipped; return whether more gradients are 0 than at the step before."""
         edited = arrived.step.edited

@@ -24,6 +24,9 @@ _DEVIATIONS = 1.4826
 # The least spread, 10%: a training that hardly moves has less.
 _LEAST_SPREAD = 0.1
 
+# A loss or norm this many deviations above the median causes a watched step, without a message.
+_JUMP = 8.0
+
 
 @dataclass(frozen=True, slots=True)
 class Jump:
@@ -52,7 +55,7 @@ class _Usual:
         self._values.append(value if value is not None and math.isfinite(value) else None)
 
     def jump(self, value: float | None) -> Jump | None:
-        """Return how far a value is above the median; None if it is not, or while the ring is too short."""
+        """Return how far a value is above the median; None if it is not far, or while the ring is too short."""
         self._age += 1
         if self._age >= _RENEWED_AFTER and len(self._values) >= _FEWEST:
             self._renew()
@@ -61,8 +64,8 @@ class _Usual:
         middle, spread, count, logarithmic = self._known
         if value <= middle:
             return None
-        distance = math.log(value / middle) if logarithmic else value - middle
-        return Jump(value, middle, distance / spread, count)
+        deviations = (math.log(value / middle) if logarithmic else value - middle) / spread
+        return Jump(value, middle, deviations, count) if deviations > _JUMP else None
 
     def _renew(self) -> None:
         values = [each for each in self._values if each is not None]
@@ -104,7 +107,7 @@ class Ring:
         return loss / self._first_loss, self._first_loss
 
     def add(self, step: TrainingStep) -> tuple[Jump | None, Jump | None]:
-        """Add a step; return how far its loss and its gradient norm are above those of earlier steps."""
+        """Add a step; return how far its loss and its gradient norm are above earlier ones, where that is far."""
         loss, norm = step.loss, norm_of(step) or None
         jumps = (None, None) if step.skipped else (self._loss.jump(loss), self._norm.jump(norm))
         self.steps.append(step)

@@ -114,9 +114,6 @@ _FP16_MAX = 65504.0
 # Watched steps in a row that must pass before a verdict on them ends.
 _WATCHED_PATIENCE = 2
 
-# A loss or norm this many deviations above the median causes a watched step, without a message.
-LOOK_AT_JUMP = 8.0
-
 _SHOWN_NAMES = 3
 
 # With fewer steps, "as usual" is not claimed.

@@ -96,6 +96,7 @@ class ScriptWatch:
         self._leaves: GraphLeaves | None = None
         self._backward_count = 0
         self._shards = Shards(asked.every)
+        self._may_be_sharded = True  # until something is found that is not
         self._is_compiled = False
         self._said: set[str] = set()
         self._seen = Watched()
@@ -137,9 +138,10 @@ class ScriptWatch:
     # --- What torch calls --------------------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        self._find_if_new(optimizer)
+        if id(optimizer) not in self._watched:
+            self._find_if_new(optimizer)
         # This must run even after a failure: the other processes wait for it.
-        norms = self._norms_of(optimizer)
+        norms = self._norms_of(optimizer) if self._may_be_sharded else None
         if norms is None:
             return None
         self._finish_step_of(optimizer)
@@ -154,7 +156,7 @@ class ScriptWatch:
             self._watch.finish_if_stepped(optimizer)
 
     def _after_step(self, optimizer: Optimizer, _args: object, _keywords: object) -> None:
-        norms = self._norms_of(optimizer)
+        norms = self._norms_of(optimizer) if self._may_be_sharded else None
         if norms is not None:
             norms.end_step()
         self._finish()
@@ -162,6 +164,7 @@ class ScriptWatch:
     @_guarded
     def _find_if_new(self, optimizer: Optimizer) -> None:
         if id(optimizer) not in self._watched and inner_optimizer(optimizer) is optimizer:
+            self._may_be_sharded = True
             self._find(optimizer)
 
     @_guarded
@@ -282,6 +285,7 @@ class ScriptWatch:
             seen=self._seen,
         )
         self._watched = {id(each): each for each in optimizers}
+        self._may_be_sharded = sharded
         self._found = f"{found_text(networks, optimizers)}{since}"
         for clipped, norm in self._clipped:
             self._watch.clipped(clipped, norm)

@@ -434,18 +434,12 @@ class Watch:
         if self._depths[key] == 0:
             self._heard.clear()  # losses of further calls of a closure, at intermediate weights
             self._edits.edit_values(optimizer)
-            self._look_at_resets(optimizer)
-            if self._current.measurement is not None:
-                self._measure_updates(optimizer)
+            self._step_ends(optimizer)
 
     @_guarded
-    def _look_at_resets(self, optimizer: Optimizer) -> None:
+    def _step_ends(self, optimizer: Optimizer) -> None:
         if self._shards is None and not isinstance(optimizer, GraphLeaves):
-            with torch.no_grad():
-                self._resets.stepped(optimizer)
-
-    @_guarded
-    def _measure_updates(self, optimizer: Optimizer) -> None:
+            self._resets.stepped(optimizer)
         if self._current.measurement is not None:
             self._current.measurement.measure_updates(id(optimizer))
 
@@ -561,7 +555,8 @@ class Watch:
         self._expected = step.stepped
         step.edits = self._edits.end_step()
         step.unreset = self._resets.missing
-        self._say_what_was_not_made(step)
+        if self._untried:
+            self._say_what_was_not_made(step)
         self._sent.append(step.sent())
         self._current = StepInProgress(step.number + 1, edited=self._edited)
         self._edits.step = step.number + 1
@@ -582,7 +577,7 @@ class Watch:
         """Report edits that changed nothing in the first step in which they were in force."""
         if step.skipped:
             return
-        for text, count in step.edits if self._untried else ():
+        for text, count in step.edits:
             if text in self._untried and not count:
                 reason = "its layer did not run, or got no gradient"
                 self._say_once(f"not made {text}", f"Edit '{text}' changed nothing at step {step.number}: {reason}.")
@@ -601,36 +596,41 @@ class Watch:
         record = arrived.record
         self._write(record)
         self._seen.add_step(record)
-        broken = self._in_network_order(arrived.broken)
         is_broken = not arrived.is_finite and not record.skipped
-        found: dict[str, list[Objection]] = {name: [] for name in _NOT_FINITE}
+        broken = self._in_network_order(arrived.broken) if is_broken or record.skipped else []
+        not_finite: list[Objection] = []
         if is_broken:
             bad_weights = arrived.step.bad_weights
-            for each in rules.first_not_finite(record, self._ring, broken, len(arrived.norms), bad_weights):
-                found[each.rule].append(each)
+            not_finite = rules.first_not_finite(record, self._ring, broken, len(arrived.norms), bad_weights)
         loss_jump, norm_jump = self._ring.add(record)
-        found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
-        found["loss-diverges"] = rules.diverging_loss(record.loss, self._ring.growth(record.loss))
-        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
-        self._skips = self._skips + 1 if record.skipped else 0
-        found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
-        found["gradients-not-reset"] = rules.gradients_not_reset(arrived.step.unreset)
-        has_more_zeros = False
+        diverging = rules.diverging_loss(record.loss, self._ring.growth(record.loss))
+        has_more_zeros = not record.skipped and self._idle.count(arrived)
+        became_broken = is_broken and not self._was_broken
         if not record.skipped:
-            has_more_zeros = self._idle.count(arrived)
+            self._was_broken = is_broken
+        self._skips = self._skips + 1 if record.skipped else 0
+        unreset = arrived.step.unreset
+        unusual = is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any
+        if not unusual and not self._verdicts.count:  # as at nearly every step
+            return
+        found: dict[str, list[Objection]] = {
+            name: [each for each in not_finite if each.rule == name] for name in _NOT_FINITE
+        }
+        found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
+        found["loss-diverges"] = diverging
+        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
+        found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
+        if not record.skipped:
             found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
             found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
             found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen)
-        if self._verdicts.count or any(found.values()):
-            # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
-            unjudged = [name for name in _NOT_FINITE if is_broken and not found[name]]
-            for name in [each for each in found if each not in unjudged]:
-                self._judge(record.step, name, found[name])
-        became_broken = is_broken and not self._was_broken
+        # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
+        unjudged = [name for name in _NOT_FINITE if is_broken and not found[name]]
+        for name in [each for each in found if each not in unjudged]:
+            self._judge(record.step, name, found[name])
         if reason := _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros):
             self._jump = reason
-        if not record.skipped:
-            self._was_broken = is_broken
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
         """Write and judge the measurements of a watched step."""
@@ -795,9 +795,9 @@ def _reason_to_look(
     """Return the reason to watch the next step in full; "" without one."""
     if became_broken:
         return "non-finite"
-    if loss_jump is not None and loss_jump.deviations > rules.LOOK_AT_JUMP:
+    if loss_jump is not None:
         return "loss"
-    if norm_jump is not None and norm_jump.deviations > rules.LOOK_AT_JUMP:
+    if norm_jump is not None:
         return "gradient norm"
     return "zero gradient" if has_more_zeros else ""
 

@@ -353,3 +353,47 @@ def test_other_dtypes_and_sparse_gradients_have_norms(dtype: torch.dtype) -> Non
         watch.step()
     assert watch.log.ends[0].reason == "closed"
     assert watch.log.steps[0].gradient_norm == pytest.approx(norm(gradients), rel=1e-3)
+
+
+def test_every_change_of_what_is_trained_is_in_the_norms_of_the_next_step() -> None:
+    network = build().double()
+    first, second, head = network[0], network[2], network[4]
+    optimizer = torch.optim.SGD(second.parameters(), lr=0.01)
+    watch = watch_of(network, optimizer, every=1_000)
+
+    def unfreeze() -> None:
+        second.weight.requires_grad_(True)
+
+    def narrow() -> None:  # other shapes in the same parameters
+        first.weight.data, first.bias.data = torch.randn(8, 6), torch.randn(8)
+        second.weight.data, head.weight.data = torch.randn(40, 8), torch.randn(3, 40)
+        second.bias.data, head.bias.data = torch.randn(40), torch.randn(3)
+
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: optimizer.add_param_group({"params": [*head.parameters()], "lr": 0.1}),
+        lambda: second.weight.requires_grad_(False),
+        unfreeze,
+        lambda: optimizer.add_param_group({"params": [*first.parameters()], "lr": 0.2}),
+        network.float,
+        narrow,
+        lambda: optimizer.param_groups[0].update(params=[second.bias], lr=0.5),
+    ]
+    for number, change in enumerate(changes, start=1):
+        optimizer.zero_grad()
+        change()
+        given, labels = batch(number)
+        loss = F.cross_entropy(network(given.to(first.weight.dtype)), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        gradients = {id(each): each.grad.clone() for each in held if each.grad is not None}
+        names = {id(each): name for name, each in network.named_parameters()}
+        rates = tuple(group["lr"] for group in optimizer.param_groups)
+        optimizer.step()
+        watch.step(loss)
+        step = watch.log.steps[-1]
+        assert step.gradient_norm == pytest.approx(norm([*gradients.values()]), rel=1e-6)
+        assert dict(step.largest) == pytest.approx({names[key]: norm([each]) for key, each in gradients.items()})
+        assert step.learning_rates == rates
+        del loss  # its graph has the shapes of before
+    watch.close()
