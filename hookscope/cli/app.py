@@ -279,7 +279,7 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
 
     # An option of other commands is hardly meant for the network.
     elsewhere = {*signature(api.activations).parameters, *signature(api.grads).parameters}
-    return "" if name in elsewhere else f". An argument of the network is --input {name}=VALUE"
+    return "" if name in elsewhere else f". If it is an argument of forward, write --input {name}=VALUE"
 
 
 def _wrong_value(error: BaseException) -> str:

@@ -466,7 +466,7 @@ def test_an_option_that_is_misspelt_or_of_other_commands_is_not_taken_for_an_arg
     ended = run("attention", "net.py:tiny", option, "2,3")
     assert ended.code == 2
     assert f"No such option: {option}" in ended.stderr
-    assert ("An argument of the network is --input" in ended.stderr) == hinted
+    assert ("If it is an argument of forward, write --input" in ended.stderr) == hinted
     assert ("Did you mean --weights?" in ended.stderr) == (option == "--wieghts")
 
 
