@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -245,6 +246,23 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {
         *("overview.png", "files.csv", "weights.csv", "verdicts.csv", "history.json", "run.json"),
     }
+
+
+@pytest.mark.exhaustive
+def test_a_page_draws_each_run_of_files_with_a_verdict(tmp_path: Path) -> None:
+    states: dict[str, Any] = {f"{at}.pt": {"step": at, "model": a_state()} for at in range(1, 11)}
+    for at in (2, 5, 7, 10):
+        states[f"{at}.pt"]["model"]["conv.bias"] = torch.full((8,), torch.nan)
+    (tmp_path / "ckpt").mkdir()
+    pattern = save(tmp_path / "ckpt", states)
+    (tmp_path / "ckpt/6.pt").write_bytes(b"no checkpoint")
+    folder = hookscope.history(pattern).save(tmp_path / "run")
+    page = hookscope.report(folder, tmp_path / "page.html").read_text(encoding="utf-8")
+    bars = re.search(r'<rect class="ground"[^>]*>(.*?)</svg>', page)
+    assert bars is not None
+    drawn = re.findall(r'x="([\d.]+)" width="([\d.]+)"', bars[1])
+    # 6.pt cannot be read: nothing tells where between 5.pt and 7.pt it would end.
+    assert drawn == [("100.0", "100.0"), ("400.0", "300.0"), ("900.0", "100.0")]
 
 
 @pytest.mark.exhaustive

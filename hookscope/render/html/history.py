@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
@@ -185,8 +186,6 @@ def _some(points: Sequence[Any]) -> Sequence[Any]:
 
 def _shown(verdict: HistoryVerdict, result: History, parts: Mapping[str, HistoryPart]) -> dict[str, Any]:
     """Return a verdict with its place on the line of files, of 1,000."""
-    count = len(result.files)
-    end = count if verdict.lasts else max(verdict.files) + 1
     places = [(place, _href(place, parts)) for place in verdict.places if place]
     return {
         "verdict": verdict,
@@ -195,8 +194,17 @@ def _shown(verdict: HistoryVerdict, result: History, parts: Mapping[str, History
         "name": places_text(verdict),
         "places": places[:_MOST_PLACES],
         "left_out": max(0, len(places) - _MOST_PLACES),
-        "bar": (round(verdict.first / count * 1000, 1), round((end - verdict.first) / count * 1000, 1)),
+        "bars": _bars(verdict, result),
     }
+
+
+def _bars(verdict: HistoryVerdict, result: History) -> list[tuple[float, float]]:
+    """Return where each run of files with the verdict begins and how long it is, of 1,000; unread files part none."""
+    read = [each.index for each in result.read]
+    reaches = zip(read, [*read[1:], len(result.files)], strict=True)  # to the next file that was read
+    runs = [[*run] for holds, run in groupby(reaches, lambda each: each[0] in verdict.files) if holds]
+    unit = 1000 / len(result.files)
+    return [(round(run[0][0] * unit, 1), round((run[-1][1] - run[0][0]) * unit, 1)) for run in runs]
 
 
 def _href(place: str, parts: Mapping[str, HistoryPart]) -> str:
