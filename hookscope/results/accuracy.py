@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hookscope.results.binomial import Interval, interval
-from hookscope.text import counted, printable
+from hookscope.text import counted, printable, some_of
+
+# So many exchanged labels are named.
+_SHOWN = 3
+# With fewer pictures, most of a label's say little. Ours.
+_FEWEST_TO_COMPARE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +148,29 @@ def class_words(each: ClassAccuracy, *, multi_label: bool = False) -> str:
 
 
 def lowest_words(accuracy: Accuracy) -> str:
-    """Return the class with the lowest share or F1 in a sentence, "" if all are right or there is but one."""
+    """Return the class with the lowest share or F1 in a sentence, "" if all are right or there is but one.
+
+    A second sentence asks about labels that are taken for one another, as where two class lists differ in their order.
+    """
     lowest = accuracy.by_share[0]
     if len(accuracy.classes) < 2 or (lowest.f1 if accuracy.multi_label else lowest.share) == 1:
         return ""
-    return f" Lowest: {class_words(lowest, multi_label=accuracy.multi_label)}."
+    exchanged = [f"'{printable(label, 80)}' for '{printable(other, 80)}'" for label, other in _exchanged(accuracy)]
+    which = f"{counted(len(exchanged), 'label')} are mostly taken for one another ({some_of(exchanged, _SHOWN)})"
+    question = f" {which}: is the order of the classes right?" if exchanged else ""
+    return f" Lowest: {class_words(lowest, multi_label=accuracy.multi_label)}.{question}"
+
+
+def _exchanged(accuracy: Accuracy) -> list[tuple[str, str]]:
+    """Return labels, each with the one that most of its pictures are taken for, where these are the same labels."""
+    taken = {
+        each.label: each.mistaken_for
+        for each in accuracy.classes
+        if not accuracy.multi_label and each.count >= _FEWEST_TO_COMPARE and 2 * each.mistaken_count > each.count
+    }
+    while {*taken} != {*taken.values()}:
+        taken = {label: other for label, other in taken.items() if label in taken.values() and other in taken}
+    return [*taken.items()]
 
 
 def mapping_words(accuracy: Accuracy) -> str:

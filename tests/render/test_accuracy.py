@@ -12,7 +12,7 @@ from hookscope.render.check_report import check_report
 from hookscope.render.github import checks_to_markdown
 from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
-from hookscope.results.accuracy import ClassAccuracy
+from hookscope.results.accuracy import Accuracy, ClassAccuracy, lowest_words
 from hookscope.results.check import Finding
 from hookscope.results.runs.serialize import checks_to_json
 from tests.render.checked import LABELLED, PASSING, outcome
@@ -32,6 +32,42 @@ def test_text_markdown_and_junit_have_the_same_sentence() -> None:
     (output,) = ET.fromstring(checks_to_junit([LABELLED]).partition("\n")[2]).iter("system-out")
     assert f"data: {WORDS}" in (output.text or "")
     assert "labelled pictures" not in checks_to_markdown([PASSING])
+
+
+def of_labels(*rows: tuple[str, int, int, str, int]) -> Accuracy:
+    """Return the accuracy of (label, pictures, right, mistaken for, how many for that)."""
+    classes = tuple(
+        ClassAccuracy(label, (at,), count, right, other, often)
+        for at, (label, count, right, other, often) in enumerate(rows)
+    )
+    count, right = sum(each.count for each in classes), sum(each.right for each in classes)
+    return Accuracy("val", "labels are names of classes", len(rows), count, right, classes)
+
+
+def test_labels_that_are_taken_for_one_another_are_named() -> None:
+    two = of_labels(("a", 12, 0, "b", 12), ("b", 12, 2, "a", 7), ("c", 12, 1, "a", 9), ("d", 12, 12, "", 0))
+    asked = " 2 labels are mostly taken for one another ('a' for 'b', 'b' for 'a'): is the order of the classes right?"
+    assert lowest_words(two) == f" Lowest: 'a' 0 of 12 (12 taken for 'b').{asked}"
+    names = ["1", "10", "2", "3", "4"]  # sorted as texts, where the network has 1, 2, 3, 4, 10
+    shifted = of_labels(
+        ("1", 9, 9, "", 0),
+        *((each, 9, 0, other, 9) for each, other in zip(names[1:], ["2", "3", "4", "10"], strict=True)),
+    )
+    asked = " 4 labels are mostly taken for one another ('10' for '2', '2' for '3', '3' for '4' and 1 more)"
+    assert asked in lowest_words(shifted)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", 12, 0, "b", 12), ("b", 12, 12, "", 0)],  # all is taken for one
+        [("a", 12, 0, "b", 12), ("b", 12, 0, "c", 12), ("c", 12, 12, "", 0)],
+        [("a", 12, 6, "b", 6), ("b", 12, 0, "a", 12)],  # half
+        [("a", 4, 0, "b", 4), ("b", 4, 0, "a", 4)],  # few
+    ],
+)
+def test_other_mistakes_ask_nothing_about_the_order(rows: list[tuple[str, int, int, str, int]]) -> None:
+    assert "order" not in lowest_words(of_labels(*rows))
 
 
 def test_it_is_not_said_twice_where_a_finding_says_it() -> None:

@@ -33,8 +33,9 @@ _MOST_THUMBNAILS = 32
 # A row's text takes this much room of the pictures', which keep the last of these.
 _ROW_BYTES, _LEAST = 2_000, 1_000_000
 
-# Layers whose first channels are shown before the tables, how many channels, and their greatest side in pixels.
-_STRIPS, _STRIP_CHANNELS, _STRIP_SIDE = 5, 8, 112
+# Layers whose first channels are shown before the tables, how many channels, and the greatest side in pixels: of each
+# channel, and of a single map, which is what tokens have.
+_STRIPS, _STRIP_CHANNELS, _STRIP_SIDE, _LONE_MAP_SIDE = 5, 8, 112, 336
 
 # Rows above which the table lays out only those near the window.
 _MANY_ROWS = 200
@@ -132,7 +133,8 @@ def _strips(run: StoredRun, layers: Sequence[Layer]) -> list[Strip]:
     chosen = [places[round(at * (len(places) - 1) / (_STRIPS - 1))] for at in range(_STRIPS)] if places else []
     strips = []
     for layer, grid in (drawn[place] for place in dict.fromkeys(chosen)):
-        uri, count, width = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, _STRIP_SIDE)
+        side = _LONE_MAP_SIDE if grid.tiles and grid.tiles.count == 1 else _STRIP_SIDE
+        uri, count, width = first_maps(run.read_picture(grid.path), grid, _STRIP_CHANNELS, side)
         strips.append(Strip(layer, count, uri, width, colour_marks(grid)))
     return strips
 
