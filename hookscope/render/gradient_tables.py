@@ -90,7 +90,7 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
     if not inspection.verdicts:
         if inspection.loss is None or inspection.failure is not None:
             return safe_line("Gradients were not judged: the pass raised.", style="yellow")
-        return safe_line("No issues found.", style="green")
+        return safe_line("No rule objects to the gradients.", style="green")
     return findings_panel(inspection.verdicts)
 
 

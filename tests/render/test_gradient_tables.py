@@ -170,7 +170,7 @@ def test_a_loss_may_have_no_target_and_a_pass_no_loss() -> None:
 
 
 def test_no_verdict_is_said_in_words() -> None:
-    assert "No issues found." in printed(verdicts_panel(replace(GRADIENTS, verdicts=())), 80)
+    assert "No rule objects to the gradients." in printed(verdicts_panel(replace(GRADIENTS, verdicts=())), 80)
 
 
 @pytest.mark.parametrize("change", [{"loss": None}, {"failure": FAILURE}])

@@ -62,7 +62,7 @@ def _words(report: CheckReport) -> list[Line]:
     error, accuracy = untold_error(report), accuracy_line(report)
     lines = [(error, TEXT, RED)] if error else []
     if report.findings or not error:
-        lines += finding_lines(report.findings, "No issues found.")
+        lines += finding_lines(report.findings, "No rule objects to it.")
     return [*lines, (accuracy, TEXT, INK)] if accuracy else lines
 
 

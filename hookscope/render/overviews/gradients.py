@@ -49,7 +49,7 @@ def _heading(result: Gradients) -> list[Line]:
 def _verdict_block(result: Gradients) -> Block:
     picture = input_picture(result, 0, _PICTURE, _PICTURE) if result.inputs else None
     left = picture.width + 20 if picture else 0
-    lines = finding_lines(result.verdicts, "No issues found.")
+    lines = finding_lines(result.verdicts, "No rule objects to the gradients.")
 
     def draw(image: Image.Image, top: int) -> None:
         pen = ImageDraw.Draw(image)
