@@ -500,7 +500,7 @@ def _rows(gathered: _Gathered, blocks: Sequence[AttentionBlock], arrangement: Ar
 
 
 def _about_nan(rows: Sequence[HeadRow], maps: Sequence[AttentionMap]) -> list[str]:
-    """Return a warning that names the first block whose weights hold NaN; none without any."""
+    """Warn of NaN in attention weights, naming the first block that has it."""
     of_rows = [each.block for each in rows if math.isnan(each.entropy)]
     found = [*dict.fromkeys((*of_rows, *(each.block for each in maps if np.isnan(each.values).any())))]
     if not found:

@@ -110,7 +110,7 @@ class MapRecorder:
             return
         latest, version = self._latest, _version(tensor)
         if latest is not None and not self.every_row:
-            if latest.tensor is tensor and latest.version == version:  # a container's is that of its last child
+            if latest.tensor is tensor and latest.version == version:  # a container returns what its last child did
                 return
             if latest.spatial != spatial:
                 self._save_latest()

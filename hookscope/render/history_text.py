@@ -166,7 +166,7 @@ def _failures(result: History) -> Iterator[str]:
 
 
 def _best_classes(result: History) -> Iterator[str]:
-    """Yield how the best class of the first few inputs went over the files, once for those that went alike."""
+    """Yield how the best class of the first few inputs changed over the files; inputs that changed alike together."""
     alike: dict[str, list[str]] = {}
     for at, record in enumerate(result.inputs[:_MOST_INPUTS]):
         name = printable(PurePath(record.name).name or record.name, _MOST_NAME)

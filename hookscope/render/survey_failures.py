@@ -43,7 +43,7 @@ def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
 
 
 def wrong_title(failures: Failures) -> str:
-    """Return "The surest wrong inputs", and once for all that no reason was found, if it was for none."""
+    """Return "The surest wrong inputs"; if no input has a reason, the title says so once."""
     title = "The surest wrong inputs"
     if not _without_reasons(failures):
         return title

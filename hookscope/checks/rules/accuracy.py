@@ -72,9 +72,9 @@ def accuracy(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objectio
 
 
 def _odds(known: Interval, guessing: float, how: str) -> str:
-    """Compare an interval, which does not lie above the share of a way to guess, with that share."""
+    """Compare an accuracy with that of guessing, which its 95% interval reaches or lies below."""
     if known.high < guessing:
-        return f"worse than {how}, {guessing:.1%}. Is the order of its classes that of the labels?"
+        return f"worse than {how}, {guessing:.1%}. Are its classes in the order of the labels?"
     return f"indistinguishable from {how}, {guessing:.1%}."
 
 

@@ -33,8 +33,8 @@ _MOST_THUMBNAILS = 32
 # A row's text takes this much room of the pictures', which keep the last of these.
 _ROW_BYTES, _LEAST = 2_000, 1_000_000
 
-# Layers whose first channels are shown before the tables, how many channels, and the greatest side in pixels: of each
-# channel, and of a single map, which is what tokens have.
+# Shown before the tables: so many layers, so many channels of each. A map's longer side in pixels: one of several
+# channels, and a single map (tokens).
 _STRIPS, _STRIP_CHANNELS, _STRIP_SIDE, _LONE_MAP_SIDE = 5, 8, 112, 336
 
 # Rows above which the table lays out only those near the window.

@@ -86,7 +86,7 @@ def test_worse_than_guessing_is_not_called_indistinguishable_from_it() -> None:
     assert finding.level == "warn"
     assert finding.message == (
         "0 of 60 labelled pictures are classified right, 0.0% (95% interval 0.0% to 6.0%), worse than guessing one of 6"
-        " classes, 16.7%. Is the order of its classes that of the labels?"
+        " classes, 16.7%. Are its classes in the order of the labels?"
     )
     # 5 of 60 reach up to 18.4 %, by Clopper and Pearson.
     assert "indistinguishable from guessing" in report_of(of(5, 60)).findings[0].message
