@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hookscope.differences.compared_networks import WeightOptions
     from hookscope.inputs import Batch
     from hookscope.inspection.edits import Edit
-    from hookscope.inspection.session import Images, OnError, OnProgress
+    from hookscope.inspection.given_inputs import Images
+    from hookscope.inspection.session import OnError, OnProgress
     from hookscope.models import Classes, FileOptions, LoadedModel
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
@@ -863,7 +864,7 @@ def check(  # noqa: D417 - those of `activations` are described there
     from hookscope.checks.rules import check_limits, with_limits
     from hookscope.checks.settings import NO_NETWORK, loads_as_told, runs_as_told, with_options
     from hookscope.inspection.device import choose_device
-    from hookscope.inspection.session import as_sources, by_position_and_name
+    from hookscope.inspection.given_inputs import as_sources, by_position_and_name
 
     images, named = by_position_and_name(images, _texts(input))
     given: dict[str, Any] = {"arch": arch, "model_arg": _arguments(model_arg), "key": key, "output_key": output_key}
@@ -974,7 +975,7 @@ def history(  # noqa: D417 - those of `activations` are described there
     from hookscope.checks.rules import check_limits, with_limits
     from hookscope.checks.settings import NO_NETWORK, with_options
     from hookscope.inspection.device import choose_device
-    from hookscope.inspection.session import as_sources, by_position_and_name
+    from hookscope.inspection.given_inputs import as_sources, by_position_and_name
     from hookscope.series.follow import follow
 
     images, named = by_position_and_name(images, _texts(input))

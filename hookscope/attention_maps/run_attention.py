@@ -35,7 +35,8 @@ from hookscope.hooks.attention import AttentionCall, AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
-from hookscope.inspection.session import OnError, OnProgress, Session, TensorCollector, provenance_of, reporter
+from hookscope.inspection.saved_tensors import TensorCollector
+from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer

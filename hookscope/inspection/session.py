@@ -1,35 +1,27 @@
 """Run a network over files, pictures or tensors: shared by the commands and the Python functions."""
 
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from platform import python_version
-from tempfile import gettempdir
 from typing import Any, Literal, TypeVar
 
 import torch
-from PIL.Image import Image
 from torch import Tensor
 
-from hookscope.errors import HookscopeError, ModelError, OutputError, UnfitInputError, UsageError
+from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.inputs import (
-    Batch,
     assumed_preparation,
-    find_inputs,
     named_inputs,
     noise_and_named,
     preprocessing_from_options,
     read_tensor,
     without_named_frame,
 )
-from hookscope.inputs.clips import Source, with_clips
-from hookscope.inputs.loading import load_argument
-from hookscope.inputs.named import NamedInput
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
 from hookscope.inspection.cost import Call, network_cost
@@ -37,9 +29,10 @@ from hookscope.inspection.detection import default_targets_text, with_default_ta
 from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.forward import ForwardError, inspect
+from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
 from hookscope.inspection.losses import Loss, choose_loss
-from hookscope.inspection.network import as_batches, batch_of
 from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
+from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.models import LoadedModel, example_shape, load_function
 from hookscope.models.input_spec import shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
@@ -56,16 +49,11 @@ from hookscope.results.noise_shapes import (
     parse_noise_shapes,
 )
 from hookscope.results.repeats import Key, reduced, repeated, without_rows
-from hookscope.results.runs.atomic import reason_of
-from hookscope.results.runs.tensors import DTYPES, Piece, SpooledTensor, TensorSpool
 from hookscope.results.statistics import TensorStatistics
-from hookscope.statistics.storage import plain_array
 from hookscope.text import safe_text
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
-_STORED_SUFFIXES = (".pt", ".pth", ".safetensors")  # of files that may hold several tensors
 
-Images = str | Path | Image | Tensor | Batch | Sequence[str | Path | Image] | tuple[Tensor, ...] | Mapping[str, Tensor]
 OnError = Callable[[HookscopeError], None]
 OnProgress = Callable[[int, int], None]
 Run = TypeVar("Run", Activations, Gradients)
@@ -108,7 +96,7 @@ def open_session(
     images, named = by_position_and_name(images, named)
     images, in_file = arguments_in_file(images)
     preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
-    files, batch = _sources(images, preprocessing, notes)
+    files, batch = sources_of(images, preprocessing, notes)
     if loaded.info.sha256:  # weights of a file, which were trained on something
         notes += assumed_preparation(loaded.preprocessing, files, options)
     warnings = (*loaded.warnings, *time_first_warning(loaded.module))
@@ -142,93 +130,6 @@ def open_session(
         warnings = (*warnings, f"{loaded.info.name} needs targets in train mode: each input is given {targets}.")
     loaded = replace(loaded, notes=(*notes, *loaded.notes), warnings=warnings)
     return Session(loaded, pipeline, seed, time.perf_counter() - began)
-
-
-def _sources(images: Images, preprocessing: Preprocessing, notes: list[str]) -> tuple[list[Source], Batch | None]:
-    """Return the files and pictures, or the batch; `notes` gets a sentence about skipped files."""
-    given = as_sources(images)
-    if not isinstance(given, list):
-        return [], given if isinstance(given, Batch) else batch_of(given, preprocessing)
-    files: list[Source] = []
-    for each in given:
-        if isinstance(each, Image):
-            files.append(each)
-        else:
-            files += with_clips(str(each), find_inputs([str(each)], notes.append), preprocessing)
-    return files, None
-
-
-def by_position_and_name(
-    images: Images, named: Mapping[str, Any] | Sequence[str]
-) -> tuple[Images, Mapping[str, Any] | Sequence[str]]:
-    """Return inputs by position and by name, where a mapping in place of `images` gives inputs by name."""
-    if not isinstance(images, Mapping):
-        return images, named
-    if named and not isinstance(named, Mapping):
-        raise UsageError("Inputs by name are given twice: as a mapping, and as texts with --input.")
-    return (), {**images, **(named if isinstance(named, Mapping) else {})}
-
-
-def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
-    """Return the arguments that a single file holds in place of the file, those by position and those by name.
-
-    A tuple of tensors is arguments by position, as in Python, a dict of them arguments by name. Whatever else it holds,
-    or is wrong with it, is found where inputs are read.
-    """
-    paths = list(images) if isinstance(images, list | tuple) else [images]
-    path = Path(paths[0]) if len(paths) == 1 and isinstance(paths[0], str | Path) else None
-    if path is None or path.suffix.lower() not in _STORED_SUFFIXES or not path.is_file():
-        return images, ()
-    try:
-        content, record = load_argument(path, Preprocessing())
-    except HookscopeError:
-        return images, ()
-    if isinstance(content, tuple) and len(content) > 1 and all(isinstance(each, Tensor) for each in content):
-        (first,) = as_batches(content[0])
-        records = [
-            replace(each, name=f"{record.name}[{at}]" if len(first.records) > 1 else record.name, sha256=record.sha256)
-            for at, each in enumerate(first.records)
-        ]
-        return replace(first, args=content, records=tuple(records)), ()
-    if isinstance(content, dict) and len(content) > 1 and all(_is_argument(*each) for each in content.items()):
-        named = (NamedInput(name, each, replace(record, shape=tuple(each.shape))) for name, each in content.items())
-        return (), tuple(named)
-    return images, ()
-
-
-def _is_argument(name: object, value: object) -> bool:
-    return isinstance(name, str) and name.isidentifier() and isinstance(value, Tensor)
-
-
-# What else people give, by class name: neither is imported here.
-_REMEDIES = {
-    "ndarray": " torch.from_numpy makes a tensor of an array.",
-    "DataLoader": " `hookscope.features` takes a loader; `hookscope.survey` takes the files behind it.",
-}
-
-
-def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
-    """Return what stands for inputs as a list of paths and pictures, or as one tensor or batch.
-
-    A tuple of tensors is the arguments of one call, with the inputs on axis 0.
-
-    Raises:
-        UsageError: If it is something else.
-    """
-    if isinstance(images, Tensor | Batch):
-        return images
-    if isinstance(images, tuple) and images and all(isinstance(each, Tensor) for each in images):
-        (first,) = as_batches(images[0])
-        return replace(first, args=images)
-    sources: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
-    for each in sources:
-        if not isinstance(each, str | Path | Image):
-            remedy = _REMEDIES.get(type(each).__name__, "")
-            raise UsageError(
-                f"{type(each).__name__} is not an input: give paths and pictures, one tensor, or a tuple of tensors "
-                f"for several arguments; --input gives them by name.{remedy}"
-            )
-    return sources
 
 
 def _example(loaded: LoadedModel, preprocessing: Preprocessing) -> NoiseShape:
@@ -501,147 +402,6 @@ def _shown(run: Run, *, repeats: bool) -> Run:
 
 def _ignore_error(_error: HookscopeError) -> None:
     """Ignore an unusable input: the reported run names it."""
-
-
-class SavedTensors(Mapping[str, Tensor]):
-    """Tensors by label, read from a spool when they are asked for.
-
-    Attributes:
-        spooled: Where each is in the `spool`.
-    """
-
-    def __init__(self, spool: TensorSpool, spooled: Mapping[str, SpooledTensor]) -> None:
-        """Give tensors of a spool labels."""
-        self.spool = spool
-        self.spooled = spooled
-
-    def __getitem__(self, label: str) -> Tensor:
-        """Return a tensor on the CPU; KeyError if no row has it."""
-        known = self.spooled[label]
-        dtype: torch.dtype = getattr(torch, known.dtype)
-        data = bytearray().join(self.spool.chunks(known.pieces))
-        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        return _little_endian(flat, dtype).view(dtype).reshape(known.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        """Return the labels in the order in which tensors came."""
-        return iter(self.spooled)
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.spooled)
-
-    def __reduce__(self) -> Any:
-        """Copy and pickle with a spool of its own."""
-        held = {label: (each, b"".join(self.spool.chunks(each.pieces))) for label, each in self.spooled.items()}
-        return _spooled_anew, (held,)
-
-
-def _spooled_anew(held: Mapping[str, tuple[SpooledTensor, bytes]]) -> SavedTensors:
-    spool = TensorSpool()
-    placed = {label: replace(each, pieces=(spool.append(memoryview(data)),)) for label, (each, data) in held.items()}
-    return SavedTensors(spool, placed)
-
-
-def _little_endian(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    """Swap the bytes (n,) of a tensor of this dtype where the machine is not little-endian."""
-    if sys.byteorder == "little":
-        return flat
-    return flat.view(-1, dtype.itemsize // (2 if dtype.is_complex else 1)).flip(1).reshape(-1)
-
-
-class TensorCollector:
-    """Spools tensors batch by batch; those of a batch that the model raised on are dropped."""
-
-    def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
-        """Start with nothing; `on_progress` is called with the number of inputs finished, and `total`."""
-        self._on_progress = on_progress
-        self._total = total
-        self._spool = TensorSpool()
-        self._parts: dict[str, list[SpooledTensor]] = {}
-        self._latest: list[tuple[str, SpooledTensor]] = []
-        self._begin = 0
-        self._finished = 0
-
-    def collect(self, label: str, tensor: Tensor) -> None:
-        """Spool a tensor, unless safetensors cannot hold it: one without data, sparse, ragged, or complex128.
-
-        Raises:
-            OutputError: If there is no room.
-        """
-        if tensor.is_quantized:
-            tensor = tensor.dequantize()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or dtype not in DTYPES:
-            return
-        self._latest.append((label, SpooledTensor(dtype, tuple(tensor.shape), (self._spooled(tensor),))))
-
-    def collect_rows(self, label: str, rows: Tensor, begin: int) -> None:
-        """Spool some rows of a floating-point tensor (..., rows, columns), which come in their order from row 0.
-
-        Args:
-            label: Of the tensor.
-            rows: (..., some rows, columns).
-            begin: The first of them; unless it is 0, they continue what was collected last.
-
-        Raises:
-            OutputError: If there is no room.
-        """
-        *lead, count, columns = rows.shape
-        pieces: list[tuple[Piece, ...]] = [(self._spooled(each),) for each in rows.reshape(-1, count, columns)]
-        if begin:
-            before = self._latest.pop()[1].pieces
-            each = len(before) // len(pieces)
-            pieces = [(*before[at * each : (at + 1) * each], *piece) for at, piece in enumerate(pieces)]
-        dtype = str(rows.dtype).removeprefix("torch.")
-        shape = (*lead, begin + count, columns)
-        self._latest.append((label, SpooledTensor(dtype, shape, tuple(chain.from_iterable(pieces)))))
-
-    def _spooled(self, tensor: Tensor) -> Piece:
-        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        if values.stride() != (1,):  # a single element, expanded
-            values = values.clone(memory_format=torch.contiguous_format)
-        flat = _little_endian(values.view(torch.uint8), tensor.dtype)
-        try:
-            return self._spool.append(memoryview(plain_array(flat).data))
-        except OSError as error:
-            where = f"in {gettempdir()}: {reason_of(error)}"
-            raise OutputError(f"Tensors cannot be kept {where}. Free some space, or set TMPDIR to another.") from error
-
-    def end_batch(self, finished: int) -> None:
-        """Keep what came since the last call if inputs have been finished since: `finished` counts them."""
-        if finished > self._finished:
-            self.end()
-        self._latest.clear()
-        self._spool.rewind(self._begin)
-        self._finished = finished
-        if self._on_progress is not None:
-            self._on_progress(finished, self._total)
-
-    def end(self) -> None:
-        """Keep what came since the last batch."""
-        for label, tensor in self._latest:
-            self._parts.setdefault(label, []).append(tensor)
-        self._latest.clear()
-        self._begin = self._spool.end
-
-    def joined(self, labels: Iterable[str]) -> SavedTensors:
-        """Join each label's tensors over the batches along axis 0; where shapes differ, number the batches instead."""
-        joined: dict[str, SpooledTensor] = {}
-        wanted = frozenset(labels) if self._parts else ()
-        for label, parts in self._parts.items():
-            if label not in wanted:
-                continue
-            first = parts[0]
-            if len(parts) == 1:
-                joined[label] = first
-            elif first.shape and len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
-                count = sum(part.shape[0] for part in parts)
-                pieces = tuple(piece for part in parts for piece in part.pieces)
-                joined[label] = SpooledTensor(first.dtype, (count, *first.shape[1:]), pieces)
-            else:
-                joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
-        return SavedTensors(self._spool, joined)
 
 
 def _input_count(session: Session) -> int:

@@ -37,8 +37,8 @@ from hookscope.inputs import (
 )
 from hookscope.inputs.clips import Source, with_clips
 from hookscope.inspection.device import move_to
+from hookscope.inspection.given_inputs import arguments_in_file
 from hookscope.inspection.network import batch_of, inspected_network
-from hookscope.inspection.session import arguments_in_file
 from hookscope.models import FileOptions, LoadedModel, example_shape, load_model, with_classes
 from hookscope.models.input_spec import default_preprocessing, shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import OutputError
-from hookscope.inspection.session import TensorCollector
+from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.results.runs.tensors import DTYPES, write_tensors
 
 
@@ -128,7 +128,7 @@ from torch import nn
 import hookscope
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import inspect
-from hookscope.inspection.session import TensorCollector
+from hookscope.inspection.saved_tensors import TensorCollector
 
 network = nn.Sequential(nn.Identity())
 record = hookscope.activations(network, torch.ones(1, 2)).inputs[0]

@@ -1,0 +1,108 @@
+"""What people give as inputs: paths, pictures, tensors, arguments by position or by name, or a file that holds them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+from torch import Tensor
+
+from hookscope.errors import HookscopeError, UsageError
+from hookscope.inputs import Batch, find_inputs
+from hookscope.inputs.clips import Source, with_clips
+from hookscope.inputs.loading import load_argument
+from hookscope.inputs.named import NamedInput
+from hookscope.inspection.network import as_batches, batch_of
+from hookscope.results.inputs import Preprocessing
+
+_STORED_SUFFIXES = (".pt", ".pth", ".safetensors")  # of files that may hold several tensors
+
+Images = str | Path | Image | Tensor | Batch | Sequence[str | Path | Image] | tuple[Tensor, ...] | Mapping[str, Tensor]
+
+
+def sources_of(images: Images, preprocessing: Preprocessing, notes: list[str]) -> tuple[list[Source], Batch | None]:
+    """Return the files and pictures, or the batch; `notes` gets a sentence about skipped files."""
+    given = as_sources(images)
+    if not isinstance(given, list):
+        return [], given if isinstance(given, Batch) else batch_of(given, preprocessing)
+    files: list[Source] = []
+    for each in given:
+        if isinstance(each, Image):
+            files.append(each)
+        else:
+            files += with_clips(str(each), find_inputs([str(each)], notes.append), preprocessing)
+    return files, None
+
+
+def by_position_and_name(
+    images: Images, named: Mapping[str, Any] | Sequence[str]
+) -> tuple[Images, Mapping[str, Any] | Sequence[str]]:
+    """Return inputs by position and by name, where a mapping in place of `images` gives inputs by name."""
+    if not isinstance(images, Mapping):
+        return images, named
+    if named and not isinstance(named, Mapping):
+        raise UsageError("Inputs by name are given twice: as a mapping, and as texts with --input.")
+    return (), {**images, **(named if isinstance(named, Mapping) else {})}
+
+
+def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
+    """Return the arguments that a single file holds in place of the file, those by position and those by name.
+
+    A tuple of tensors is arguments by position, as in Python, a dict of them arguments by name. Whatever else it holds,
+    or is wrong with it, is found where inputs are read.
+    """
+    paths = list(images) if isinstance(images, list | tuple) else [images]
+    path = Path(paths[0]) if len(paths) == 1 and isinstance(paths[0], str | Path) else None
+    if path is None or path.suffix.lower() not in _STORED_SUFFIXES or not path.is_file():
+        return images, ()
+    try:
+        content, record = load_argument(path, Preprocessing())
+    except HookscopeError:
+        return images, ()
+    if isinstance(content, tuple) and len(content) > 1 and all(isinstance(each, Tensor) for each in content):
+        (first,) = as_batches(content[0])
+        records = [
+            replace(each, name=f"{record.name}[{at}]" if len(first.records) > 1 else record.name, sha256=record.sha256)
+            for at, each in enumerate(first.records)
+        ]
+        return replace(first, args=content, records=tuple(records)), ()
+    if isinstance(content, dict) and len(content) > 1 and all(_is_argument(*each) for each in content.items()):
+        named = (NamedInput(name, each, replace(record, shape=tuple(each.shape))) for name, each in content.items())
+        return (), tuple(named)
+    return images, ()
+
+
+def _is_argument(name: object, value: object) -> bool:
+    return isinstance(name, str) and name.isidentifier() and isinstance(value, Tensor)
+
+
+# What else people give, by class name: neither is imported here.
+_REMEDIES = {
+    "ndarray": " torch.from_numpy makes a tensor of an array.",
+    "DataLoader": " `hookscope.features` takes a loader; `hookscope.survey` takes the files behind it.",
+}
+
+
+def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
+    """Return what stands for inputs as a list of paths and pictures, or as one tensor or batch.
+
+    A tuple of tensors is the arguments of one call, with the inputs on axis 0.
+
+    Raises:
+        UsageError: If it is something else.
+    """
+    if isinstance(images, Tensor | Batch):
+        return images
+    if isinstance(images, tuple) and images and all(isinstance(each, Tensor) for each in images):
+        (first,) = as_batches(images[0])
+        return replace(first, args=images)
+    sources: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
+    for each in sources:
+        if not isinstance(each, str | Path | Image):
+            remedy = _REMEDIES.get(type(each).__name__, "")
+            raise UsageError(
+                f"{type(each).__name__} is not an input: give paths and pictures, one tensor, or a tuple of tensors "
+                f"for several arguments; --input gives them by name.{remedy}"
+            )
+    return sources

@@ -1,0 +1,157 @@
+"""Keep the tensors that a run saves: on disk while the network runs, by label afterwards."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from tempfile import gettempdir
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookscope.errors import OutputError
+from hookscope.results.runs.atomic import reason_of
+from hookscope.results.runs.tensors import DTYPES, Piece, SpooledTensor, TensorSpool
+from hookscope.statistics.storage import plain_array
+
+
+class SavedTensors(Mapping[str, Tensor]):
+    """Tensors by label, read from a spool when they are asked for.
+
+    Attributes:
+        spooled: Where each is in the `spool`.
+    """
+
+    def __init__(self, spool: TensorSpool, spooled: Mapping[str, SpooledTensor]) -> None:
+        """Give tensors of a spool labels."""
+        self.spool = spool
+        self.spooled = spooled
+
+    def __getitem__(self, label: str) -> Tensor:
+        """Return a tensor on the CPU; KeyError if no row has it."""
+        known = self.spooled[label]
+        dtype: torch.dtype = getattr(torch, known.dtype)
+        data = bytearray().join(self.spool.chunks(known.pieces))
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return _little_endian(flat, dtype).view(dtype).reshape(known.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the labels in the order in which tensors came."""
+        return iter(self.spooled)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.spooled)
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle with a spool of its own."""
+        held = {label: (each, b"".join(self.spool.chunks(each.pieces))) for label, each in self.spooled.items()}
+        return _spooled_anew, (held,)
+
+
+def _spooled_anew(held: Mapping[str, tuple[SpooledTensor, bytes]]) -> SavedTensors:
+    spool = TensorSpool()
+    placed = {label: replace(each, pieces=(spool.append(memoryview(data)),)) for label, (each, data) in held.items()}
+    return SavedTensors(spool, placed)
+
+
+def _little_endian(flat: Tensor, dtype: torch.dtype) -> Tensor:
+    """Swap the bytes (n,) of a tensor of this dtype where the machine is not little-endian."""
+    if sys.byteorder == "little":
+        return flat
+    return flat.view(-1, dtype.itemsize // (2 if dtype.is_complex else 1)).flip(1).reshape(-1)
+
+
+class TensorCollector:
+    """Spools tensors batch by batch; those of a batch that the model raised on are dropped."""
+
+    def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
+        """Start with nothing; `on_progress` is called with the number of inputs finished, and `total`."""
+        self._on_progress = on_progress
+        self._total = total
+        self._spool = TensorSpool()
+        self._parts: dict[str, list[SpooledTensor]] = {}
+        self._latest: list[tuple[str, SpooledTensor]] = []
+        self._begin = 0
+        self._finished = 0
+
+    def collect(self, label: str, tensor: Tensor) -> None:
+        """Spool a tensor, unless safetensors cannot hold it: one without data, sparse, ragged, or complex128.
+
+        Raises:
+            OutputError: If there is no room.
+        """
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or dtype not in DTYPES:
+            return
+        self._latest.append((label, SpooledTensor(dtype, tuple(tensor.shape), (self._spooled(tensor),))))
+
+    def collect_rows(self, label: str, rows: Tensor, begin: int) -> None:
+        """Spool some rows of a floating-point tensor (..., rows, columns), which come in their order from row 0.
+
+        Args:
+            label: Of the tensor.
+            rows: (..., some rows, columns).
+            begin: The first of them; unless it is 0, they continue what was collected last.
+
+        Raises:
+            OutputError: If there is no room.
+        """
+        *lead, count, columns = rows.shape
+        pieces: list[tuple[Piece, ...]] = [(self._spooled(each),) for each in rows.reshape(-1, count, columns)]
+        if begin:
+            before = self._latest.pop()[1].pieces
+            each = len(before) // len(pieces)
+            pieces = [(*before[at * each : (at + 1) * each], *piece) for at, piece in enumerate(pieces)]
+        dtype = str(rows.dtype).removeprefix("torch.")
+        shape = (*lead, begin + count, columns)
+        self._latest.append((label, SpooledTensor(dtype, shape, tuple(chain.from_iterable(pieces)))))
+
+    def _spooled(self, tensor: Tensor) -> Piece:
+        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        if values.stride() != (1,):  # a single element, expanded
+            values = values.clone(memory_format=torch.contiguous_format)
+        flat = _little_endian(values.view(torch.uint8), tensor.dtype)
+        try:
+            return self._spool.append(memoryview(plain_array(flat).data))
+        except OSError as error:
+            where = f"in {gettempdir()}: {reason_of(error)}"
+            raise OutputError(f"Tensors cannot be kept {where}. Free some space, or set TMPDIR to another.") from error
+
+    def end_batch(self, finished: int) -> None:
+        """Keep what came since the last call if inputs have been finished since: `finished` counts them."""
+        if finished > self._finished:
+            self.end()
+        self._latest.clear()
+        self._spool.rewind(self._begin)
+        self._finished = finished
+        if self._on_progress is not None:
+            self._on_progress(finished, self._total)
+
+    def end(self) -> None:
+        """Keep what came since the last batch."""
+        for label, tensor in self._latest:
+            self._parts.setdefault(label, []).append(tensor)
+        self._latest.clear()
+        self._begin = self._spool.end
+
+    def joined(self, labels: Iterable[str]) -> SavedTensors:
+        """Join each label's tensors over the batches along axis 0; where shapes differ, number the batches instead."""
+        joined: dict[str, SpooledTensor] = {}
+        wanted = frozenset(labels) if self._parts else ()
+        for label, parts in self._parts.items():
+            if label not in wanted:
+                continue
+            first = parts[0]
+            if len(parts) == 1:
+                joined[label] = first
+            elif first.shape and len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
+                count = sum(part.shape[0] for part in parts)
+                pieces = tuple(piece for part in parts for piece in part.pieces)
+                joined[label] = SpooledTensor(first.dtype, (count, *first.shape[1:]), pieces)
+            else:
+                joined.update({f"{label}@{number}": part for number, part in enumerate(parts)})
+        return SavedTensors(self._spool, joined)
