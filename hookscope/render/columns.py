@@ -58,6 +58,7 @@ class Column:
     rank: int
     words: bool = False  # aligned left and wrapped if need be; numbers are aligned right and never wrapped
     max_width: int = 1000  # wider words are shortened or wrapped
+    of: str = ""  # the header of a column of lower rank, without which this one says nothing
 
     @property
     def width(self) -> int:
@@ -129,7 +130,8 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
     at_least = _telling_width(names, name.width)
     for column in sorted(columns, key=lambda column: column.rank)[1:]:
         reserved = min(name.width, at_least if column.rank < 10 else max(at_least, _NAME_WIDTH_WANTED))
-        if column.width + _gap(width) + reserved <= spare and any(cell.plain for cell in column.cells):
+        has_room = column.width + _gap(width) + reserved <= spare
+        if has_room and (not column.of or column.of in kept) and any(cell.plain for cell in column.cells):
             kept.add(column.header)
             spare -= column.width + _gap(width)
     if columns[-1].header in kept:

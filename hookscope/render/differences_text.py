@@ -305,14 +305,14 @@ def difference_columns(result: Differences) -> list[Column]:
         Column("type", [safe_line(_kinds(row)) for row in rows], 13, words=True),
         Column("shape", [safe_line(_shapes(row)) for row in rows], 14),
         _numbers("rel. L2", [each.relative_l2 if each else None for each in measures], 2),
-        _numbers("input", [row.input_relative_l2 for row in rows], 5),
+        Column("input", [safe_line(_input_difference(row.input_relative_l2)) for row in rows], 5),
         _numbers("added", [row.added.relative_l2 if row.added else None for row in rows], 3),
         _numbers("error A", [row.error for row in rows], 4),
         _numbers("error B", [row.error_b for row in rows], 4),
         Column("cosine", [safe_line(_cosine(each.cosine if each else None)) for each in measures], 15),
         Column("SQNR dB", [safe_line("-" if each is None else _decibels(each.sqnr_db)) for each in measures], 7),
         _numbers("max |Δ|", [each.max_abs if each else None for each in measures], 8),
-        Column("at", [safe_line(_place(each.max_at if each else None)) for each in measures], 16),
+        Column("at", [safe_line(_place(each.max_at if each else None)) for each in measures], 16, of="max |Δ|"),
         _numbers("ulps", [each.ulps if each else None for each in measures], 11),
         Column("remarks", [safe_line(_remarks(row, (result.a.dtype, result.b.dtype))) for row in rows], 6, words=True),
     ]
@@ -322,6 +322,10 @@ def difference_columns(result: Differences) -> list[Column]:
 
 def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
     return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
+
+
+def _input_difference(relative_l2: float | None) -> str:
+    return "differs" if relative_l2 == math.inf else number_text(relative_l2, 3)  # in shape, or from all zeros
 
 
 def _kinds(row: DifferenceRow) -> str:
@@ -338,7 +342,7 @@ def _cosine(value: float | None) -> str:
 
 
 def _decibels(value: float) -> str:
-    return "Inf" if value == math.inf else f"{value:.1f}"
+    return number_text(value) if not math.isfinite(value) else f"{value:.1f}"
 
 
 def _place(place: tuple[int, ...] | None) -> str:

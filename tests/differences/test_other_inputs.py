@@ -56,6 +56,7 @@ def test_a_padded_picture_has_rows_where_shapes_agree_and_an_output(changed: Cal
     b = changed(a)
     found = hookscope.diff(network, "same", a, input_b=b)
     assert found["conv"].measures is None
+    assert any(" differs " in line and "shapes differ" in line for line in str(found).splitlines())
     assert found["pool"].measures.relative_l2 == pytest.approx(
         relative(network.pool(network.conv(a).relu()), network.pool(network.conv(b).relu())), rel=1e-4
     )

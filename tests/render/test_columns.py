@@ -72,6 +72,13 @@ def test_a_column_gives_way_to_names_that_could_not_be_told_apart() -> None:
     assert len(fitted([Column("name", list(map(Text, names)), 0), number_column("a", range(10), 1)], 44)) == 2
 
 
+def test_a_column_goes_with_the_column_that_it_belongs_to() -> None:
+    wide, narrow = Column("largest", [Text("1.234e-05")], 1), Column("at", [Text("0,0")], 2, of="largest")
+    columns = [Column("name", [Text("a")], 0), wide, narrow, Column("remarks", [Text("")], 20)]
+    assert [each.header for each in fitted(columns, 30)] == ["name", "largest", "at"]
+    assert [each.header for each in fitted(columns, 12)] == ["name"]  # in which "at" alone would fit
+
+
 def test_a_table_folds_above_sixty_rows_to_its_ends_and_what_is_notable() -> None:
     assert list(kept_positions([False] * 60, full=False)) == list(range(60))
     assert list(kept_positions([False] * 61, full=False)) == [*range(20), *range(41, 61)]
