@@ -196,6 +196,7 @@ class _Gathered:
 
     records: list[InputRecord] = field(default_factory=list)
     blocks: dict[str, AttentionBlock] = field(default_factory=dict)
+    drawn: dict[str, None] = field(default_factory=dict)
     sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
@@ -268,7 +269,7 @@ def run_attention(
         raise UsageError(
             f"--rollout is undefined here: {census_of(seen_blocks, unseen)}. Leave it out, and look at single blocks."
         )
-    if not gathered.maps and any(not each.remark for each in seen_blocks):
+    if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
         raise UsageError(_no_such_query(wanted, inspected))
     device, dtype = inspected.placed
     labels = {each.label for each in seen_blocks}
@@ -533,6 +534,7 @@ def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
 
 
 def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> None:
+    gathered.drawn[block.label] = None
     if block.remark:
         gathered.notes[f"{block.label} has no map: {block.remark}."] = None
     for head in wanted.heads:

@@ -1,0 +1,93 @@
+"""Tokens that do not come from the picture, though they may be as many: words, and the queries of a decoder."""
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hookscope.hooks.attention import ModuleInput
+
+_WORDS = "words, which have no place on a picture; for patches give --tokens prefix=1,grid=HEIGHTxWIDTH"
+_QUERIES = "queries of a decoder, which have no place on the picture"
+
+_MEMORY = re.compile(r"memory|context|encoder", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"position|pos$|mask", re.IGNORECASE)
+
+
+class OffPicture(NamedTuple):
+    """Why the queries, and the keys, of an attention are not of the picture; "" where they may be."""
+
+    queries: str
+    keys: str
+
+
+def off_picture(
+    running: Sequence[ModuleInput], queries: int, keys: int, grids: Sequence[tuple[int, int]]
+) -> OffPicture:
+    """Tell which tokens of an attention are not those of the picture, by what the running modules were given.
+
+    Args:
+        running: The modules that run, the innermost first.
+        queries: How many tokens.
+        keys: How many tokens.
+        grids: Sizes of maps that convolutions have returned.
+    """
+    decoder = next((found for each in running[1:4] if (found := _decoder(each)) is not None), None)
+    if decoder is None or not any(decoder.memory.shape[1] - high * wide in (0, 1) for high, wide in grids):
+        return OffPicture(*(_WORDS if _are_words(running, each) else "" for each in (queries, keys)))
+    own = decoder.tokens.shape[1]
+    looks_at_memory = any(each is decoder.memory for _, each in _given(running[0]))
+    return OffPicture(
+        _QUERIES if queries == own else "",
+        _QUERIES if keys == own and not looks_at_memory else "",
+    )
+
+
+class _Decoder(NamedTuple):
+    """What a layer of a decoder was given: its own tokens, and those that it looks at, (N, T, D) each."""
+
+    tokens: Tensor
+    memory: Tensor
+
+
+def _decoder(given: ModuleInput) -> _Decoder | None:
+    sequences = [(name, each) for name, each in _given(given) if each.is_floating_point() and each.dim() == 3]
+    if not sequences:
+        return None
+    tokens = sequences[0][1]
+    for name, each in sequences[1:]:
+        if _MEMORY.search(name) and not _NO_MEMORY.search(name) and each is not tokens:
+            return _Decoder(tokens, each)
+    return None
+
+
+def _are_words(running: Sequence[ModuleInput], count: int) -> bool:
+    """Tell whether tokens are those of an integer input, (N, T), and not of a picture that a module inside was given.
+
+    Modules that are given tokens themselves decide nothing: they are given integers for positions and masks.
+    """
+    for each in running:
+        tensors = [tensor for _, tensor in _given(each)]
+        if any(tensor.is_floating_point() and tensor.dim() == 3 for tensor in tensors):
+            continue
+        if any(_is_integer(tensor) and tensor.dim() == 2 and tensor.shape[1] == count for tensor in tensors):
+            return True
+        if any(tensor.is_floating_point() and tensor.dim() >= 4 for tensor in tensors):
+            return False
+    return False
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() > 1
+
+
+def _given(each: ModuleInput) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a module was given, by the names of its parameters."""
+    names = [*islice(inspect.signature(each.module.forward).parameters, len(each.args))]
+    names += [""] * (len(each.args) - len(names))
+    for name, value in (*zip(names, each.args, strict=True), *each.kwargs.items()):
+        if isinstance(value, Tensor):
+            yield name, value
