@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ def off_picture(
     if decoder is None or not any(decoder.memory.shape[1] - high * wide in (0, 1) for high, wide in grids):
         return OffPicture(*(_WORDS if _are_words(running, each) else "" for each in (queries, keys)))
     own = decoder.tokens.shape[1]
-    looks_at_memory = any(each is decoder.memory for _, each in _given(running[0]))
+    looks_at_memory = any(each is decoder.memory for each in _tensors(running[0]))
     return OffPicture(
         _QUERIES if queries == own else "",
         _QUERIES if keys == own and not looks_at_memory else "",
@@ -54,12 +54,14 @@ class _Decoder(NamedTuple):
 
 
 def _decoder(given: ModuleInput) -> _Decoder | None:
-    sequences = [(name, each) for name, each in _given(given) if each.is_floating_point() and each.dim() == 3]
-    if not sequences:
+    if sum(_is_sequence(each) for each in _tensors(given)) < 2:
         return None
-    tokens = sequences[0][1]
-    for name, each in sequences[1:]:
-        if _MEMORY.search(name) and not _NO_MEMORY.search(name) and each is not tokens:
+    names = [*islice(inspect.signature(given.module.forward).parameters, len(given.args)), *given.kwargs]
+    values = [*given.args, *given.kwargs.values()]
+    tokens = next(each for each in values if _is_sequence(each))
+    for name, each in zip(names, values, strict=False):
+        is_memory = _MEMORY.search(name) and not _NO_MEMORY.search(name)
+        if is_memory and _is_sequence(each) and each is not tokens:
             return _Decoder(tokens, each)
     return None
 
@@ -70,8 +72,8 @@ def _are_words(running: Sequence[ModuleInput], count: int) -> bool:
     Modules that are given tokens themselves decide nothing: they are given integers for positions and masks.
     """
     for each in running:
-        tensors = [tensor for _, tensor in _given(each)]
-        if any(tensor.is_floating_point() and tensor.dim() == 3 for tensor in tensors):
+        tensors = _tensors(each)
+        if any(_is_sequence(tensor) for tensor in tensors):
             continue
         if any(_is_integer(tensor) and tensor.dim() == 2 and tensor.shape[1] == count for tensor in tensors):
             return True
@@ -80,14 +82,13 @@ def _are_words(running: Sequence[ModuleInput], count: int) -> bool:
     return False
 
 
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
+
+
+def _tensors(given: ModuleInput) -> list[Tensor]:
+    return [each for each in (*given.args, *given.kwargs.values()) if isinstance(each, Tensor)]
+
+
 def _is_integer(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() > 1
-
-
-def _given(each: ModuleInput) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a module was given, by the names of its parameters."""
-    names = [*islice(inspect.signature(each.module.forward).parameters, len(each.args))]
-    names += [""] * (len(each.args) - len(names))
-    for name, value in (*zip(names, each.args, strict=True), *each.kwargs.items()):
-        if isinstance(value, Tensor):
-            yield name, value

@@ -129,8 +129,10 @@ class _Pass:
         label = row_label(inner.name, number, "")
         query_count, key_count = call.rows.shape[-2:]
         if self.wanted.rollout:
-            before = self.seen[-1].block.keys if self.seen else None
-            refuse_rollout(label, query_count, key_count, axes.windows, before)
+            before = self.seen[-1] if self.seen else None
+            are_others = queries is not keys or (before is not None and (before.keys is None) != (keys is None))
+            tokens = None if before is None else before.block.keys
+            refuse_rollout(label, query_count, key_count, axes.windows, tokens, are_others=are_others)
         chosen = {
             place: [
                 chosen_in(query, record, queries, keys, query_count, self.wanted.arrangement.class_count)

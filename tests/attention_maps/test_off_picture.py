@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.errors import NothingMatchedError
+from hookscope.errors import NothingMatchedError, UsageError
 
 PICTURES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -121,6 +121,14 @@ def test_queries_of_a_decoder_do_not_lie_on_the_picture(queries: int, is_written
     for each in result.maps:
         expected = weights[each.input_index].mean((0, 1))
         np.testing.assert_allclose(each.values.reshape(-1), expected, atol=1e-6)
+
+
+def test_attention_is_not_followed_from_the_picture_to_other_tokens_though_as_many() -> None:
+    given = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, 16))}
+    with pytest.raises(UsageError, match=r"text\.attention looks at other tokens than the blocks before it\."):
+        hookscope.attention(TwoTowers(), input=given, rollout=True)
+    with pytest.raises(UsageError, match=r"layer\.self_attn looks at other tokens than the blocks before it\."):
+        hookscope.attention(Detector(16, is_written_out=False), PICTURES, rollout=True)
 
 
 # --- No attention over tokens ---
