@@ -11,7 +11,7 @@ from torch import Tensor
 from hookscope.hooks.attention import ModuleInput
 
 _WORDS = "words, which have no place on a picture; for patches give --tokens prefix=1,grid=HEIGHTxWIDTH"
-_QUERIES = "queries of a decoder, which have no place on the picture"
+_DECODER = "tokens of a decoder, which have no place on the picture"
 
 _MEMORY = re.compile(r"memory|context|encoder", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"position|pos$|mask", re.IGNORECASE)
@@ -41,8 +41,8 @@ def off_picture(
     own = decoder.tokens.shape[1]
     looks_at_memory = any(each is decoder.memory for each in _tensors(running[0]))
     return OffPicture(
-        _QUERIES if queries == own else "",
-        _QUERIES if keys == own and not looks_at_memory else "",
+        _DECODER if queries == own else "",
+        _DECODER if keys == own and not looks_at_memory else "",
     )
 
 

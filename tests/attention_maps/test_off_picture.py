@@ -114,7 +114,7 @@ def test_queries_of_a_decoder_do_not_lie_on_the_picture(queries: int, is_written
     result = hookscope.attention(network, PICTURES, query="mean", block=[1, 2], save_tensors=True)
     grids = [(each.query_grid, each.key_grid) for each in result.blocks]
     assert grids == [((4, 4), (4, 4)), (None, None), (None, (4, 4))]
-    reason = f"has no map: its {queries} keys are queries of a decoder, which have no place on the picture."
+    reason = f"has no map: its {queries} keys are tokens of a decoder, which have no place on the picture."
     assert [reason in each for each in result.notes] == [True]
     assert [each.block for each in result.maps] == [result.blocks[2].label] * 2
     weights = result.tensors[result.blocks[2].label].double().numpy()
