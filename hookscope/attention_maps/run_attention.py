@@ -294,7 +294,7 @@ def run_attention(
         head_maps=tuple(gathered.head_maps),
         patches=tuple(gathered.patches),
         warnings=(*inspected.warnings, *gathered.warnings, *_about_nan(rows, gathered.maps), *queue.remarks),
-        notes=(*inspected.notes, *gathered.notes, *(() if numbers else (_NO_NUMBERS,))),
+        notes=(*inspected.notes, *gathered.notes, *_other_block(gathered), *(() if numbers else (_NO_NUMBERS,))),
         seed=session.seed,
         device=device,
         dtype=dtype,
@@ -542,6 +542,12 @@ def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> N
     for head in wanted.heads:
         if head >= block.heads:
             raise UsageError(f"--head {head} is not possible: {block.label} has {block.heads} heads, from 0.")
+
+
+def _other_block(gathered: _Gathered) -> list[str]:
+    """Name the last block that can be drawn, where none of those asked for can."""
+    placed = [(index, each.label) for index, each in enumerate(gathered.blocks.values()) if not each.remark]
+    return [f"{placed[-1][1]} has a map: --block {placed[-1][0]}."] if placed and not gathered.maps else []
 
 
 def _maps(

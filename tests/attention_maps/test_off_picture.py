@@ -68,6 +68,7 @@ def test_words_do_not_lie_on_the_picture_that_another_tower_was_given(words: int
     assert [each.distance is None for each in result.rows] == [False, False, True, True]
     assert result.maps == ()
     assert f"text.attention has no map: its {words} keys are words, which have no place on a picture" in result.notes[0]
+    assert result.notes[1] == "vision.attention has a map: `block` 0."
     (found, _) = hookscope.attention(TwoTowers(), input=given, block=0).maps
     assert (found.block, found.values.shape) == ("vision.attention", (4, 4))
 
