@@ -35,25 +35,24 @@ def off_picture(
         keys: How many tokens.
         grids: Sizes of maps that convolutions have returned.
     """
-    decoder = next((found for each in running[1:4] if (found := _decoder(each)) is not None), None)
-    if decoder is None or not any(decoder.memory.shape[1] - high * wide in (0, 1) for high, wide in grids):
+    decoder = next((found for each in running[1:4] if (found := _decoder(each, grids)) is not None), None)
+    if decoder is None:
         return OffPicture(*(_WORDS if _are_words(running, each) else "" for each in (queries, keys)))
-    own = decoder.tokens.shape[1]
     looks_at_memory = any(each is decoder.memory for each in _tensors(running[0]))
     return OffPicture(
-        _DECODER if queries == own else "",
-        _DECODER if keys == own and not looks_at_memory else "",
+        _DECODER if queries == decoder.own_tokens else "",
+        _DECODER if keys == decoder.own_tokens and not looks_at_memory else "",
     )
 
 
 class _Decoder(NamedTuple):
-    """What a layer of a decoder was given: its own tokens, and those that it looks at, (N, T, D) each."""
+    """How many tokens of its own a layer of a decoder was given, and those of the picture that it looks at."""
 
-    tokens: Tensor
+    own_tokens: int
     memory: Tensor
 
 
-def _decoder(given: ModuleInput) -> _Decoder | None:
+def _decoder(given: ModuleInput, grids: Sequence[tuple[int, int]]) -> _Decoder | None:
     if sum(_is_sequence(each) for each in _tensors(given)) < 2:
         return None
     names = [*islice(inspect.signature(given.module.forward).parameters, len(given.args)), *given.kwargs]
@@ -62,7 +61,9 @@ def _decoder(given: ModuleInput) -> _Decoder | None:
     for name, each in zip(names, values, strict=False):
         is_memory = _MEMORY.search(name) and not _NO_MEMORY.search(name)
         if is_memory and _is_sequence(each) and each is not tokens:
-            return _Decoder(tokens, each)
+            for axis in (1, 0):  # (N, T, D), or (T, N, D) as torch's own layers take it
+                if any(each.shape[axis] - high * wide in (0, 1) for high, wide in grids if high * wide > 1):
+                    return _Decoder(tokens.shape[axis], each)
     return None
 
 

@@ -93,25 +93,27 @@ class WrittenLayer(nn.Module):
 class Detector(nn.Module):
     """As DETR: learned queries look at each other, then at the patches."""
 
-    def __init__(self, queries: int, *, is_written_out: bool) -> None:
+    def __init__(self, queries: int, way: str) -> None:
         super().__init__()
-        self.vision, self.queries = Vision(), nn.Parameter(torch.randn(1, queries, 8))
-        torchs = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
-        self.layer: nn.Module = WrittenLayer() if is_written_out else torchs
-        self.is_written_out = is_written_out
+        self.vision, self.queries, self.way = Vision(), nn.Parameter(torch.randn(1, queries, 8)), way
+        torchs = nn.TransformerDecoderLayer(8, 2, 16, batch_first=way == "batch first")
+        self.layer: nn.Module = WrittenLayer() if way == "written out" else torchs
 
     def forward(self, pixels: Tensor) -> Tensor:
         memory = self.vision(pixels)
         queries = self.queries.expand(len(pixels), -1, -1)
-        found: Tensor = self.layer(queries, queries, memory) if self.is_written_out else self.layer(queries, memory)
-        return found
+        if self.way == "batch second":
+            queries, memory = queries.transpose(0, 1), memory.transpose(0, 1)
+        given = (queries, queries, memory) if self.way == "written out" else (queries, memory)
+        found: Tensor = self.layer(*given)
+        return found.transpose(0, 1) if self.way == "batch second" else found
 
 
-@pytest.mark.parametrize("is_written_out", [False, True])
+@pytest.mark.parametrize("way", ["batch first", "batch second", "written out"])
 @pytest.mark.parametrize("queries", [4, 16, 17])
-def test_queries_of_a_decoder_do_not_lie_on_the_picture(queries: int, is_written_out: bool) -> None:
+def test_queries_of_a_decoder_do_not_lie_on_the_picture(queries: int, way: str) -> None:
     """4 are as many as patches of the halved grid, 16 as patches, 17 as patches and a class token."""
-    network = Detector(queries, is_written_out=is_written_out)
+    network = Detector(queries, way)
     result = hookscope.attention(network, PICTURES, query="mean", block=[1, 2], save_tensors=True)
     grids = [(each.query_grid, each.key_grid) for each in result.blocks]
     assert grids == [((4, 4), (4, 4)), (None, None), (None, (4, 4))]
@@ -129,7 +131,7 @@ def test_attention_is_not_followed_from_the_picture_to_other_tokens_though_as_ma
     with pytest.raises(UsageError, match=r"text\.attention looks at other tokens than the blocks before it\."):
         hookscope.attention(TwoTowers(), input=given, rollout=True)
     with pytest.raises(UsageError, match=r"layer\.self_attn looks at other tokens than the blocks before it\."):
-        hookscope.attention(Detector(16, is_written_out=False), PICTURES, rollout=True)
+        hookscope.attention(Detector(16, "batch first"), PICTURES, rollout=True)
 
 
 # --- No attention over tokens ---
