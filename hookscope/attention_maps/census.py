@@ -9,9 +9,12 @@ from hookscope.results.attention import UnseenBlock
 
 _NAMES = ("attn", "attention", "self_attn", "self_attention")
 _ATTENTION = re.compile(r"attn|attention|attnetion|MLA$|MSA$", re.IGNORECASE)
-# Gates over channels or places, and parts of an attention: they compute none over tokens.
+# Gates over channels or places compute no attention over tokens.
+_GATES = re.compile(
+    r"squeeze|excite|gate|cbam|\bse\b|semodule|ecamodule|globalcontext|selectivekernel|splitatt|radix", re.IGNORECASE
+)
 _NOT_OVER_TOKENS = re.compile(
-    r"channel|spatial|squeeze|gate|cbam|\bse\b|output|dropout|drop$|norm|embed|bias|mlp|linear$|softmax", re.IGNORECASE
+    rf"{_GATES.pattern}|channel|spatial|output|dropout|drop$|norm|embed|bias|mlp|linear$|softmax", re.IGNORECASE
 )
 
 CANNOT_BE_SEEN = (
@@ -62,7 +65,11 @@ def unseen_blocks(
         unseen[name] = UnseenBlock(name, type(candidates[name]).__name__, reason)
     for name, (kind, reason) in refused.items():  # such as DaViT's over channels
         is_attention = _ATTENTION.search(kind) or name.rpartition(".")[2] in _NAMES
-        if is_attention and not any(_inside(name, each) or _inside(each, name) for each in (*unseen, *seen)):
+        if (
+            is_attention
+            and not _GATES.search(kind)
+            and not any(_inside(name, each) or _inside(each, name) for each in (*unseen, *seen))
+        ):
             unseen[name] = UnseenBlock(name, kind, reason)
     return tuple(unseen.values())
 

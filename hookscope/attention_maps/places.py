@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hookscope.attention_maps.off_picture import off_picture
 from hookscope.hooks.attention import AttentionCall, ModuleInput
 from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, known_prefix, layout_of
 from hookscope.statistics.windows import cut, cuts_windows, pair, window_size
@@ -71,7 +72,8 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
         return f"its first axis of {lead[0]} does not count {inputs} inputs"
     groups = lead[0] // inputs
     if len(lead) == 1:
-        return Axes((0,), inputs, 1, groups) if groups == heads else Axes((0,), inputs, groups, 1)
+        is_folded = heads is not None and groups % heads == 0  # SAM's windows, and the heads of each
+        return Axes((0,), inputs, groups // heads, heads) if heads and is_folded else Axes((0,), inputs, groups, 1)
     places = [place for place in range(1, len(lead)) if lead[place] == heads] if len(lead) > 2 else [1]
     if len(places) != 1:
         return f"which of its axes {'x'.join(map(str, lead))} counts heads is not known"
@@ -87,7 +89,12 @@ def with_folded_heads(call: AttentionCall, axes: Axes) -> Axes:
     """
     assert call.rows is not None  # noqa: S101 - the caller has looked
     keys, counts = call.rows.shape[-1], [*_token_counts(call.running)]
-    if axes.order != (0,) or axes.windows == 1 or any(axes.inputs * axes.windows * keys in each for each in counts):
+    if (
+        axes.order != (0,)
+        or axes.windows == 1
+        or axes.heads > 1
+        or any(axes.inputs * axes.windows * keys in each for each in counts)
+    ):
         return axes
     if any(axes.inputs * keys in each for each in counts):
         return Axes(axes.order, axes.inputs, 1, axes.windows)
@@ -115,7 +122,8 @@ def not_over_tokens(call: AttentionCall, axes: Axes) -> str:
     *_, queries, keys = call.rows.shape
     counts = [*_token_counts(call.running)]
     if any(axes.inputs * axes.windows * keys in each for each in counts):
-        return _over_channels(call, keys) if call.rows.features in (0, keys) else ""
+        over_channels = _over_channels(call, keys) if call.rows.features in (0, keys) else ""
+        return over_channels or (_of_channels(call, axes, counts) if call.entry == "softmax" else "")
     if call.entry == "multi-head":
         return ""
     if call.entry == "scaled dot product":
@@ -144,6 +152,29 @@ def _over_channels(call: AttentionCall, keys: int) -> str:
     if values.stride(axis) < values.stride(other):
         return f"its softmax is over {keys} channels or neighbours, not over tokens"
     return ""
+
+
+def _of_channels(call: AttentionCall, axes: Axes, counts: Sequence[set[int]]) -> str:
+    """Refuse a softmax for each channel, over tokens: that of linear attention, and of lambda layers.
+
+    Queries are tokens, too: one, as many as modules were given, those of a grid, or every other row and column of the
+    keys' (LeViT).
+    """
+    assert call.rows is not None  # noqa: S101
+    *_, queries, keys = call.rows.shape
+    reason = f"its softmax is for each of {queries} channels, not for each token (linear attention)"
+    heads = head_count_of(call.running[:1])
+    if heads is not None and heads > 1 == axes.heads * axes.windows:
+        return reason
+    if queries == 1 or any(axes.inputs * axes.windows * queries in each for each in counts):
+        return ""
+    halved = layout_of((1, keys, 1), 1, 2, call.grids, prefix=0)
+    grids = [*call.grids, *([_halves(halved.grid)] if isinstance(halved, Layout) else [])]
+    return "" if any(queries - high * wide in (0, 1) for high, wide in grids) else reason
+
+
+def _halves(grid: Sequence[int]) -> tuple[int, int]:
+    return -(-grid[0] // 2), -(-grid[1] // 2)
 
 
 def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
@@ -206,16 +237,23 @@ def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tupl
     if axes.windows > 1 or any(cuts_windows(each.module) for each in call.running):
         windows = _windows_of(call, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
-    of_keys = _grid_places(keys, call.grids, arrangement)
+    elsewhere = off_picture(call.running, queries, keys, call.grids)
+    of_keys = _grid_places(keys, call.grids, arrangement, elsewhere.keys)
     if isinstance(of_keys, str):
         return None, None, of_keys
-    of_queries = of_keys if queries == keys else _grid_places(queries, call.grids, arrangement)
+    if (queries, elsewhere.queries) == (keys, elsewhere.keys):
+        return of_keys, of_keys, ""
+    of_queries = _grid_places(queries, call.grids, arrangement, elsewhere.queries)
     return (None if isinstance(of_queries, str) else of_queries), of_keys, ""
 
 
-def _grid_places(count: int, grids: Sequence[tuple[int, int]], arrangement: Arrangement) -> Places | str:
+def _grid_places(
+    count: int, grids: Sequence[tuple[int, int]], arrangement: Arrangement, elsewhere: str
+) -> Places | str:
     if count == 1:
         return "it has one token"
+    if elsewhere and arrangement.given is None:
+        return f"its {count} keys are {elsewhere}"
     layout = layout_of((1, count, 1), 1, 2, grids, prefix=arrangement.prefix, given=arrangement.given)
     if isinstance(layout, str) and arrangement.prefix:  # a block without class token, or with keys of another grid
         layout = layout_of((1, count, 1), 1, 2, grids, prefix=0, given=arrangement.given)

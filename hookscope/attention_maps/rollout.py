@@ -35,7 +35,9 @@ class Rollout:
         self.places = places
 
 
-def refuse_rollout(label: str, queries: int, keys: int, windows: int, tokens: int | None) -> None:
+def refuse_rollout(
+    label: str, queries: int, keys: int, windows: int, tokens: int | None, *, are_others: bool = False
+) -> None:
     """Refuse a block that attention cannot be followed through.
 
     Args:
@@ -44,6 +46,8 @@ def refuse_rollout(label: str, queries: int, keys: int, windows: int, tokens: in
         keys: How many it has.
         windows: How many parts its tokens are in.
         tokens: How many the block before it had; None for the first.
+        are_others: Whether queries are other tokens than keys, or keys than those of the block before it, though as
+            many: words, or queries of a decoder.
 
     Raises:
         UsageError: If it attends within windows, pools, looks at other tokens, or has others than the block before it.
@@ -57,5 +61,7 @@ def refuse_rollout(label: str, queries: int, keys: int, windows: int, tokens: in
         reason = f"{pools} ({count}, {keys} keys)"
     elif tokens is not None and keys != tokens:
         reason = f"has {keys} tokens, the blocks before it have {tokens}"
+    elif are_others:
+        reason = "looks at other tokens than the blocks before it"
     if reason:
         raise UsageError(f"--rollout is undefined here: {label} {reason}. Leave it out, and look at single blocks.")

@@ -130,8 +130,10 @@ class _Pass:
         label = row_label(inner.name, number, "")
         query_count, key_count = call.rows.shape[-2:]
         if self.wanted.rollout:
-            before = self.seen[-1].block.keys if self.seen else None
-            refuse_rollout(label, query_count, key_count, axes.windows, before)
+            before = self.seen[-1] if self.seen else None
+            are_others = queries is not keys or (before is not None and (before.keys is None) != (keys is None))
+            tokens = None if before is None else before.block.keys
+            refuse_rollout(label, query_count, key_count, axes.windows, tokens, are_others=are_others)
         chosen = {
             place: [
                 chosen_in(query, record, queries, keys, query_count, self.wanted.arrangement.class_count)
@@ -197,6 +199,7 @@ class _Gathered:
 
     records: list[InputRecord] = field(default_factory=list)
     blocks: dict[str, AttentionBlock] = field(default_factory=dict)
+    drawn: dict[str, None] = field(default_factory=dict)
     sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     top_tokens: dict[str, Tensor | None] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
@@ -269,7 +272,7 @@ def run_attention(
         raise UsageError(
             f"--rollout is undefined here: {census_of(seen_blocks, unseen)}. Leave it out, and look at single blocks."
         )
-    if not gathered.maps and any(not each.remark for each in seen_blocks):
+    if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
         raise UsageError(_no_such_query(wanted, inspected))
     device, dtype = inspected.placed
     labels = {each.label for each in seen_blocks}
@@ -292,7 +295,7 @@ def run_attention(
         head_maps=tuple(gathered.head_maps),
         patches=tuple(gathered.patches),
         warnings=(*inspected.warnings, *gathered.warnings, *_about_nan(rows, gathered.maps), *queue.remarks),
-        notes=(*inspected.notes, *gathered.notes, *(() if numbers else (_NO_NUMBERS,))),
+        notes=(*inspected.notes, *gathered.notes, *_other_block(gathered), *(() if numbers else (_NO_NUMBERS,))),
         seed=session.seed,
         device=device,
         dtype=dtype,
@@ -534,11 +537,18 @@ def _asked_for(wanted: Wanted, labels: Sequence[str]) -> list[int]:
 
 
 def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> None:
+    gathered.drawn[block.label] = None
     if block.remark:
         gathered.notes[f"{block.label} has no map: {block.remark}."] = None
     for head in wanted.heads:
         if head >= block.heads:
             raise UsageError(f"--head {head} is not possible: {block.label} has {block.heads} heads, from 0.")
+
+
+def _other_block(gathered: _Gathered) -> list[str]:
+    """Name the last block that can be drawn, where none of those asked for can."""
+    placed = [(index, each.label) for index, each in enumerate(gathered.blocks.values()) if not each.remark]
+    return [f"{placed[-1][1]} has a map: --block {placed[-1][0]}."] if placed and not gathered.maps else []
 
 
 def _maps(

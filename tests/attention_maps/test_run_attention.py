@@ -383,6 +383,37 @@ def test_a_network_of_linear_attention_is_refused_with_its_blocks() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        (
+            "lambda_resnet26t",
+            224,
+            r"0 of 3 blocks seen; .*: its softmax is for each of 16 channels, not for each token",
+        ),
+        ("coat_lite_tiny", 224, r"0 of 8 blocks seen; not seen: serial_blocks1\.0\.factoratt_crpe"),
+        ("halonet26t", 256, r"0 of 3 blocks seen; .*: its softmax is over 144 channels or neighbours"),
+        ("seresnet33ts", 64, "no module of it computes any"),  # its gates are called attn
+        ("gcresnet33ts", 64, "no module of it computes any"),
+    ],
+)
+def test_what_is_called_attention_and_looks_at_no_tokens_is_not_drawn(name: str, size: int, message: str) -> None:
+    with pytest.raises(NothingMatchedError, match=message):
+        hookscope.attention(timm_network(name), torch.randn(1, 3, size, size))
+
+
+@pytest.mark.exhaustive
+def test_windows_of_sam_have_numbers_of_every_head_and_in_words_no_map() -> None:
+    network = timm_network("samvit_base_patch16", depth=2, img_size=256, global_attn_indexes=(0,))
+    result = hookscope.attention(network, torch.randn(1, 3, 256, 256))
+    shapes = [(each.windows, each.heads, each.keys, each.key_grid) for each in result.blocks]
+    assert shapes == [(1, 12, 256, (16, 16)), (4, 12, 196, None)]
+    assert (len(result.rows), result.maps) == (24, ())
+    unplaced = "blocks.1.attn has no map: where its windows lie on the picture is not known."
+    assert result.notes == (unplaced, "blocks.0.attn has a map: `block` 0.")
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "pvt_v2_b0", "cait_xxs24_224"])
 def test_rollout_is_refused_where_it_means_nothing(name: str) -> None:
     options = {"img_size": 64, "depth": 2} if name.startswith("cait") else {}

@@ -88,7 +88,7 @@ def test_a_text_has_numbers_of_every_head_and_in_words_no_map(run: Run) -> None:
     # Word n looks at n words alike, which is an entropy of ln n: the mean of ln 1 to ln 6.
     assert [each["entropy"] for each in document["rows"]] == [pytest.approx(math.log(math.factorial(6)) / 6)] * 2
     assert document["maps"] == []
-    assert any("has no map: it has 6 tokens whose grid is not known" in each for each in document["notes"])
+    assert any("has no map: its 6 keys are words, which have no place" in each for each in document["notes"])
 
 
 @pytest.mark.usefixtures("network")

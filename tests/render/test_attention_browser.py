@@ -43,13 +43,37 @@ def test_a_click_picks_the_patch_under_it_and_keys_move_on(open_html: Open, resu
     left, top = (box["width"] - wide) / 2, (box["height"] - tall) / 2
     svg.click(position={"x": left + x * wide, "y": top + y * tall})
     largest = result.patches[0].values[2 * 4 + 1].max()
-    assert page.locator(".told-patch").inner_text() == f"row 2, column 1: colours from 0 to {largest:.4g}"
+    assert (
+        page.locator(".told-patch").inner_text()
+        == f"row 2, column 1 in layers.1.self_attn: colours from 0 to {largest:.4g}"
+    )
     picked = page.locator("image.picked").get_attribute("href")
     svg.press("ArrowRight")
     largest = result.patches[0].values[2 * 4 + 2].max()
-    assert page.locator(".told-patch").inner_text() == f"row 2, column 2: colours from 0 to {largest:.4g}"
+    assert (
+        page.locator(".told-patch").inner_text()
+        == f"row 2, column 2 in layers.1.self_attn: colours from 0 to {largest:.4g}"
+    )
     assert page.locator("image.picked").get_attribute("href") != picked
     assert opened.wrong == []
+
+
+def test_a_picked_patch_shows_which_of_two_blocks_its_map_is_of(open_html: Open, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    asked = {"query": ["cls", "mean", "200,150"], "head": [0, 1, 2], "block": [0, 1]}
+    result = hookscope.attention(SmallTransformer(), CAT, resize="32", crop="32", **asked)  # type: ignore[arg-type]
+    page = open_html(attention_html(read_attention(result.save(tmp_path / "run")))).page
+    page.locator("svg.photograph").first.click()
+    assert " in layers.0.self_attn: " in page.locator(".told-patch").inner_text()
+    radios = page.locator('input[value^="patch-"]')
+    in_sight = (
+        "radio => { const list = radio.closest('fieldset').getBoundingClientRect(), own = "
+        "radio.getBoundingClientRect(); return own.top >= list.top && own.bottom <= list.bottom; }"
+    )
+    assert radios.first.is_checked()
+    assert radios.first.evaluate(in_sight)
+    radios.nth(1).check()
+    assert " in layers.1.self_attn: " in page.locator(".told-patch").inner_text()
 
 
 def test_an_input_without_a_map_has_no_controls(open_html: Open, tmp_path: Path) -> None:

@@ -46,12 +46,14 @@ for (const look of document.querySelectorAll(".look:has(.patch-frame)")) {
     frame.setAttribute("width", across / columns);
     frame.setAttribute("height", down / rows);
     const top = chosen.tops.split(" ")[index];
-    told.textContent = `row ${place.row}, column ${place.column}: colours from 0 to ${top}`;
+    told.textContent = `row ${place.row}, column ${place.column} in ${chosen.block}: colours from 0 to ${top}`;
   }
 
   function pick(radio) {
     const chosen = radios.find((each) => each.checked && "weights" in each.dataset);
     (chosen ?? radio).checked = true;
+    const list = look.querySelector(".maps-of");
+    list.scrollTop = (chosen ?? radio).closest("label").offsetTop - list.offsetTop;
     look.dispatchEvent(new Event("change"));
   }
 

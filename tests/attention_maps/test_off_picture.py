@@ -1,0 +1,200 @@
+"""Tokens that are as many as the patches of a picture, and do not lie on it: they have numbers, and no map."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.errors import NothingMatchedError, UsageError
+
+PICTURES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, tokens: Tensor, key_value_states: Tensor | None = None) -> Tensor:
+        query, key, value = self.project(tokens).chunk(3, -1)
+        if key_value_states is not None:
+            key, value = self.project(key_value_states).chunk(3, -1)[1:]
+        query, key, value = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (query, key, value))
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+class Vision(nn.Module):
+    """Patches of 8 pixels: 4 x 4 of a picture of 32 x 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.attention = nn.Conv2d(3, 8, 8, 8), Attention()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens: Tensor = self.attention(self.patches(pixels).flatten(2).transpose(1, 2))
+        return tokens
+
+
+class Text(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.attention = nn.Embedding(50, 8), Attention()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tokens: Tensor = self.attention(self.words(ids))
+        return tokens
+
+
+class TwoTowers(nn.Module):
+    """As CLIP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision, self.text = Vision(), Text()
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        return self.vision(pixels).mean(1) @ self.text(ids).mean(1).T
+
+
+@pytest.mark.parametrize("words", [7, 16, 17])
+def test_words_do_not_lie_on_the_picture_that_another_tower_was_given(words: int) -> None:
+    """16 are as many as patches, 17 as patches and a class token; the last block, which is drawn, is the text's."""
+    given = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, words))}
+    result = hookscope.attention(TwoTowers(), input=given)
+    assert result.census == "2 of 2 blocks seen"
+    assert [(each.query_grid, each.key_grid) for each in result.blocks] == [((4, 4), (4, 4)), (None, None)]
+    assert [each.distance is None for each in result.rows] == [False, False, True, True]
+    assert result.maps == ()
+    assert f"text.attention has no map: its {words} keys are words, which have no place on a picture" in result.notes[0]
+    assert result.notes[1] == "vision.attention has a map: `block` 0."
+    (found, _) = hookscope.attention(TwoTowers(), input=given, block=0).maps
+    assert (found.block, found.values.shape) == ("vision.attention", (4, 4))
+
+
+def test_a_user_who_knows_better_places_words() -> None:
+    """Such as codes of a picture's patches."""
+    result = hookscope.attention(nn.Sequential(Text()), input_shape="1,16:int64<50", tokens="grid=4x4")
+    assert result.blocks[0].key_grid == (4, 4)
+    assert len(result.maps) == 1
+
+
+class WrittenLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.cross = Attention(), Attention()
+
+    def forward(self, hidden_states: Tensor, position: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        tokens: Tensor = self.cross(self.own(hidden_states + position), key_value_states=encoder_hidden_states)
+        return tokens
+
+
+class Detector(nn.Module):
+    """As DETR: learned queries look at each other, then at the patches."""
+
+    def __init__(self, queries: int, way: str) -> None:
+        super().__init__()
+        self.vision, self.queries, self.way = Vision(), nn.Parameter(torch.randn(1, queries, 8)), way
+        torchs = nn.TransformerDecoderLayer(8, 2, 16, batch_first=way == "batch first")
+        self.layer: nn.Module = WrittenLayer() if way == "written out" else torchs
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        memory = self.vision(pixels)
+        queries = self.queries.expand(len(pixels), -1, -1)
+        if self.way == "batch second":
+            queries, memory = queries.transpose(0, 1), memory.transpose(0, 1)
+        given = (queries, queries, memory) if self.way == "written out" else (queries, memory)
+        found: Tensor = self.layer(*given)
+        return found.transpose(0, 1) if self.way == "batch second" else found
+
+
+@pytest.mark.parametrize("way", ["batch first", "batch second", "written out"])
+@pytest.mark.parametrize("queries", [4, 16, 17])
+def test_queries_of_a_decoder_do_not_lie_on_the_picture(queries: int, way: str) -> None:
+    """4 are as many as patches of the halved grid, 16 as patches, 17 as patches and a class token."""
+    network = Detector(queries, way)
+    result = hookscope.attention(network, PICTURES, query="mean", block=[1, 2], save_tensors=True)
+    grids = [(each.query_grid, each.key_grid) for each in result.blocks]
+    assert grids == [((4, 4), (4, 4)), (None, None), (None, (4, 4))]
+    reason = f"has no map: its {queries} keys are tokens of a decoder, which have no place on the picture."
+    assert [reason in each for each in result.notes] == [True]
+    assert [each.block for each in result.maps] == [result.blocks[2].label] * 2
+    weights = result.tensors[result.blocks[2].label].double().numpy()
+    for each in result.maps:
+        expected = weights[each.input_index].mean((0, 1))
+        np.testing.assert_allclose(each.values.reshape(-1), expected, atol=1e-6)
+
+
+def test_attention_is_not_followed_from_the_picture_to_other_tokens_though_as_many() -> None:
+    given = {"pixels": PICTURES, "ids": torch.randint(0, 50, (2, 16))}
+    with pytest.raises(UsageError, match=r"text\.attention looks at other tokens than the blocks before it\."):
+        hookscope.attention(TwoTowers(), input=given, rollout=True)
+    with pytest.raises(UsageError, match=r"layer\.self_attn looks at other tokens than the blocks before it\."):
+        hookscope.attention(Detector(16, "batch first"), PICTURES, rollout=True)
+
+
+# --- No attention over tokens ---
+
+
+class LinearOfChannels(nn.Module):
+    """Shen et al. 2021, Efficient Attention, as in diffusion networks: softmax over tokens, for each channel."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.project = way, nn.Conv2d(8, 36, 1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        query, key, value = (each.flatten(2).unflatten(1, (2, 6)) for each in self.project(maps).chunk(3, 1))
+        query, key = query.softmax(-2), key.softmax(-1)
+        by_einsum = torch.einsum("bhdn,bhen->bhde", key, value) if self.way == "einsum" else None
+        met = key @ value.transpose(-2, -1) if by_einsum is None else by_einsum
+        mixed: Tensor = torch.einsum("bhde,bhdn->bhen", met, query)
+        return mixed
+
+
+@pytest.mark.parametrize("way", ["einsum", "matmul"])
+def test_a_softmax_for_each_channel_is_linear_attention(way: str) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 8, 8))
+    network.add_module("attention", LinearOfChannels(way))
+    with pytest.raises(NothingMatchedError) as refused:
+        hookscope.attention(network, PICTURES)
+    assert "0 of 1 block seen; not seen: attention: its softmax is for each of 6 channels" in str(refused.value)
+
+
+class SEModule(nn.Module):
+    """Hu et al. 2018, squeeze and excitation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Conv2d(8, 8, 1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps * self.fc(maps.mean((2, 3), keepdim=True)).sigmoid()
+
+
+def test_gates_over_channels_are_no_blocks_though_networks_call_them_attention() -> None:
+    gated = nn.Sequential(nn.Conv2d(3, 8, 8, 8))
+    gated.add_module("attn", SEModule())
+    with pytest.raises(NothingMatchedError, match="no module of it computes any"):
+        hookscope.attention(gated, PICTURES)
+
+
+class WindowsAndHeads(nn.Module):
+    """As SAM: heads of windows in one axis."""
+
+    num_heads = 2
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        windows = tokens.reshape(-1, 4, 8)
+        heads = windows.unflatten(-1, (2, 4)).transpose(1, 2).flatten(0, 1)
+        return F.scaled_dot_product_attention(heads, heads, heads)
+
+
+def test_heads_of_windows_in_one_axis_are_heads() -> None:
+    tokens = torch.randn(3, 12, 8, generator=torch.Generator().manual_seed(4))
+    result = hookscope.attention(nn.Sequential(WindowsAndHeads()), tokens, batch_axis=0, save_tensors=True)
+    assert [(each.windows, each.heads, each.keys) for each in result.blocks] == [(3, 2, 4)]
+    parts = tokens.double().numpy().reshape(3, 3, 4, 2, 4).transpose(0, 1, 3, 2, 4)
+    powers = np.exp(parts @ parts.swapaxes(-2, -1) / 2)
+    np.testing.assert_allclose(result.tensors["0"], powers / powers.sum(-1, keepdims=True), atol=1e-6)
