@@ -16,7 +16,7 @@ _ENOUGH = 80  # characters that say what a page is about
 _CODE = re.compile(r"(?<!<pre>)(?<!</span>)<code>[^<]*</code>")
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 _LONG = re.compile(r"[^\s<>]{17,}")  # names that fill a column of a phone
-_JOINT = re.compile(r"(?<=[_/:(|])(?=[\w'\"])|(?<=\w{3})(?=\.\w{5})")
+_JOINT = re.compile(r"(?<=[_/:(|])(?=[\w'\"])|(?<=&#124;)|(?<=\w{3})(?=\.\w{5})")
 _MARKER = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
 
 
