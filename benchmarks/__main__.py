@@ -6,7 +6,7 @@ machine that does nothing else, and is kept in `benchmarks/results/`. A run of s
 `--output` says.
 
 `--device cuda` measures what runs on a GPU: times are between CUDA events with the work in between finished, TF32 is
-off, and what each way finds there is held against what is found on the CPU.
+off, and what each way finds there is compared with what is found on the CPU.
 
 Exit codes: 0 every budget holds; 1 one is missed; 2 it cannot run, or a section cannot: the others are kept.
 """

@@ -42,7 +42,7 @@ _TOLERANCE = 1e-3
 
 _NOTE = """\
 One picture, the map of one class at a layer that is given, over forward and backward down to the picture and all
-parameters. Each way is held against a computation by hand, for {count} layers of {networks} networks: the output as the
+parameters. Each way is checked by a computation by hand, for {count} layers of {networks} networks: the output as the
 layer returns it, its gradient by torch.autograd.grad, weights that are means over space, no negative sums. Peers are
 given layer and class and are left with their defaults, without normalisation where they offer that."""
 
@@ -95,7 +95,7 @@ def _judged(found: list[tuple[Map, Map, str]]) -> Work:
 
 
 def _same(found: Map, expected: Map, way: str) -> bool:
-    if way == "grad-cam":  # it gives maps that are scaled and resized: so is what they are held against
+    if way == "grad-cam":  # it gives maps that are scaled and resized: so is what they are compared with
         scaled = import_module("pytorch_grad_cam.utils.image").scale_cam_image
         expected = scaled(scaled(expected[None], found.shape[::-1]))[0]
     if found.shape != expected.shape:

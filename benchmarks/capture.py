@@ -24,7 +24,7 @@ _NOTE = """\
 Each module call's output is reduced to statistics. hookscope and the hand-written hooks take all that hookscope reports
 without distributions; with them it counts every value in bins, for quantiles and histograms. Ways that hand out tensors
 are timed with mean, std, min and max of each, fetched together; what they can prepare once, such as tracing, is not
-timed. Rows are wrong where these four differ from hookscope's, whose own are held against the hand-written hooks';
+timed. Rows are wrong where these four differ from hookscope's, whose own are compared with the hand-written hooks';
 making these rows of a result of another form, hookscope's and torchinfo's, is not timed. Each way, the plain one too,
 runs on a copy of the network that is its own. torchlens leaves torch's functions wrapped; they are put back after each
 of its runs, untimed."""

@@ -29,7 +29,7 @@ _NOTE = """\
 The loss is the output times fixed weights, summed. hookscope and the tensor hooks by hand take statistics of all
 activations, gradients of outputs and gradients of parameters; full backward hooks those of outputs' gradients, with
 `.item()`; captum hands out the gradients of outputs, timed with four statistics of each. Rows are gradients of outputs,
-wrong where mean, std, min or max differs from hookscope's, whose own are held against the tensor hooks'; making them of
+wrong where mean, std, min or max differs from hookscope's, whose own are checked by the tensor hooks'; making them of
 hookscope's result is not timed."""
 
 

@@ -32,7 +32,7 @@ _LENS_ROUNDS = 2
 _NOTE = """\
 All modules and all operations that the network's own code calls, not what torch's own layers call inside themselves.
 torchlens traces every operation; it is timed with mean, std, min and max of those that are compared, whose rows
-hookscope's are held against. Gradients are those of the outputs of all modules and operations, over the plain forward
+hookscope's are compared with. Gradients are those of the outputs of all modules and operations, over the plain forward
 and backward passes."""
 
 

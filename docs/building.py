@@ -15,6 +15,8 @@ from docs import made
 _ENOUGH = 80  # characters that say what a page is about
 _CODE = re.compile(r"(?<!<pre>)(?<!</span>)<code>[^<]*</code>")
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+_LONG = re.compile(r"[^\s<>]{17,}")  # names that fill a column of a phone
+_JOINT = re.compile(r"(?<=[_/:(|])(?=[\w'\"])|(?<=&#124;)|(?<=\w{3})(?=\.\w{5})")
 _MARKER = re.compile(r"^<!-- made: ([a-z-]+) -->$", re.MULTILINE)
 
 
@@ -25,8 +27,13 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, **_: object) -> str:
-    """Keep options whole where lines break: browsers break after each hyphen."""
-    return _CODE.sub(lambda code: _OPTION.sub(r'<span class="whole">\g<0></span>', code[0]), html)
+    """Choose where code breaks between lines: at joints of long names, not after the hyphens of an option."""
+    html = html.replace("、<code>", "、<wbr><code>").replace("&lt;=x&lt;=", "&lt;=x&lt;=<wbr>")
+    return _CODE.sub(lambda code: _OPTION.sub(r'<span class="whole">\g<0></span>', _with_breaks(code[0])), html)
+
+
+def _with_breaks(code: str) -> str:
+    return _LONG.sub(lambda word: _JOINT.sub("<wbr>", word[0]), code)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

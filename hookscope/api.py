@@ -118,7 +118,7 @@ def activations(
             tensors for several arguments by position, a mapping for arguments by name.
         layer: Patterns of layers to measure; default: modules that own parameters, and leaves. "op:relu" and
             "layer3.*:cat" select operations.
-        ops: Also observe the operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
+        ops: Also observe all operations that the network's own code calls: `F.relu`, `+`, `torch.cat`.
         repeats: Keep the rows of modules that return their input unchanged.
         weights: For MODEL: "auto" (trained if available, else random with a warning), "none" (random), a name, or a
             file.

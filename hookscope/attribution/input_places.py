@@ -38,15 +38,17 @@ class InputPlaces:
 def main_input(batch: Batch) -> Tensor | None:
     """Return the argument that places are counted in: the one with the most axes, of floating numbers if there are.
 
-    None where nothing of two to five axes is given by position; for a list of pictures, too.
+    Arguments by name count where none is given by position. None where none has two to five axes; for a list of
+    pictures, too.
     """
-    tensors = [each for each in batch.args if isinstance(each, Tensor) and _FEWEST_AXES <= each.dim() <= _MOST_AXES]
+    given = batch.args or tuple(batch.kwargs.values())
+    tensors = [each for each in given if isinstance(each, Tensor) and _FEWEST_AXES <= each.dim() <= _MOST_AXES]
     tensors = [each for each in tensors if each.is_floating_point()] or tensors
     return max(tensors, key=Tensor.dim, default=None)
 
 
 def place_axes(batch: Batch) -> int:
-    """Return how many axes of place the input of a batch has: 1, 2 or 3; 2 for lists and named inputs."""
+    """Return how many axes of place the input of a batch has: 1, 2 or 3; 2 for lists."""
     tensor = main_input(batch)
     return 2 if tensor is None else max(tensor.dim() - 2, 1)
 
@@ -61,7 +63,7 @@ def places_of(network: nn.Module, tensor: Tensor) -> InputPlaces:
 
 
 def input_size(network: nn.Module, batch: Batch) -> tuple[int, ...]:
-    """Return the sizes of a batch's axes of place; () for lists and named inputs."""
+    """Return the sizes of a batch's axes of place; () for lists."""
     tensor = main_input(batch)
     return () if tensor is None else places_of(network, tensor).size
 

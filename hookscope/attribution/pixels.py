@@ -238,6 +238,7 @@ def _places_given(network: nn.Module, batch: Batch) -> InputPlaces:
             f"The network is given whole numbers, {shape_text(given.shape)}, which have no gradient: look at what its "
             f"embedding returns, --method grad-cam --layer {embedding_name(network)}."
         )
+    what = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else what
     raise UsageError(
         "Maps of the input itself need one tensor as the first argument: signals (N, C, L), pictures (N, C, H, W) or "
         f"volumes (N, C, D, H, W). The network is given {what}."

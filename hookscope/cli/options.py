@@ -33,8 +33,8 @@ Ops = Annotated[
     bool,
     under.layers(
         "--ops",
-        help="Also show the operations that the network's own code calls: F.relu, +, torch.cat. --layer op:relu or "
-        "'layer3.*:cat' selects some.",
+        help="Also show all operations that the network's own code calls, whatever --layer selects: F.relu, +, "
+        "torch.cat. Without --ops, --layer op:relu or 'layer3.*:cat' shows some.",
     ),
 ]
 Repeats = Annotated[

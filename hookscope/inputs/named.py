@@ -230,7 +230,8 @@ def named_batch(named: Sequence[NamedInput]) -> Batch:
     if read:
         first, *others = [each.record for each in counted_first if each.record is not None]
         more = (Path(record.name).name for record in others if record.name != first.name)
-        name = " with ".join([first.name, *more])
+        # A picture is read again by its name, to draw on it.
+        name = first.name if first.region is not None else " with ".join([first.name, *more])
         record = replace(first, name=name, shape=first.shape[1:], steps=(*first.steps, *steps))
     else:
         record = InputRecord("by name", None, None, (), steps)

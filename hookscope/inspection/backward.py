@@ -41,7 +41,7 @@ class PassError(ModelError):
     """The model raised in its forward or its backward pass, or its loss has no gradient.
 
     Attributes:
-        inspection: What was seen until then; its `failure` says where the model raised, if it did.
+        inspection: What was seen until then; its `failure` is where the model raised, if it did.
     """
 
     def __init__(self, message: str, inspection: Gradients) -> None:

@@ -46,7 +46,7 @@ class ForwardError(ModelError):
     """The model raised in its forward pass.
 
     Attributes:
-        inspection: What was seen until then; its `failure` says where the model raised.
+        inspection: What was seen until then; its `failure` is where the model raised.
     """
 
     def __init__(self, message: str, inspection: Activations) -> None:

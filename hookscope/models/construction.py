@@ -34,7 +34,7 @@ class LoadedModel:
         info: Which network with which weights, for the record.
         preprocessing: How an image becomes its input.
         warnings: Sentences a reader must see, such as that trained weights could not be had.
-        example_shape: Of an input that it is known to take, batch axis first; None if nothing is known.
+        example_shape: Shape of an input that it takes, batch axis first; None if unknown.
         notes: Sentences about how it was loaded that need no action, such as which network was recognised.
         training: The entries of the weights file other than the weights; None without such a file.
         multi_label: Whether each class is a label by itself, so that scores are sigmoids and not a softmax.

@@ -103,7 +103,7 @@ def load_model(
 
     Raises:
         ModelNotFoundError: If MODEL or `arch` names nothing, or no known network fits a weights file.
-        NothingMatchedError: If there is nothing in the file where `options` says.
+        NothingMatchedError: If the file has nothing at the key of `options`.
         UsageError: If the arguments contradict each other or cannot be right, or leave a choice open.
         CheckpointError: If weights cannot be downloaded or read, or do not fit.
         InputError: If a Python file cannot be read.

@@ -18,11 +18,12 @@ _MOST_ROWS = 40  # a screen
 
 
 def attribution_summary(result: Attributions, *, width: int, full: bool = False) -> Iterator[RenderableType]:
-    """Yield what the command prints: title, finding, table, sanity lines."""
+    """Yield what the command prints: finding, title, table, sanity lines."""
+    if result.maps:
+        yield safe_line(finding_of(result.maps[0], result), overflow="fold")
     yield note_lines(result.notes)
     yield from title_lines(result)
     if result.maps:
-        yield safe_line(finding_of(result.maps[0], result), overflow="fold")
         yield _table(result, width, full=full)
     for each in result.layers:
         about = f"{each.label} ({each.kind}, {'x'.join(map(str, each.grid))}): {each.reason}"

@@ -38,9 +38,9 @@ _MOST_OF_A_WAY = 60
 
 def differences_summary(result: Differences, *, width: int, full: bool = False) -> Iterator[RenderableType]:
     """Yield what the command prints: the answer, the rows, and what has no partner."""
-    yield from _title(result)
     for sentence in answer(result) if result.way != "weights" else weights_answer(result):
         yield safe_line(sentence, overflow="fold")
+    yield from _title(result)
     yield from _predictions(result, full=full)
     yield note_lines(result.notes)
     if result.rows:

@@ -75,12 +75,12 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
 
 
 def loss_lines(loss: LossRecord | None, verification: Verification | None) -> RenderableType:
-    """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · of (model)"."""
+    """Return what was differentiated: "loss projection = 12.35 · target: noise (seed 0) · output (model)"."""
     if loss is None:
         return safe_line("No loss and no gradients: the forward pass raised.", style="bold red")
     parts = [f"loss {loss.name} = {number_text(loss.value)}"]
     parts += [f"target: {loss.target}"] if loss.target else []
-    parts += [f"of {', '.join(loss.outputs)}"] if loss.outputs else []
+    parts += [f"output {', '.join(loss.outputs)}"] if loss.outputs else []
     line = safe_line(" · ".join(parts), style="bold", overflow="fold")
     return line if verification is None else Group(line, verification_line(verification, with_loss=True))
 

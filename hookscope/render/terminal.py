@@ -79,11 +79,9 @@ def activations_answer(inspection: Activations) -> RenderableType:
 
 def no_findings(inputs: Sequence[InputRecord]) -> str:
     """Return what no rule objected to; on noise, `dead-channels` has another limit."""
-    share = "88%" if all(each.is_noise for each in inputs) else "80%"
-    return (
-        f"No NaN or Inf, no constant output, no layer with {share} of its channels dead (the layers shown, and "
-        "operations)."
-    )
+    is_noise = all(each.is_noise for each in inputs)
+    share = "88% of its channels dead, the limit on noise" if is_noise else "80% of its channels dead"
+    return f"No NaN or Inf, no constant output, no layer with {share} (the layers shown, and operations)."
 
 
 def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[str]:

@@ -290,7 +290,7 @@ def tensor_statistics(tensor: Tensor, channel_axis: int | None = None) -> Tensor
         channel_axis: The axis whose slices count as channels; None for no channel count.
 
     Returns:
-        Its statistics; `unmeasured` says why if there are none.
+        Its statistics; if there are none, `unmeasured` is the reason.
     """
     return summarise([reduce_tensor(tensor, channel_axis)])[0]
 

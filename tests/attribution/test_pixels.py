@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import hookscope
 from hookscope.attribution.pixels import COMPLETENESS_LIMIT, MOST_STEPS, PIXEL_METHODS, ScoredBatch, map_of
 from hookscope.errors import UsageError
 from hookscope.inputs import Batch
@@ -235,6 +236,11 @@ def test_a_network_that_cuts_the_gradient_off_says_what_to_do(cut: Callable[[Ten
 def test_inputs_without_places_or_gradients_are_refused_with_a_way_out(given: Tensor, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         PIXEL_METHODS["gradient"](scored_batch(Smooth(), given))
+
+
+def test_an_input_by_name_is_refused_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match="its inputs by name: leave out the name of the first"):
+        hookscope.attribute(Smooth(), input={"x": torch.rand(1, 3, 8, 8)}, method="gradient")
 
 
 @pytest.mark.parametrize("method", CAPTUMS)

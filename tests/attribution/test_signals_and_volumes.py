@@ -201,9 +201,12 @@ def test_tokens_have_a_map_at_their_embedding() -> None:
     with pytest.raises(UsageError, match=r"given whole numbers, 2x9, .* what its embedding returns, `layer` words"):
         hookscope.attribute(Tagger(), words, batch_axis=0)
     options = {"layer": "words", "method": "hires-cam", "sanity": "none", "batch_axis": 0}
-    (one, _) = hookscope.attribute(Tagger(), words, **options).maps
+    network = Tagger()
+    (one, _) = hookscope.attribute(network, words, **options).maps
     assert one.values.shape == (9,)
     assert [*np.flatnonzero(one.values)] == [4]
+    (named, _) = hookscope.attribute(network, input={"x": words}, **options).maps
+    assert np.array_equal(named.values, one.values)
 
 
 @pytest.mark.parametrize(

@@ -365,6 +365,14 @@ def test_no_match_and_nothing_near_still_says_what_to_do(resnet34: nn.Module) ->
     assert str(caught.value) == "No layer matches 'zzzzzzzz'. List them with `hookscope layers MODEL`."
 
 
+def test_a_pattern_that_names_a_torch_function_leads_to_the_operation() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3))
+    with pytest.raises(
+        LayerNotFoundError, match=r"No layer matches 'softmax'\. For the operation: --layer op:softmax\. "
+    ):
+        select_layers(network, ["softmax"])
+
+
 @pytest.mark.parametrize("pattern", ["", "!", "name:", "type:", "!name:"])
 def test_an_empty_pattern_is_a_usage_error(pattern: str) -> None:
     with pytest.raises(UsageError, match=r"is empty: give a part of a layer's name or type") as caught:

@@ -110,6 +110,13 @@ def test_names_alone_make_a_batch_of_as_many_inputs_as_the_first_tensor_has(tmp_
     assert (record.name, record.steps) == ("by name", ("by name: sr = 2",))
 
 
+def test_a_picture_by_name_keeps_its_file_name_so_that_maps_can_be_drawn_on_it(tmp_path):
+    picture = save(tmp_path / "a.png", random_pixels(4, 5))
+    (record,) = named_batch(read_named([f"image={picture}", "meta=1,2,3"], PLAIN)).records
+    assert record.name == str(picture)
+    assert record.steps[-1].startswith("by name: meta = 1,2,3")
+
+
 VIEWS = [torch.arange(6.0).reshape(3, 2), torch.arange(12.0).reshape(3, 4)]
 
 

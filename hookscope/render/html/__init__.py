@@ -173,11 +173,13 @@ def _base64(picture: Picture) -> Markup:
 def _columns(layers: Sequence[Layer], *, has_gradients: bool, has_cost: bool) -> list[LayerColumn]:
     """Return the columns of the table of layers.
 
-    That of NaN and Inf is hidden at first where there are none, others of the values where gradients need the room.
+    Hidden at first: NaN and Inf where there are none, the status of gradients where all of them have arrived, and
+    some columns of the values where gradients need the room.
     """
     values = [layer.row.activation for layer in layers]
     hidden = set() if any(each.nan_count or each.inf_count for each in values) else {"bad"}
     hidden |= {"std", "min", "max"} if has_gradients else set()
+    hidden |= {"gstate"} if all(layer.gradient and layer.gradient.status == "gradient" for layer in layers) else set()
     return [
         replace(column, shown=column.shown and column.key not in hidden)
         for column in COLUMNS

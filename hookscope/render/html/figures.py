@@ -35,6 +35,11 @@ class Figure:
     marks: Sequence[float] = ()  # places from the left of marks at the foot
     mark_meaning: str = ""
 
+    @property
+    def anchored_names(self) -> list[tuple[float, str, str]]:
+        """The names with the end of the text that is at their place: the last ones would leave the plot."""
+        return [(place, text, "start" if _fits(place, text) else "end") for place, text in self.names]
+
 
 @dataclass(frozen=True, slots=True)
 class Bars:
@@ -408,13 +413,20 @@ def _block_names(blocks: Sequence[str]) -> list[tuple[float, str]]:
     across = _across(len(blocks))
     starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
     lengths = dict(zip(starts, np.diff([*starts, len(blocks)]).tolist(), strict=True))
-    kept: list[tuple[float, float, str]] = []
+    kept: list[tuple[float, float]] = []
+    names: list[tuple[float, str]] = []
     for place in sorted(starts, key=lambda start: (-lengths[start], start))[:_MOST_BLOCKS]:
         text = fold_name(blocks[place], 18)
-        left, right = across(place), across(place) + len(text) * _LABEL_PIXELS + 8
-        if right <= WIDTH + 8 and all(right <= start or left >= end for start, end, _ in kept):
-            kept.append((left, right, text))
-    return sorted((left, text) for left, _, text in kept)
+        wide = len(text) * _LABEL_PIXELS + 8
+        left = across(place) if _fits(across(place), text) else across(place) - wide
+        if left >= 0 and all(left + wide <= other or left >= other + width for other, width in kept):
+            kept.append((left, wide))
+            names.append((across(place), text))
+    return sorted(names)
+
+
+def _fits(place: float, text: str) -> bool:
+    return place + len(text) * _LABEL_PIXELS <= WIDTH
 
 
 def _short(number: float) -> str:

@@ -158,9 +158,11 @@ def _channels(result: Survey, strips: dict[tuple[int, int], str]) -> Iterator[li
     """Yield what the page shows of each channel, as lists: they take half of the room of objects."""
     places = {key: place for place, key in enumerate(strips)}
     per_row = max(1, _MOST_CHANNELS // max(1, len(result.rows)))
+    of_class = bool(result.classes)
     for row in result.rows:
         for channel in _shown(row, per_row, strips):
-            excited = [f"{PurePath(each.input).name} {number_text(each.value, 3)}" for each in channel.top[:_MOST_TOPS]]
+            tops = channel.top[:_MOST_TOPS]
+            excited = [f"{_short_path(each.input, of_class)} {number_text(each.value, 3)}" for each in tops]
             yield [
                 safe_text(row.label),
                 channel.channel,
@@ -173,6 +175,11 @@ def _channels(result: Survey, strips: dict[tuple[int, int], str]) -> Iterator[li
                 safe_text("; ".join(excited)),
                 places.get((row.index, channel.channel), -1),
             ]
+
+
+def _short_path(path: str, of_class: bool) -> str:
+    """Return the name of a file, with its folder where a class has one."""
+    return "/".join(PurePath(path).parts[-2 if of_class else -1 :])
 
 
 def _shown(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Sequence[SurveyChannel]:

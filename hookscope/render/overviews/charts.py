@@ -153,11 +153,12 @@ class Chart:
         for place, name in _blocks(self.names) if self.names else ():
             words = in_font(name, 24)
             drawn = font(SMALL, words)
-            left = MARGIN + self._x(place)
-            right = left + drawn.getlength(words)
-            if right <= MARGIN + INNER and all(right + 10 < other[0] or left > other[1] + 10 for other in taken):
+            tick, wide = MARGIN + self._x(place), drawn.getlength(words)
+            left = tick if tick + wide <= MARGIN + INNER else tick - wide
+            right = left + wide
+            if left >= MARGIN and all(right + 10 < other[0] or left > other[1] + 10 for other in taken):
                 taken.append((left, right))
-                pen.line([(left, top), (left, top + 5)], DIM)
+                pen.line([(tick, top), (tick, top + 5)], DIM)
                 pen.text((left, top + 6), words, DIM, drawn)
 
 
