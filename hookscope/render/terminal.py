@@ -78,10 +78,13 @@ def activations_answer(inspection: Activations) -> RenderableType:
 
 
 def no_findings(inputs: Sequence[InputRecord]) -> str:
-    """Return what no rule objected to; on noise, `dead-channels` has another limit."""
+    """Return what no rule objected to; on noise, `dead-channels` has another limit.
+
+    Inf that no later output holds, as that of a mask, is not objected to, nor are dead channels of a convolution.
+    """
     share = "88%" if all(each.is_noise for each in inputs) else "80%"
     return (
-        f"No NaN or Inf, no constant output, no layer with {share} of its channels dead (the layers shown, and "
+        f"No NaN, no lasting Inf, no constant output, no ReLU with {share} of its channels dead (the layers shown, and "
         "operations)."
     )
 
