@@ -191,7 +191,7 @@ def test_the_library_does_what_the_command_does(
 
 def test_a_result_prints_as_the_commands_table(run: hookscope.Activations) -> None:
     text = str(run)
-    assert text.startswith("No NaN or Inf, no constant output")
+    assert text.startswith("No NaN, no Inf that spreads, no constant output")
     assert any(line.startswith("demo (EfficientNet) · weights: ImageNet") for line in text.splitlines())
     assert "Egyptian cat 0.39" in text
     assert text.splitlines()[-1] == "verified: the same output as without hooks"

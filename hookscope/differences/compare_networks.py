@@ -335,8 +335,13 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
     """Return the rows of the layers that were selected in A; raise a NothingMatchedError if there are none."""
     rows = tuple(row for row in every_row if networks[_A].has_rows(row.layer))
     if not rows:
-        a, b = (each.inspected.info.name for each in networks[:2])
-        raise NothingMatchedError(f"No layer of A ({a}) has a partner in B ({b}): pair them with --map 'a.*=b.*'.")
+        a, b = (
+            f"{each.inspected.info.name}, {counted(len(each.inspected.modules) - 1, 'module')}" for each in networks[:2]
+        )
+        raise NothingMatchedError(
+            f"A and B are different networks: no layer of A ({a}) has a partner in B ({b}). Pair layers with "
+            "--map 'a.*=b.*'."
+        )
     return rows
 
 

@@ -146,12 +146,16 @@ def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
 def _sorted_by_stay(rows: Sequence[DifferenceRow], begins: Sequence[FirstDifference]) -> tuple[FirstDifference, ...]:
     """Return where differences begin, those last that are gone again before the next one begins."""
     places = {row.label: at for at, row in enumerate(rows)}
+    passed_on = max((at for at, row in enumerate(rows) if _differs(row) and not _has_equal_inputs(row)), default=-1)
     starts = sorted(places[each.row] for each in begins if _differs(rows[places[each.row]]))
     found = []
     for each in begins:
         at = places[each.row]
         end = next((start for start in starts if start > at), None)
-        found.append(replace(each, gone_at=_gone_at(rows[at:end], is_last=end is None)))
+        gone_at = _gone_at(rows[at:end], is_last=end is None)
+        if not gone_at and at > passed_on and not _differs(rows[-1]):  # what undoes it has no partner
+            gone_at = next(row.label for row in rows[at:] if not _differs(row))
+        found.append(replace(each, gone_at=gone_at))
     return tuple(sorted(found, key=lambda each: bool(each.gone_at)))
 
 

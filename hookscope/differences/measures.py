@@ -263,6 +263,8 @@ def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor:
     """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
     device = _common_device(a, b)
     a, b = plain(a, device), plain(b, device)
+    if not a.is_floating_point():  # booleans cannot be subtracted, and uint8 wraps around
+        a, b = a.double(), b.double()
     total = torch.zeros(a.shape[axis], dtype=torch.float64)
     for one, other in zip(a, b, strict=True):
         differences = (one - other).double().movedim(axis - 1, 0).reshape(a.shape[axis], -1)

@@ -28,6 +28,9 @@ _COUNTED_IN = ("meta", "progress", "trainer_state")
 
 _GREATEST_COUNT = 2**53  # exact as a float
 
+# Buffers of BatchNorm, which lists of averaged parameters lack.
+_RUNNING = ("running_mean", "running_var")
+
 
 @dataclass(frozen=True, slots=True)
 class AveragedCopy:
@@ -122,6 +125,7 @@ def _copies(content: object, state: Mapping[str, Any], key: str | None) -> Itera
         return
     own = {name for name, value in state.items() if isinstance(value, Tensor)}
     yield from _dotless_copies(content, own)
+    yield from _listed_copies(content, state)
     for where, found in other_sets(content, key):
         if not is_averaged(where):
             continue
@@ -145,6 +149,26 @@ def _dotless_copies(content: object, own: set[str]) -> Iterator[AveragedCopy]:
         detached = {name: Tensor.detach(value) for name, value in tensors.items() if isinstance(value, Tensor)}
         place = ".".join(filter(None, [where, printable(copy.prefix.rstrip("."), 80)]))
         yield AveragedCopy(place, detached, {name: copy.names[name] for name in detached})
+
+
+def _listed_copies(content: object, state: Mapping[str, Any]) -> Iterator[AveragedCopy]:
+    """Yield the averaged copies that are lists, as torch_ema saves them: the parameters in their order, no buffers."""
+    learnt = {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and not name.endswith(_RUNNING)
+    }
+    outer = dict.items(content) if isinstance(content, dict) else ()
+    inner = [
+        (f"{key}.{name}", each) for key, value in outer if isinstance(value, dict) for name, each in dict.items(value)
+    ]
+    for where, listed in [*((str(key), value) for key, value in outer), *inner]:
+        if not is_averaged(where) or not isinstance(listed, list | tuple) or len(listed) != len(learnt) or not learnt:
+            continue
+        pairs = zip(learnt, listed, strict=True)
+        if all(isinstance(each, Tensor) and each.shape == learnt[name].shape for name, each in pairs):
+            tensors = {name: Tensor.detach(each) for name, each in zip(learnt, listed, strict=True)}
+            yield AveragedCopy(printable(where, 80), tensors, {name: name for name in learnt})
 
 
 def _paired(tensors: Mapping[str, Tensor], own: set[str]) -> dict[str, str]:

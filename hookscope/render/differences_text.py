@@ -65,6 +65,8 @@ def answer(result: Differences) -> list[str]:
     if begins:
         sentences += [*([growth] if (growth := _growth(result)) else []), *_gradients(result)]
     sentences += [_begins(each, result, is_first=False) for each in gone[:_MOST_FIRST]]
+    if len(gone) > _MOST_FIRST:
+        sentences.append(f"Differences in {counted(len(gone) - _MOST_FIRST, 'more layer')} are gone again, too.")
     if gone and not begins:
         sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
     elif not begins:
@@ -214,9 +216,12 @@ def _growth(result: Differences) -> str:
     later = [(row.measures.relative_l2, row.label) for row in rows[start:] if row.measures]
     if len(later) < 2:
         return ""
+    first = result.first_differences[0]
+    if first.relative_l2 is not None and all(label != first.row for _, label in later):
+        later.insert(0, (first.relative_l2, first.row or "(model)"))  # a container, which has no row
     known = [each for each in later if not math.isnan(each[0])]
     sentences = []
-    if known:
+    if known and max(known)[0]:
         most, last = max(known), known[-1]
         grown = f"It is largest at {most[1]}, {number_text(most[0], 3)}"
         is_last = last == later[-1] and most != last
@@ -224,9 +229,9 @@ def _growth(result: Differences) -> str:
             f"{grown}, and {number_text(last[0], 3)} at {last[1]}, the last row." if is_last else f"{grown}."
         )
     broken = [row for row in rows[start:] if row.measures and row.measures.nonfinite]
-    if len(known) < len(later) and (not broken or broken[0].label != result.first_differences[0].row):
-        first = f": at {broken[0].label} {_nonfinite(broken[0])}" if broken else ""
-        sentences.append(f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side only{first}.")
+    if len(known) < len(later) and (not broken or broken[0].label != first.row):
+        where = f": at {broken[0].label} {_nonfinite(broken[0])}" if broken else ""
+        sentences.append(f"{counted(len(later) - len(known), 'row')} hold NaN or Inf on one side only{where}.")
     return " ".join(sentences)
 
 
@@ -239,6 +244,9 @@ def _output(output: OutputDifference) -> str:
     if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
     parts = []
+    without_scores = sum(all(map(_is_nan, pair)) for pair in zip(*output.predictions, strict=True))
+    if without_scores and without_scores == output.input_count:
+        return f"{name}: A and B are NaN, so neither has a best class."
     if output.measures is not None and output.measures.nonfinite is not None:
         parts.append(nonfinite_text(output.measures.nonfinite))
     elif output.measures is not None:
@@ -252,6 +260,8 @@ def _output(output: OutputDifference) -> str:
         parts.insert(1, f"{output.top5:.0%} of the five best in common")
     if output.kl is not None and not math.isnan(output.kl):
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
+    if without_scores:
+        parts.append(f"NaN in A and in B for {without_scores} of {output.input_count} inputs")
     return f"{name}: {', '.join(parts)}."
 
 
@@ -281,9 +291,13 @@ def _predictions(result: Differences, *, full: bool) -> Iterator[RenderableType]
             yield safe_line(f"{name}: {before} → {after}", overflow="fold")
 
 
+def _is_nan(prediction: Prediction) -> bool:
+    return any(map(math.isnan, prediction.probabilities))
+
+
 def scores_text(prediction: Prediction) -> str:
     """Return the best classes of an input with their probabilities."""
-    if any(map(math.isnan, prediction.probabilities)):
+    if _is_nan(prediction):
         return "scores that are NaN"
     return prediction_text(prediction, _FEW_CLASSES)
 

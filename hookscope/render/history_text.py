@@ -66,7 +66,15 @@ def history_summary(result: History, *, width: int, full: bool = False) -> Itera
 def answer(result: History) -> list[str]:
     """Return the answer in sentences: what happened and since when, what could not be read, what was looked at."""
     order = f"Files are in the order of {result.order}."
-    return [headline(result), *_failures(result), *_equal_files(result), *_best_classes(result), order, result.scope]
+    return [
+        headline(result),
+        *_failures(result),
+        *_equal_files(result),
+        *_steps(result),
+        *_best_classes(result),
+        order,
+        result.scope,
+    ]
 
 
 def _equal_files(result: History) -> Iterator[str]:
@@ -84,6 +92,30 @@ def _equal_files(result: History) -> Iterator[str]:
         labels = [printable(each.label, _MOST_NAME) for each in others]
         has = "has" if len(others) == 1 else "have"
         yield f"{some_of(labels, _MOST_PLACES)} {has} the same parameters as {printable(first.label, _MOST_NAME)}."
+
+
+def _steps(result: History) -> Iterator[str]:
+    """Yield a sentence on steps of an optimiser that fall, or that stay while weights move."""
+    moved = {row.file for row in result.rows if row.role == "parameter" and row.drift}
+    counts = [(each, each.optimisers[0].steps) for each in result.read if each.optimisers]
+    known = [(file, steps) for file, steps in counts if steps is not None]
+    fallen = [pair for pair in pairwise(known) if pair[1][1] < pair[0][1]]
+    still = [
+        pair
+        for pair in pairwise(known)
+        if pair[1][1] == pair[0][1] and pair[1][0].index in moved and pair[1][0].compared_with == pair[0][0].index
+    ]
+    for found, what in (
+        (fallen, "The steps of the optimizer fall"),
+        (still, "Weights move, but the optimizer's steps stay"),
+    ):
+        if not found:
+            continue
+        (before, one), (after, other) = found[0]
+        numbers = f"from {one:,g} to {other:,g}" if one != other else f"at {one:,g}"
+        names = [printable(each.label, _MOST_NAME) for each in (before, after)]
+        more = f", and in {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
+        yield f"{what} {numbers} from {names[0]} to {names[1]}{more}: its state was reset, or is of a different run."
 
 
 def headline(result: History) -> str:

@@ -78,10 +78,13 @@ def activations_answer(inspection: Activations) -> RenderableType:
 
 
 def no_findings(inputs: Sequence[InputRecord]) -> str:
-    """Return what no rule objected to; on noise, `dead-channels` has another limit."""
+    """Return what no rule objected to; on noise, `dead-channels` has another limit.
+
+    Inf that no later output holds, as that of a mask, is not objected to, nor are dead channels of a convolution.
+    """
     is_noise = all(each.is_noise for each in inputs)
     share = "88% of its channels dead, the limit on noise" if is_noise else "80% of its channels dead"
-    return f"No NaN or Inf, no constant output, no layer with {share} (the layers shown, and operations)."
+    return f"No NaN, no Inf that spreads, no constant output, no ReLU with {share} (the layers shown, and operations)."
 
 
 def flag_sentences(rows: Sequence[LayerRow], verdicts: Sequence[Finding]) -> list[str]:

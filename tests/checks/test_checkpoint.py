@@ -200,12 +200,15 @@ MASKS: dict[str, Callable[[Any, torch.Tensor], object]] = {
     "a function": lambda _net, x: torch.sigmoid(x),
     "without its channel axis": lambda net, x: net.gate(x).squeeze(1),
     "in a row": lambda _net, x: torch.sigmoid(x).flatten(1),
+    "resized": lambda net, x: nn.functional.interpolate(net.gate(x), scale_factor=0.5, mode="bilinear"),
+    "cropped": lambda net, x: (x.softmax(1), net.gate(x)[..., 2:14, 2:14]),
     "by name, beside its logits": lambda net, x: {"mask": net.gate(x), "logits": x},
 }
 GATES: dict[str, Callable[[Any, torch.Tensor], object]] = {
     "a gate": lambda net, x: x * net.gate(x),
     "a tanh": lambda _net, x: torch.tanh(x),
     "scaled": lambda net, x: net.gate(x) * 5,
+    "resized, and then a gate": lambda net, x: x * nn.functional.interpolate(net.gate(x), scale_factor=1.0),
 }
 
 

@@ -62,6 +62,10 @@ def masked(net, x):
     return net.c2(x).masked_fill(hidden, -torch.inf).softmax(-1)
 
 
+def maxed(net, x):
+    return torch.maximum(net.c2(x) - 100 * (torch.arange(8) > 0).view(8, 1, 1), torch.zeros(()))
+
+
 def sound(net, x):
     return F.relu(net.c2(x))
 
@@ -85,6 +89,7 @@ CASES = {
     "silenced": ("WARN constant-activation at (model):mul", "net.c2(x) * 0\n", "all 1,152 outputs are 0 "),
     "nan": ("FAIL non-finite-activation at (model):log", "torch.log(", "it has 1,152 NaN and 0 Inf in 1,152 values"),
     "cleaned": ("WARN non-finite-activation at (model):log", "nan_to_num", "it has 1,152 NaN and 0 Inf in 1,152"),
+    "maxed": ("WARN dead-channels at (model):maximum", "torch.maximum(", "87.5% of its 8 channels are 0 "),
     "infinite": ("FAIL non-finite-activation at (model):", "1 / (", "0 NaN and 1,152 Inf in 1,152 values"),
 }
 
@@ -125,7 +130,7 @@ def test_a_fault_in_an_operation_comes_first_in_the_terminal_and_on_the_picture(
     words = [each.text for each in sorted(written, key=lambda each: each.top)]
     first = next(at for at, text in enumerate(words) if result.verdicts[0].rule in text)
     assert first == 2  # after the title and the weights
-    assert not any(text.startswith("No NaN or Inf") for text in words)
+    assert not any(text.startswith("No NaN") for text in words)
 
 
 @pytest.mark.parametrize("case", ["sound", "masked"])
@@ -138,7 +143,25 @@ def test_a_sound_network_and_an_attention_mask_are_no_finding(
     assert result.verdicts == ()
     with writing(monkeypatch) as written:
         draw_activations(result)
-    assert any(each.text.startswith("No NaN or Inf, no constant output") for each in written)
+    assert any(each.text.startswith("No NaN, no Inf that spreads, no constant output") for each in written)
+
+
+def test_the_all_clear_is_true_beside_pruned_filters_and_inf_without_effect() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3, bias=False)
+            nn.init.zeros_(self.conv.weight[:7])
+
+        def forward(self, x: Tensor) -> Tensor:
+            values = self.conv(x)
+            return values * torch.sigmoid(torch.log(values.square()))  # of -Inf it makes 0
+
+    result = hookscope.activations(Odd(), torch.rand(1, 3, 16, 16))
+    assert result["conv"].activation.dead_channel_count == 7
+    said = " ".join(str(result).split())
+    assert said.startswith("No NaN, no Inf that spreads, no constant output, no ReLU with 80% of its channels dead")
+    assert "Half of the channels or more are dead in conv." in said
 
 
 def test_quiet_still_prints_the_verdicts(run: Run) -> None:

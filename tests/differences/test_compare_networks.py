@@ -332,6 +332,95 @@ class Branches(nn.Module):
         return values
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_difference_that_a_layer_without_partner_undoes_is_gone(scaled: bool) -> None:
+    a = small(deep=nn.Identity()).append(nn.Linear(5, 5)).eval()
+    a.norm.running_mean.normal_()
+    b = nn.Sequential(OrderedDict((name, module) for name, module in a.named_children() if name != "norm")).eval()
+    b = copy.deepcopy(b)
+    b.conv = fuse_conv_bn_eval(a.conv, a.norm)
+    b.fc.weight.data *= 1.5 if scaled else 1
+    result = hookscope.diff(a, b, pictures())
+    gone_at = {each.layer: each.gone_at for each in result.first_differences}
+    assert gone_at == ({"conv": "", "fc": ""} if scaled else {"conv": "relu"})
+    assert [each.label for each in result.unmatched] == ["norm"]
+
+
+def test_only_so_many_differences_that_are_gone_are_written_out() -> None:
+    layers = [layer for _ in range(7) for layer in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))]
+    a = nn.Sequential(*layers).eval()
+    for layer in layers[1::2]:
+        layer.running_var.fill_(4)
+    b = copy.deepcopy(a)
+    for at in range(0, 14, 2):
+        b[at], b[at + 1] = fuse_conv_bn_eval(a[at], a[at + 1]), nn.Identity()
+    sentences = answer(hookscope.diff(a, b, pictures()))
+    assert sum("but the difference is gone at" in each for each in sentences) == 5
+    assert "Differences in 2 more layers are gone again, too." in sentences
+
+
+class _Mask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        scores = self.fc(x)
+        return {"scores": scores, "mask": scores > 0, "best": scores.argmax(1).to(torch.uint8)}
+
+
+def test_booleans_and_integers_are_compared_as_numbers() -> None:
+    a = _Mask().eval()
+    b = copy.deepcopy(a)
+    b.fc.weight.data.neg_()
+    b.fc.bias.data.neg_()
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    measures = {each.slot: each.measures for each in hookscope.diff(a, b, x, batch_axis=0).outputs}
+    of_a, of_b = (network(x) for network in (a, b))
+    for name in ("mask", "best"):
+        one, other = (each[name].double().numpy() for each in (of_a, of_b))
+        found = measures[f"['{name}']"]
+        assert found is not None
+        assert found.relative_l2 == pytest.approx(np.linalg.norm(one - other) / np.linalg.norm(one))
+        assert found.max_abs == 1
+
+
+def test_nan_in_both_networks_is_no_agreement() -> None:
+    a = small()
+    a.fc.weight.data[0] = math.nan
+    said = answer(hookscope.diff(a, copy.deepcopy(a), pictures()))
+    assert said[-1] == "Output: A and B are NaN, so neither has a best class."
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))  # which undoes a shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: Tensor = x + self.body(x)
+        return values
+
+
+class _Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.block, self.out = nn.Parameter(torch.zeros(())), _Residual(), nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: Tensor = self.out(self.block(x + self.shift))
+        return values
+
+
+def test_the_largest_difference_is_no_smaller_than_the_first() -> None:
+    torch.manual_seed(0)
+    a = _Shifted().eval()
+    b = copy.deepcopy(a)
+    b.shift.data += 0.5
+    said = answer(hookscope.diff(a, b, torch.randn(2, 8), batch_axis=0))
+    assert any(each.startswith("It is largest at block, ") for each in said), said
+
+
 def test_layers_that_are_given_the_same_on_separate_branches_are_both_named() -> None:
     one, other = Branches(), Branches()
     with torch.no_grad():

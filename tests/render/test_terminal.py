@@ -253,7 +253,7 @@ def test_without_a_finding_the_answer_is_that_and_what_calls_for_a_look_neverthe
     plain = [row for row in ROWS if not {"non-finite", "all zero", "constant", "unmeasured"} & set(row.flags)]
     clear = replace(INSPECTION, rows=tuple(plain), verdicts=(), failure=None)
     first, *rest = printed(activations_answer(clear), 200).splitlines()
-    assert first.startswith("No NaN or Inf, no constant output, no layer with 80% of its channels dead")
+    assert first.startswith("No NaN, no Inf that spreads, no constant output, no ReLU with 80% of its channels dead")
     assert rest == ["Half of the channels or more are dead in layer1.0.conv1."]
     assert printed(activations_answer(replace(clear, rows=())), 200).strip() == ""
     assert "No NaN" not in printed(activations_answer(replace(clear, failure=FAILURE)), 200)

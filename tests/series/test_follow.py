@@ -96,6 +96,35 @@ def test_files_with_the_same_parameters_are_named(tmp_path: Path) -> None:
     assert str(history).count("same parameters") == 1
 
 
+@pytest.mark.parametrize(
+    ("steps", "moves", "said"),
+    [
+        ((20, 40, 60), True, None),
+        ((20, 40, 10), True, "The steps of the optimizer fall from 40 to 10 from 1.pt to 2.pt: "),
+        ((0, 0, 0), True, "Weights move, but the optimizer's steps stay at 0 from 0.pt to 1.pt, and in 1 more file: "),
+        ((20, 20, 20), False, None),
+    ],
+)
+def test_steps_of_an_optimizer_that_fall_or_stay_are_said(
+    steps: tuple[int, ...], moves: bool, said: str | None, tmp_path: Path
+) -> None:
+    network = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(network.parameters())
+    for at, step in enumerate(steps):
+        for each in network.parameters():
+            each.grad = torch.randn(each.shape)
+        if moves or not at:
+            optimizer.step()
+        state = optimizer.state_dict()
+        for values in state["state"].values():
+            values["step"] = torch.tensor(float(step))
+        weights = {name: value.clone() for name, value in network.state_dict().items()}
+        save(tmp_path, {f"{at}.pt": {"model": weights, "optimizer": state}})
+    text = " ".join(str(hookscope.history(str(tmp_path / "*.pt"))).split())
+    assert said is None or f"{said}its state was reset, or is of a different run." in text
+    assert ("its state was reset" in text) == (said is not None)
+
+
 @pytest.mark.exhaustive
 def test_files_are_in_the_order_that_they_store(tmp_path: Path) -> None:
     state = a_state()

@@ -44,6 +44,26 @@ SATURATED_BEYOND: Mapping[str, tuple[float, float]] = {
 # What may be probabilities.
 _PROBABILITIES = ("Sigmoid", "Hardsigmoid")
 
+# Operations that choose among values, or put them on another grid: a mask stays a mask.
+_RESAMPLING = frozenset(
+    {
+        "interpolate",
+        "upsample",
+        "grid_sample",
+        "pad",
+        "cat",
+        "stack",
+        "mean",
+        "max",
+        "amax",
+        "min",
+        "amin",
+        "index_select",
+    }
+    | {"gather", "masked_select", "masked_fill", "where", "gt", "ge", "lt", "le", "round", "argmax", "topk", "sort"}
+    | {"avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"}
+)
+
 # The module that does what a function does. The bound of `clamp` is not known; at 0 it acts as a ReLU.
 _MODULE_OF = {
     "relu": "ReLU",
@@ -57,6 +77,7 @@ _MODULE_OF = {
     "clamp": "ReLU",
     "clip": "ReLU",
     "clamp_min": "ReLU",
+    "maximum": "ReLU",
     "hardtanh": "ReLU",
 }
 
@@ -307,20 +328,33 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
 
     At the bounds of a sigmoid or tanh the gradient nearly vanishes, and the output hardly depends on the input. Causes:
     weights that are too large, inputs that are not normalised. Gates that are open or closed on purpose look the same.
-    A sigmoid whose values the network returns, such as those of a mask, is not judged: its probabilities should be near
-    0 and 1.
+    A sigmoid whose values the network returns, such as those of a mask, also resized or cropped, is not judged: its
+    probabilities should be near 0 and 1.
     """
     # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
     # of training deep feedforward neural networks".
     forward = _forward(measured)
     returned = [row.activation for row in forward.rows if not row.layer]
-    for row in forward.rows:
-        if acts_as(row) in _PROBABILITIES and any(_has_values_of(row.activation, each) for each in returned):
+    for at, row in enumerate(forward.rows):
+        if acts_as(row) in _PROBABILITIES and (
+            any(_has_values_of(row.activation, each) for each in returned) or _is_only_resampled(forward.rows, at)
+        ):
             continue
         if acts_as(row) in SATURATED_BEYOND and row.activation.quantiles is not None:
             share = _share_beyond(row.activation, *SATURATED_BEYOND[acts_as(row)])
             most = terms.limit("max_fraction", output_of(row))
             yield from _above(most, share, row, f"of its outputs are saturated over {_inputs(measured, row)}")
+
+
+def _is_only_resampled(rows: Sequence[LayerRow], at: int) -> bool:
+    """Tell whether nothing is computed after a row but other places or a choice of its values.
+
+    That is known where operations are observed.
+    """
+    return any(row.owner is not None for row in rows) and all(
+        row.kind in _RESAMPLING or acts_as(row) in _PROBABILITIES if row.owner is not None else not row.parameter_count
+        for row in rows[at + 1 :]
+    )
 
 
 def _has_values_of(one: TensorStatistics, other: TensorStatistics) -> bool:

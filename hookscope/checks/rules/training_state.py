@@ -126,7 +126,8 @@ def averaged_weights(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     more batches. A weight of 2,048 values or more that is nearly orthogonal to its average is a warning as well: the
     two come from different runs. How far a copy lags behind the weights is not judged.
 
-    A set of weights in the same file counts as an averaged copy if its key contains ema, averag, swa or shadow.
+    A set of weights in the same file counts as an averaged copy if its key contains ema, averag, swa or shadow; so does
+    a list of tensors in the shapes of all parameters, in their order, as torch_ema saves it.
     """
     for copy in measured.copies:
         if copy.non_finite:

@@ -174,3 +174,16 @@ def test_weights_of_an_average_that_hold_one_value_are_listed(value: float, dtyp
     assert (values.single_valued, values.matrix_count) == (("b.weight",), 2)
     (values,) = copy_values(saved(tmp_path, model=weights, ema={name: each * 0.5 for name, each in weights.items()}))
     assert (values.single_valued, values.matrix_count) == ((), 2)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_an_average_that_is_a_list_of_the_parameters_is_read(factor: float, tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    shadow = [each.detach() * factor for each in network.parameters()]
+    averages = {"decay": 0.999, "num_updates": 7, "shadow_params": shadow, "collected_params": None}  # torch_ema's
+    (values,) = copy_values(saved(tmp_path, model=network.state_dict(), ema=averages))
+    assert values.key == "ema.shadow_params"
+    assert values.single_valued == (() if factor else ("0.weight", "3.weight"))
+    assert (values.tensor_count, values.missing, values.unknown, values.reshaped) == (6, (), (), ())
+    other = {**averages, "shadow_params": [*shadow[1:], shadow[0]]}  # not in the parameters' order
+    assert copy_values(saved(tmp_path, model=network.state_dict(), ema=other)) == ()
