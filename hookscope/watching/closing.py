@@ -57,7 +57,7 @@ def closing_line(watched: Watched, *, folder: str | None, started: int) -> str:
         processes = "process" if started == 1 else "processes"
         sentences.append(f"{started:,} other {processes} that the script started {was} not watched.")
     if folder is not None and watched.steps:
-        sentences.append(f"All steps: hookscope report {folder}")
+        sentences.append(f"As a page: hookscope report {folder}")
     return " ".join(sentences)
 
 

@@ -173,7 +173,13 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
 
 
 def first_not_finite(
-    step: TrainingStep, ring: Ring, broken: Sequence[str], with_gradient: int, bad_weights: Sequence[str] | None
+    step: TrainingStep,
+    ring: Ring,
+    broken: Sequence[str],
+    with_gradient: int,
+    bad_weights: Sequence[str] | None,
+    *,
+    is_distributed: bool = False,
 ) -> list[Objection]:
     """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
 
@@ -183,6 +189,7 @@ def first_not_finite(
         broken: Parameters whose gradient is not finite, in the order of the network.
         with_gradient: Number of parameters with a gradient.
         bad_weights: Weights that were not finite before the step; None if this is not known.
+        is_distributed: Whether the gradients are those of several processes, and the loss that of one.
     """
     history = _history(step, ring)
     found: list[Objection] = []
@@ -201,17 +208,20 @@ def first_not_finite(
         )
         places = [place for place, loss in step.losses if not math.isfinite(loss)]
         at = f" at {places[0]}" if places else ""
+        skipped = " GradScaler skips the step." if step.skipped else ""
         message = (
-            f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{gradients if broken else ''} {history}"
+            f"The loss{at} is {figure(step.loss)} (limit: finite).{weights}{gradients if broken else ''}{skipped} "
+            f"{history}"
         )
         found.append(objection("non-finite-loss", "", step.loss, message))
     elif broken:
         last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
         hold = "hold" if len(broken) > 1 else "holds"
+        elsewhere = ", on this or another process" if is_distributed else ""
         message = (
             f"{len(broken)} of {counted(with_gradient, 'gradient')} {hold} NaN or Inf (limit 0), while the loss is "
             f"{loss}. '{last}' is the last of them in the network: the backward pass of its layer, or of what follows, "
-            f"made it. {history}"
+            f"made it{elsewhere}. {history}"
         )
         found.append(objection("non-finite-gradient", last, float(len(broken)), message))
     return found

@@ -65,6 +65,7 @@ class Script:
             exec(code, main.__dict__)  # noqa: S102 - the user's own script
         except UsageError as error:
             if code is None:
+                watching.has_failed = True
                 raise
             _end_with(error, watching)
         except BaseException as error:  # noqa: BLE001 - any end of a script

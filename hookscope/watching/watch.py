@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hookscope.errors import UsageError
@@ -598,10 +599,14 @@ class Watch:
         self._seen.add_step(record)
         is_broken = not arrived.is_finite and not record.skipped
         broken = self._in_network_order(arrived.broken) if is_broken or record.skipped else []
+        # The scale of a GradScaler may make Inf, but never NaN.
+        has_nan_loss = record.skipped and record.loss is not None and math.isnan(record.loss)
         not_finite: list[Objection] = []
-        if is_broken:
+        if is_broken or has_nan_loss:
             bad_weights = arrived.step.bad_weights
-            not_finite = rules.first_not_finite(record, self._ring, broken, len(arrived.norms), bad_weights)
+            not_finite = rules.first_not_finite(
+                record, self._ring, broken, len(arrived.norms), bad_weights, is_distributed=self._is_distributed()
+            )
         loss_jump, norm_jump = self._ring.add(record)
         diverging = rules.diverging_loss(record.loss, self._ring.growth(record.loss))
         has_more_zeros = not record.skipped and self._idle.count(arrived)
@@ -626,11 +631,15 @@ class Watch:
             found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
             found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen)
         # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
-        unjudged = [name for name in _NOT_FINITE if is_broken and not found[name]]
+        unjudged = [name for name in _NOT_FINITE if (is_broken or has_nan_loss) and not found[name]]
         for name in [each for each in found if each not in unjudged]:
             self._judge(record.step, name, found[name])
         if reason := _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros):
             self._jump = reason
+
+    def _is_distributed(self) -> bool:
+        replicated = [isinstance(each.given, DistributedDataParallel) for each in self._networks]
+        return self._shards is not None or any(replicated)
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
         """Write and judge the measurements of a watched step."""

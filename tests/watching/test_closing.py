@@ -27,7 +27,7 @@ def test_a_quiet_training_says_in_how_many_steps_and_where_they_are() -> None:
         watched.add_step(step(number))
     watched.add_watched(WatchedStep(1000, "every", (), (LAYER,)))
     assert closing_line(watched, folder="runs/a", started=0) == (
-        "No rule objected in 1,200 steps; 1 was measured in full. All steps: hookscope report runs/a"
+        "No rule objected in 1,200 steps; 1 was measured in full. As a page: hookscope report runs/a"
     )
 
 
@@ -89,7 +89,7 @@ UNMEASURED = "None was measured in full, so activations, weights and updates wer
     [
         (
             ["--every", "10", "--out", "run"],
-            "No rule objected in 40 steps; 4 were measured in full. All steps: hookscope report run",
+            "No rule objected in 40 steps; 4 were measured in full. As a page: hookscope report run",
         ),
         ([], f"No rule objected in 40 steps. {UNMEASURED}"),
     ],

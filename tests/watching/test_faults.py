@@ -1,5 +1,6 @@
 """Faults that are planted in a training, and named at the right step and place; healthy trainings are silent."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -241,6 +242,23 @@ def test_a_loss_scale_too_high_is_named_after_ten_skipped_steps(fused: bool) -> 
     verdict = watch.verdicts[0]
     assert (verdict.rule, verdict.step, verdict.value) == ("skipped-steps", 10, 10.0)
     assert {each.rule for each in watch.verdicts} == {"skipped-steps"}
+
+
+def test_a_loss_of_nan_is_named_though_the_step_is_skipped_and_one_of_inf_is_not() -> None:
+    network = mlp()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with hookscope.watch(network, optimizer, every=10, on_line=lambda _: None) as watch:
+        for number, (given, labels) in enumerate(batches(30), start=1):
+            loss = F.cross_entropy(network(given), labels) * {15: math.nan, 25: math.inf}.get(number, 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            watch.step(loss)
+    assert [each.step for each in watch.log.steps if each.skipped] == [15, 25]
+    assert [(each.rule, each.step) for each in watch.verdicts if each.state == "began"] == [("non-finite-loss", 15)]
+    assert "6 of 6 gradients are not finite. GradScaler skips the step." in watch.verdicts[0].message
 
 
 class Part(nn.Module):
