@@ -10,15 +10,18 @@ from benchmarks.findings import Machine, Measurement, Report, Section, from_json
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
-# Sections shown beside the peers, way by way. Of the others the page has the budgets.
-_BESIDE_PEERS = ("activations", "grads", "capture", "gradients", "gradients of timm", "memory", "survey")
+# Sections that the page shows way by way. Of the others it has the budgets.
+_SHOWN_WHOLE = (
+    *("activations", "grads", "attribute, diff and check", "activations, malloc as it is", "grads, malloc as it is"),
+    *("capture", "gradients", "gradients of timm", "whole commands", "memory", "survey"),
+)
 
 
 def performance(report: Report) -> str:
     """Return the section's text in Markdown, without the markers."""
     parts = [_wrapped(_origin(report)), _budgets(report)]
     for name, section in report.sections.items():
-        if name in _BESIDE_PEERS or section.fits:
+        if name in _SHOWN_WHOLE or section.fits:
             parts.append(_wrapped(f"**{section.title}.** {section.note}"))
             parts.append("\n".join(f"- {fit.text}" for fit in section.fits) or _by_way(section))
     parts.append("All ways of every section, with their spreads: `benchmarks/results` in the repository.")
