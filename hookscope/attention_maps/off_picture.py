@@ -13,6 +13,7 @@ from hookscope.hooks.attention import ModuleInput
 _WORDS = "words, which have no place on a picture; for patches give --tokens prefix=1,grid=HEIGHTxWIDTH"
 _DECODER = "tokens of a decoder, which have no place on the picture"
 
+# The names that forward has for what a decoder looks at.
 _MEMORY = re.compile(r"memory|context|encoder", re.IGNORECASE)
 _NO_MEMORY = re.compile(r"position|pos$|mask", re.IGNORECASE)
 
@@ -31,10 +32,11 @@ def off_picture(
 
     Args:
         running: The modules that run, the innermost first.
-        queries: How many tokens.
-        keys: How many tokens.
+        queries: Number of queries.
+        keys: Number of keys.
         grids: Sizes of maps that convolutions have returned.
     """
+    # The layer of a decoder is one to three modules out from its attention.
     decoder = next((found for each in running[1:4] if (found := _decoder(each, grids)) is not None), None)
     if decoder is None:
         return OffPicture(*(_WORDS if _are_words(running, each) else "" for each in (queries, keys)))

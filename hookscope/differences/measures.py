@@ -263,7 +263,7 @@ def squares_by_channel(a: Tensor, b: Tensor, axis: int) -> Tensor:
     """Return the squared difference by channel in float64, (C,); one input at a time, to spare memory."""
     device = _common_device(a, b)
     a, b = plain(a, device), plain(b, device)
-    if not a.is_floating_point():  # booleans cannot be subtracted, and uint8 wraps around
+    if not (a.is_floating_point() and b.is_floating_point()):  # booleans cannot be subtracted, and uint8 wraps around
         a, b = a.double(), b.double()
     total = torch.zeros(a.shape[axis], dtype=torch.float64)
     for one, other in zip(a, b, strict=True):

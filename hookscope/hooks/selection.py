@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from inspect import isbuiltin, isroutine
 
 import torch
 from torch import nn
@@ -251,6 +252,6 @@ def _no_match(text: str, modules: Mapping[str, nn.Module], kinds: Mapping[str, s
     body = re.sub(r"^!?(name:|type:)?", "", text).strip("/*")
     parts = {part for name in modules for part in (*name.split("."), *re.split(r"[._]", name))}  # "_conv_stem": "conv"
     known = sorted({*modules, *kinds.values(), *parts} - {""}, key=lambda name: (len(name), name))
-    is_function = hasattr(torch.nn.functional, body) or hasattr(torch, body)
+    is_function = isroutine(getattr(nn.functional, body, None)) or isbuiltin(getattr(torch, body, None))
     operation = f" For the operation: --layer op:{body}." if is_function else ""
     return f"No layer matches {text!r}.{nearest(body, known)}{operation} List them with `hookscope layers MODEL`."

@@ -158,15 +158,15 @@ def _listed_copies(content: object, state: Mapping[str, Any]) -> Iterator[Averag
         for name, value in state.items()
         if isinstance(value, Tensor) and value.is_floating_point() and not name.endswith(_RUNNING)
     }
+    shapes = [value.shape for value in learnt.values()]
     outer = dict.items(content) if isinstance(content, dict) else ()
     inner = [
         (f"{key}.{name}", each) for key, value in outer if isinstance(value, dict) for name, each in dict.items(value)
     ]
     for where, listed in [*((str(key), value) for key, value in outer), *inner]:
-        if not is_averaged(where) or not isinstance(listed, list | tuple) or len(listed) != len(learnt) or not learnt:
+        if not learnt or not is_averaged(where) or not isinstance(listed, list | tuple):
             continue
-        pairs = zip(learnt, listed, strict=True)
-        if all(isinstance(each, Tensor) and each.shape == learnt[name].shape for name, each in pairs):
+        if [each.shape if isinstance(each, Tensor) else None for each in listed] == shapes:
             tensors = {name: Tensor.detach(each) for name, each in zip(learnt, listed, strict=True)}
             yield AveragedCopy(printable(where, 80), tensors, {name: name for name in learnt})
 

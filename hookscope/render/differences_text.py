@@ -244,8 +244,8 @@ def _output(output: OutputDifference) -> str:
     if output.measures is None and output.top1 is None:
         return f"{name}: it cannot be compared."
     parts = []
-    without_scores = sum(all(map(_is_nan, pair)) for pair in zip(*output.predictions, strict=True))
-    if without_scores and without_scores == output.input_count:
+    both_nan = sum(all(map(_is_nan, pair)) for pair in zip(*output.predictions, strict=True))
+    if both_nan and both_nan == output.input_count:
         return f"{name}: A and B are NaN, so neither has a best class."
     if output.measures is not None and output.measures.nonfinite is not None:
         parts.append(nonfinite_text(output.measures.nonfinite))
@@ -260,8 +260,8 @@ def _output(output: OutputDifference) -> str:
         parts.insert(1, f"{output.top5:.0%} of the five best in common")
     if output.kl is not None and not math.isnan(output.kl):
         parts.append(f"KL {number_text(max(output.kl, 0.0), 3)} nats")
-    if without_scores:
-        parts.append(f"NaN in A and in B for {without_scores} of {output.input_count} inputs")
+    if both_nan:
+        parts.append(f"NaN in A and in B for {both_nan} of {output.input_count} inputs")
     return f"{name}: {', '.join(parts)}."
 
 

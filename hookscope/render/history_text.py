@@ -95,7 +95,7 @@ def _equal_files(result: History) -> Iterator[str]:
 
 
 def _steps(result: History) -> Iterator[str]:
-    """Yield a sentence on steps of an optimiser that fall, or that stay while weights move."""
+    """Yield a sentence where the optimiser's step count falls, or stays while weights move."""
     moved = {row.file for row in result.rows if row.role == "parameter" and row.drift}
     counts = [(each, each.optimisers[0].steps) for each in result.read if each.optimisers]
     known = [(file, steps) for file, steps in counts if steps is not None]
@@ -105,17 +105,18 @@ def _steps(result: History) -> Iterator[str]:
         for pair in pairwise(known)
         if pair[1][1] == pair[0][1] and pair[1][0].index in moved and pair[1][0].compared_with == pair[0][0].index
     ]
-    for found, what in (
-        (fallen, "The steps of the optimizer fall"),
-        (still, "Weights move, but the optimizer's steps stay"),
-    ):
+    for found in (fallen, still):
         if not found:
             continue
         (before, one), (after, other) = found[0]
-        numbers = f"from {one:,g} to {other:,g}" if one != other else f"at {one:,g}"
         names = [printable(each.label, _MOST_NAME) for each in (before, after)]
         more = f", and in {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
-        yield f"{what} {numbers} from {names[0]} to {names[1]}{more}: its state was reset, or is of a different run."
+        what = (
+            f"falls from {one:,g} in {names[0]} to {other:,g} in {names[1]}{more}"
+            if other < one
+            else f"stays at {one:,g} from {names[0]} to {names[1]}{more}, although weights move"
+        )
+        yield f"The optimizer's step count {what}: its state was reset, or is that of a different run."
 
 
 def headline(result: History) -> str:

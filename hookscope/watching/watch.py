@@ -638,8 +638,9 @@ class Watch:
             self._jump = reason
 
     def _is_distributed(self) -> bool:
-        replicated = [isinstance(each.given, DistributedDataParallel) for each in self._networks]
-        return self._shards is not None or any(replicated)
+        return self._shards is not None or any(
+            isinstance(each.given, DistributedDataParallel) for each in self._networks
+        )
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
         """Write and judge the measurements of a watched step."""

@@ -371,6 +371,9 @@ def test_a_pattern_that_names_a_torch_function_leads_to_the_operation() -> None:
         LayerNotFoundError, match=r"No layer matches 'softmax'\. For the operation: --layer op:softmax\. "
     ):
         select_layers(network, ["softmax"])
+    with pytest.raises(LayerNotFoundError) as caught:
+        select_layers(network, ["device"])  # a name in torch, but no operation
+    assert "op:" not in str(caught.value)
 
 
 @pytest.mark.parametrize("pattern", ["", "!", "name:", "type:", "!name:"])

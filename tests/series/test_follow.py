@@ -100,8 +100,12 @@ def test_files_with_the_same_parameters_are_named(tmp_path: Path) -> None:
     ("steps", "moves", "said"),
     [
         ((20, 40, 60), True, None),
-        ((20, 40, 10), True, "The steps of the optimizer fall from 40 to 10 from 1.pt to 2.pt: "),
-        ((0, 0, 0), True, "Weights move, but the optimizer's steps stay at 0 from 0.pt to 1.pt, and in 1 more file: "),
+        ((20, 40, 10), True, "The optimizer's step count falls from 40 in 1.pt to 10 in 2.pt: "),
+        (
+            (0, 0, 0),
+            True,
+            "The optimizer's step count stays at 0 from 0.pt to 1.pt, and in 1 more file, although weights move: ",
+        ),
         ((20, 20, 20), False, None),
     ],
 )
@@ -121,7 +125,7 @@ def test_steps_of_an_optimizer_that_fall_or_stay_are_said(
         weights = {name: value.clone() for name, value in network.state_dict().items()}
         save(tmp_path, {f"{at}.pt": {"model": weights, "optimizer": state}})
     text = " ".join(str(hookscope.history(str(tmp_path / "*.pt"))).split())
-    assert said is None or f"{said}its state was reset, or is of a different run." in text
+    assert said is None or f"{said}its state was reset, or is that of a different run." in text
     assert ("its state was reset" in text) == (said is not None)
 
 

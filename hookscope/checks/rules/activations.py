@@ -46,22 +46,12 @@ _PROBABILITIES = ("Sigmoid", "Hardsigmoid")
 
 # Operations that choose among values, or put them on another grid: a mask stays a mask.
 _RESAMPLING = frozenset(
-    {
-        "interpolate",
-        "upsample",
-        "grid_sample",
-        "pad",
-        "cat",
-        "stack",
-        "mean",
-        "max",
-        "amax",
-        "min",
-        "amin",
-        "index_select",
-    }
-    | {"gather", "masked_select", "masked_fill", "where", "gt", "ge", "lt", "le", "round", "argmax", "topk", "sort"}
-    | {"avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"}
+    [
+        *("interpolate", "upsample", "grid_sample", "pad", "cat", "stack"),
+        *("avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"),
+        *("mean", "max", "amax", "min", "amin", "argmax", "topk", "sort", "round", "gt", "ge", "lt", "le"),
+        *("index_select", "gather", "masked_select", "masked_fill", "where"),
+    ]
 )
 
 # The module that does what a function does. The bound of `clamp` is not known; at 0 it acts as a ReLU.
