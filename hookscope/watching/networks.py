@@ -185,6 +185,18 @@ class ParameterNames:
             names = self._together[ids] = tuple(map(self._names.__getitem__, ids))
         return names
 
+    def in_order(self, names: Sequence[str]) -> list[str]:
+        """Return names in the order of the networks; unknown names last."""
+        if len(names) < 2:
+            return [*names]
+        order = {name: position for position, name in enumerate(self.all)}
+        return sorted(names, key=lambda name: order.get(name, len(order)))
+
+    def not_optimised(self) -> list[str]:
+        """Return the trainable parameters that are in no watched optimiser."""
+        held = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
+        return [name for name, each in self.all.items() if each.requires_grad and id(each) not in held]
+
 
 def _named(model: Networks) -> dict[str, nn.Module]:
     if isinstance(model, nn.Module):

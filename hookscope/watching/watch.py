@@ -5,10 +5,9 @@ import functools
 import math
 import os
 import platform
-import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,24 +22,23 @@ from torch.optim import Optimizer
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
 from hookscope.results.activations import LayerRow
-from hookscope.results.runs.training_log import TrainingLogFile, TrainingRecord
 from hookscope.results.training import (
     TrainingEnd,
     TrainingLog,
     TrainingStart,
-    TrainingStep,
     TrainingVerdict,
     WatchedLayer,
     WatchedStep,
 )
-from hookscope.text import counted, exception_line, one_line, safe_text
-from hookscope.watching import rules, torch_calls
+from hookscope.text import counted, exception_line, one_line
+from hookscope.watching import torch_calls
 from hookscope.watching.activations import ForwardPasses, watched_layer
 from hookscope.watching.closing import Watched
 from hookscope.watching.eager_forward import EagerForward
 from hookscope.watching.edits import FittedEdits, TrainingEdits
 from hookscope.watching.gradients import norms_of, parameters_of, read_gradients
-from hookscope.watching.idle import IdleParameters
+from hookscope.watching.journal import Journal
+from hookscope.watching.judging import Judge
 from hookscope.watching.networks import (
     GraphLeaves,
     Networks,
@@ -53,16 +51,9 @@ from hookscope.watching.networks import (
 )
 from hookscope.watching.parameters import ParameterMeasurement, ParameterNumbers
 from hookscope.watching.resets import GradientResets
-from hookscope.watching.ring import Jump, Ring
-from hookscope.watching.rules import Objection
 from hookscope.watching.shards import ShardedNorms, Shards, is_sharded
 from hookscope.watching.steps import ArrivedStep, HeardLoss, SentStep, StepInProgress
 from hookscope.watching.transfers import Transfer, number_of
-from hookscope.watching.verdicts import Verdicts
-
-# Watched steps and verdicts kept in memory; the file has all of them.
-_KEPT_WATCHED = 20
-_KEPT_VERDICTS = 1_000
 
 # After a step was watched because of a jump, jumps are ignored for this many steps: else every step of a restless run
 # would be watched.
@@ -145,7 +136,6 @@ class Watch:
         fitted = self._edits.fit(edits)
         self._every = every
         self._patterns = tuple(layer)
-        self._on_line = on_line or _to_stderr
         self.out = out
         self.notes = self._blind_spots(activations=activations and not eager_forward)
         self._passes = [
@@ -155,30 +145,24 @@ class Watch:
             for each in self._networks
             if (eager_forward if each.compiled else activations)
         ]
-        self._ring = Ring()
-        self._verdicts = Verdicts()
         self._sent: deque[SentStep] = deque()
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
-        self._idle = IdleParameters()
-        self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
-        self._frozen_at_first = {name for name, each in self._names.all.items() if not each.requires_grad}
-        self._known_at_first = frozenset(self._names.all)
-        self._skips = 0
         self._resets = GradientResets()
-        self._was_broken = False
         self._failure: Exception | None = None
-        self._said: set[str] = set()
         self._jump = ""
         self._rests_until = 0
-        self._kept_watched: deque[WatchedStep] = deque(maxlen=_KEPT_WATCHED)
-        self._kept_verdicts: deque[TrainingVerdict] = deque(maxlen=_KEPT_VERDICTS)
-        self._starts: tuple[TrainingStart, ...] = ()
-        self._ends: tuple[TrainingEnd, ...] = ()
-        self._file = None if out is None else TrainingLogFile(out, resume=resume, warn=self._say)
-        self._first = 1 + max(last_step, self._file.last_step if self._file is not None else 0)
+        self._journal = Journal(out, resume=resume, on_line=on_line, seen=seen or Watched())
+        self._judge = Judge(
+            self._networks,
+            self._optimizers,
+            self._names,
+            self._journal,
+            is_distributed=shards is not None
+            or any(isinstance(each.given, DistributedDataParallel) for each in self._networks),
+        )
+        self._first = 1 + max(last_step, self._journal.last_step)
         self._shards = shards
-        self._seen = seen or Watched()
         self._heard = [] if heard is None else heard
         self._expected = {id(each) for each in self._optimizers}
         self._current = StepInProgress(self._first)
@@ -245,7 +229,7 @@ class Watch:
     def __repr__(self) -> str:
         networks = ", ".join(each.name for each in self._networks)
         state = "closed" if self._is_closed else f"at step {self._current.number}"
-        return f"<Watch of {networks}, {state}: {counted(self._verdicts.count, 'open verdict')}>"
+        return f"<Watch of {networks}, {state}: {counted(self._judge.open_count, 'open verdict')}>"
 
     @property
     def is_closed(self) -> bool:
@@ -255,12 +239,12 @@ class Watch:
     @property
     def verdicts(self) -> tuple[TrainingVerdict, ...]:
         """The beginnings and ends of verdicts, in order; the last 1,000."""
-        return tuple(self._kept_verdicts)
+        return self._journal.verdicts
 
     @property
     def log(self) -> TrainingLog:
         """The last 200 steps, the last 20 watched steps, and `verdicts`; the file has all of them."""
-        return TrainingLog(self._starts, tuple(self._ring), tuple(self._kept_watched), self.verdicts, self._ends)
+        return self._journal.log(self._judge.ring)
 
     # --- Beginning and ending ----------------------------------------------------------------------------------------
 
@@ -287,10 +271,9 @@ class Watch:
                 "python": platform.python_version(),
             },
         )
-        self._starts = (start,)
-        self._write(start)
+        self._journal.begin(start)
         for note in self.notes:
-            self._say(note)
+            self._journal.say(note)
         self._put_in_force(edits)
         self._prepare()
 
@@ -303,7 +286,7 @@ class Watch:
         for each in self._passes:
             each.go_last()
         for note in edits.notes():
-            self._say_once(note, note)
+            self._journal.say_once(note, note)
 
     def _close(self, reason: str) -> None:
         if os.getpid() != self._process:
@@ -320,12 +303,14 @@ class Watch:
                     self._finish_step()
                 self._drain(wait=True)
         except Exception as error:  # noqa: BLE001 - the training goes on
-            self._say(f"Watching ends: {exception_line(error)}. The training goes on.")
+            self._journal.say(f"Watching ends: {exception_line(error)}. The training goes on.")
         self._end(reason)
 
     def _give_up(self, error: Exception) -> None:
         edited = " Its edits stay." if self.edits else ""
-        self._say(f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.{edited}")
+        self._journal.say(
+            f"Watching ends, because hookscope failed: {exception_line(error)}. The training goes on.{edited}"
+        )
         self._end(exception_line(error))
         if not self.edits:
             self._release()
@@ -344,11 +329,7 @@ class Watch:
         torch_calls.unlisten(self)
         for each in self._passes:
             each.end()
-        end = TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000))
-        self._ends = (end,)
-        self._write(end)
-        if self._file is not None:
-            self._file.close()
+        self._journal.end(TrainingEnd(max(0, self._current.number - 1), one_line(reason, 1000)))
 
     def _failed_in_forward(self, error: Exception) -> None:
         # Hooks cannot be removed inside a forward pass; the next step removes them.
@@ -358,7 +339,7 @@ class Watch:
         """Go on without the activations of a compiled network whose eager forward pass fails."""
         self._passes = [each for each in self._passes if each.watched is not network]
         reason = f"its eager forward pass fails: {exception_line(error)}."
-        self._say(f"Activations of {network.name} are not watched, because {reason}")
+        self._journal.say(f"Activations of {network.name} are not watched, because {reason}")
 
     def _blind_spots(self, *, activations: bool) -> tuple[str, ...]:
         compiled = [each.name for each in self._networks if each.compiled]
@@ -414,7 +395,7 @@ class Watch:
         if step.measurement is not None:
             for each in self._passes:
                 each.step_begins()
-            others = [] if len(step.readings) > 1 else self.not_optimised()
+            others = [] if len(step.readings) > 1 else self._names.not_optimised()
             step.measurement.measure_gradients([*reading.names, *others], reading.scale)
         norms = reading.norms
         if isinstance(norms, Tensor):
@@ -472,7 +453,7 @@ class Watch:
             return
         self._stepping.discard(id(optimizer))
         for text in self._edits.fitted.of_scaled_gradients():
-            self._say_once(
+            self._journal.say_once(
                 f"scaled {text}",
                 f"Edit '{text}' gets gradients that the GradScaler has multiplied by its scale. With param: it gets "
                 "unscaled gradients.",
@@ -517,7 +498,7 @@ class Watch:
         if loss is not None:
             what = f"a tensor of {counted(loss.numel(), 'value')}" if isinstance(loss, Tensor) else type(loss).__name__
             line = f"The loss is not watched: step() got {what}. Pass a number, or a tensor with one value."
-            self._say_once("loss", line)
+            self._journal.say_once("loss", line)
         return None
 
     def _prepare(self) -> None:
@@ -581,7 +562,9 @@ class Watch:
         for text, count in step.edits:
             if text in self._untried and not count:
                 reason = "its layer did not run, or got no gradient"
-                self._say_once(f"not made {text}", f"Edit '{text}' changed nothing at step {step.number}: {reason}.")
+                self._journal.say_once(
+                    f"not made {text}", f"Edit '{text}' changed nothing at step {step.number}: {reason}."
+                )
         self._untried.clear()
 
     def _drain(self, *, wait: bool) -> ArrivedStep | None:
@@ -589,58 +572,9 @@ class Watch:
         arrived = None
         while self._sent and (wait or self._sent[0].is_complete or len(self._sent) > _MOST_ON_THEIR_WAY):
             arrived = self._sent.popleft().arrived()
-            self._take_in(arrived)
+            self._journal.add_step(arrived.record)
+            self._jump = self._judge.judge(arrived) or self._jump
         return arrived
-
-    def _take_in(self, arrived: ArrivedStep) -> None:
-        """Write a step, and judge it by the rules for every step."""
-        record = arrived.record
-        self._write(record)
-        self._seen.add_step(record)
-        is_broken = not arrived.is_finite and not record.skipped
-        broken = self._in_network_order(arrived.broken) if is_broken or record.skipped else []
-        # The scale of a GradScaler may make Inf, but never NaN.
-        has_nan_loss = record.skipped and record.loss is not None and math.isnan(record.loss)
-        not_finite: list[Objection] = []
-        if is_broken or has_nan_loss:
-            bad_weights = arrived.step.bad_weights
-            not_finite = rules.first_not_finite(
-                record, self._ring, broken, len(arrived.norms), bad_weights, is_distributed=self._is_distributed()
-            )
-        loss_jump, norm_jump = self._ring.add(record)
-        diverging = rules.diverging_loss(record.loss, self._ring.growth(record.loss))
-        has_more_zeros = not record.skipped and self._idle.count(arrived)
-        became_broken = is_broken and not self._was_broken
-        if not record.skipped:
-            self._was_broken = is_broken
-        self._skips = self._skips + 1 if record.skipped else 0
-        unreset = arrived.step.unreset
-        unusual = is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any
-        if not unusual and not self._verdicts.count:  # as at nearly every step
-            return
-        found: dict[str, list[Objection]] = {
-            name: [each for each in not_finite if each.rule == name] for name in _NOT_FINITE
-        }
-        found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
-        found["loss-diverges"] = diverging
-        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
-        found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
-        found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
-        if not record.skipped:
-            found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
-            found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
-            found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen)
-        # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
-        unjudged = [name for name in _NOT_FINITE if (is_broken or has_nan_loss) and not found[name]]
-        for name in [each for each in found if each not in unjudged]:
-            self._judge(record.step, name, found[name])
-        if reason := _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros):
-            self._jump = reason
-
-    def _is_distributed(self) -> bool:
-        return self._shards is not None or any(
-            isinstance(each.given, DistributedDataParallel) for each in self._networks
-        )
 
     def _finish_watched(self, step: StepInProgress, arrived: ArrivedStep, numbers: ParameterNumbers) -> None:
         """Write and judge the measurements of a watched step."""
@@ -661,68 +595,19 @@ class Watch:
                     else f"No forward pass of {name} was seen at step {step.number}: it is compiled, or not called as "
                     "a module. Its activations are not watched."
                 )
-                self._say_once(f"no forward {name} {step.is_belated}", line)
+                self._journal.say_once(f"no forward {name} {step.is_belated}", line)
         watched = WatchedStep(step.number, step.reason, rows, tuple(layers))
-        self._kept_watched.append(watched)
-        self._seen.add_watched(watched)
-        self._write(watched)
-        judged = {name: list[Objection]() for name in rules.WATCHED_RULES} if any(seen.values()) else {}
-        for network in self._networks:
-            found = seen.get(network.prefix, ())
-            if found:
-                for name, objections in rules.judged_layers(network.inspected().info, found, network.prefix).items():
-                    judged[name] += objections
-            if arrived.is_finite and not _has_no_gradient(arrived.record) and not judged.get("non-finite-activation"):
-                told = self._judged_gradients(network, found, parameters, numbers, arrived.record.loss)
-                for name, objections in told.items():
-                    judged.setdefault(name, []).extend(objections)
-        if not arrived.record.skipped:
-            shapes = {name: tuple(each.shape) for name, each in parameters.items()}
-            judged["large-update"] = rules.large_updates(rows, shapes) if arrived.is_finite else []
-        judged["unoptimised-parameter"] = self._unoptimised()
-        for name, objections in judged.items():
-            self._judge(step.number, name, objections)
+        self._journal.add_watched(watched)
+        self._judge.judge_watched(watched, arrived, numbers, parameters, seen)
 
     def _has_gradient(self, network: WatchedNetwork, step: StepInProgress) -> bool:
         """Tell whether an optimiser of a network stepped; the other network of a GAN may not run in a step."""
         trained = {id(each) for reading in step.readings.values() for each in reading.parameters}
         return any(id(each) in trained for _, each in network.parameters())
 
-    def _judged_gradients(
-        self,
-        network: WatchedNetwork,
-        layers: Sequence[LayerRow],
-        parameters: Mapping[str, Tensor],
-        numbers: ParameterNumbers,
-        loss: float | None,
-    ) -> dict[str, list[Objection]]:
-        inspected = network.inspected()
-        kinds = {name: type(module).__name__ for name, module in inspected.modules.items()}
-        found = [
-            numbers.result_row(index, name, own_name, kinds.get(own_name.rpartition(".")[0], ""), parameters[name])
-            for index, (name, own_name) in enumerate(
-                (name, name.removeprefix(network.prefix)) for name, _ in network.parameters() if name in parameters
-            )
-        ]
-        is_adaptive = any(type(each) is not torch.optim.SGD for each in self._optimizers)
-        names = rules.gradient_rules(has_counted=network.prefix in self._counted, is_adaptive=is_adaptive)
-        judged = rules.judged_parameters(inspected.info, layers, found, loss, network.prefix, names)
-        if not judged.get("zero-gradient"):
-            self._counted.add(network.prefix)
-        return judged
-
-    def _unoptimised(self) -> list[Objection]:
-        """Return the objections to parameters that were unfrozen or added since the start and have no optimiser."""
-        new = [
-            name for name in self.not_optimised() if name in self._frozen_at_first or name not in self._known_at_first
-        ]
-        message = "'{}' is trainable now, but is in no watched optimizer: add it with add_param_group."
-        return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in new]
-
     def not_optimised(self) -> list[str]:
         """Return the trainable parameters that are in no watched optimiser."""
-        held = {id(each) for optimizer in self._optimizers for each in parameters_of(optimizer)}
-        return [name for name, each in self._names.all.items() if each.requires_grad and id(each) not in held]
+        return self._names.not_optimised()
 
     def frozen_in_optimizers(self) -> list[str]:
         """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
@@ -733,40 +618,10 @@ class Watch:
         held = [each for each in parameters_of(optimizer) if each.is_floating_point() or each.is_complex()]
         norms = Transfer(norms_of([each.detach() for each in held])).read()
         names = self._names.of([each for each, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
-        return self._in_network_order(names)
-
-    def _in_network_order(self, names: Sequence[str]) -> list[str]:
-        if len(names) < 2:
-            return [*names]
-        order = {name: position for position, name in enumerate(self._names.all)}
-        return sorted(names, key=lambda name: order.get(name, len(order)))
+        return self._names.in_order(names)
 
     def _optimizers_of(self, members: frozenset[int]) -> set[int]:
         return {id(each) for each in self._optimizers if any(id(one) in members for one in parameters_of(each))}
-
-    # --- Writing and speaking ----------------------------------------------------------------------------------------
-
-    def _judge(self, step: int, rule: str, objections: Sequence[Objection]) -> None:
-        if not objections and not self._verdicts.stands(rule):
-            return
-        for verdict in self._verdicts.judged(step, rule, objections):
-            self._kept_verdicts.append(verdict)
-            self._seen.add_verdict(verdict)
-            self._write(verdict)
-            ended = " ended" if verdict.state == "ended" else ""
-            self._say(f"step {verdict.step}: {verdict.rule}{ended}: {verdict.message}")
-
-    def _write(self, record: TrainingRecord) -> None:
-        if self._file is not None:
-            self._file.append(record)
-
-    def _say_once(self, what: str, line: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            self._say(line)
-
-    def _say(self, line: str) -> None:
-        self._on_line(safe_text(line))
 
 
 def with_gradients(
@@ -796,27 +651,6 @@ def with_gradients(
     return (args[0], watched, *args[2:]), kwargs
 
 
-_NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
-
-
-def _reason_to_look(
-    loss_jump: Jump | None, norm_jump: Jump | None, *, became_broken: bool, has_more_zeros: bool
-) -> str:
-    """Return the reason to watch the next step in full; "" without one."""
-    if became_broken:
-        return "non-finite"
-    if loss_jump is not None:
-        return "loss"
-    if norm_jump is not None:
-        return "gradient norm"
-    return "zero gradient" if has_more_zeros else ""
-
-
-def _has_no_gradient(record: TrainingStep) -> bool:
-    """Tell whether a step has no gradients that can be judged."""
-    return record.skipped or not record.gradient_norm
-
-
 def _as_written(method: Callable[P, R]) -> Callable[P, R]:
     """Return a hook that runs uncompiled, also inside a compiled step."""
 
@@ -829,14 +663,6 @@ def _as_written(method: Callable[P, R]) -> Callable[P, R]:
 def _modules_around(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
-
-
-def _to_stderr(line: str) -> None:
-    try:
-        sys.stderr.write(f"hookscope.watch: {line}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or none
-        return
 
 
 def _close_at_exit(watch: "weakref.ref[Watch]") -> None:

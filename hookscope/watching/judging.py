@@ -1,0 +1,186 @@
+"""Judge the steps of a training by the rules."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookscope.results.activations import LayerRow
+from hookscope.results.training import WatchedStep
+from hookscope.watching import rules
+from hookscope.watching.idle import IdleParameters
+from hookscope.watching.journal import Journal
+from hookscope.watching.networks import ParameterNames, WatchedNetwork
+from hookscope.watching.parameters import ParameterNumbers
+from hookscope.watching.ring import Jump, Ring
+from hookscope.watching.rules import Objection
+from hookscope.watching.steps import ArrivedStep
+from hookscope.watching.verdicts import Verdicts
+
+_NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
+
+
+class Judge:
+    """Judges every step, and in more detail the steps that were watched in full.
+
+    Attributes:
+        ring: The last steps.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[WatchedNetwork],
+        optimizers: Sequence[Optimizer],
+        names: ParameterNames,
+        journal: Journal,
+        *,
+        is_distributed: bool,
+    ) -> None:
+        """Judge no step yet; verdicts go to the journal."""
+        self._networks = networks
+        self._names = names
+        self._journal = journal
+        self._is_distributed = is_distributed
+        self._is_adaptive = any(type(each) is not torch.optim.SGD for each in optimizers)
+        self.ring = Ring()
+        self._verdicts = Verdicts()
+        self._idle = IdleParameters()
+        self._skips = 0
+        self._was_broken = False
+        self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
+        self._frozen_at_first = {name for name, each in names.all.items() if not each.requires_grad}
+        self._known_at_first = frozenset(names.all)
+
+    @property
+    def open_count(self) -> int:
+        """Number of verdicts that have begun and not ended."""
+        return self._verdicts.count
+
+    def judge(self, arrived: ArrivedStep) -> str:
+        """Judge a step; return the reason to watch the next step in full, "" without one."""
+        record = arrived.record
+        is_broken = not arrived.is_finite and not record.skipped
+        broken = self._names.in_order(arrived.broken) if is_broken or record.skipped else []
+        # The scale of a GradScaler may make Inf, but never NaN.
+        has_nan_loss = record.skipped and record.loss is not None and math.isnan(record.loss)
+        not_finite: list[Objection] = []
+        if is_broken or has_nan_loss:
+            bad_weights = arrived.step.bad_weights
+            not_finite = rules.first_not_finite(
+                record, self.ring, broken, len(arrived.norms), bad_weights, is_distributed=self._is_distributed
+            )
+        loss_jump, norm_jump = self.ring.add(record)
+        diverging = rules.diverging_loss(record.loss, self.ring.growth(record.loss))
+        has_more_zeros = not record.skipped and self._idle.count(arrived)
+        became_broken = is_broken and not self._was_broken
+        if not record.skipped:
+            self._was_broken = is_broken
+        self._skips = self._skips + 1 if record.skipped else 0
+        unreset = arrived.step.unreset
+        unusual = is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any
+        if not unusual and not self._verdicts.count:  # as at nearly every step
+            return ""
+        found: dict[str, list[Objection]] = {
+            name: [each for each in not_finite if each.rule == name] for name in _NOT_FINITE
+        }
+        found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
+        found["loss-diverges"] = diverging
+        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
+        found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
+        if not record.skipped:
+            found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
+            found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
+            found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen)
+        # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
+        unjudged = [name for name in _NOT_FINITE if (is_broken or has_nan_loss) and not found[name]]
+        self._report(record.step, {name: each for name, each in found.items() if name not in unjudged})
+        return _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros)
+
+    def judge_watched(
+        self,
+        watched: WatchedStep,
+        arrived: ArrivedStep,
+        numbers: ParameterNumbers,
+        parameters: Mapping[str, Tensor],
+        layers: Mapping[str, Sequence[LayerRow]],
+    ) -> None:
+        """Judge the measurements of a step that was watched in full.
+
+        Args:
+            watched: The measurements.
+            arrived: The step.
+            numbers: The numbers of its parameters, from which the rows of `grads` are made.
+            parameters: The parameters that were measured, by name.
+            layers: The rows of the layers of each network, by its prefix.
+        """
+        judged = {name: list[Objection]() for name in rules.WATCHED_RULES} if any(layers.values()) else {}
+        has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.record.skipped
+        for network in self._networks:
+            rows = layers.get(network.prefix, ())
+            if rows:
+                for name, objections in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
+                    judged[name] += objections
+            if has_gradient and not judged.get("non-finite-activation"):
+                found = self._judged_gradients(network, rows, parameters, numbers, arrived.record.loss)
+                for name, objections in found.items():
+                    judged.setdefault(name, []).extend(objections)
+        if not arrived.record.skipped:
+            shapes = {name: tuple(each.shape) for name, each in parameters.items()}
+            judged["large-update"] = rules.large_updates(watched.parameters, shapes) if arrived.is_finite else []
+        judged["unoptimised-parameter"] = self._unoptimised()
+        self._report(watched.step, judged)
+
+    def _judged_gradients(
+        self,
+        network: WatchedNetwork,
+        layers: Sequence[LayerRow],
+        parameters: Mapping[str, Tensor],
+        numbers: ParameterNumbers,
+        loss: float | None,
+    ) -> dict[str, list[Objection]]:
+        inspected = network.inspected()
+        kinds = {name: type(module).__name__ for name, module in inspected.modules.items()}
+        found = [
+            numbers.result_row(index, name, own_name, kinds.get(own_name.rpartition(".")[0], ""), parameters[name])
+            for index, (name, own_name) in enumerate(
+                (name, name.removeprefix(network.prefix)) for name, _ in network.parameters() if name in parameters
+            )
+        ]
+        names = rules.gradient_rules(has_counted=network.prefix in self._counted, is_adaptive=self._is_adaptive)
+        judged = rules.judged_parameters(inspected.info, layers, found, loss, network.prefix, names)
+        if not judged.get("zero-gradient"):
+            self._counted.add(network.prefix)
+        return judged
+
+    def _unoptimised(self) -> list[Objection]:
+        """Return the objections to parameters that were unfrozen or added since the start and have no optimiser."""
+        new = [
+            name
+            for name in self._names.not_optimised()
+            if name in self._frozen_at_first or name not in self._known_at_first
+        ]
+        message = "'{}' is trainable now, but is in no watched optimizer: add it with add_param_group."
+        return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in new]
+
+    def _report(self, step: int, found: Mapping[str, Sequence[Objection]]) -> None:
+        """Record the verdicts that begin or end with the objections, by rule."""
+        for rule, objections in found.items():
+            if objections or self._verdicts.stands(rule):
+                for verdict in self._verdicts.judged(step, rule, objections):
+                    self._journal.add_verdict(verdict)
+
+
+def _reason_to_look(
+    loss_jump: Jump | None, norm_jump: Jump | None, *, became_broken: bool, has_more_zeros: bool
+) -> str:
+    """Return the reason to watch the next step in full; "" without one."""
+    if became_broken:
+        return "non-finite"
+    if loss_jump is not None:
+        return "loss"
+    if norm_jump is not None:
+        return "gradient norm"
+    return "zero gradient" if has_more_zeros else ""
