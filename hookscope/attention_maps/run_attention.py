@@ -28,13 +28,13 @@ from hookscope.attention_maps.places import (
 from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
 from hookscope.attention_maps.reductions import CallNumbers, Room, map_of, on_grid, reduced
 from hookscope.attention_maps.rollout import Rollout, refuse_rollout
-from hookscope.attribution.forward_backward import ModelRaisedError, model_errors
+from hookscope.attribution.forward_backward import model_errors, run_batches
 from hookscope.attribution.padding import padded_extents
-from hookscope.errors import LayerNotFoundError, ModelError, NothingMatchedError, UsageError, nearest
+from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
 from hookscope.hooks.attention import AttentionCall, AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.inputs import Batch, copy_of
-from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
+from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.inspection.session import OnError, OnProgress, Session, input_count, provenance_of, session_batches
 from hookscope.inspection.state.preservation import Preserved, preserved
@@ -249,6 +249,7 @@ def run_attention(
     )
     queue = session_batches(session, batch_size, on_error)
     collector = TensorCollector(input_count(session), on_progress)
+    gathered = _Gathered()
     candidates = attention_modules(inspected.modules)
     began = time.perf_counter()
     with (
@@ -258,7 +259,9 @@ def run_attention(
         capture(inspected.network, candidates, lambda *_: None) as captured,
     ):
         state.mark_hooks()
-        gathered = _run_batches(_Passes(inspected, state, captured, wanted, collector, verify), queue)
+        passes = _Passes(inspected, state, captured, wanted, collector, verify)
+        look = partial(_look_at, passes=passes, gathered=gathered)
+        run_batches(queue, state, look, gathered.records, collector.end_batch)
     seconds = time.perf_counter() - began
     seen_in = [label.partition("#")[0] for label in gathered.blocks]
     unseen = unseen_blocks(candidates, captured.called, seen_in, gathered.refused)
@@ -401,36 +404,13 @@ class _Passes:
             self.state.rewind()
 
 
-def _run_batches(passes: _Passes, queue: BatchQueue) -> _Gathered:
-    """Look at all batches.
-
-    With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
-    """
-    gathered = _Gathered()
-    first: ModelError | None = None
-    for at, batch in enumerate(queue):
-        if at:
-            passes.state.mark()
-        try:
-            _look_at(batch, passes, gathered)
-        except ModelRaisedError as raised:
-            error = ModelError(str(raised))
-            if queue.on_error is None:
-                raise error from raised.raised
-            if queue.set_aside(batch, str(raised), raised.raised):
-                first = first or error
-            passes.state.rewind()
-        passes.collector.end_batch(len(gathered.records))
-    if first is not None and not gathered.records:
-        raise first
-    return gathered
-
-
-def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
+def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> tuple[()]:
+    """Run a batch, and add what it shows; no input is unfit by itself."""
     seen, output = passes.run(batch, len(gathered.records))
     if passes.verify and not gathered.records:
         gathered.warnings = passes.verified(batch, output)
     _gather(batch, seen, passes, gathered)
+    return ()
 
 
 def _gather(batch: Batch, seen: _Pass, passes: _Passes, gathered: _Gathered) -> None:

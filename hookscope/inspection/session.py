@@ -428,6 +428,14 @@ def session_batches(session: Session, batch_size: int, on_error: OnError | None)
     return queue_of(session.inputs.batches(batch_size, report), report)
 
 
+def batch_progress(session: Session, on_progress: OnProgress | None) -> Callable[[int], None]:
+    """Return what to call after each batch with the number of inputs finished: it adds their total."""
+    if on_progress is None:
+        return lambda _finished: None
+    total = input_count(session)
+    return lambda finished: on_progress(finished, total)
+
+
 def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:
     """Return the provenance of a run of the session; `patterns` are those of layers."""
     named = {each.name: asdict(each.record) if each.record else each.value for each in session.inputs.named}
