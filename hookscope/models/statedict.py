@@ -18,6 +18,8 @@ from hookscope.models.weight_sets import is_averaged
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
 
+_LISTED = 3  # names in a message
+
 
 def named_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors by name, detached; those that int8 modules pack into a tuple by their places in it."""
@@ -316,6 +318,6 @@ def _form(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _group(what: str, members: Sequence[str], shown: int = 3) -> str:
-    more = ", …" if len(members) > shown else ""
-    return f"{len(members)} {what} ({', '.join(members[:shown])}{more})" if members else ""
+def _group(what: str, members: Sequence[str]) -> str:
+    more = ", …" if len(members) > _LISTED else ""
+    return f"{len(members)} {what} ({', '.join(members[:_LISTED])}{more})" if members else ""
