@@ -291,8 +291,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
 
     began = time.perf_counter()
     limits = limits_from_text(_arguments(limit))
-    has_images = not isinstance(images, list | tuple) or bool(images)
-    if per_image and not has_images:
+    if per_image and not _are_given(images):
         raise UsageError("--per-image needs pictures: give IMAGE.")
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
     loaded = with_classes(
@@ -626,16 +625,13 @@ def diff(  # noqa: D417 - those of `activations` are described there
     """
     from hookscope.differences.compare_networks import compare_networks
     from hookscope.differences.compared_networks import weight_options
-    from hookscope.inspection.device import choose_device
     from hookscope.inspection.session import choose_session_loss, open_session
     from hookscope.models import with_classes
     from hookscope.results.runs.reading import is_run
 
     began = time.perf_counter()
-    given_b = not isinstance(input_b, list | tuple) or bool(input_b)
-    has_images = not isinstance(images, list | tuple) or bool(images)
-    if threads_b is not None and threads_b < 1:
-        raise UsageError(f"--threads-b {threads_b} is not possible: give 1 or more.")
+    has_images, given_b = _are_given(images), _are_given(input_b)
+    options_b = _run_options(mode_b, autocast_b, threads_b, _texts(edit_b), compiles=compile_b, other_inputs=given_b)
     if (loss is not None or target is not None) and not grads:
         raise UsageError("--loss and --target need --grads.")
     of_passes = {
@@ -657,10 +653,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
     }
     conditions = {"maps": _texts(map), "fail_over": _texts(fail_over)}
     if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
-        _refuse(
-            {"IMAGE": has_images, "--input": input, "--input-shape": input_shape, **of_passes},
-            "two run directories are compared as they are",
-        )
+        of_inputs = {"IMAGE": has_images, "--input": input, "--input-shape": input_shape}
+        _refuse(of_inputs | of_passes, "two run directories are compared as they are")
         return _compared_runs(a, b, **conditions)
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
     names = [str(each) if isinstance(each, str | Path) else None for each in (a, b)]
@@ -669,31 +663,16 @@ def diff(  # noqa: D417 - those of `activations` are described there
         _refuse(of_passes, "without IMAGE, only weights are compared")
         return _compared_weights((a, of_a), (a if b == "same" else b, of_b), model_arg, seed, **conditions)
     _refuse({"--input-b": given_b and not has_images}, "without IMAGE both sides get the same noise, or inputs by name")
-    if device_b is not None:
-        choose_device(device_b, "--device-b")
-    sides = _Side(a, of_a, device, dtype), _Side(b, of_b, device_b, dtype_b)
-    models = _two_models(*sides, weights_b, model_arg, seed)
+    models = _two_models(_Side(a, of_a, device, dtype), _Side(b, of_b, device_b, dtype_b), weights_b, model_arg, seed)
     own, other = (with_classes(each, classes, multi_label=multi_label) for each in models)
-    opened = partial(
-        open_session,
-        own,
-        named=_texts(input),
-        began=began,
-        seed=seed,
-        input_shape=input_shape,
-        **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
-    )
+    options = _preprocessing(resize, crop, mean, std, max_pixels, batch_axis)
+    opened = partial(open_session, own, named=_texts(input), began=began, seed=seed, input_shape=input_shape, **options)
     session = opened(images=images)
-    options_b = _run_options(mode_b, autocast_b, threads_b, _texts(edit_b), compiles=compile_b)
-    inputs_b = None
-    if given_b:
-        inputs_b = opened(images=input_b).inputs
-        options_b = replace(options_b, texts=(*options_b.texts, "other inputs"))
     return compare_networks(
         session,
         other,
         options_b=options_b,
-        inputs_b=inputs_b,
+        inputs_b=opened(images=input_b).inputs if given_b else None,
         layers=_texts(layer),
         ops=ops,
         reference=reference is not None,
@@ -1370,6 +1349,10 @@ def _two_models(
     a: _Side, b: _Side, weights_b: str | None, model_arg: Texts | Mapping[str, Any], seed: int
 ) -> tuple[LoadedModel, LoadedModel]:
     """Load A and B; "same" is A in another way, and modules are taken as they are."""
+    from hookscope.inspection.device import choose_device
+
+    if b.device is not None:
+        choose_device(b.device, "--device-b")
     model_b = a.model if b.model == "same" else b.model
     if isinstance(a.model, str | Path) or b.model == "same" or not isinstance(b.model, str | Path):
         reading = a.options.file
@@ -1415,13 +1398,21 @@ def _run_options(
     edits: Sequence[Any],
     *,
     compiles: bool,
+    other_inputs: bool,
 ) -> RunOptions:
-    """Return how B runs, with what differs from A in words."""
+    """Return how B runs, with what differs from A in words.
+
+    Raises:
+        UsageError: If `threads` is 0 or less.
+    """
     from hookscope.differences.compare_networks import RunOptions
+
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads-b {threads} is not possible: give 1 or more.")
 
     texts = [] if autocast is None else [f"autocast to {autocast}"]
     texts += ["train mode"] * (mode == "train") + ([] if threads is None else [f"threads: {threads}"])
-    texts += [f"edit {each}" for each in edits] + ["compiled"] * compiles
+    texts += [f"edit {each}" for each in edits] + ["compiled"] * compiles + ["other inputs"] * other_inputs
     return RunOptions(mode, autocast, threads, edits, compiles, tuple(texts))
 
 
@@ -1583,6 +1574,10 @@ def _shown_input(
     if not shapes:
         return named_batch(by_name)
     return with_named(noise_batch(shapes, 0, loaded.preprocessing.kind), by_name, noise_count(shapes))
+
+
+def _are_given(images: Images) -> bool:
+    return not isinstance(images, list | tuple) or bool(images)
 
 
 def _device(loaded: LoadedModel) -> str:

@@ -28,15 +28,15 @@ from hookscope.attention_maps.places import (
 from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
 from hookscope.attention_maps.reductions import CallNumbers, Room, map_of, on_grid, reduced
 from hookscope.attention_maps.rollout import Rollout, refuse_rollout
-from hookscope.attribution.forward_backward import ModelRaisedError, model_errors
+from hookscope.attribution.forward_backward import model_errors, run_batches
 from hookscope.attribution.padding import padded_extents
-from hookscope.errors import LayerNotFoundError, ModelError, NothingMatchedError, UsageError, nearest
+from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
 from hookscope.hooks.attention import AttentionCall, AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.inputs import Batch, copy_of
-from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
+from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.saved_tensors import TensorCollector
-from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
+from hookscope.inspection.session import OnError, OnProgress, Session, input_count, provenance_of, session_batches
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
@@ -48,6 +48,7 @@ from hookscope.results.attention import (
     HeadMaps,
     HeadRow,
     PatchWeights,
+    UnseenBlock,
     census_of,
 )
 from hookscope.results.attributions import Extent
@@ -104,7 +105,7 @@ class _Pass:
     wanted: Wanted
     records: Sequence[InputRecord]
     first: int
-    collector: TensorCollector | None
+    collector: TensorCollector
     room: Room
     seen: list[_Seen] = field(default_factory=list)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -134,13 +135,6 @@ class _Pass:
             are_others = queries is not keys or (before is not None and (before.keys is None) != (keys is None))
             tokens = None if before is None else before.block.keys
             refuse_rollout(label, query_count, key_count, axes.windows, tokens, are_others=are_others)
-        chosen = {
-            place: [
-                chosen_in(query, record, queries, keys, query_count, self.wanted.arrangement.class_count)
-                for record in self.records
-            ]
-            for place, query in enumerate(self.wanted.queries)
-        }
         keeps = (
             self.wanted.numbers and self._keeps_patches(len(self.seen), label) and axes.windows == 1 and query_count > 1
         )
@@ -150,10 +144,10 @@ class _Pass:
             axes,
             queries,
             keys,
-            chosen,
+            self._chosen(queries, keys, query_count),
             keeps_whole=keeps or self.wanted.rollout,
             room=self.room,
-            save=None if self.collector is None else partial(self._save, self.collector, label),
+            save=partial(self._save, label) if self.wanted.save_tensors else None,
         )
         if self.wanted.rollout and numbers.whole is not None:
             self.rollout.add(numbers.whole, keys)
@@ -175,9 +169,16 @@ class _Pass:
         )
         self.seen.append(_Seen(block, numbers, queries, keys))
 
-    @staticmethod
-    def _save(collector: TensorCollector, label: str, rows: Tensor, begin: int) -> None:
-        collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)
+    def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> dict[int, list[Chosen | None]]:
+        """Return the tokens that each query means, one for each input."""
+        classes = self.wanted.arrangement.class_count
+        return {
+            at: [chosen_in(query, record, queries, keys, query_count, classes) for record in self.records]
+            for at, query in enumerate(self.wanted.queries)
+        }
+
+    def _save(self, label: str, rows: Tensor, begin: int) -> None:
+        self.collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)
 
     def _keeps_patches(self, index: int, label: str) -> bool:
         """Tell whether the rows of every patch may be asked for: negative positions are known at the end alone."""
@@ -246,10 +247,8 @@ def run_attention(
         save_tensors,
         arrangement,
     )
-    report = reporter(session, on_error)
-    queue = queue_of(session.inputs.batches(batch_size, report), report)
-    count = len(session.inputs.files) or session.inputs.input_count()
-    collector = TensorCollector(count, None) if save_tensors else None
+    queue = session_batches(session, batch_size, on_error)
+    collector = TensorCollector(input_count(session), on_progress)
     gathered = _Gathered()
     candidates = attention_modules(inspected.modules)
     began = time.perf_counter()
@@ -261,21 +260,14 @@ def run_attention(
     ):
         state.mark_hooks()
         passes = _Passes(inspected, state, captured, wanted, collector, verify)
-        _run_batches(passes, queue, gathered, on_progress, count)
-        called = captured.called
+        look = partial(_look_at, passes=passes, gathered=gathered)
+        run_batches(queue, state, look, gathered.records, collector.end_batch)
     seconds = time.perf_counter() - began
-    unseen = unseen_blocks(candidates, called, [each.partition("#")[0] for each in gathered.blocks], gathered.refused)
-    seen_blocks = tuple(gathered.blocks.values())
-    if not seen_blocks:
-        raise NothingMatchedError(_nothing_seen(inspected, census_of((), unseen), has_any=bool(unseen)))
-    if rollout and unseen:
-        raise UsageError(
-            f"--rollout is undefined here: {census_of(seen_blocks, unseen)}. Leave it out, and look at single blocks."
-        )
-    if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
-        raise UsageError(_no_such_query(wanted, inspected))
+    seen_in = [label.partition("#")[0] for label in gathered.blocks]
+    unseen = unseen_blocks(candidates, captured.called, seen_in, gathered.refused)
+    _check_seen(gathered, unseen, wanted, inspected)
+    rows = tuple(_rows(gathered, arrangement)) if numbers else ()
     device, dtype = inspected.placed
-    labels = {each.label for each in seen_blocks}
     settings = {
         "block": [*blocks],
         "head": [*wanted.heads],
@@ -284,11 +276,10 @@ def run_attention(
         "numbers": numbers,
         "tokens": tokens,
     }
-    rows = tuple(_rows(gathered, seen_blocks, arrangement)) if numbers else ()
     return Attention(
         model=inspected.info,
         inputs=tuple(gathered.records),
-        blocks=seen_blocks,
+        blocks=tuple(gathered.blocks.values()),
         unseen=unseen,
         rows=rows,
         maps=tuple(gathered.maps),
@@ -301,9 +292,7 @@ def run_attention(
         dtype=dtype,
         timings={"load": session.load_seconds, "forward": seconds},
         provenance=provenance_of(session, (), settings),
-        tensors=collector.joined(labels | {f"{each}@{at}" for each in labels for at in range(len(gathered.records))})
-        if collector is not None
-        else {},
+        tensors=collector.joined(_labels_of_tensors(gathered)),
     )
 
 
@@ -327,6 +316,25 @@ def _no_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(was_on)
+
+
+def _check_seen(
+    gathered: _Gathered, unseen: tuple[UnseenBlock, ...], wanted: Wanted, inspected: InspectedNetwork
+) -> None:
+    """Raise an error if no attention was seen, or not what is `wanted` of it."""
+    if not gathered.blocks:
+        raise NothingMatchedError(_nothing_seen(inspected, census_of((), unseen), has_any=bool(unseen)))
+    if wanted.rollout and unseen:
+        census = census_of(tuple(gathered.blocks.values()), unseen)
+        raise UsageError(f"--rollout is undefined here: {census}. Leave it out, and look at single blocks.")
+    if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
+        raise UsageError(_no_such_query(wanted, inspected))
+
+
+def _labels_of_tensors(gathered: _Gathered) -> set[str]:
+    """Return the labels that the weights of the blocks may have: with "@INDEX" behind them if their shapes differ."""
+    suffixes = ("", *(f"@{at}" for at in range(len(gathered.records))))
+    return {f"{label}{suffix}" for label in gathered.blocks for suffix in suffixes}
 
 
 def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) -> str:
@@ -357,7 +365,7 @@ class _Passes:
     state: Preserved
     captured: Capture[None]
     wanted: Wanted
-    collector: TensorCollector | None
+    collector: TensorCollector
     verify: bool
 
     def run(self, batch: Batch, first: int) -> tuple[_Pass, object]:
@@ -396,39 +404,13 @@ class _Passes:
             self.state.rewind()
 
 
-def _run_batches(
-    passes: _Passes, queue: BatchQueue, gathered: _Gathered, on_progress: OnProgress | None, count: int
-) -> None:
-    """Look at all batches.
-
-    With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
-    """
-    first: ModelError | None = None
-    for at, batch in enumerate(queue):
-        if at:
-            passes.state.mark()
-        try:
-            _look_at(batch, passes, gathered)
-        except ModelRaisedError as raised:
-            error = ModelError(str(raised))
-            if queue.on_error is None:
-                raise error from raised.raised
-            if queue.set_aside(batch, str(raised), raised.raised):
-                first = first or error
-            passes.state.rewind()
-        if passes.collector is not None:
-            passes.collector.end_batch(len(gathered.records))
-        if on_progress is not None:
-            on_progress(len(gathered.records), count)
-    if first is not None and not gathered.records:
-        raise first
-
-
-def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
+def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> tuple[()]:
+    """Run a batch, and add what it shows; no input is unfit by itself."""
     seen, output = passes.run(batch, len(gathered.records))
     if passes.verify and not gathered.records:
         gathered.warnings = passes.verified(batch, output)
     _gather(batch, seen, passes, gathered)
+    return ()
 
 
 def _gather(batch: Batch, seen: _Pass, passes: _Passes, gathered: _Gathered) -> None:
@@ -479,9 +461,9 @@ def _sum(gathered: _Gathered, seen: _Seen) -> None:
     gathered.top_tokens.setdefault(label, None if numbers.top_token is None else numbers.top_token[0])
 
 
-def _rows(gathered: _Gathered, blocks: Sequence[AttentionBlock], arrangement: Arrangement) -> Iterator[HeadRow]:
+def _rows(gathered: _Gathered, arrangement: Arrangement) -> Iterator[HeadRow]:
     count = len(gathered.records)
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(gathered.blocks.values()):
         means = {name: (each / count).tolist() for name, each in gathered.sums[block.label].items()}
         top_tokens = gathered.top_tokens[block.label]
         tokens = [None] * block.heads if top_tokens is None else top_tokens.tolist()

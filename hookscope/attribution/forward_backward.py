@@ -1,4 +1,4 @@
-"""Run one batch forward, and backward only as far as the layers that are looked at."""
+"""Run batches forward, and backward only as far as the layers that are looked at."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from hookscope.attribution.input_places import embedding_name, main_input, place_axes
 from hookscope.attribution.layer_choice import Choice, LayerOutputs, choose_layer, reached_inputs, sum_of
 from hookscope.attribution.scores import BatchTarget
-from hookscope.errors import HookscopeError, UsageError
+from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import GradientSite, ModuleCall, Place
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
-from hookscope.inspection.network import InspectedNetwork
+from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.state.preservation import Preserved
+from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_layout import Layout
 from hookscope.text import shape_text
 
@@ -110,6 +111,49 @@ def model_errors(inspected: InspectedNetwork, phase: str) -> Iterator[None]:
         error = reraise_internal(raised)
         failure = locate(inspected.modules, error)
         raise ModelRaisedError(failure_message(inspected.info.name, failure, error, phase), error) from None
+
+
+def run_batches(
+    queue: BatchQueue,
+    state: Preserved,
+    run: Callable[[Batch], Sequence[UnfitInputError]],
+    records: Sequence[InputRecord],
+    finished: Callable[[int], None],
+) -> None:
+    """Run all batches; after one that raised, the network's state is rewound.
+
+    With an `on_error`, inputs that the model raises on, or that `run` has errors for, are left out. If nothing is left
+    then, the first error counts.
+
+    Args:
+        queue: The batches.
+        state: Of the network.
+        run: Runs a batch; returns an error for each of its inputs that cannot be used.
+        records: Of the inputs that could be, as `run` gathers them.
+        finished: Called after each batch with the number of these.
+    """
+    first: HookscopeError | None = None
+    for at, batch in enumerate(queue):
+        if at:
+            state.mark()
+        unfit: Sequence[UnfitInputError] = ()
+        try:
+            unfit = run(batch)
+        except ModelRaisedError as raised:
+            error = ModelError(str(raised))
+            if queue.on_error is None:
+                raise error from raised.raised
+            if queue.set_aside(batch, str(raised), raised.raised):
+                first = first or error
+            state.rewind()
+        for each in unfit:
+            if queue.on_error is None:
+                raise each
+            queue.on_error(each)
+            first = first or each
+        finished(len(records))
+    if first is not None and not records:
+        raise first
 
 
 def run_and_choose(

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -13,18 +14,18 @@ from torch import nn
 
 from hookscope.attribution.batch_maps import Explained, as_method, explain, needs_layers
 from hookscope.attribution.checking import Checking, Sanity
-from hookscope.attribution.forward_backward import ForwardBackward, ModelRaisedError, frozen
+from hookscope.attribution.forward_backward import ForwardBackward, frozen, run_batches
 from hookscope.attribution.input_places import input_size, main_input, places_of
 from hookscope.attribution.layer_choice import layer_outputs_of
 from hookscope.attribution.map_layers import MapLayer, MapLayers, NotReachedError, given_layers
 from hookscope.attribution.scores import BatchTarget, batch_targets
-from hookscope.attribution.targets import read_targets
-from hookscope.errors import ModelError, UnfitInputError, UsageError, nearest
+from hookscope.attribution.targets import Wanted, read_targets
+from hookscope.errors import UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, part_of
 from hookscope.inspection.execution import execution_order
-from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
-from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
+from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions, Extent, LayerChoice, Method
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
@@ -77,45 +78,32 @@ def run_attribution(
         ModelError: If the network raised, with `on_error` on every input.
     """
     _check_options(method, targets, top, layers)
+    chosen = as_method(method)
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
     outputs = layer_outputs_of(inspected.network, None if tokens is None else parse_tokens(tokens))
-    report = reporter(session, on_error)
-    queue = queue_of(session.inputs.batches(batch_size, report), report)
+    queue = session_batches(session, batch_size, on_error)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
-    count = len(session.inputs.files) or session.inputs.input_count()
-
-    def targets_of(output: object, batch: Batch) -> list[BatchTarget]:
-        sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
-        return batch_targets(
-            output,
-            len(batch.indices),
-            wanted,
-            top,
-            inspected.info.categories,
-            output_key,
-            sizes,
-            multi_label=inspected.multi_label,
-        )
-
-    checking = Checking(sanity=sanity, method=as_method(method), output_key=output_key, seed=session.seed)
+    checking = Checking(sanity=sanity, method=chosen, output_key=output_key, seed=session.seed)
     gathered = _Gathered(checking)
+    finished = batch_progress(session, on_progress)
     began = time.perf_counter()
-    with ExitStack() as block:
-        block.enter_context(torch.inference_mode(False))
-        block.enter_context(torch.enable_grad())
-        state = block.enter_context(preserved(inspected.network, session.seed, modules=inspected.modules.values()))
-        block.enter_context(frozen(inspected.modules))
-        seen = inspected.modules if needs_layers(method) else {}
-        capturing = block.enter_context(capture(inspected.network, seen, outputs.observe))
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        preserved(inspected.network, session.seed, modules=inspected.modules.values()) as state,
+        frozen(inspected.modules),
+        capture(inspected.network, inspected.modules if needs_layers(method) else {}, outputs.observe) as capturing,
+    ):
         state.mark_hooks()
+        targets_of = partial(_targets_of, inspected=inspected, wanted=wanted, top=top, output_key=output_key)
         passes = ForwardBackward(
             inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
         )
-        map_layers = MapLayers(passes=passes, given=given)
-        block.callback(map_layers.close)
-        _run_batches(queue, map_layers, as_method(method), gathered, on_progress, count)
+        with closing(MapLayers(passes=passes, given=given)) as map_layers:
+            explain_batch = partial(_explain, map_layers=map_layers, method=chosen, gathered=gathered)
+            run_batches(queue, state, explain_batch, gathered.records, finished)
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
     checks = checking.judged()
@@ -123,7 +111,7 @@ def run_attribution(
     return Attributions(
         model=inspected.info,
         inputs=tuple(gathered.records),
-        method=as_method(method),
+        method=chosen,
         layers=tuple(gathered.layers.values()),
         maps=tuple(gathered.maps),
         warnings=tuple(dict.fromkeys((*inspected.warnings, *failed, *gathered.warnings, *queue.remarks))),
@@ -154,6 +142,29 @@ def _check_options(method: str, targets: Sequence[str], top: int | None, layers:
         raise UsageError(f"--top {top} is not possible: give 1 or more.")
 
 
+def _targets_of(
+    output: object,
+    batch: Batch,
+    *,
+    inspected: InspectedNetwork,
+    wanted: Sequence[Wanted],
+    top: int | None,
+    output_key: str | None,
+) -> list[BatchTarget]:
+    """Return what to explain of what the network returned for a batch."""
+    sizes = [(record.shape[-2], record.shape[-1]) for record in batch.records if len(record.shape) > 1]
+    return batch_targets(
+        output,
+        len(batch.indices),
+        wanted,
+        top,
+        inspected.info.categories,
+        output_key,
+        sizes,
+        multi_label=inspected.multi_label,
+    )
+
+
 def _refuse_quantised(inspected: InspectedNetwork) -> None:
     """Refuse networks that compute in whole numbers.
 
@@ -167,44 +178,6 @@ def _refuse_quantised(inspected: InspectedNetwork) -> None:
                 f"{inspected.info.name} is quantised: {name or '(model)'} ({kind.__name__}) computes in whole numbers, "
                 "which have no gradient. Explain the network as it was before quantisation."
             )
-
-
-def _run_batches(
-    queue: BatchQueue,
-    map_layers: MapLayers,
-    method: Method,
-    gathered: _Gathered,
-    on_progress: OnProgress | None,
-    count: int,
-) -> None:
-    """Explain all batches.
-
-    With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
-    """
-    state = map_layers.passes.state
-    first: ModelError | None = None
-    for at, batch in enumerate(queue):
-        if at:
-            state.mark()
-        try:
-            unfit = _explain(batch, map_layers, method, gathered)
-        except ModelRaisedError as raised:
-            error = ModelError(str(raised))
-            if queue.on_error is None:
-                raise error from raised.raised
-            if queue.set_aside(batch, str(raised), raised.raised):
-                first = first or error
-            state.rewind()
-            unfit = []
-        for each in unfit:
-            if queue.on_error is None:
-                raise each
-            queue.on_error(each)
-            first = first or each
-        if on_progress is not None:
-            on_progress(len(gathered.records), count)
-    if first is not None and not gathered.records:
-        raise first
 
 
 def _explain(batch: Batch, map_layers: MapLayers, method: Method, gathered: _Gathered) -> list[UnfitInputError]:

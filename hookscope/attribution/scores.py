@@ -177,7 +177,7 @@ def _of_classes(
     against: int | None,
     names: Sequence[str],
     read: Callable[[object], Tensor],
-    multi_label: bool = False,
+    multi_label: bool,
 ) -> BatchTarget:
     """Return the target that is one class of each input, (N,), maybe against another."""
     rows = real(scores.tensor.detach())

@@ -24,15 +24,14 @@ from hookscope.differences.first_differences import with_origins
 from hookscope.differences.hooked_network import (
     Finished,
     HookedNetwork,
-    OutputForm,
     coarsest_eps,
     layers_to_hook,
     parameter_shapes,
     precision_notes,
     traced,
 )
-from hookscope.differences.lockstep import Lockstep, Row, share_cpu_threads
-from hookscope.differences.measures import culprit
+from hookscope.differences.lockstep import Lockstep, share_cpu_threads
+from hookscope.differences.lockstep_rows import REFERENCE, A, B, paired_rows, rows_by_place, unmatched
 from hookscope.differences.pausable_threads import pausable_threads
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.differences.torch_compile import Compiled, compile_in_blocks
@@ -48,18 +47,21 @@ from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected
 from hookscope.inspection.parameter_edits import edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import choose
-from hookscope.inspection.session import OnError, OnProgress, Session, provenance_of, reporter
+from hookscope.inspection.session import (
+    OnError,
+    OnProgress,
+    Session,
+    batch_progress,
+    provenance_of,
+    reporter,
+    session_batches,
+)
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
-from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched
+from hookscope.results.differences import DifferenceRow, Differences, Side
 from hookscope.results.inputs import InputRecord
 from hookscope.text import counted
-
-_A, _B, _REFERENCE = range(3)
-
-Place = tuple[str, int, int]
-"""(layer, call, which of its tensors)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,11 @@ class _Comparison:
     pairing: Pairing = field(default_factory=lambda: Pairing({}))
     compiled: Compiled | None = None
 
-    def run(self, advance: Callable[[], None], *, shadow: bool, compiles: bool, chosen: bool) -> Lockstep:
+    def run(self, finished: Callable[[int], None], *, shadow: bool, compiles: bool, chosen: bool) -> Lockstep:
         """Pair the layers, and run the networks in lockstep over all batches.
 
-        `chosen` is whether `--layer` chose the layers of A; `advance` is called after each batch.
+        `chosen` is whether `--layer` chose the layers of A; `finished` is called after each batch with the number of
+        inputs that have run.
         """
         first = self.queue.peek()
         if first is not None:
@@ -129,7 +132,7 @@ class _Comparison:
             lockstep = Lockstep(self.networks, threads[: len(self.networks)], maps, shadow, shared)
             for batch in self.queue:
                 self._run_batch(batch, lockstep)
-                advance()
+                finished(len(self.records))
             for each in threads:
                 each.finish()
         return lockstep
@@ -144,7 +147,7 @@ class _Comparison:
             if lockstep.needs_turns:
                 lockstep.take_turns()
         if self.compiled is not None:
-            finished = self.compiled.ended(finished, _placed_for(self.networks[_B], batch))
+            finished = self.compiled.ended(finished, _placed_for(self.networks[B], batch))
         failed = next((each for each in finished if each.message), None)
         if failed is not None:
             self._leave_out(batch, failed)
@@ -232,30 +235,23 @@ def compare_networks(
     _refuse(options_b, shadow=shadow, ops=ops)
     apart = copied(other) if values else separate(session.loaded, other)
     made = edit_parameters(apart, values)
-    report = reporter(session, on_error)
     others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
     batch_size = batch_size if others is None else 1
-    queue = queue_of(session.inputs.batches(batch_size, report), report)
+    queue = session_batches(session, batch_size, on_error)
     networks = _hooked_networks(
         session, apart, options_b, queue, layers=layers, ops=ops, reference=reference, shadow=shadow
     )
-    a, b = networks[_A].inspected, networks[_B].inspected
     if others is not None:
-        networks[_B].own_inputs = others.instead_of
+        networks[B].own_inputs = others.instead_of
     outputs = Outputs([each.inspected for each in networks], may_differ=bool(layers), output_key=output_key)
     comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=maps)
+    finished = batch_progress(session, on_progress)
     began = time.perf_counter()
-    count = len(session.inputs.files) or session.inputs.input_count()
-
-    def advance() -> None:
-        if on_progress is not None:
-            on_progress(len(comparison.records), count)
-
-    lockstep = comparison.run(advance, shadow=shadow, compiles=options_b.compiles, chosen=bool(layers))
+    lockstep = comparison.run(finished, shadow=shadow, compiles=options_b.compiles, chosen=bool(layers))
     if not comparison.records and (errors := [*filter(None, [comparison.first_error]), *session.unusable]):
         raise errors[0]
     compiled, eps = comparison.compiled, coarsest_eps(networks)
-    paired = _paired_rows(networks, lockstep, comparison.pairing)
+    paired = paired_rows(networks, lockstep, comparison.pairing)
     every_row, first_differences = with_origins(
         paired, eps, compiled.sizes if compiled else {}, same_inputs=others is None
     )
@@ -263,19 +259,15 @@ def compare_networks(
     found = outputs.results()
     gradients = GradientDifferences()
     if loss is not None:
-        forward = Forward(comparison.pairing, every_row, eps, networks[_A].has_rows)
-        gradients = _gradients(
-            session,
-            apart,
-            comparison,
-            options_b,
-            loss,
-            forward,
-            layers=layers,
-            ops=ops,
-            batch_size=batch_size,
-            report=report,
-        )
+        forward = Forward(comparison.pairing, every_row, eps, networks[A].has_rows)
+        differentiated, whole = _differentiated(session, apart, comparison, options_b, layers=layers, ops=ops)
+        again = _batches_again(session, batch_size, on_error)
+        gradients = compare_gradients(differentiated, again, loss, forward, whole)
+    about_compiling = compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()
+    # An edit of a gradient is applied in the backward pass alone.
+    about_edits = networks[B].edits.warnings() if loss is None else ()
+    warnings = _warnings(session, other, comparison, *about_compiling, *gradients.notes, *about_edits, *made.warnings)
+    a, b = networks[A].inspected, networks[B].inspected
     return Differences(
         a=Side(a.info, *a.placed),
         b=Side(b.info, *b.placed, options_b.texts),
@@ -284,23 +276,14 @@ def compare_networks(
         inputs_b=_records_of(others, comparison),
         rows=rows,
         gradients=gradients.rows,
-        unmatched=_unmatched(networks, lockstep, comparison.pairing, with_b=not layers),
+        unmatched=unmatched(networks, lockstep, comparison.pairing, with_b=not layers),
         outputs=found,
         first_differences=first_differences,
         first_gradient_difference=gradients.first,
-        maps=lockstep.maps.drawn(_rows_by_place(rows, networks[_A]), first_differences),
+        maps=lockstep.maps.drawn(rows_by_place(rows, networks[A]), first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients.rows), found),
         reference="A's weights in float64" if reference else "",
-        warnings=_warnings(
-            session,
-            other,
-            comparison,
-            *(compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()),
-            *gradients.notes,
-            # An edit of a gradient is applied in the backward pass alone.
-            *(networks[_B].edits.warnings() if loss is None else ()),
-            *made.warnings,
-        ),
+        warnings=warnings,
         notes=_notes(session, other, comparison, options_b, made.notes),
         seed=session.seed,
         timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
@@ -333,7 +316,7 @@ def _hooked_networks(
 
 def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetwork]) -> tuple[DifferenceRow, ...]:
     """Return the rows of the layers that were selected in A; raise a NothingMatchedError if there are none."""
-    rows = tuple(row for row in every_row if networks[_A].has_rows(row.layer))
+    rows = tuple(row for row in every_row if networks[A].has_rows(row.layer))
     if not rows:
         a, b = (
             f"{each.inspected.info.name}, {counted(len(each.inspected.modules) - 1, 'module')}" for each in networks[:2]
@@ -369,7 +352,7 @@ def _notes(
         *training_notes(session.loaded, other, options_b.mode),
         *compiled_notes(session.loaded, other, compiles=options_b.compiles),
         *([compiled.note()] if compiled else []),
-        *comparison.networks[_B].edits.notes(),
+        *comparison.networks[B].edits.notes(),
         *about_edits,
         *precision_notes(comparison.networks),
     )
@@ -394,31 +377,20 @@ def _refuse(options_b: RunOptions, *, shadow: bool, ops: bool) -> None:
         raise UsageError(f"{option} needs hooks inside of B, which compiled code does not run: leave out --compile-b.")
 
 
-def _gradients(
+def _differentiated(
     session: Session,
     other: LoadedModel,
     comparison: _Comparison,
     options_b: RunOptions,
-    loss: Loss,
-    forward: Forward,
     *,
     layers: Sequence[str],
     ops: bool,
-    batch_size: int,
-    report: OnError | None,
-) -> GradientDifferences:
-    known = {_input_of(error) for error in session.unusable}
-
-    def report_new(error: HookscopeError) -> None:
-        if report is not None and _input_of(error) not in known:
-            report(error)
-
-    on_error = None if report is None else report_new
-    queue = queue_of(session.inputs.batches(batch_size, on_error), on_error)
+) -> tuple[list[Differentiated], Differentiated | None]:
+    """Return how each network is differentiated, and the whole of B if B is compiled in blocks."""
     networks, compiled = comparison.networks, comparison.compiled
     loaded = [session.loaded, other]
     if len(networks) > len(loaded):
-        loaded.append(replace(session.loaded, module=networks[_REFERENCE].inspected.network))
+        loaded.append(replace(session.loaded, module=networks[REFERENCE].inspected.network))
     edits: tuple[Sequence[str | Edit], ...] = ((), options_b.edits, ())
     patterns: tuple[Sequence[str], ...] = (layers, (), layers)
     threads = (None, options_b.threads, None)
@@ -427,12 +399,24 @@ def _gradients(
         options = {"layers": patterns[at], "ops": ops, "hooked": frozenset(network.hooked), "edits": edits[at]}
         options |= {"mode": network.mode, "autocast": network.autocast, "seed": session.seed}
         differentiated.append(Differentiated(each, partial(_placed_for, network), options, threads[at]))
-    whole: Differentiated | None = None
-    if compiled is not None:
-        b = differentiated[_B] = replace(differentiated[_B], around=compiled.forwards)
-        loaded_whole = replace(other, module=compiled.whole.inspected.network)
-        whole = replace(b, loaded=loaded_whole, options={**b.options, "hooked": frozenset()})
-    return compare_gradients(differentiated, queue, loss, forward, whole)
+    if compiled is None:
+        return differentiated, None
+    b = differentiated[B] = replace(differentiated[B], around=compiled.forwards)
+    loaded_whole = replace(other, module=compiled.whole.inspected.network)
+    return differentiated, replace(b, loaded=loaded_whole, options={**b.options, "hooked": frozenset()})
+
+
+def _batches_again(session: Session, batch_size: int, on_error: OnError | None) -> BatchQueue:
+    """Return the inputs of a session that has run: what could not be used in that run is not reported again."""
+    known = {_input_of(error) for error in session.unusable}
+    report = reporter(session, on_error)
+
+    def report_new(error: HookscopeError) -> None:
+        if report is not None and _input_of(error) not in known:
+            report(error)
+
+    new = None if report is None else report_new
+    return queue_of(session.inputs.batches(batch_size, new), new)
 
 
 def _input_of(error: HookscopeError) -> object:
@@ -509,86 +493,3 @@ def _placed_for(network: HookedNetwork, batch: Batch) -> Batch:
     """Return a copy of a batch, or of the network's own, on the device and in the dtype of a network."""
     inspected = network.inspected
     return to_device(copy_of(network.own_inputs(batch)), inspected.placed[0], floating_dtype(inspected.network))
-
-
-def _paired_rows(networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing) -> list[DifferenceRow]:
-    """Return a row for each pair of outputs, those of modules around others too, in A's order of execution."""
-    rows: list[DifferenceRow] = []
-    for place, form in networks[_A].output_forms.items():
-        row, partner = lockstep.rows.get(place), pairing.partner(place[:2])
-        if row is None or partner is None:
-            continue
-        other = networks[_B].output_forms[(*partner[0], place[2])]
-        unchanged = networks[_A].passed_through.get(place) and networks[_B].passed_through.get((*partner[0], place[2]))
-        if not unchanged:
-            rows.append(_row(len(rows), form, other, partner[1], row))
-    return rows
-
-
-def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
-    measured = row.sums.get((_A, _B))
-    errors = [row.sums[pair].error if pair in row.sums else None for pair in ((_A, _REFERENCE), (_B, _REFERENCE))]
-    return DifferenceRow(
-        index=index,
-        layer=form.layer,
-        label=form.label,
-        kind=form.kind,
-        label_b=other.label,
-        kind_b=other.kind,
-        matched=matched,
-        shape=row.shapes[_A].whole,
-        shape_b=row.shapes[_B].whole,
-        dtype=form.dtype,
-        dtype_b=other.dtype,
-        measures=None if measured is None else measured.measured(row.coarser),
-        input_relative_l2=row.input_relative_l2,
-        added=None if row.added is None else row.added.measured(row.coarser),
-        error=errors[0],
-        error_b=errors[1],
-        channel=None if measured is None else culprit(measured),
-        note=row.note,
-    )
-
-
-def _rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict[Place, DifferenceRow]:
-    by_label = {row.label: row for row in rows}
-    return {place: by_label[form.label] for place, form in network.output_forms.items() if form.label in by_label}
-
-
-def _unmatched(
-    networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing, *, with_b: bool
-) -> tuple[Unmatched, ...]:
-    backwards = pairing.inverse()
-    result = [*_unpaired(networks[_A], networks[_B], "A", pairing, lockstep)]
-    if with_b:
-        result += _unpaired(networks[_B], networks[_A], "B", backwards, lockstep)
-    return tuple(result)
-
-
-def _unpaired(
-    network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, lockstep: Lockstep
-) -> Iterator[Unmatched]:
-    for place, form in network.output_forms.items():
-        if network.passed_through.get(place) or not network.has_rows(form.layer):
-            continue
-        partner = pairing.partner(place[:2])
-        key = place if side == "A" or partner is None else (*partner[0], place[2])
-        if partner is not None and key in lockstep.rows:
-            continue
-        reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
-        yield Unmatched("A" if side == "A" else "B", form.label, form.kind, form.shape, reason)
-
-
-def _reason(place: Place, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
-    name = pairing.names.get(place[0])
-    if name is None:
-        return f"{title} has no such layer" if place[0] in network.hooked else f"{title} calls no such operation"
-    own = len({call for layer, call, _ in network.output_forms if layer == place[0]})
-    others = len({call for layer, call, _ in other.output_forms if layer == name[0]})
-    if others == own:
-        return f"{title} returns fewer tensors there"
-    return f"{title} does not call it" if not others else f"called {_times(own)} here, {_times(others)} by {title}"
-
-
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")

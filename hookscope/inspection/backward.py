@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -123,8 +122,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     inspected = inspected_network(model)
     network = inspected.network
     if isinstance(loss, str):
-        categories = inspected.info.categories
-        loss = choose_loss(loss, target=target, seed=seed, categories=categories, output_key=output_key)
+        loss = choose_loss(loss, target=target, seed=seed, categories=inspected.info.categories, output_key=output_key)
     queue = queue_of(inputs, on_error)
     recorder = Recorder(0, None, None, Reducer(distributions=distributions, sketches=sketches))
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
@@ -133,70 +131,97 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     maps = Recorder(grids_for, max_channels, None, recorder.reducer, recorder.axes, operations)
     maps.windowed = WindowedLayers(network)
     gradient_recorder = GradientRecorder(maps, on_tensor)
-    with ExitStack() as block:
-        block.enter_context(torch.inference_mode(False))
-        block.enter_context(torch.enable_grad())
-        state = block.enter_context(preserved(network, seed, mode, inspected.modules.values()))
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        preserved(network, seed, mode, inspected.modules.values()) as state,
+    ):
         parameters = inspected.parameters()
-        trainable = [parameter.requires_grad for parameter in parameters if differentiable(parameter)]
-        track_outputs = not any(trainable) and not any(map(differentiable, _first_inputs(queue)))
+        ends = _ends(parameters, queue, include_inputs=include_inputs)
         for parameter in parameters:
             parameter.grad = None
-        captured = block.enter_context(
-            capture(
-                network,
-                selected,
-                recorder.observe,
-                gradients=gradient_recorder.observe,
-                with_inputs=include_inputs,
-                with_steps=True,
-                track=track_outputs,
-                edits=placed.by_name,
-                operations=operations,
-                modules=inspected.modules,
-            )
-        )
-        state.mark_hooks()
-        run = GradientRun(
-            inspected=inspected,
-            queue=queue,
-            selected=selected,
-            operations=operations,
-            edits=placed,
-            recorder=recorder,
-            state=state,
-            captured=captured,
-            output_key=output_key,
-            verify=verify and not edits,
-            loss=loss,
+        with capture(
+            network,
+            selected,
+            recorder.observe,
+            gradients=gradient_recorder.observe,
             with_inputs=include_inputs,
-            track_inputs=not any(trainable) or (include_inputs and all(trainable)),
-            autocast=autocast,
-            gradient_recorder=gradient_recorder,
-            parameter_ids={*map(id, parameters)},
-        )
-        broken = _run_batches(run, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
-        with torch._C.DisableTorchFunction():  # which would see `.grad` read
-            named = named_parameters(network)
+            with_steps=True,
+            track=ends.at_outputs,
+            edits=placed.by_name,
+            operations=operations,
+            modules=inspected.modules,
+        ) as captured:
+            state.mark_hooks()
+            run = GradientRun(
+                inspected=inspected,
+                queue=queue,
+                selected=selected,
+                operations=operations,
+                edits=placed,
+                recorder=recorder,
+                state=state,
+                captured=captured,
+                output_key=output_key,
+                verify=verify and not edits,
+                loss=loss,
+                with_inputs=include_inputs,
+                track_inputs=ends.at_inputs,
+                autocast=autocast,
+                gradient_recorder=gradient_recorder,
+                parameter_ids={*map(id, parameters)},
+            )
+            broken = _run_batches(run, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
+            with torch._C.DisableTorchFunction():  # which would see `.grad` read
+                named = named_parameters(network)
 
-    merge_batch(run)
-    run.is_broken = broken is not None
-    if broken is None and (missing := run.missing_operations()):
-        raise LayerNotFoundError(missing)
-    if not any(trainable):
-        end = "first floating tensors that layers return" if track_outputs else "input of the network"
-        run.loss_warnings.append(f"No parameter is trainable: gradients are taken down to the {end}.")
-    if not verify:
-        run.verification = None
+    _end(run, broken, ends, verify=verify)
     inspection = _result(run, broken, named, on_tensor, mode=mode, seed=seed)
     if broken is not None:
         raise PassError(broken.message, inspection) from broken.error
     return inspection
 
 
+class _Ends(NamedTuple):
+    """Where backward passes end: at parameters, at the network's floating inputs, at the first outputs of layers."""
+
+    at_parameters: bool
+    at_inputs: bool
+    at_outputs: bool
+
+    def warnings(self) -> list[str]:
+        if self.at_parameters:
+            return []
+        end = "first floating tensors that layers return" if self.at_outputs else "input of the network"
+        return [f"No parameter is trainable: gradients are taken down to the {end}."]
+
+
+def _ends(parameters: Sequence[nn.Parameter], queue: BatchQueue, *, include_inputs: bool) -> _Ends:
+    trainable = [parameter.requires_grad for parameter in parameters if differentiable(parameter)]
+    if any(trainable):
+        return _Ends(at_parameters=True, at_inputs=include_inputs and all(trainable), at_outputs=False)
+    has_floating_inputs = any(map(differentiable, _first_inputs(queue)))
+    return _Ends(at_parameters=False, at_inputs=True, at_outputs=not has_floating_inputs)
+
+
 def _first_inputs(queue: BatchQueue) -> list[Tensor]:
     first = queue.peek()
     return [] if first is None else [tensor for _, tensor in tensors_given(first.args, first.kwargs)]
+
+
+def _end(run: GradientRun, broken: Break | None, ends: _Ends, *, verify: bool) -> None:
+    """Merge the last batch, and keep what the result is to have of the run.
+
+    Raises:
+        LayerNotFoundError: If a pattern has selected no operation.
+    """
+    merge_batch(run)
+    run.is_broken = broken is not None
+    if broken is None and (missing := run.missing_operations()):
+        raise LayerNotFoundError(missing)
+    run.loss_warnings += ends.warnings()
+    if not verify:  # aliases may have needed it
+        run.verification = None
 
 
 def _result(

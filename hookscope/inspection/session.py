@@ -31,6 +31,7 @@ from hookscope.inspection.edits import Edit
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
 from hookscope.inspection.losses import Loss, choose_loss
+from hookscope.inspection.network import BatchQueue, queue_of
 from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.models import LoadedModel, example_shape, load_function
@@ -165,7 +166,7 @@ def run_forward(
     """
     run = partial(inspect, session.loaded, layers=layers, ops=ops, seed=session.seed, distributions=True, verify=verify)
     options["summaries"] = "overview"
-    collector = TensorCollector(_input_count(session), on_progress)
+    collector = TensorCollector(input_count(session), on_progress)
     if save_tensors:
         options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
     options |= {"on_batch": collector.end_batch, "sketches": True, "judged": True, "tokens": True}
@@ -235,7 +236,7 @@ def run_backward(
         inspect_gradients, session.loaded, loss=loss, layers=layers, mode=mode, seed=session.seed, autocast=dtype
     )
     run = partial(alone, ops=ops, include_inputs=include_inputs, distributions=True, verify=verify)
-    collector = TensorCollector(_input_count(session), on_progress)
+    collector = TensorCollector(input_count(session), on_progress)
     report = reporter(session, on_error)
     options |= {
         "on_tensor": collector.collect if save_tensors else None,
@@ -404,7 +405,8 @@ def _ignore_error(_error: HookscopeError) -> None:
     """Ignore an unusable input: the reported run names it."""
 
 
-def _input_count(session: Session) -> int:
+def input_count(session: Session) -> int:
+    """Return how many inputs a session has."""
     return len(session.inputs.files) or session.inputs.input_count()
 
 
@@ -418,6 +420,20 @@ def reporter(session: Session, on_error: OnError | None) -> OnError | None:
         on_error(error)
 
     return report
+
+
+def session_batches(session: Session, batch_size: int, on_error: OnError | None) -> BatchQueue:
+    """Return the inputs of a session as a queue of batches; its `on_error` is that of `reporter`."""
+    report = reporter(session, on_error)
+    return queue_of(session.inputs.batches(batch_size, report), report)
+
+
+def batch_progress(session: Session, on_progress: OnProgress | None) -> Callable[[int], None]:
+    """Return what to call after each batch with the number of inputs finished: it adds their total."""
+    if on_progress is None:
+        return lambda _finished: None
+    total = input_count(session)
+    return lambda finished: on_progress(finished, total)
 
 
 def provenance_of(session: Session, patterns: Sequence[str], settings: Mapping[str, Any]) -> Provenance:

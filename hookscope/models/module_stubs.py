@@ -46,7 +46,7 @@ def layer_class(behaviour: type[nn.Module], qualified_name: str) -> type[nn.Modu
     return made
 
 
-def set_sizes(module: nn.Module, groups: int | None = None, permutation: Sequence[int] | None = None) -> None:
+def set_sizes(module: nn.Module, groups: int | None, permutation: Sequence[int] | None) -> None:
     """Set the sizes that layers of torch are known by (`out_channels`, `in_features`, …) from the weight's shape.
 
     A size that cannot be told is 0, or () where it is a shape. `groups` is a convolution's; `permutation` becomes

@@ -16,7 +16,7 @@ _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def noise_arguments(
-    shapes: Sequence[NoiseShape], module: nn.Module, *, given: Collection[str] = (), others: int = 0
+    shapes: Sequence[NoiseShape], module: nn.Module, *, given: Collection[str], others: int = 0
 ) -> tuple[NoiseShape, ...]:
     """Return noise with dtypes and bounds where they follow from the network.
 

@@ -18,6 +18,8 @@ from hookscope.models.weight_sets import is_averaged
 from hookscope.models.wrapped_names import stripped_forms
 from hookscope.text import printable
 
+_LISTED = 3  # names in a message
+
 
 def named_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors by name, detached; those that int8 modules pack into a tuple by their places in it."""
@@ -94,17 +96,13 @@ def load_into(
         for key, value in reshaped.items()
         if key not in replaced
     ]
-    unknown = [key for key in unexpected if key not in unused]
-    groups = [
-        _group("missing", [printable(key, 80) for key in missing if key not in absent]),
-        _group("of another shape", shapes),
-        _group("unknown to the network", [printable(key, 80) for key in unknown]),
-    ]
-    if any(groups):
-        stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
-        hint = foreign_names(unknown) or "Is it another network's?"
-        misfits = ", ".join(filter(None, groups))
-        raise MisfitError(f"{origin}{stripped} does not fit {network}: {misfits}. {hint}")
+    stripped = f" without the prefix '{printable(removed, 80)}'" if removed else ""
+    _refuse_misfits(
+        f"{origin}{stripped} does not fit {network}",
+        missing=[key for key in missing if key not in absent],
+        shapes=shapes,
+        unknown=[key for key in unexpected if key not in unused],
+    )
     prefix = [f"{origin}: the prefix '{printable(removed, 80)}' was removed from its names."] if removed else []
     prefix += [f"{origin}: all {len(mapping)} fit with '{printable(added, 80)}' in front."] if added else []
     remarks: list[str] = []
@@ -112,14 +110,12 @@ def load_into(
     reshaped_there = [original[key] for key in reshaped]
     # How many steps torch's AveragedModel has averaged is no weight of the network.
     unused += [key for key in outside if key != "n_averaged"] + [original[key] for key in replaced]
-    remarks.append(_sentence(origin, "of its tensors are not used", unused))
-    what = "of the network's tensors are not in it and keep their initial values"
-    remarks.append(_sentence(origin, what, absent + replaced))
+    remarks += _unfit_remarks(origin, unused, absent + replaced)
     remarks += _twice_given(memory, fitting, original, origin)
     remarks += _unneeded(options.allow_missing, [*not_given, *reshaped], "--allow-missing", "no name that is missing")
     nothing = "no name that the network does not know"
     remarks += _unneeded(options.allow_unexpected, unexpected + reshaped_there, "--allow-unexpected", nothing)
-    return tuple(filter(None, remarks))
+    return tuple(remarks)
 
 
 def _copied(fitting: Mapping[str, Any], module: nn.Module, misfit: str) -> Any:
@@ -148,15 +144,32 @@ def unfit_names(
     absent = [key for key in missing if _matches(key, options.allow_missing)]
     unused = [key for key in unexpected if _matches(key, options.allow_unexpected)]
     both = [key for key in reshaped if _matches(key, options.allow_missing) and _matches(key, options.allow_unexpected)]
-    named = {"missing": {*missing} - {*absent}, "of another shape": {*reshaped} - {*both}}
-    named["unknown to the network"] = {*unexpected} - {*unused}
-    groups = [_group(what, [printable(key, 80) for key in sorted(names)]) for what, names in named.items()]
+    _refuse_misfits(
+        f"{origin} does not fit {network}",
+        missing=sorted({*missing} - {*absent}),
+        shapes=[printable(key, 80) for key in sorted({*reshaped} - {*both})],
+        unknown=sorted({*unexpected} - {*unused}),
+    )
+    return tuple(_unfit_remarks(origin, unused + both, absent + both))
+
+
+def _refuse_misfits(misfit: str, *, missing: Sequence[str], shapes: Sequence[str], unknown: Sequence[str]) -> None:
+    """Raise MisfitError if any name is missing or unknown to the network, or any of the `shapes` is another."""
+    groups = [
+        _group("missing", [printable(key, 80) for key in missing]),
+        _group("of another shape", shapes),
+        _group("unknown to the network", [printable(key, 80) for key in unknown]),
+    ]
     if any(groups):
-        hint = foreign_names(unexpected) or "Is it another network's?"
-        raise MisfitError(f"{origin} does not fit {network}: {', '.join(filter(None, groups))}. {hint}")
+        hint = foreign_names(unknown) or "Is it another network's?"
+        raise MisfitError(f"{misfit}: {', '.join(filter(None, groups))}. {hint}")
+
+
+def _unfit_remarks(origin: str, unused: list[str], absent: list[str]) -> list[str]:
+    """Return sentences on what options allow for: tensors that only the file has, or only the network."""
     kept = "of the network's tensors are not in it and keep their initial values"
-    remarks = [_sentence(origin, "of its tensors are not used", unused + both), _sentence(origin, kept, absent + both)]
-    return tuple(filter(None, remarks))
+    remarks = _sentence(origin, "of its tensors are not used", unused), _sentence(origin, kept, absent)
+    return [*filter(None, remarks)]
 
 
 def _without_transient(module: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -305,6 +318,6 @@ def _form(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _group(what: str, members: list[str], shown: int = 3) -> str:
-    more = ", …" if len(members) > shown else ""
-    return f"{len(members)} {what} ({', '.join(members[:shown])}{more})" if members else ""
+def _group(what: str, members: Sequence[str]) -> str:
+    more = ", …" if len(members) > _LISTED else ""
+    return f"{len(members)} {what} ({', '.join(members[:_LISTED])}{more})" if members else ""

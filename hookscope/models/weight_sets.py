@@ -49,7 +49,7 @@ class Part:
     state: dict[str, Any]
 
 
-def parts_of(content: object, name: str, key: str | None = None) -> list[Part]:
+def parts_of(content: object, name: str, key: str | None) -> list[Part]:
     """Return the parts of what a file holds that have tensors: every set of weights, then everything else.
 
     `name` is the file's in messages; with a `key`, as for `weights_in`, what is there is the only part. Raises

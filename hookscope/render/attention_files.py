@@ -1,6 +1,5 @@
 """The run directory of `attention`: the overview first, overlays on the photographs, maps, and tables of numbers."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -10,21 +9,20 @@ import numpy as np
 from PIL import Image
 
 from hookscope.errors import UsageError
-from hookscope.render.attribution_files import distinct_names, photograph_of, write_photograph
+from hookscope.render.map_files import write_inputs
 from hookscope.render.overlays import overlay
 from hookscope.render.overviews.attention import draw_attention
 from hookscope.render.tables import heads_to_csv
 from hookscope.results.attention import Attention, AttentionMap, PatchWeights
 from hookscope.results.inputs import Photograph
-from hookscope.results.runs.attention import SCHEMA_VERSION, attention_to_dict
+from hookscope.results.runs.attention import FILE, SCHEMA_VERSION, attention_to_dict
 from hookscope.results.runs.attributions import StoredPicture
-from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
+from hookscope.results.runs.directory import new_run, written_lines
 from hookscope.results.runs.serialize import provenance_to_dict
 from hookscope.results.runs.tensors import write_tensors
 from hookscope.text import counted, slug, strict_json
 
 TENSORS = "attention.safetensors"
-_AT_ONCE = 2  # overlays in memory: each is as large as the photograph
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,27 +68,21 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
     if provenance is None or not result.inputs:
         raise UsageError("This run did not finish, so it cannot be saved.")
     with new_run(Path(path), numbered=numbered) as run:
-        for part in ("maps", "overlays", "inputs"):
-            (run.path / part).mkdir()
-        names = _file_names(result)
-        pictures: list[StoredPicture] = []
-        files: dict[int, dict[str, str]] = {}
-        for index in range(len(result.inputs)):
-            photograph = photograph_of(result, index)
-            pictures.append(_write_input(run.path, result, index, photograph))
-            places = [place for place, each in enumerate(result.maps) if each.input_index == index]
-            write = partial(_write_map, run.path, photograph)
-            # NumPy and zlib let go of the interpreter for most of the work.
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                written = pool.map(write, (result.maps[place] for place in places), (names[place] for place in places))
-                files |= zip(places, written, strict=True)
+        pictures, files = write_inputs(
+            run.path,
+            result,
+            result.maps,
+            title=_title,
+            overview=partial(draw_attention, result),
+            write_map=partial(_write_map, run.path),
+        )
         document = attention_to_dict(result)
-        maps = [each | files[place] for place, each in enumerate(document.pop("maps"))]
+        maps = [told | each for told, each in zip(document.pop("maps"), files, strict=True)]
         patches = [_write_patches(run.path, each, number) for number, each in enumerate(result.patches)]
         rows = document.pop("rows")
         stored = {"schema_version": SCHEMA_VERSION, "rows": rows, "maps": maps, "patches": patches}
         texts = {"heads.csv": heads_to_csv(result)} if result.rows else {}
-        texts["attention.json"] = strict_json(stored)
+        texts[FILE] = strict_json(stored)
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
         tables = [*texts]
@@ -107,30 +99,13 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
             **{name: value for name, value in document.items() if name != "schema_version"},
         }
         folder = run.finish(record)
-    return SavedAttention(folder, tuple(pictures), tuple(files[place] for place in range(len(files))), tuple(tables))
+    return SavedAttention(folder, tuple(pictures), tuple(files), tuple(tables))
 
 
-def _file_names(result: Attention) -> list[str]:
-    digits = max(3, len(str(len(result.inputs) - 1)))
-    return distinct_names(
-        "-".join(
-            (
-                f"{each.input_index:0{digits}d}",
-                slug(each.query, 40),
-                slug(each.block, 60),
-                *([f"head-{each.head}"] if each.head is not None else []),
-            )
-        )
-        for each in result.maps
-    )
-
-
-def _write_input(folder: Path, result: Attention, index: int, photograph: Photograph) -> StoredPicture:
-    digits = max(3, len(str(len(result.inputs) - 1)))
-    overview = f"overview-{index:0{digits}d}.png" if index else OVERVIEW
-    draw_attention(result, index, photograph).save(folder / overview, compress_level=6)
-    name = write_photograph(folder, f"{index:0{digits}d}", photograph)
-    return StoredPicture(name, overview, photograph.region, photograph.remark)
+def _title(each: AttentionMap) -> str:
+    """Return what a map's files are named after: "class-token-blocks.11.attn-head-3"."""
+    head = [] if each.head is None else [f"head-{each.head}"]
+    return "-".join((slug(each.query, 40), slug(each.block, 60), *head))
 
 
 def _write_map(folder: Path, photograph: Photograph, each: AttentionMap, name: str) -> dict[str, str]:

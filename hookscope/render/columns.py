@@ -162,7 +162,7 @@ def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None
     return Text(safe_text(text), style=style, overflow=overflow)
 
 
-def kind_cell(kind: str, *, full: bool = False) -> Text:
+def kind_cell(kind: str, *, full: bool) -> Text:
     """Return a class name as a cell, over-long ones shortened; `full` as it is."""
     return Text(safe_text(kind) if full else fold_name(kind, 18))
 

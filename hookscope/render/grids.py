@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from hookscope.render.grid_layout import Layout, compose, plan
 from hookscope.render.lettering import MARGIN, draw_text, drawable, line_height, paragraph, paste, stack
 from hookscope.render.palettes import (
     ALL_ZERO,
@@ -33,18 +34,6 @@ _TEXT_SIZE = 13
 _NUMBER_SIZE = 11
 _DIM = 0.75  # contrast of lesser text
 
-# A grid fills a page 960 pixels wide where it can, the shorter side of a tile is never under 32 (so a 7x7 map is
-# readable), and no tile is enlarged beyond 160.
-_PAGE_WIDTH = 960
-_TILE_MIN = 32
-_TILE_MAX = 160
-_CELL_MIN = 4
-_CELL_MAX = 32
-
-# A grid stays within what viewers open and what Pillow reads back without its decompression-bomb warning (89 million).
-MAX_SIDE = 16_384
-MAX_PIXELS = 64_000_000
-
 # Values that a canvas can hold.
 _MAX_TILES = 65_536
 _MAX_CELLS = 1_048_576
@@ -67,6 +56,56 @@ class _Extent(NamedTuple):
 
 
 Scale = Literal["channel", "layer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Colours:
+    """How the values of one grid become colours.
+
+    Attributes:
+        of_channels: The ranges of the channels; `of_extra` has those of tokens apart from the grid.
+        lowest: Of all finite values; +inf without one, and `highest` -inf.
+        marks_zeros: Whether channels of zeros have a colour of their own.
+        one_range: Whether all share one range.
+        centred: Whether zero has the middle colour.
+        palette: As `grid_palette` returns it, with the names of the colours for NaN and Inf, and for channels of zeros.
+    """
+
+    of_channels: _Extent
+    of_extra: _Extent
+    lowest: float
+    highest: float
+    marks_zeros: bool
+    one_range: bool
+    centred: bool
+    palette: tuple[bytes, str, str]
+
+    @property
+    def largest(self) -> float:
+        return max(0.0, self.highest, -self.lowest) if self.lowest <= self.highest else 0.0
+
+    def levels(self, values: NDArray[np.float32], own: _Extent) -> NDArray[np.uint8]:
+        """Return the palette index of every value of (C, ...), whose ranges are `own`."""
+        ranges = np.full_like(own.magnitudes, self.largest) if self.one_range else own.magnitudes
+        return _levels(values, ranges, centred=self.centred)
+
+    def marks(self) -> list[tuple[int, str]]:
+        """Return the palette index and the text of each colour that stands for no finite value other than zero."""
+        _, non_finite_colour, all_zero_colour = self.palette
+        marks = []
+        if count := self.of_channels.non_finite_count + self.of_extra.non_finite_count:
+            marks.append((NON_FINITE, f"{_NON_FINITE_MARK} {non_finite_colour}: {count:,}"))
+        if self.marks_zeros and (count := int(self.of_channels.all_zero.sum())):
+            marks.append((ALL_ZERO, f"{_ALL_ZERO_MARK} {all_zero_colour}: {count:,}"))
+        return marks
+
+    def bar_labels(self) -> tuple[str, ...]:
+        """Return the labels of the colour bar; () without one."""
+        largest = self.largest
+        if not largest:
+            return ()
+        low, high = (f"{-largest:.4g}", f"{largest:.4g}") if self.one_range else ("-max", "+max")
+        return (low, "0", high) if self.centred else ("0", high.lstrip("+"))
 
 
 def draw_grid(maps: FeatureMaps, *, cmap: str = "auto", scale: Scale = "channel", input_name: str = "") -> Image.Image:
@@ -105,68 +144,27 @@ def draw_for_run(
     """Draw a grid as `draw_grid` does, with its errors; return it with its record for run.json."""
     tokens = np.empty((0, 0), np.float32) if maps.extra_tokens is None else maps.extra_tokens
     channels, extra = _channels(maps), tokens[:_MAX_EXTRA_TOKENS, :_MAX_TILES]  # (C, T, H, W), (K, C)
-    single = channels[:1].size == 1
-    one_range = single or len(channels) == 1 or scale == "layer"
-    extent, extra_extent = _extent(channels), _extent(extra)
-    lowest, highest = min(extent.lowest, extra_extent.lowest), max(extent.highest, extra_extent.highest)
-    largest = max(0.0, highest, -lowest) if lowest <= highest else 0.0
-    name = ("berlin" if lowest < 0 else "viridis") if cmap == "auto" else cmap
-    palette, non_finite_colour, all_zero_colour = grid_palette(name)
-    centred = lowest < 0 or is_diverging(name)
-    layout = plan(channels.shape, single=single)
-
-    def levels(values: NDArray[np.float32], own: _Extent) -> NDArray[np.uint8]:
-        return _levels(values, np.full_like(own.magnitudes, largest) if one_range else own.magnitudes, centred=centred)
-
-    pictures: list[tuple[int, Indices]] = []  # background pixels above it, and a part of the picture
-    width = _CONTENT_MIN
-    if channels.size:
-        tiles = levels(_average(channels, layout.stride) if layout.stride > 1 else channels, extent)
-        if not single:
-            tiles[extent.all_zero] = ALL_ZERO
-        composed = compose(tiles, layout)
-        grid = _numbered(composed, len(tiles), layout.columns, layout.pitch(channels.shape)[0])
-        left = grid.shape[1] - composed.shape[1]
-        width = max(width, grid.shape[1])
-        pictures.append((12, grid))
+    layout = plan(channels.shape, single=_is_single(channels))
+    colours = _colours(channels, extra, cmap, scale)
+    grid, where = _tiles(channels, colours, layout)
+    width = max(_CONTENT_MIN, 0 if grid is None else grid.shape[1])
+    parts: list[tuple[int, Indices]] = []  # background pixels above it, and a part of the picture
+    if grid is not None:
+        parts.append((12, grid))
     if extra.size:
-        pictures += _strips(levels(extra, extra_extent), width, len(tokens))
-
-    def remarks(per_row: str) -> list[str]:
-        values = f"values {lowest:.4g} to {highest:.4g}" if lowest <= highest else "no finite values"
-        block = f"each pixel the mean of {layout.stride} x {layout.stride} values" if layout.stride > 1 else ""
-        parts = [
-            maps.kind,
-            input_name,
-            f"shape {' x '.join(map(str, maps.shape)) or 'scalar'}",
-            _count_remark(maps, channels.shape, per_row),
-            values,
-            "one scale for all" if one_range else "each channel scaled to its own maximum",
-            block,
-            maps.note,
-        ]
-        return [drawable(part, _REMARK_LIMIT) for part in parts if part]
+        parts += _strips(colours.levels(extra, colours.of_extra), width, len(tokens))
 
     per_row = f", {layout.columns} per row" if len(channels) > layout.columns else ""
     title = paragraph([drawable(maps.label, _TITLE_LIMIT)], _TITLE_SIZE, width)
-    caption = paragraph(remarks(per_row), _TEXT_SIZE, width, separator="   ·   ", strength=_DIM)
-    marks = []
-    if count := extent.non_finite_count + extra_extent.non_finite_count:
-        marks.append((NON_FINITE, f"{_NON_FINITE_MARK} {non_finite_colour}: {count:,}"))
-    if not single and (count := int(extent.all_zero.sum())):
-        marks.append((ALL_ZERO, f"{_ALL_ZERO_MARK} {all_zero_colour}: {count:,}"))
-    bar = _bar_labels(largest, centred=centred, one_range=one_range)
-    legend = _legend(bar, marks, width)
-
-    image = Image.fromarray(stack([(0, title), (3, caption), *pictures, (12, legend)]))
-    image.putpalette(palette)  # turns 8-bit grey into palette indices, values unchanged
-    where = None
-    if channels.size:
-        count, frames, height, width = tiles.shape
-        top = MARGIN + title.shape[0] + 3 + caption.shape[0] + pictures[0][0]
-        sizes = (count, frames, height, width, layout.down, layout.across, layout.gap)
-        where = Tiles(MARGIN + left, top, min(layout.columns, count), *sizes)
-    about = (*remarks(""), *(text for _, text in marks))
+    remarks = _remarks(maps, channels.shape, colours, layout, input_name, per_row)
+    caption = paragraph(remarks, _TEXT_SIZE, width, separator="   ·   ", strength=_DIM)
+    bar, marks = colours.bar_labels(), colours.marks()
+    image = Image.fromarray(stack([(0, title), (3, caption), *parts, (12, _legend(bar, marks, width))]))
+    image.putpalette(colours.palette[0])  # turns 8-bit grey into palette indices, values unchanged
+    if where is not None:
+        top = MARGIN + title.shape[0] + 3 + caption.shape[0] + parts[0][0]
+        where = replace(where, left=MARGIN + where.left, top=top)
+    about = (*_remarks(maps, channels.shape, colours, layout, input_name, ""), *(text for _, text in marks))
     return image, Grid(path, maps.row, maps.label, maps.input_index, about, bar, len(tokens), where)
 
 
@@ -209,6 +207,77 @@ def _channels(maps: FeatureMaps) -> NDArray[np.float32]:
         values = values[:, :_MAX_FRAMES]
         return np.ascontiguousarray(values[: max(1, _MAX_TILES // max(1, values.shape[1]))])
     return np.ascontiguousarray(values[:_MAX_TILES, None])
+
+
+def _colours(channels: NDArray[np.float32], extra: NDArray[np.float32], cmap: str, scale: Scale) -> _Colours:
+    """Choose the colours for channels (C, T, H, W) and tokens apart from the grid (K, C), as `draw_grid` describes."""
+    single = _is_single(channels)
+    of_channels, of_extra = _extent(channels), _extent(extra)
+    lowest = min(of_channels.lowest, of_extra.lowest)
+    name = ("berlin" if lowest < 0 else "viridis") if cmap == "auto" else cmap
+    return _Colours(
+        of_channels=of_channels,
+        of_extra=of_extra,
+        lowest=lowest,
+        highest=max(of_channels.highest, of_extra.highest),
+        marks_zeros=not single,
+        one_range=single or len(channels) == 1 or scale == "layer",
+        centred=lowest < 0 or is_diverging(name),
+        palette=grid_palette(name),
+    )
+
+
+def _is_single(channels: NDArray[np.float32]) -> bool:
+    """Tell whether each channel is one value."""
+    return bool(channels[:1].size == 1)
+
+
+def _tiles(
+    channels: NDArray[np.float32], colours: _Colours, layout: Layout
+) -> tuple[Indices, Tiles] | tuple[None, None]:
+    """Draw the tiles of the channels, and return where they lie in this picture; (None, None) without values."""
+    if not channels.size:
+        return None, None
+    averaged = _average(channels, layout.stride) if layout.stride > 1 else channels
+    tiles = colours.levels(averaged, colours.of_channels)
+    if colours.marks_zeros:
+        tiles[colours.of_channels.all_zero] = ALL_ZERO
+    composed = compose(tiles, layout)
+    grid = _numbered(composed, len(tiles), layout.columns, layout.pitch(channels.shape)[0])
+    count, frames, height, width = tiles.shape
+    where = Tiles(
+        left=grid.shape[1] - composed.shape[1],
+        top=0,
+        columns=min(layout.columns, count),
+        count=count,
+        frames=frames,
+        height=height,
+        width=width,
+        down=layout.down,
+        across=layout.across,
+        gap=layout.gap,
+    )
+    return grid, where
+
+
+def _remarks(
+    maps: FeatureMaps, shape: tuple[int, ...], colours: _Colours, layout: Layout, input_name: str, per_row: str
+) -> list[str]:
+    """Return the parts of the caption; `shape` is (C, T, H, W) of what is drawn."""
+    lowest, highest = colours.lowest, colours.highest
+    values = f"values {lowest:.4g} to {highest:.4g}" if lowest <= highest else "no finite values"
+    block = f"each pixel the mean of {layout.stride} x {layout.stride} values" if layout.stride > 1 else ""
+    parts = [
+        maps.kind,
+        input_name,
+        f"shape {' x '.join(map(str, maps.shape)) or 'scalar'}",
+        _count_remark(maps, shape, per_row),
+        values,
+        "one scale for all" if colours.one_range else "each channel scaled to its own maximum",
+        block,
+        maps.note,
+    ]
+    return [drawable(part, _REMARK_LIMIT) for part in parts if part]
 
 
 def _extent(values: NDArray[np.float32]) -> _Extent:
@@ -298,13 +367,6 @@ def _count_remark(maps: FeatureMaps, shape: tuple[int, ...], per_row: str) -> st
     return f"{first}{maps.channel_count} {thing}{per_row}{inside.get(maps.arrangement, '')}"
 
 
-def _bar_labels(largest: float, *, centred: bool, one_range: bool) -> tuple[str, ...]:
-    if not largest:
-        return ()
-    low, high = (f"{-largest:.4g}", f"{largest:.4g}") if one_range else ("-max", "+max")
-    return (low, "0", high) if centred else ("0", high.lstrip("+"))
-
-
 def _legend(labels: Sequence[str], marks: Sequence[tuple[int, str]], width: int) -> Indices:
     blocks = []
     if labels:
@@ -331,95 +393,3 @@ def _legend(labels: Sequence[str], marks: Sequence[tuple[int, str]], width: int)
         paste(result, block, 0, left)
         left += block.shape[1] + 28
     return result
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How the tiles of (C, T, H, W) lie on the canvas."""
-
-    columns: int  # tiles beside each other
-    down: int  # canvas pixels per map pixel along H
-    across: int  # the same along W
-    gap: int  # background pixels between tiles; the frames inside a tile are one apart
-    stride: int = 1  # map pixels averaged into one, along H and along W
-
-    def pitch(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Return height and width in pixels of one tile with its gap."""
-        _, frames, height, width = shape
-        tile_height = -(-height // self.stride) * self.down
-        tile_width = frames * (-(-width // self.stride) * self.across + 1) - 1
-        return tile_height + self.gap, tile_width + self.gap
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Tell whether the whole grid keeps to the limits."""
-        pitch_height, pitch_width = self.pitch(shape)
-        height, width = -(-shape[0] // self.columns) * pitch_height, self.columns * pitch_width
-        return max(height, width) <= MAX_SIDE and height * width <= MAX_PIXELS
-
-
-def plan(shape: tuple[int, ...], *, single: bool) -> Layout:
-    """Choose the layout for (C, T, H, W): near-square, filling a page, within the limits.
-
-    A map far longer than wide (a signal of shape 1 x W) is enlarged less along its long side, to be seen at all.
-    """
-    count, frames, height, width = shape
-    if 0 in shape:
-        return Layout(1, 1, 1, 0)
-    if single:  # a strip is twice as wide as it is high, or one row
-        columns = count if count * _CELL_MAX <= 2 * _PAGE_WIDTH else _columns(count, 0.5)
-        pitch = min(max(_PAGE_WIDTH // columns, _CELL_MIN), _CELL_MAX)
-        gap = 1 if pitch >= 8 else 0
-        return Layout(columns, pitch - gap, pitch - gap, gap)
-
-    def laid_out(factor: int, stride: int) -> Layout:
-        sides = -(-height // stride), -(-width // stride)
-        down, across = (min(factor, max(1, 8 * _TILE_MIN // side)) for side in sides)
-        row = Layout(count, down, across, 2 if frames == 1 else 6, stride)
-        tile_height, tile_width = (pitch - row.gap for pitch in row.pitch(shape))
-        return replace(row, columns=_columns(count, tile_width / tile_height))
-
-    factor = max(1, -(-_TILE_MIN // min(height, width)))
-    rough = laid_out(factor, 1)
-    page_factor = (_PAGE_WIDTH // rough.columns - rough.gap) // frames // width
-    factor = max(factor, min(page_factor, _TILE_MAX // max(height, width)))
-    stride = 1
-    while not (plan := laid_out(factor, stride)).fits(shape) and stride < max(height, width):
-        if factor > 1:
-            factor -= 1
-        else:
-            stride += max(1, stride // 4)
-            factor = max(1, -(-_TILE_MIN // -(-min(height, width) // stride)))
-    return plan
-
-
-def _columns(count: int, tile_aspect: float) -> int:
-    """Return how many tiles of width / height `tile_aspect` to put in a row: 8 for 64 squares, 16 for 128."""
-    square = math.sqrt(count / tile_aspect)
-    candidates = range(max(1, math.ceil(square - 1e-9)), math.floor(square * 1.5) + 1)
-    full = next((columns for columns in candidates if count % columns == 0), None)
-    if full is not None:
-        return full
-    return count if count <= 2 * square else max(1, math.ceil(square))
-
-
-def compose(levels: NDArray[np.uint8], layout: Layout) -> Indices:
-    """Lay (C, T, H, W) out, enlarged by nearest neighbour."""
-    count, frames, height, width = levels.shape
-    rows, columns = -(-count // layout.columns), layout.columns
-    padded = np.full((rows * columns, frames, height, width), BACKGROUND, np.uint8)
-    padded[:count] = levels
-    stretched = padded.repeat(layout.across, axis=3)
-    frame_width = stretched.shape[3]
-    # Across first, for one canvas row per map row; a last column of background parts the frames.
-    framed = np.full((rows, height, columns, frames, frame_width + 1), BACKGROUND, np.uint8)
-    framed[..., :frame_width] = stretched.reshape(rows, columns, frames, height, frame_width).transpose(0, 3, 1, 2, 4)
-    tile_width = frames * (frame_width + 1) - 1
-    lines = np.full((rows, height, columns, tile_width + layout.gap), BACKGROUND, np.uint8)
-    lines[..., :tile_width] = framed.reshape(rows, height, columns, tile_width + 1)[..., :tile_width]
-    # Then down: whole rows are copied.
-    tile_height = height * layout.down
-    canvas = np.full((rows, tile_height + layout.gap, lines[0, 0].size), BACKGROUND, np.uint8)
-    canvas[:, :tile_height] = lines.reshape(rows, height, -1).repeat(layout.down, axis=1)
-    return canvas.reshape(rows * (tile_height + layout.gap), -1)[
-        : rows * (tile_height + layout.gap) - layout.gap, : lines[0, 0].size - layout.gap
-    ]

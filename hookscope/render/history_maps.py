@@ -15,7 +15,7 @@ Values = Mapping[str, Mapping[int, float | None]]
 """By row and index of file."""
 
 
-def history_maps(result: History, most_rows: int, named: Iterable[str] = ()) -> list[HeatMap]:
+def history_maps(result: History, most_rows: int, named: Iterable[str]) -> list[HeatMap]:
     """Return the heat maps of a run by its checkpoints; those in which nothing stands out are left out.
 
     Of more rows than find room, those in `named` are kept, then those with NaN or Inf; the others are spread.

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hookscope.render import conversion, terminal
-from hookscope.render.attribution_files import photograph_of
 from hookscope.render.grids import draw_grid, encode_png
+from hookscope.render.map_files import photograph_of
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.attention import draw_attention
 from hookscope.render.overviews.attributions import draw_overview

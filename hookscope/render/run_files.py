@@ -12,9 +12,10 @@ from PIL import Image
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.render import conversion, grids, tables
 from hookscope.render.attention_files import save_attention
-from hookscope.render.attribution_files import photograph_of, save_attributions
+from hookscope.render.attribution_files import save_attributions
 from hookscope.render.difference_files import save_differences
 from hookscope.render.history_files import save_history
+from hookscope.render.map_files import photograph_of
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.gradients import draw_gradients
 from hookscope.render.overviews.token_norms import draw_token_norms

@@ -138,7 +138,7 @@ def accuracy_words(accuracy: Accuracy) -> str:
     )
 
 
-def class_words(each: ClassAccuracy, *, multi_label: bool = False) -> str:
+def class_words(each: ClassAccuracy, *, multi_label: bool) -> str:
     """Return "'lynx' 3 of 10 (5 taken for 'tabby')", or "'lynx' 3 of 10, F1 0.400 (5 given 'tabby' instead)"."""
     mistaken = printable(each.mistaken_for, 80)
     how = f"given '{mistaken}' instead" if multi_label else f"taken for '{mistaken}'"

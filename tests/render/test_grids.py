@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from hookscope.errors import UsageError
-from hookscope.render import grids, lettering, palettes
+from hookscope.render import grid_layout, grids, lettering, palettes
 from hookscope.render.grids import draw_grid, encode_png, grid_name
 from hookscope.results.activations import FeatureMaps
 
@@ -212,7 +212,7 @@ def test_rows_are_numbered_by_their_first_channel(written: list[str]) -> None:
 @pytest.mark.parametrize(("height", "width"), [(7, 7), (1, 2), (14, 9), (31, 33), (1, 1000), (3, 300)])
 def test_small_maps_are_enlarged_until_the_shorter_side_is_readable(height: int, width: int) -> None:
     values = np.random.default_rng(0).normal(size=(256, height, width))
-    layout = grids.plan((256, 1, height, width), single=False)
+    layout = grid_layout.plan((256, 1, height, width), single=False)
     assert min(height * layout.down, width * layout.across) >= 32
     grid = pictures(draw_grid(feature_maps(values)))[0]
     first = np.repeat(np.repeat(values[0], layout.down, 0), layout.across, 1) / np.abs(values[0]).max()
@@ -381,7 +381,7 @@ def test_text_is_broken_after_dots_slashes_and_spaces_where_it_can_be() -> None:
 def test_a_grid_over_the_limit_is_averaged_over_blocks_and_says_so(
     monkeypatch: pytest.MonkeyPatch, written: list[str]
 ) -> None:
-    monkeypatch.setattr(grids, "MAX_SIDE", 60)
+    monkeypatch.setattr(grid_layout, "MAX_SIDE", 60)
     values = np.random.default_rng(0).random((1, 100, 95))
     image = draw_grid(feature_maps(values))
     (grid, _) = pictures(image)
@@ -395,7 +395,7 @@ def test_a_grid_over_the_limit_is_averaged_over_blocks_and_says_so(
 
 
 def test_averaging_keeps_a_non_finite_value_in_sight(monkeypatch: pytest.MonkeyPatch, written: list[str]) -> None:
-    monkeypatch.setattr(grids, "MAX_SIDE", 60)
+    monkeypatch.setattr(grid_layout, "MAX_SIDE", 60)
     values = np.ones((1, 100, 100))
     values[0, 3, 5], values[0, 10, 10], values[0, 10, 11] = np.nan, np.inf, -np.inf
     grid = pictures(draw_grid(feature_maps(values)))[0]
@@ -417,7 +417,7 @@ def test_averaging_keeps_a_non_finite_value_in_sight(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_every_layout_keeps_to_the_limits(shape: tuple[int, ...]) -> None:
-    layout = grids.plan(shape, single=False)
+    layout = grid_layout.plan(shape, single=False)
     height, width = layout.pitch(shape)
     grid_height, grid_width = math.ceil(shape[0] / layout.columns) * height, layout.columns * width
     assert max(grid_height, grid_width) <= 16_384
@@ -427,7 +427,7 @@ def test_every_layout_keeps_to_the_limits(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("count", [1, 59, 60, 61, 1_000, 25_088, 1_048_576])
 def test_every_strip_keeps_to_the_limits(count: int) -> None:
     shape = (count, 1, 1, 1)
-    layout = grids.plan(shape, single=True)
+    layout = grid_layout.plan(shape, single=True)
     assert layout.fits(shape)
     assert layout.down == layout.across >= 4 - layout.gap
 

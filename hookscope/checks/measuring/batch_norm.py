@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from hookscope.checks.measuring.channels import channel_moments
 from hookscope.checks.rules.batch_norm import FEWEST_INPUTS, FEWEST_VALUES
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import ModuleCall
 from hookscope.results.check import BatchNormInput
+from hookscope.statistics.channels import channel_moments
 from hookscope.statistics.storage import plain_array
 
 

@@ -65,7 +65,7 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
     return measure_read(read_file_alone(path, settings, trust=trust), reason, began)
 
 
-def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None = False) -> Checkpoint:
+def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None) -> Checkpoint:
     """Read the weights file that `measure_file` measures, under the same conditions."""
     if parse_model(path).form != "weights":
         raise UsageError(f"--arch none needs a weights file; MODEL '{printable(path)}' is a network.")

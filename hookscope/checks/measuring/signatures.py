@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.checks.measuring.channels import channel_moments
 from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.results.check import OutputSignature
 from hookscope.results.statistics import QUANTILE_LEVELS
+from hookscope.statistics.channels import channel_moments
 from hookscope.statistics.sketch import finished, sketch_slices
 from hookscope.statistics.storage import as_real_floats, plain_array
 

@@ -35,25 +35,25 @@ class Block:
     draw: Callable[[Image.Image, int], None]
 
 
-def draw_sheet(blocks: Sequence[Block], gap: int = GAP) -> Image.Image:
+def draw_sheet(blocks: Sequence[Block]) -> Image.Image:
     """Draw blocks under each other, a gap between them."""
     shown = [block for block in blocks if block.height]
-    height = 2 * MARGIN + sum(block.height for block in shown) + gap * max(0, len(shown) - 1)
+    height = 2 * MARGIN + sum(block.height for block in shown) + GAP * max(0, len(shown) - 1)
     image = Image.new("RGB", (WIDTH, height), PAPER)
     top = MARGIN
     for block in shown:
         block.draw(image, top)
-        top += block.height + gap
+        top += block.height + GAP
     return image
 
 
-def text_block(lines: Sequence[Line], left: int = MARGIN, width: int = INNER) -> Block:
+def text_block(lines: Sequence[Line]) -> Block:
     """Return lines of text as a block."""
 
     def draw(image: Image.Image, top: int) -> None:
-        write(ImageDraw.Draw(image), lines, top, left, width)
+        write(ImageDraw.Draw(image), lines, top, MARGIN, INNER)
 
-    return Block(sum(text_height(*line, width) for line in lines), draw)
+    return Block(sum(text_height(*line, INNER) for line in lines), draw)
 
 
 def in_font(text: str, limit: int = _LONGEST_TEXT) -> str:

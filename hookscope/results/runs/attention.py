@@ -1,22 +1,23 @@
 """Attention as dicts, and read back from a run directory, checked before anything in it is used."""
 
-import io
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.attributions import Extent
+from hookscope.results.runs.arrays import read_array
 from hookscope.results.runs.attributions import StoredPicture
-from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
+from hookscope.results.runs.reading import MAX_PICTURE_BYTES, misfit, read_document, read_inside, read_record, refusal
 from hookscope.results.runs.serialize import RunRecord, as_json, checked, record_from_dict
 
 SCHEMA_VERSION = 1
+
+FILE = "attention.json"
 
 _ENTRIES = ("model", "inputs", "blocks", "unseen", "rows")
 _FURTHER = ("warnings", "notes", "seed", "device", "dtype", "timings")
@@ -84,7 +85,7 @@ class StoredAttention:
 
     def read_patches(self, stored: StoredPatches) -> NDArray[np.float32]:
         """Return the rows of every patch; an InputError for a file that is not the array that it should be."""
-        return read_array(self.folder, stored.values, stored.shape)
+        return _read_map(self.folder, stored.values, stored.shape)
 
 
 def attention_to_dict(result: Attention) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def read_attention(folder: Path) -> StoredAttention:
         InputError: If it is no such run, was cut short, is of another version, or its files do not match its record.
     """
     record = read_record(folder)
-    document = read_document(folder, "attention.json", SCHEMA_VERSION)
+    document = read_document(folder, FILE, SCHEMA_VERSION)
     listed = {name: document.get(name) for name in ("maps", "patches")} | {"pictures": record.get("pictures")}
     _put_nan(listed["maps"], "elsewhere")
     fields = {name: record.get(name) for name in (*_ENTRIES, *_FURTHER)} | {"rows": document.get("rows")}
@@ -135,22 +136,20 @@ def read_attention(folder: Path) -> StoredAttention:
         result: Attention = checked(Attention, {**fields, "maps": []})
         told = record_from_dict(record)
     except ValueError as error:
-        place, reason = error.args
-        name = "attention.json" if place.startswith(("maps", "patches", "rows")) else "run.json"
-        raise refusal(folder, f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
+        raise misfit(folder, error, "run.json", dict.fromkeys(("maps", "patches", "rows"), FILE)) from error
     placed: list[StoredAttentionMap | StoredPatches] = [*files.maps, *files.patches]
     if len(files.pictures) != len(result.inputs) or any(each.input_index >= len(result.inputs) for each in placed):
         raise refusal(folder, "its pictures are not those of its inputs")
     for each in placed:
         if not _is_possible(each):
-            raise refusal(folder, f"its file '{each.values[:200]}' is not the map that attention.json says")
+            raise refusal(folder, f"its file '{each.values[:200]}' is not the map that {FILE} says")
     maps = tuple(
         AttentionMap(
             each.input_index,
             each.block,
             each.head,
             each.query,
-            read_array(folder, each.values, each.shape),
+            _read_map(folder, each.values, each.shape),
             each.extent,
             each.elsewhere,
             each.box,
@@ -177,20 +176,11 @@ def _is_possible(each: StoredAttentionMap | StoredPatches) -> bool:
     return is_area and bottom > 0 and right > 0 and min(each.shape) > 0
 
 
-def read_array(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Return an array of a run; an InputError for a file that is not the float32 array of that shape."""
-    content = read_inside(folder, name, MAX_PICTURE_BYTES)
-    file = io.BytesIO(content)
+def _read_map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     try:
-        if npy.read_magic(file) != (1, 0):
-            raise ValueError("another version")  # noqa: TRY301 - told like any other fault
-        found, by_columns, dtype = npy.read_array_header_1_0(file)
-        values = np.frombuffer(content, "<f4", offset=file.tell())
-        if found != tuple(shape) or by_columns or dtype != np.dtype("<f4") or values.size != math.prod(found):
-            raise ValueError("another array")  # noqa: TRY301
+        return read_array(folder, name, shape)
     except ValueError as error:
-        raise refusal(folder, f"its file '{name[:200]}' is not the map that attention.json says") from error
-    return values.reshape(shape)
+        raise refusal(folder, f"its file '{name[:200]}' is not the map that {FILE} says") from error
 
 
 def _listed(value: Any) -> Any:

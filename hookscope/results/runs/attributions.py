@@ -1,6 +1,5 @@
 """Attributions as dicts, and read back from a run directory, checked before anything in it is used."""
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from hookscope.results.attributions import AttributionMap, Attributions, Extent, Target
 from hookscope.results.concentration import concentration
 from hookscope.results.inputs import Region
-from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
+from hookscope.results.runs.arrays import read_array
+from hookscope.results.runs.reading import MAX_PICTURE_BYTES, misfit, read_document, read_inside, read_record, refusal
 from hookscope.results.runs.serialize import RunRecord, as_json, checked, record_from_dict
 
 SCHEMA_VERSION = 2  # in version 1, maps had padding below and at the right instead of an extent
+
+FILE = "attribution.json"
 
 _ENTRIES = ("model", "inputs", "method", "layers")
 _FURTHER = ("sanity", "unchanged", "warnings", "notes", "seed", "device", "dtype", "timings")
@@ -123,13 +124,11 @@ def read_attributions(folder: Path) -> StoredAttributions:
         InputError: If it is no such run, was cut short, is of another version, or its files do not match its record.
     """
     record = read_record(folder)
-    document = read_document(folder, "attribution.json", SCHEMA_VERSION)
+    document = read_document(folder, FILE, SCHEMA_VERSION)
     try:
         files: _Files = checked(_Files, {"maps": _with_nan(document.get("maps")), "pictures": record.get("pictures")})
     except ValueError as error:
-        place, reason = error.args
-        name = "run.json" if place.startswith("pictures") else "attribution.json"
-        raise refusal(folder, f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
+        raise misfit(folder, error, FILE, {"pictures": "run.json"}) from error
     try:
         fields = {name: record.get(name) for name in (*_ENTRIES, *_FURTHER)}
         for check in fields["sanity"] if isinstance(fields["sanity"], list) else ():
@@ -139,8 +138,7 @@ def read_attributions(folder: Path) -> StoredAttributions:
         # In evidence of a check `layers` are labels.
         told = record_from_dict({name: value for name, value in record.items() if name != "layers"})
     except ValueError as error:
-        place, reason = error.args
-        raise refusal(folder, f"its run.json is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
+        raise misfit(folder, error, "run.json") from error
     if len(files.pictures) != len(result.inputs) or any(each.input_index >= len(result.inputs) for each in files.maps):
         raise refusal(folder, "its pictures are not those of its inputs")
     maps = tuple(
@@ -154,26 +152,19 @@ def read_attributions(folder: Path) -> StoredAttributions:
 
 def _read_values(folder: Path, stored: StoredMap) -> NDArray[np.float32]:
     """Return a map's values; InputError for a file that is not the array that it should be."""
-    content = read_inside(folder, stored.values, MAX_PICTURE_BYTES)
-    file = io.BytesIO(content)
     try:
-        if npy.read_magic(file) != (1, 0):
-            raise ValueError("another version")  # noqa: TRY301 - told like any other fault
-        shape, by_columns, dtype = npy.read_array_header_1_0(file)
-        values = np.frombuffer(content, "<f4", offset=file.tell())
-        if shape != stored.shape or by_columns or dtype != np.dtype("<f4") or values.size != math.prod(shape):
-            raise ValueError("another array")  # noqa: TRY301
-        axes = len(shape)
+        values = read_array(folder, stored.values, stored.shape)
+        axes = values.ndim
         sides = [*zip(stored.extent[:axes], stored.extent[axes:], strict=True)]
         is_area = all(map(math.isfinite, stored.extent)) and all(
             begin < min(end, 1) and end > 0 for begin, end in sides
         )
         fits = 1 <= axes <= 3 and len(stored.size) in (0, axes) and 0 not in stored.size
         if not is_area or not fits or not values.size:
-            raise ValueError("no map")  # noqa: TRY301
+            raise ValueError("no map")  # noqa: TRY301 - told like any other fault
     except ValueError as error:
-        raise refusal(folder, f"its file '{stored.values[:200]}' is not the map that attribution.json says") from error
-    return values.reshape(shape)
+        raise refusal(folder, f"its file '{stored.values[:200]}' is not the map that {FILE} says") from error
+    return values
 
 
 def _with_nan(maps: object) -> object:

@@ -1,15 +1,13 @@
 """Differences as dicts, and read back from a run directory, checked before anything in it is used."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hookscope.results.comparison import Prediction
 from hookscope.results.differences import Differences, Measures
-from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
-from hookscope.results.runs.serialize import RunRecord, as_json, checked, prediction_fields, record_from_dict
+from hookscope.results.runs.documents import from_document, to_document
+from hookscope.results.runs.reading import MAX_PICTURE_BYTES, misfit, read_document, read_inside, read_record, refusal
+from hookscope.results.runs.serialize import RunRecord, checked, record_from_dict
 
 SCHEMA_VERSION = 1
 
@@ -17,8 +15,7 @@ _LEFT_OUT = ("provenance", "categories", "maps")
 
 FILE, PLOT = "diff.json", "difference_over_depth.png"
 
-# Numbers that JSON does not have, in entries that are numbers.
-_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+# Entries whose numbers may be infinite or none.
 _NUMERIC = frozenset(
     {*(each.name for each in fields(Measures)), "input_relative_l2", "error", "error_b", "limit", "kl", "value"}
 )
@@ -42,24 +39,7 @@ def differences_to_dict(result: Differences) -> dict[str, Any]:
 
     Numbers that JSON does not have are "NaN", "Infinity" and "-Infinity"; probabilities are null, as in other results.
     """
-    return {"schema_version": SCHEMA_VERSION, **_plain(result)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Prediction):
-        value = as_json(value)
-        for each in value["classes"]:
-            each["probability"] = None if math.isnan(each["probability"]) else each["probability"]
-    elif is_dataclass(value):
-        named = {each.name: getattr(value, each.name) for each in fields(value) if each.name not in _LEFT_OUT}
-        value = named | ({"sqnr_db": value.sqnr_db} if isinstance(value, Measures) else {})
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [*map(_plain, value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    return {"schema_version": SCHEMA_VERSION, **to_document(result, _LEFT_OUT)}
 
 
 def read_differences(folder: Path) -> StoredDifferences:
@@ -73,22 +53,13 @@ def read_differences(folder: Path) -> StoredDifferences:
         raise refusal(folder, "it is not a run of `hookscope diff`", "Give the folder of one.")
     stored = read_document(folder, FILE, SCHEMA_VERSION)
     try:
-        run = StoredDifferences(folder, record_from_dict(document), checked(Differences, _restored(stored)))
+        run = StoredDifferences(
+            folder, record_from_dict(document), checked(Differences, from_document(stored, _LEFT_OUT, _NUMERIC))
+        )
     except ValueError as error:
-        place, reason = error.args
-        raise refusal(folder, f"its {FILE} is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
+        raise misfit(folder, error, FILE) from error
     indices = {row.index for row in run.result.rows}
     for grid in run.record.grids:
         if grid.row not in indices:
             raise refusal(folder, f"'{grid.path[:80]}' is of no row")
     return run
-
-
-def _restored(value: Any, name: str = "") -> Any:
-    """Return a document with the numbers and predictions that results have."""
-    if isinstance(value, dict):
-        restored = {each: _restored(entry, each) for each, entry in value.items() if each not in _LEFT_OUT}
-        return restored | prediction_fields(value["classes"]) if "classes" in value else restored
-    if isinstance(value, list):
-        return [_restored(each, name) for each in value]
-    return _NUMBERS.get(value, value) if isinstance(value, str) and name in _NUMERIC else value

@@ -6,6 +6,7 @@ No file outside the folder is read, whatever `run.json` names; links are not fol
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -129,10 +130,7 @@ def read_run(folder: Path) -> StoredRun:
             folder, serialize.record_from_dict(document), serialize.inspection_from_dict(document, backward=backward)
         )
     except ValueError as error:
-        place, reason = error.args
-        name = _FILES.get(place.partition(".")[0], "run.json")
-        what = f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}"
-        raise refusal(folder, what) from error
+        raise misfit(folder, error, "run.json", _FILES) from error
     _check_pictures(run)
     return run
 
@@ -200,3 +198,17 @@ def read_inside(folder: Path, name: str, limit: int) -> bytes:
 def refusal(folder: Path, what: str, remedy: str = "Run the command that made it again.") -> InputError:
     """Return the error that says why a run cannot be read."""
     return InputError(safe_text(f"Cannot read the run '{folder}': {what}. {remedy}"))
+
+
+def misfit(folder: Path, error: ValueError, name: str, others: Mapping[str, str] | None = None) -> InputError:
+    """Return the error that says what `checked` has found in a run.
+
+    Args:
+        folder: The run directory.
+        error: What `checked` raised.
+        name: The file that the entries are from.
+        others: The files of those that are from elsewhere, by name.
+    """
+    place, reason = error.args
+    name = (others or {}).get(place.partition(".")[0], name)
+    return refusal(folder, f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}")

@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.distribution import Distribution
-from hookscope.results.runs.reading import MAX_PICTURE_BYTES, read_document, read_inside, read_record, refusal
+from hookscope.results.runs.reading import MAX_PICTURE_BYTES, misfit, read_document, read_inside, read_record, refusal
 from hookscope.results.runs.serialize import (
     RunRecord,
     accuracy_to_dict,
@@ -126,9 +126,7 @@ def read_survey(folder: Path) -> StoredSurvey:
         sheets: _Sheets = checked(_Sheets, {"crops": record.get("crops"), "wrong": record.get("wrong", [])})
         told = record_from_dict(record)
     except ValueError as error:
-        place, reason = error.args
-        name = "run.json" if place.startswith(("crops", "wrong")) else FILE
-        raise refusal(folder, f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}") from error
+        raise misfit(folder, error, FILE, dict.fromkeys(("crops", "wrong"), "run.json")) from error
     result = _with_channels(result, folder)
     if [row.index for row in result.rows] != [*range(len(result.rows))]:
         raise refusal(folder, f"its {FILE} does not list its rows in order")

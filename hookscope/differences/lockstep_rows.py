@@ -1,0 +1,97 @@
+"""Rows of networks that ran in lockstep: of the outputs that have a partner, and which have none."""
+
+from collections.abc import Iterator, Sequence
+
+from hookscope.differences.alignment import Pairing
+from hookscope.differences.hooked_network import HookedNetwork, Key, OutputForm
+from hookscope.differences.lockstep import Lockstep, Row
+from hookscope.differences.measures import culprit
+from hookscope.results.differences import DifferenceRow, Match, Unmatched
+
+A, B, REFERENCE = range(3)
+"""Positions of the networks in all that has one entry for each."""
+
+
+def paired_rows(networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing) -> list[DifferenceRow]:
+    """Return a row for each pair of outputs, those of modules around others too, in A's order of execution."""
+    rows: list[DifferenceRow] = []
+    for place, form in networks[A].output_forms.items():
+        row, partner = lockstep.rows.get(place), pairing.partner(place[:2])
+        if row is None or partner is None:
+            continue
+        other = networks[B].output_forms[(*partner[0], place[2])]
+        unchanged = networks[A].passed_through.get(place) and networks[B].passed_through.get((*partner[0], place[2]))
+        if not unchanged:
+            rows.append(_row(len(rows), form, other, partner[1], row))
+    return rows
+
+
+def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
+    measured = row.sums.get((A, B))
+    errors = [row.sums[pair].error if pair in row.sums else None for pair in ((A, REFERENCE), (B, REFERENCE))]
+    return DifferenceRow(
+        index=index,
+        layer=form.layer,
+        label=form.label,
+        kind=form.kind,
+        label_b=other.label,
+        kind_b=other.kind,
+        matched=matched,
+        shape=row.shapes[A].whole,
+        shape_b=row.shapes[B].whole,
+        dtype=form.dtype,
+        dtype_b=other.dtype,
+        measures=None if measured is None else measured.measured(row.coarser),
+        input_relative_l2=row.input_relative_l2,
+        added=None if row.added is None else row.added.measured(row.coarser),
+        error=errors[0],
+        error_b=errors[1],
+        channel=None if measured is None else culprit(measured),
+        note=row.note,
+    )
+
+
+def rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict[Key, DifferenceRow]:
+    """Return rows by the place of their output in the network that gives them their labels."""
+    by_label = {row.label: row for row in rows}
+    return {place: by_label[form.label] for place, form in network.output_forms.items() if form.label in by_label}
+
+
+def unmatched(
+    networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing, *, with_b: bool
+) -> tuple[Unmatched, ...]:
+    """Return the outputs of A that have no partner, and `with_b` those of B, with the reason."""
+    backwards = pairing.inverse()
+    result = [*_unpaired(networks[A], networks[B], "A", pairing, lockstep)]
+    if with_b:
+        result += _unpaired(networks[B], networks[A], "B", backwards, lockstep)
+    return tuple(result)
+
+
+def _unpaired(
+    network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, lockstep: Lockstep
+) -> Iterator[Unmatched]:
+    for place, form in network.output_forms.items():
+        if network.passed_through.get(place) or not network.has_rows(form.layer):
+            continue
+        partner = pairing.partner(place[:2])
+        key = place if side == "A" or partner is None else (*partner[0], place[2])
+        if partner is not None and key in lockstep.rows:
+            continue
+        reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
+        yield Unmatched("A" if side == "A" else "B", form.label, form.kind, form.shape, reason)
+
+
+def _reason(place: Key, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
+    name = pairing.names.get(place[0])
+    if name is None:
+        return f"{title} has no such layer" if place[0] in network.hooked else f"{title} calls no such operation"
+    own = len({call for layer, call, _ in network.output_forms if layer == place[0]})
+    others = len({call for layer, call, _ in other.output_forms if layer == name[0]})
+    if others == own:
+        return f"{title} returns fewer tensors there"
+    return f"{title} does not call it" if not others else f"called {_times(own)} here, {_times(others)} by {title}"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")

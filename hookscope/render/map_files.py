@@ -1,0 +1,125 @@
+"""What run directories of maps have of each input: its photograph, an overview, the maps and overlays of them.
+
+One photograph is in memory at a time, and two overlays on it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image
+
+from hookscope.render.given_maps import draw_given, given_remark
+from hookscope.render.overlays import shrunk
+from hookscope.results.activations import Activations
+from hookscope.results.attention import Attention, AttentionMap
+from hookscope.results.attributions import AttributionMap, Attributions
+from hookscope.results.inputs import InputRecord, Photograph, Region
+from hookscope.results.runs.attributions import StoredPicture
+from hookscope.results.runs.directory import OVERVIEW
+
+WIDE = 1144
+"""Pixels, of drawings of signals and volumes: those of the overview."""
+
+_PAGE_SIDE = 1600  # of the photograph that the page shows; sharp on any screen
+_AT_ONCE = 2  # overlays in memory: each is as large as the photograph
+_NO_PICTURE = 205  # of 255: the ground of maps without a picture
+
+Map = TypeVar("Map", AttributionMap, AttentionMap)
+Files = TypeVar("Files")
+
+
+def write_inputs(
+    folder: Path,
+    result: Attributions | Attention,
+    maps: Sequence[Map],
+    *,
+    title: Callable[[Map], str],
+    overview: Callable[[int, Photograph], Image.Image],
+    write_map: Callable[[Photograph, Map, str], Files],
+) -> tuple[list[StoredPicture], list[Files]]:
+    """Write the pictures of all inputs and their maps.
+
+    Args:
+        folder: The run directory.
+        result: Of the run.
+        maps: Of the result.
+        title: Returns what the files of a map are named after, besides its input.
+        overview: Draws the overview of an input by its index.
+        write_map: Writes the files of a map under a name, and returns them.
+
+    Returns:
+        The pictures of each input, and what `write_map` has returned for each map.
+    """
+    for part in ("maps", "overlays", "inputs"):
+        (folder / part).mkdir()
+    digits = max(3, len(str(len(result.inputs) - 1)))
+    names = _distinct_names(f"{each.input_index:0{digits}d}-{title(each)}" for each in maps)
+    by_input: dict[int, list[int]] = {}
+    for place, each in enumerate(maps):
+        by_input.setdefault(each.input_index, []).append(place)
+    pictures: list[StoredPicture] = []
+    files: dict[int, Files] = {}
+    for index in range(len(result.inputs)):
+        photograph = photograph_of(result, index)
+        path = f"overview-{index:0{digits}d}.png" if index else OVERVIEW
+        overview(index, photograph).save(folder / path, compress_level=6)
+        name = _write_photograph(folder, f"{index:0{digits}d}", photograph)
+        pictures.append(StoredPicture(name, path, photograph.region, photograph.remark))
+        places = by_input.get(index, [])
+        # NumPy and zlib let go of the interpreter for most of the work.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            written = pool.map(
+                partial(write_map, photograph), (maps[place] for place in places), (names[place] for place in places)
+            )
+            files |= zip(places, written, strict=True)
+    return pictures, [files[place] for place in range(len(maps))]
+
+
+def photograph_of(result: Activations | Attributions | Attention, index: int) -> Photograph:
+    """Return the photograph under an input's maps; grey where it is not known, a drawing of what is no picture."""
+    given = result.given.get(index) if isinstance(result, Attributions) else None
+    if given is not None:
+        drawn = np.asarray(draw_given(given, WIDE))
+        return Photograph(drawn, Region(0, 0, *drawn.shape[:2], *drawn.shape[:2]), given_remark(given))
+    provenance = result.provenance
+    if provenance is not None and provenance.photographs is not None:
+        return provenance.photographs(result.inputs, index)
+    return _nothing(result.inputs[index])
+
+
+def _nothing(record: InputRecord) -> Photograph:
+    height, width = record.shape[-2:] if len(record.shape) > 1 else (1, 1)
+    grey = np.full((height, width, 3), _NO_PICTURE, np.uint8)
+    return Photograph(grey, Region(0, 0, height, width, height, width), "There is no picture of this input.")
+
+
+def _distinct_names(wanted: Iterable[str]) -> list[str]:
+    """Return names for files, a number appended where one is taken, in whatever case."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for each in wanted:
+        names.append(next(name for name in _candidates(each) if name.casefold() not in taken))
+        taken.add(names[-1].casefold())
+    return names
+
+
+def _candidates(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name}-{number}"
+        number += 1
+
+
+def _write_photograph(folder: Path, number: str, photograph: Photograph) -> str:
+    """Write a photograph as large as a page shows it; return its path inside the run."""
+    height, width = photograph.pixels.shape[:2]
+    ratio = min(1.0, _PAGE_SIDE / max(height, width))
+    small = shrunk(photograph, max(1, round(height * ratio)), max(1, round(width * ratio)))
+    name = f"inputs/{number}.jpg"
+    Image.fromarray(small.pixels).save(folder / name, quality=90)
+    return name
