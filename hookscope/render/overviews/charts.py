@@ -28,6 +28,8 @@ _LONGEST_BLOCK = 0.45  # of the depth: names under the axis go deeper as long as
 _LONGEST_NAME = 18  # characters of two parts of a name; of a longer one the last part stands alone
 _LEAST, _GREATEST = 1e-300, 1e300  # what an axis reaches
 
+_WHOLE = ("", "(model)")  # names of the network itself
+
 Shape = Literal["line", "area", "dots"]
 Mark = Literal["cross", "triangle"]
 Axis = Literal["log", "percent", "linear"]
@@ -189,11 +191,16 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def within_blocks(labels: Sequence[str]) -> list[str]:
-    """Return the names of layers alone: of an operation its module, or, in the network's own code, the layer before."""
+    """Return the names of layers alone: of an operation its module, or, in the network's own code, the layer before.
+
+    Operations keep their names where all rows are of the network's own code.
+    """
     names: list[str] = []
-    for label in labels:
-        layer, _, operation = label.partition(":")
-        names.append(names[-1] if operation and layer in ("", "(model)") and names else layer or label)
+    parts = [label.partition(":") for label in labels]
+    if len(parts) > 1 and all(layer in _WHOLE for layer, _, _ in parts):
+        return [operation or layer for layer, _, operation in parts]
+    for label, (layer, _, operation) in zip(labels, parts, strict=True):
+        names.append(names[-1] if operation and layer in _WHOLE and names else layer or label)
     return names
 
 
