@@ -129,7 +129,7 @@ def _photograph(page: Path, fragment: str, shown: str, name: str) -> None:
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
+        opened = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="dark")
         opened.goto(f"{page.as_uri()}{fragment}")
         opened.wait_for_selector(shown)
         _save(opened.screenshot(), name)

@@ -108,7 +108,8 @@ def is_interactive(console: "Console") -> bool:
 
 def page_line(page: Path) -> str:
     """Return the line about a page that was written."""
-    return f"Report: {safe_text(str(page))} ({page.stat().st_size / 1e6:.1f} MB)"
+    megabytes = page.stat().st_size / 1e6
+    return f"Report: {safe_text(str(page))} ({f'{megabytes:.1f}' if megabytes >= 0.05 else 'under 0.1'} MB)"
 
 
 def _check_tensorboard(folder: Path, run: Path) -> None:

@@ -34,8 +34,8 @@ def has_demo() -> bool:
 
 def _commands(folder: Path) -> Iterator[tuple[Sequence[str], str]]:
     model = "demo" if has_demo() else "resnet18"
-    picture = _first(folder / "sample_images", _PICTURES, "sample_images") or _first(folder, _PICTURES)
-    checkpoint = _first(folder, _CHECKPOINTS, fits=_holds_several_tensors)
+    picture = next(filter(None, (_first(folder, place, _PICTURES) for place in _places(folder))), None)
+    checkpoint = _first(folder, "", _CHECKPOINTS, _holds_several_tensors)
     if picture:
         yield ("activations", model, picture, "--layer", "conv"), "what its convolutions see, in pictures and numbers"
         yield ("attribute", model, picture), "where it looks"
@@ -43,27 +43,43 @@ def _commands(folder: Path) -> Iterator[tuple[Sequence[str], str]]:
         yield ("grads", model), "gradients of every layer, on noise: give a picture for more"
         yield ("layers", model), "its modules and their shapes"
     if checkpoint:
-        yield ("check", checkpoint), "whether this checkpoint is fit for use"
+        yield ("checkpoint", checkpoint), "its tensors, and which network they fit"
     elif picture:
         yield ("grads", model, picture, "--loss", "ce"), "where gradients go, and what is wrong with them"
     else:
         yield ("models", "resnet*"), "names of other networks"
 
 
+def _places(folder: Path) -> Iterator[str]:
+    """Yield where pictures are looked for: here, in folders, and in folders in those, such as one for each class."""
+    yield from ("sample_images", "")
+    for outer in _names(folder, _holds_files_of_the_user):
+        yield outer
+        yield from (str(Path(outer, inner)) for inner in _names(folder / outer, _holds_files_of_the_user))
+
+
+def _holds_files_of_the_user(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir() and not entry.name.startswith((".", "hookscope-runs"))
+
+
 def _first(
-    folder: Path, suffixes: frozenset[str], shown: str = "", fits: Callable[[Path], bool] = lambda _file: True
+    folder: Path, place: str, suffixes: frozenset[str], fits: Callable[[Path], bool] = lambda _file: True
 ) -> str | None:
-    """Return the first file of a folder with one of the suffixes that fits and has a name that a terminal can show."""
-    names = []
+    """Return the first file in a place in the folder with one of the suffixes that fits."""
+    names = _names(folder / place, lambda entry: Path(entry.name).suffix.lower() in suffixes and entry.is_file())
+    first = next((name for name in names if fits(folder / place / name)), None)
+    return str(Path(place, first)) if first else None
+
+
+def _names(folder: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    """Return the first names in a folder that are wanted and that a terminal can show."""
     try:
         with os.scandir(folder) as entries:
-            for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False):
-                if Path(entry.name).suffix.lower() in suffixes and entry.name.isprintable() and entry.is_file():
-                    names.append(entry.name)
+            some = (entry for _, entry in zip(range(_MOST_ENTRIES), entries, strict=False))
+            names = [entry.name for entry in some if entry.name.isprintable() and wanted(entry)]
     except OSError:
-        return None
-    first = next((name for name in sorted(names)[:_MOST_LOOKED_INTO] if fits(folder / name)), None)
-    return str(Path(shown, first)) if first else None
+        return []
+    return sorted(names)[:_MOST_LOOKED_INTO]
 
 
 def _holds_several_tensors(file: Path) -> bool:

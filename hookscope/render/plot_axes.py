@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
+from textwrap import wrap
 
 import matplotlib as mpl
 import numpy as np
@@ -18,14 +19,28 @@ from matplotlib.font_manager import get_font
 from matplotlib.ticker import FixedLocator, NullLocator
 from numpy.typing import NDArray
 
+from hookscope.render.overviews import charts, sheet
 from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus
 from hookscope.text import figure, safe_text
 
-# Okabe and Ito 2008, "Color Universal Design": told apart with every common colour vision, and by shape besides.
-BLUE, ORANGE, VERMILION, GREY = "#0072B2", "#E69F00", "#D55E00", "#767676"
+
+def _hex(colour: sheet.Colour) -> str:
+    return f"#{bytes(colour).hex()}"
+
+
+# As in the overviews, whose dark slate suits white and black pages.
+BLUE, ORANGE, VERMILION, GREY = map(_hex, (charts.BLUE, charts.ORANGE, charts.VERMILION, charts.GREY))
+_INK, _DIM, _PAPER, _LINE = map(_hex, (sheet.INK, sheet.DIM, sheet.PAPER, sheet.LINE))
 
 _STYLE: Mapping[str, object] = {
+    "figure.facecolor": _PAPER,
+    "axes.facecolor": _PAPER,
+    "axes.edgecolor": _LINE,
+    "axes.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _DIM,
+    "ytick.color": _DIM,
     "font.size": 9.0,
     "axes.titlesize": 9.0,
     "axes.titlelocation": "left",
@@ -33,7 +48,7 @@ _STYLE: Mapping[str, object] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": "#e4e4e4",
+    "grid.color": _hex(charts.GRID_LINE),
     "grid.linewidth": 0.8,
     "axes.axisbelow": True,
     "legend.frameon": False,
@@ -42,6 +57,8 @@ _STYLE: Mapping[str, object] = {
     "ytick.labelsize": 8.0,
 }
 _DPI = 120  # at 10 inches, 1200 pixels: sharp on a page, small as a file
+
+_WIDEST_TITLE = 110  # characters
 
 # Names that fit well under an axis of ten inches, those that fit without touching, and their greatest length.
 _MOST_NAMES = 32
@@ -83,7 +100,8 @@ def titled_figure(parts: Sequence[str], height: float) -> Figure:
     """Return an empty figure, ten inches wide, under a title of several parts."""
     figure = _ShownFigure(figsize=(10, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(plain(" · ".join(parts), 110), x=0.012, horizontalalignment="left", fontsize=11, fontweight="bold")
+    title = "\n".join(wrap(plain(" · ".join(parts), 2 * _WIDEST_TITLE - 20), _WIDEST_TITLE))
+    figure.suptitle(title, x=0.012, horizontalalignment="left", fontsize=11, fontweight="bold")
     return figure
 
 
@@ -148,7 +166,7 @@ def mark_failing(axes: Axes, names: Sequence[str], failing: Mapping[str, str]) -
                 textcoords="offset points",
                 color=VERMILION,
                 fontsize=8,
-                bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.0},
+                bbox={"facecolor": _PAPER, "alpha": 0.8, "edgecolor": "none", "pad": 1.0},
                 verticalalignment="top",
                 horizontalalignment="left" if side > 0 else "right",
             )
@@ -202,7 +220,7 @@ def add_legend(figure: Figure, all_axes: Iterable[Axes]) -> None:
     for axes in all_axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=7)
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4)
 
 
 def add_marks(axes: Axes, places: Sequence[int], height: float, look: tuple[str, str], label: str) -> None:

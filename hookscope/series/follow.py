@@ -238,10 +238,18 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
 def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[str]:
     """Return sentences that a reader must see: what reading the files said, and which hold other tensors."""
     warnings = _once([(file.label, text) for file in files for text in file.warnings])
+    networks = _networks([file for file in files if file.index in rows], rows)
+    if len(networks) > 1:
+        groups = "; ".join(some_of([file.label for file in network], _LISTED_NAMES) for network in networks)
+        warnings.append(
+            f"The files hold {len(networks)} networks that share no tensor: {groups}. Name the files of one, as a glob."
+        )
     for file in files:
         if file.compared_with is None or file.index not in rows:
             continue
         before, now = rows[file.compared_with], rows[file.index]
+        if before.keys().isdisjoint(now):
+            continue
         alone = [name for name in {**before, **now} if (name in before) != (name in now)]
         alone += [name for name in now if name in before and before[name].shape != now[name].shape]
         if alone:
@@ -249,6 +257,19 @@ def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
             names = some_of([printable(each, 80) for each in alone], _LISTED_NAMES)
             warnings.append(f"{counted(len(alone), 'tensor')} of {pair} cannot be compared, by name or shape: {names}.")
     return warnings
+
+
+def _networks(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[list[HistoryFile]]:
+    """Group files that share a name of a tensor."""
+    networks: list[list[HistoryFile]] = []
+    for file in files:
+        names = rows[file.index].keys()
+        same = next((each for each in networks if not names.isdisjoint(rows[each[-1].index])), None)
+        if same is None:
+            networks.append([file])
+        else:
+            same.append(file)
+    return networks
 
 
 def _once(told: Sequence[tuple[str, str]]) -> list[str]:

@@ -84,13 +84,20 @@ def test_the_greeting_has_three_commands_for_what_is_at_hand(tmp_path: Path, mon
     ]
     (tmp_path / "model.pt").write_bytes(b"")
     torch.save(torch.ones(2, 3), tmp_path / "input.pt")  # which comes first
-    assert commands_in(greeting(tmp_path))[2] == ["check", "model.pt"]
+    assert commands_in(greeting(tmp_path))[2] == ["checkpoint", "model.pt"]
     torch.save({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "best.pt")
-    assert commands_in(greeting(tmp_path))[2] == ["check", "best.pt"]
+    assert commands_in(greeting(tmp_path))[2] == ["checkpoint", "best.pt"]
     monkeypatch.setattr(greeting_module, "find_spec", lambda _name: None)
     without = greeting(tmp_path)
     assert commands_in(without)[1] == ["attribute", "resnet18", "b c.jpg"]
     assert "pip install 'hookscope[demo]'" in without
+
+
+def test_the_greeting_finds_pictures_in_a_folder_for_each_class_and_none_of_a_run(tmp_path: Path) -> None:
+    for place in ("hookscope-runs/a", ".hidden", "photos/dog", "photos/cat"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "0.jpg").symlink_to(CAT)
+    assert commands_in(greeting(tmp_path))[1] == ["attribute", "demo", "photos/cat/0.jpg"]
 
 
 def test_the_commands_of_the_greeting_work(run: Run, tmp_path: Path) -> None:

@@ -456,6 +456,10 @@ def test_operations_of_the_networks_own_code_stand_in_the_block_before_them() ->
     assert within_blocks(labels) == expected
 
 
+def test_operations_of_a_network_without_modules_have_their_own_names() -> None:
+    assert within_blocks(["(model):conv2d", "(model):relu#1", "(model)"]) == ["conv2d", "relu#1", "(model)"]
+
+
 def test_what_differs_in_a_sequence_is_named_as_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     words: list[str] = []
     monkeypatch.setattr(maps_module, "write", lambda _, lines, *__: words.extend(line[0] for line in lines))

@@ -71,6 +71,19 @@ def test_every_plot_says_what_was_run_and_is_a_picture_the_same_one_again(name: 
     assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 20
 
 
+def test_a_long_title_and_a_legend_of_all_kinds_of_marks_are_inside_the_picture() -> None:
+    model = replace(GRADIENTS.model, weights="weights " * 12)
+    figure = gradient_flow(replace(GRADIENTS, model=model))
+    figure_png(figure)
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) >= 6
+    (title,) = (text for text in figure.findobj(Text) if text.get_text() == figure.get_suptitle())
+    assert "weights" in title.get_text().splitlines()[1]
+    for drawn in (legend, title):
+        box = drawn.get_window_extent()
+        assert (box.x0 >= 0, box.x1 <= figure.bbox.x1) == (True, True)
+
+
 @pytest.mark.parametrize("name", PLOTS)
 def test_nothing_to_draw_is_said_in_words(name: str) -> None:
     empty = replace(GRADIENTS, gradients=(), parameters=(), loss=None)

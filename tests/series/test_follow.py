@@ -87,6 +87,16 @@ def test_files_whose_names_have_the_prefix_of_a_wrapper_are_compared_with_the_ot
     assert note.endswith("The same holds for 1 more file.")
 
 
+def test_files_of_several_networks_are_told_apart_once(tmp_path: Path) -> None:
+    files = {f"{name}_{at}.pt": {f"{name}.weight": torch.ones(2, 2)} for name in ("a", "b", "c") for at in range(4)}
+    warnings = hookscope.history(save(tmp_path, files)).warnings
+    assert warnings[0] == (
+        "The files hold 3 networks that share no tensor: a_0.pt, a_1.pt, a_2.pt and 1 more; b_0.pt, b_1.pt, b_2.pt "
+        "and 1 more; c_0.pt, c_1.pt, c_2.pt and 1 more. Name the files of one, as a glob."
+    )
+    assert not any("cannot be compared" in each for each in warnings)
+
+
 def test_files_with_the_same_parameters_are_named(tmp_path: Path) -> None:
     same, other = a_state(), a_state(2.0)
     counted = {**same, "norm.num_batches_tracked": torch.tensor(20)}

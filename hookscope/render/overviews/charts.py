@@ -19,7 +19,7 @@ PALE_BLUE = (44, 88, 120)
 _PLOT_HEIGHT = 150
 _AXIS = 64  # left of the plot, for its numbers
 _SMOOTH = 3  # drawn so many times larger, then averaged: lines and dots without steps
-_GRID_LINE = (66, 72, 80)
+GRID_LINE = (66, 72, 80)
 _GROUND = (92, 50, 38)  # behind what is pointed at
 _MOST_DOTS = 80  # of more layers, lines have no dots
 
@@ -27,6 +27,8 @@ _MOST_TICKS = 5
 _LONGEST_BLOCK = 0.45  # of the depth: names under the axis go deeper as long as some block is longer.
 _LONGEST_NAME = 18  # characters of two parts of a name; of a longer one the last part stands alone
 _LEAST, _GREATEST = 1e-300, 1e300  # what an axis reaches
+
+_WHOLE = ("", "(model)")  # names of the network itself
 
 Shape = Literal["line", "area", "dots"]
 Mark = Literal["cross", "triangle"]
@@ -123,7 +125,7 @@ class Chart:
         for place in self.ground:
             pen.box(self._x(place) - half, 0, self._x(place) + half, _PLOT_HEIGHT, _GROUND)
         for height in heights:
-            pen.line([(_AXIS, height), (INNER, height)], _GRID_LINE, 1)
+            pen.line([(_AXIS, height), (INNER, height)], GRID_LINE, 1)
         for _, place in self.letters:
             for dash in range(0, _PLOT_HEIGHT, 8):
                 pen.line([(self._x(place), dash), (self._x(place), dash + 3)], GREY, 1)
@@ -189,11 +191,16 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def within_blocks(labels: Sequence[str]) -> list[str]:
-    """Return the names of layers alone: of an operation its module, or, in the network's own code, the layer before."""
+    """Return the names of layers alone: of an operation its module, or, in the network's own code, the layer before.
+
+    Operations keep their names where all rows are of the network's own code.
+    """
     names: list[str] = []
-    for label in labels:
-        layer, _, operation = label.partition(":")
-        names.append(names[-1] if operation and layer in ("", "(model)") and names else layer or label)
+    parts = [label.partition(":") for label in labels]
+    if len(parts) > 1 and all(layer in _WHOLE for layer, _, _ in parts):
+        return [operation or layer for layer, _, operation in parts]
+    for label, (layer, _, operation) in zip(labels, parts, strict=True):
+        names.append(names[-1] if operation and layer in _WHOLE and names else layer or label)
     return names
 
 
