@@ -150,8 +150,9 @@ def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float |
     """
     ordered = [readable(report) for report in by_severity(reports)]
     if len(ordered) == 1 and ordered[0].passed and not ordered[0].findings:
-        return Group(*_head(ordered[0], width), *_details(ordered[0], width))
-    parts = [line for report in ordered for line in (*_head(report, width), *_details(report, width))]
+        return Group(*_head(ordered[0], width), *_details(ordered[0], width, {}))
+    told: dict[str, str] = {}
+    parts = [line for report in ordered for line in (*_head(report, width), *_details(report, width, told))]
     style = "bold" if all(report.passed for report in reports) else "bold red"
     return Group(*parts, Text(summary(reports, seconds), style=style))
 
@@ -180,9 +181,12 @@ def _network(report: CheckReport) -> str:
     return network.removesuffix(")") if parenthesis and file == PurePath(report.checkpoint).name else report.model.name
 
 
-def _details(report: CheckReport, width: int) -> Iterator[Text]:
+def _details(report: CheckReport, width: int, told: dict[str, str]) -> Iterator[Text]:
+    """Yield the lines below the head. Errors already `told` of another checkpoint, but for its name, are not repeated."""
     if error := untold_error(report):
-        yield from _lines("ERROR", error, width, "red")
+        without_name = error.replace(PurePath(report.checkpoint).name, "")
+        first = told.setdefault(without_name, report.checkpoint)
+        yield from _lines("ERROR", error if first == report.checkpoint else f"the same as for {first}", width, "red")
     for level in _LEVELS:
         for outcome in report.outcomes:
             yield from _findings(outcome, level, width)

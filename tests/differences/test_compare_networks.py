@@ -835,7 +835,7 @@ def test_outputs_of_other_form_are_an_error_but_for_layers() -> None:
     with pytest.raises(UsageError, match=r"A \(Sequential\) returns \(2, 5\), B \(Sequential\) returns \(2, 7\)"):
         hookscope.diff(small(), other, pictures())
     result = hookscope.diff(small(), other, pictures(), layer=["conv", "relu"])
-    assert [row.layer for row in result.rows] == ["conv", "relu"]
+    assert [(row.index, row.layer) for row in result.rows] == [(0, "conv"), (1, "relu")]
     assert "Outputs cannot be compared" in result.warnings[0]
     assert result.outputs == ()
 

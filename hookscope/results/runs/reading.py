@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hookscope.errors import InputError
+from hookscope.errors import InputError, nearest
 from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
@@ -80,12 +80,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
-        raise refusal(folder, what, "Give the folder of a run.")
+        raise refusal(folder, what, _nearest_runs(folder) or f"Give the folder of a run{_example(directory.RUNS)}.")
     if not os.path.lexists(folder / "run.json"):
         what = "without run.json it is not a hookscope run, or an unfinished one"
-        newest = _newest_run(folder)
-        example = f", such as '{safe_text(str(newest))}'" if newest else ""
-        raise refusal(folder, what, f"Give the folder of a finished run{example}.")
+        raise refusal(folder, what, f"Give the folder of a finished run{_example(folder)}.")
     document = _read_json(folder, "run.json")
     if document.get("tool") != "hookscope":
         raise refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run.")
@@ -94,6 +92,23 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise refusal(folder, "it is the evidence of a check, not a run", remedy)
     _check_version(folder, "run.json", document, directory.SCHEMA_VERSION)
     return document
+
+
+def _nearest_runs(folder: Path) -> str:
+    """Return a sentence with the runs whose names are closest to a folder's: beside it, or where commands write runs."""
+    for place in (folder.parent, directory.RUNS):
+        try:
+            known = [str(file.parent) for name in ("run.json", "watch.jsonl") for file in sorted(place.glob(f"*/{name}"))]
+        except (OSError, ValueError):  # a name with a null byte
+            continue
+        if found := nearest(str(place / folder.name), known, prefix=f"{place}/"):
+            return f"Give the folder of a run.{found}"
+    return ""
+
+
+def _example(folder: Path) -> str:
+    newest = _newest_run(folder)
+    return f", such as '{newest}'" if newest else ""
 
 
 def _newest_run(folder: Path) -> Path | None:
