@@ -52,7 +52,7 @@ class Places:
 
 
 def head_count_of(running: Sequence[ModuleInput]) -> int | None:
-    """Return how many heads the module that computes attention says it has; None if it does not say."""
+    """Return the head count that the attention module has as an attribute; None without one."""
     for each in running[:2]:
         for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead"):
             count = getattr(each.module, name, None)
@@ -205,7 +205,7 @@ def _up(size: int, step: int) -> int:
 
 
 class Arrangement(NamedTuple):
-    """How a network's tokens lie, as far as it says so itself.
+    """How a network's tokens lie, as far as its attributes tell.
 
     Attributes:
         prefix: Tokens in front of the grid; None if that is not known.

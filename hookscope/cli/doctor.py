@@ -33,7 +33,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something about this installation; `remedy` says what would help, `broken` that nothing works without."""
+    """Something about this installation; `remedy` is what would help; `broken`: nothing works without."""
 
     subject: str
     state: str

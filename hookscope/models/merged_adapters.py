@@ -31,7 +31,7 @@ _UNSUPPORTED = ("lora_magnitude_vector", "lora_E", "lora_ranknum")  # DoRA and A
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What of an `adapter_config.json` says how adapters are merged; `base` is the name of their network, or ""."""
+    """How adapters are merged, from an `adapter_config.json`; `base` is the name of their network, or ""."""
 
     alpha: float
     alphas: Mapping[str, float]

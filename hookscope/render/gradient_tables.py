@@ -86,7 +86,7 @@ def loss_lines(loss: LossRecord | None, verification: Verification | None) -> Re
 
 
 def verdicts_panel(inspection: Gradients) -> RenderableType:
-    """Return the verdicts in a frame, the most severe first, or a line that says there are none."""
+    """Return the verdicts in a frame, the most severe first, or a line if there are none."""
     if not inspection.verdicts:
         if inspection.loss is None or inspection.failure is not None:
             return safe_line("Gradients were not judged: the pass raised.", style="yellow")

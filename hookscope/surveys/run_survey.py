@@ -51,7 +51,7 @@ class SurveyOptions:
         labelled: Files with their classes; None without classes.
         features: Where features go; None without them.
         resume: Whether finished chunks count.
-        share: That of this process; None for all, or for what torchrun says.
+        share: That of this process; None for all, or for torchrun's.
     """
 
     folder: ChunkFolder

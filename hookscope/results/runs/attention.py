@@ -143,7 +143,7 @@ def read_attention(folder: Path) -> StoredAttention:
         raise refusal(folder, "its pictures are not those of its inputs")
     for each in placed:
         if not _is_possible(each):
-            raise refusal(folder, f"its file '{each.values[:200]}' is not the map that attention.json says")
+            raise refusal(folder, f"its file '{each.values[:200]}' is not the map listed in attention.json")
     maps = tuple(
         AttentionMap(
             each.input_index,
@@ -189,7 +189,7 @@ def read_array(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.fl
         if found != tuple(shape) or by_columns or dtype != np.dtype("<f4") or values.size != math.prod(found):
             raise ValueError("another array")  # noqa: TRY301
     except ValueError as error:
-        raise refusal(folder, f"its file '{name[:200]}' is not the map that attention.json says") from error
+        raise refusal(folder, f"its file '{name[:200]}' is not the map listed in attention.json") from error
     return values.reshape(shape)
 
 

@@ -73,7 +73,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the contents of a run's `run.json`, whose "verb" says which command made it.
+    """Return the contents of a run's `run.json`, whose "verb" is the command that made it.
 
     Raises:
         InputError: If the folder is no run, was cut short, or is of another version.
@@ -95,10 +95,11 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def _nearest_runs(folder: Path) -> str:
-    """Return a sentence with the runs whose names are closest to a folder's: beside it, or where commands write runs."""
+    """Return a sentence with the runs of similar names: next to the folder, or where commands write runs."""
     for place in (folder.parent, directory.RUNS):
         try:
-            known = [str(file.parent) for name in ("run.json", "watch.jsonl") for file in sorted(place.glob(f"*/{name}"))]
+            files = [file for name in ("run.json", "watch.jsonl") for file in sorted(place.glob(f"*/{name}"))]
+            known = [str(file.parent) for file in files]
         except (OSError, ValueError):  # a name with a null byte
             continue
         if found := nearest(str(place / folder.name), known, prefix=f"{place}/"):
@@ -213,5 +214,5 @@ def read_inside(folder: Path, name: str, limit: int) -> bytes:
 
 
 def refusal(folder: Path, what: str, remedy: str = "Run the command that made it again.") -> InputError:
-    """Return the error that says why a run cannot be read."""
+    """Return the error for a run that cannot be read."""
     return InputError(safe_text(f"Cannot read the run '{folder}': {what}. {remedy}"))
