@@ -76,7 +76,7 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
         return Axes((0,), inputs, groups // heads, heads) if heads and is_folded else Axes((0,), inputs, groups, 1)
     places = [place for place in range(1, len(lead)) if lead[place] == heads] if len(lead) > 2 else [1]
     if len(places) != 1:
-        return f"which of its axes {'x'.join(map(str, lead))} counts heads is not known"
+        return f"it is not known which of its axes {'x'.join(map(str, lead))} counts heads"
     others = [place for place in range(1, len(lead)) if place != places[0]]
     windows = groups * math.prod(lead[place] for place in others)
     return Axes((0, *others, *places), inputs, windows, lead[places[0]])
@@ -271,7 +271,7 @@ def _row_by_row(height: int, width: int, prefix: int) -> Places:
     return Places(cells[None], (height, width), prefix)
 
 
-_UNPLACED = "where its windows lie on the picture is not known"
+_UNPLACED = "it is not known where its windows lie on the picture"
 
 
 def _windows_of(call: AttentionCall, axes: Axes) -> Places | str:

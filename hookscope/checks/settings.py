@@ -169,7 +169,8 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
     ignored where the options ask for none.
 
     Raises:
-        UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration has the class of a
+        UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration has the class
+        of a
             picture, pictures with one label each where each may have several, or an option that needs a network
             where there is to be none.
     """

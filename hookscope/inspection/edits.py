@@ -356,7 +356,7 @@ class _Call:
             if parameter in self.given:
                 self.fail(first, f"{parameter} is given twice")
         elif self.named:
-            self.fail(first, "what comes after an argument with a name needs a name too")
+            self.fail(first, "arguments after a named one need names")
         elif len(self.given) == len(known):
             self.fail(first, f"{self.name} takes no more than {', '.join(known)}")
         else:

@@ -75,8 +75,8 @@ def copied(loaded: LoadedModel) -> LoadedModel:
         return replace(loaded, module=copy.deepcopy(loaded.module, copied_results(loaded.module)))
     except Exception as error:
         raise UsageError(
-            f"{loaded.info.name} cannot be copied to be run beside itself: {exception_line(error)}. Give two separate "
-            "models."
+            f"{loaded.info.name} cannot be copied, so it cannot be compared with itself: {exception_line(error)}. "
+            "Give two separate models."
         ) from error
 
 

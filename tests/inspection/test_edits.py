@@ -113,7 +113,7 @@ def test_param_says_that_the_pattern_names_parameters() -> None:
         ("relu:grad:clip-norm(1, ^channels=3)", "clip-norm takes no 'channels', only max"),
         ("relu:grad:clamp(min=0, ^min=1)", "min is given twice"),
         ("relu:grad:clamp(0, ^min=1)", "min is given twice"),
-        ("relu:grad:clamp(min=0, ^6)", "what comes after an argument with a name needs a name too"),
+        ("relu:grad:clamp(min=0, ^6)", "arguments after a named one need names"),
         ("relu:grad:clip-norm(1, ^2)", "clip-norm takes no more than max"),
         ("relu:grad:clamp(min=^)", "min has to be a number"),
         ("relu:grad:clamp(min=^nan)", "min has to be a number"),
