@@ -65,8 +65,9 @@ def read_settings(path: Path) -> AdapterSettings:
     """
     config, shown = adapter_config(path), printable(str(path.with_name(_CONFIG)))
     if config is None:
-        raise CheckpointError(f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to
-        it.")
+        raise CheckpointError(
+            f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it."
+        )
     with open_regular(config) as file:
         content = file.read(_CONFIG_BYTES_LIMIT + 1)
     try:
@@ -132,7 +133,7 @@ def _replace(module: nn.Module, whole: Mapping[str, Tensor], name: str) -> None:
         held = own.get(each)
         if held is None or held.shape != value.shape:
             raise MisfitError(
-                f"{name} has a '{printable(each, 80)}' that {type(module).__name__} does not have, or not in this shape."
+                f"{name} has a '{printable(each, 80)}' that {type(module).__name__} lacks, or has in another shape."
             )
         if not held.is_meta:
             with torch.no_grad():
