@@ -26,8 +26,8 @@ _TOLERANCE = 1e-6
 _NOTE = """\
 One picture, the numbers of every head of every block and the map of the class token in the last one, over the plain
 forward pass with its fused kernels. By hand, attention is computed without them: timm with fused attention off and
-hooks on `attn_drop`, torchvision with `need_weights=True`; only the weights are kept, and hookscope's map is held
-against theirs. With `numbers=False` only the row of the class token is computed. Budgets are without the self-check."""
+hooks on `attn_drop`, torchvision with `need_weights=True`; only the weights are kept, and hookscope's map is compared
+with theirs. With `numbers=False` only the row of the class token is computed. Budgets are without the self-check."""
 
 
 def measure() -> Section:

@@ -41,10 +41,10 @@ _CASES = (
 _TOLERANCE = 1e-3
 
 _NOTE = """\
-One picture, the map of one class at a layer that is given, over forward and backward down to the picture and all
-parameters. Each way is checked by a computation by hand, for {count} layers of {networks} networks: the output as the
-layer returns it, its gradient by torch.autograd.grad, weights that are means over space, no negative sums. Peers are
-given layer and class and are left with their defaults, without normalisation where they offer that."""
+The map of one class at a given layer for one picture, over forward and backward down to the picture and all parameters.
+Every tool is compared with a computation by hand, for {count} layers of {networks} networks: the layer's output as
+returned, its gradient by torch.autograd.grad, weights as means over space, no negative sums. Peers get the layer and
+the class; their other options keep the defaults, without normalisation where they offer that."""
 
 
 def measure() -> Section:

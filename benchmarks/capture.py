@@ -21,13 +21,13 @@ _ROUNDS = {"resnet34": 180}  # where a budget is: medians of 60 still differ by 
 _OTHER_ROUNDS = 12
 
 _NOTE = """\
-Each module call's output is reduced to statistics. hookscope and the hand-written hooks take all that hookscope reports
-without distributions; with them it counts every value in bins, for quantiles and histograms. Ways that hand out tensors
-are timed with mean, std, min and max of each, fetched together; what they can prepare once, such as tracing, is not
-timed. Rows are wrong where these four differ from hookscope's, whose own are compared with the hand-written hooks';
-making these rows of a result of another form, hookscope's and torchinfo's, is not timed. Each way, the plain one too,
-runs on a copy of the network that is its own. torchlens leaves torch's functions wrapped; they are put back after each
-of its runs, untimed."""
+The output of every module call is reduced to statistics. hookscope and the hand-written hooks compute all that
+hookscope reports except distributions; "hookscope, distributions" also counts every value in bins, for quantiles and
+histograms. Tools that return tensors are timed with mean, std, min and max of each tensor, fetched together;
+preparation such as tracing is not timed. A row is wrong if one of these four numbers differs from hookscope's, which
+are compared with those of the hand-written hooks. Bringing the results of hookscope and torchinfo into this form is not
+timed. Every tool, and the plain pass, has its own copy of the network. torchlens leaves torch's functions wrapped; they
+are restored after each run, untimed."""
 
 
 def measure(device: str) -> Section:

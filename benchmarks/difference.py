@@ -32,9 +32,9 @@ _ACTIVATIONS, _ALLOWED_MEGABYTES = 3, 30
 _FAULT = "layer2.1.conv2"
 
 _NOTE = """\
-One picture through two copies of {network}, one weight of {fault} scaled in the second, or not. A way does the work
-if it names that layer as the first of the one, and none of the other; and for {count} further layers, one at a time.
-Memory is what a process grows by at the peak, with both networks in it and run before."""
+One picture through two copies of {network}; in the second, one weight of {fault} is scaled, or not. A tool does the
+work if it names that layer as the first to differ, and none where nothing is scaled; also for {count} further layers,
+one at a time. Memory is the peak growth of a process that holds both networks and has run them before."""
 
 
 def measure() -> Section:

@@ -61,7 +61,7 @@ def _by_way(section: Section) -> str:
     ways = list(dict.fromkeys(each.way for each in section.measurements))
     cells = {(each.way, each.subject): _cell(each) for each in section.measurements}
     if len(subjects) > len(ways):
-        return _table(["of", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
+        return _table(["network", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
     return _table(["way", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
 
 

@@ -26,11 +26,11 @@ _ROUNDS = {"resnet34": 180}  # where a budget is: medians of 60 still differ by 
 _OTHER_ROUNDS = 8
 
 _NOTE = """\
-The loss is the output times fixed weights, summed. hookscope and the tensor hooks by hand take statistics of all
-activations, gradients of outputs and gradients of parameters; full backward hooks those of outputs' gradients, with
-`.item()`; captum hands out the gradients of outputs, timed with four statistics of each. Rows are gradients of outputs,
-wrong where mean, std, min or max differs from hookscope's, whose own are checked by the tensor hooks'; making them of
-hookscope's result is not timed."""
+The loss is the output times fixed weights, summed. hookscope and the hand-written tensor hooks compute statistics of
+all activations, gradients of outputs and gradients of parameters; full backward hooks those of the outputs' gradients,
+with `.item()`. captum returns the gradients of outputs, and is timed with four statistics of each. Rows are gradients
+of outputs; a row is wrong if mean, std, min or max differs from hookscope's, which are compared with those of the
+tensor hooks. Making rows of hookscope's result is not timed."""
 
 
 def measure(device: str) -> Section:
@@ -44,8 +44,8 @@ _TIMM_BUDGET: Budget = (1.50, None)
 _TIMM_ROUNDS = 9
 
 _TIMM_NOTE = """\
-As above, on small networks of timm with many layers, where what hookscope takes per module call weighs most: with eight
-pictures at a time, and with one, over the plain passes with one."""
+As above, on small timm networks with many layers, where the cost per module call weighs most: with eight pictures at a
+time, and with one picture, over the plain passes with one."""
 
 
 def measure_timm() -> Section:

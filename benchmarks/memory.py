@@ -22,9 +22,9 @@ _ROUNDS = dict.fromkeys((_PLAIN, *_OURS), 3)
 _ALLOWED_MEGABYTES = 30  # beyond the largest activation; the design's
 
 _NOTE = """\
-Megabytes by which resident memory grows at the peak of one run, in a process that has run the network before, less what
-it grows by in the plain {}. Blocks from 64 KiB on go back to the system when they are freed: else the holes they leave
-differ more from process to process than the ways do. hookscope may take what the largest activation takes and 30 MB."""
+Megabytes by which resident memory grows at the peak of one run, in a process that has run the network before, minus the
+growth in the plain {}. Freed blocks of 64 KiB or more go back to the system at once; otherwise fragmentation differs
+more between processes than between tools. hookscope may take the size of the largest activation plus 30 MB."""
 
 
 def measure() -> Section:

@@ -30,10 +30,10 @@ _OTHER_ROUNDS = 12
 _LENS_ROUNDS = 2
 
 _NOTE = """\
-All modules and all operations that the network's own code calls, not what torch's own layers call inside themselves.
-torchlens traces every operation; it is timed with mean, std, min and max of those that are compared, whose rows
-hookscope's are compared with. Gradients are those of the outputs of all modules and operations, over the plain forward
-and backward passes."""
+All modules, and all operations that the network's own code calls, but not what torch's own layers call internally.
+torchlens traces every operation; it is timed with mean, std, min and max of the operations that are compared, and
+hookscope's rows are compared with these. Gradients are those of the outputs of all modules and operations, over the
+plain forward and backward passes."""
 
 
 def measure() -> Section:

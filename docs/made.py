@@ -12,6 +12,7 @@ from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Rule
 from hookscope.cli.app import app
 from hookscope.cli.rule_tables import NEEDS
+from hookscope.cli.sections import help_record
 
 Part = Callable[[], str]
 _NAMES = {"Arguments": "argument"}
@@ -29,7 +30,7 @@ def _command(name: str, command: TyperCommand) -> str:
     parts = [f"## hookscope {name}", prose, f"```bash\n{examples}\n```"]
     sections: dict[str, list[str]] = {}
     for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
+        record = help_record(parameter, context)
         if record is None or "help" in (parameter.name or ""):
             continue
         heading = (parameter.rich_help_panel or "Other options") if isinstance(parameter, TyperOption) else "Arguments"

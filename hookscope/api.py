@@ -1482,7 +1482,7 @@ def _module_table(
     named: Sequence[str] | Mapping[str, Any],
     ops: bool,
 ) -> ModuleTable:
-    """List modules after a pass over noise or inputs by name; a warning says why there was none."""
+    """List modules after a pass over noise or inputs by name; a warning has the reason if there was none."""
     from hookscope.inputs import to_device
     from hookscope.inspection.device import floating_dtype
     from hookscope.inspection.forward import list_modules
@@ -1522,7 +1522,7 @@ def _with_cost(
     shapes: tuple[NoiseShape, ...],
     named: Sequence[str] | Mapping[str, Any],
 ) -> ModuleTable:
-    """Return the table with costs, or with a warning that says why there are none."""
+    """Return the table with costs, or with a warning that has the reason if there are none."""
     from hookscope.errors import ModelError
     from hookscope.inputs import to_device
     from hookscope.inspection.cost import Call, network_cost

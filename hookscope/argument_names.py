@@ -37,9 +37,9 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 _FROM_ONE = ("batch_size", "chunk_size")
 _HINTS = {
-    "arch": " A network is named here, as 'net.py:build'; a module with its weights is given as MODEL.",
-    "dtype": " Name it, as 'float64'.",
-    "device": " Name it, as 'cuda:1'.",
+    "arch": " Give the name of a network here, such as 'net.py:build', and a module as MODEL.",
+    "dtype": " Give its name, such as 'float64'.",
+    "device": " Give its name, such as 'cuda:1'.",
 }
 
 # The fields of a report on a checkpoint that hold why it failed.

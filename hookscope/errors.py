@@ -140,10 +140,10 @@ def nearest(wanted: str, known: Iterable[str], count: int = 3, *, prefix: str = 
 
 
 def is_out_of_memory(error: BaseException | str) -> bool:
-    """Say whether an error, or its message, says that memory has run out: Python's, torch's, or the loader's.
+    """Tell whether an error, or its message, means that memory has run out.
 
-    The loader of shared libraries says that it "failed to map segment from shared object"; NumPy and torch raise that
-    on from errors of their own.
+    The loader of shared libraries reports "failed to map segment from shared object"; NumPy and torch raise their own
+    errors from it.
     """
     signs = (
         "can't allocate memory",

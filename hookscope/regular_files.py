@@ -17,7 +17,7 @@ _KINDS = {stat.S_IFIFO: "a named pipe (FIFO)", stat.S_IFSOCK: "a socket"}
 
 
 class NotRegularError(OSError):
-    """Something is no regular file. `strerror` says what: "a named pipe (FIFO), not a regular file"."""
+    """Not a regular file. `strerror` is the kind: "a named pipe (FIFO), not a regular file"."""
 
 
 def open_regular(path: Path, *, follow_links: bool = True) -> BufferedReader:

@@ -87,6 +87,17 @@ def in_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def once_per_file(sentences: Iterable[tuple[str, str]]) -> list[str]:
+    """Return sentences, given with their file's name, without those that differ in the name alone from another."""
+    alike: dict[str, list[str]] = {}
+    for name, sentence in sentences:
+        alike.setdefault(sentence.replace(name, ""), []).append(sentence)
+    return [
+        f"{each[0]} The same holds for {counted(len(each) - 1, 'more file')}." if each[1:] else each[0]
+        for each in alike.values()
+    ]
+
+
 def told_apart(values: Sequence[float]) -> list[str]:
     """Return probabilities with two to six decimals, as many as tell different ones apart: "0.41", "0.0127"."""
     for decimals in range(2, 7):

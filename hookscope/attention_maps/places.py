@@ -52,7 +52,7 @@ class Places:
 
 
 def head_count_of(running: Sequence[ModuleInput]) -> int | None:
-    """Return how many heads the module that computes attention says it has; None if it does not say."""
+    """Return the head count that the attention module has as an attribute; None without one."""
     for each in running[:2]:
         for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead"):
             count = getattr(each.module, name, None)
@@ -76,7 +76,7 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
         return Axes((0,), inputs, groups // heads, heads) if heads and is_folded else Axes((0,), inputs, groups, 1)
     places = [place for place in range(1, len(lead)) if lead[place] == heads] if len(lead) > 2 else [1]
     if len(places) != 1:
-        return f"which of its axes {'x'.join(map(str, lead))} counts heads is not known"
+        return f"it is not known which of its axes {'x'.join(map(str, lead))} counts heads"
     others = [place for place in range(1, len(lead)) if place != places[0]]
     windows = groups * math.prod(lead[place] for place in others)
     return Axes((0, *others, *places), inputs, windows, lead[places[0]])
@@ -205,7 +205,7 @@ def _up(size: int, step: int) -> int:
 
 
 class Arrangement(NamedTuple):
-    """How a network's tokens lie, as far as it says so itself.
+    """How a network's tokens lie, as far as its attributes tell.
 
     Attributes:
         prefix: Tokens in front of the grid; None if that is not known.
@@ -271,7 +271,7 @@ def _row_by_row(height: int, width: int, prefix: int) -> Places:
     return Places(cells[None], (height, width), prefix)
 
 
-_UNPLACED = "where its windows lie on the picture is not known"
+_UNPLACED = "it is not known where its windows lie on the picture"
 
 
 def _windows_of(call: AttentionCall, axes: Axes) -> Places | str:

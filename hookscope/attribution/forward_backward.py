@@ -159,7 +159,7 @@ def run_batches(
 def run_and_choose(
     passes: ForwardBackward, batch: Batch, *, before: str | None = None
 ) -> tuple[list[BatchTarget], Choice | None]:
-    """Run a batch with a graph from its inputs on, and choose the layer that says most about where.
+    """Run a batch with a graph from its inputs on, and choose the layer that locates the target best.
 
     Raises:
         ModelRaisedError: If the network raises.

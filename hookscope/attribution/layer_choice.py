@@ -19,7 +19,7 @@ from hookscope.statistics.token_layout import Layout, Tokens, WindowedLayers, kn
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 # Layers whose four axes are surely maps, and no heads of an attention: tokens are counted by their grids.
 _KEEP_PLACES = ("Conv1d", "Conv2d", "Conv3d", "LayerNorm", "LayerNorm2d")
-# Layers that may return their input: the layer before them says more.
+# Layers that may return their input: the layer before them is explained instead.
 _PASSING = (
     *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
     *(nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
@@ -136,7 +136,7 @@ def layer_outputs_of(network: nn.Module, tokens: Tokens | None) -> LayerOutputs:
 
 
 class Choice(NamedTuple):
-    """A layer's output whose gradient says where.
+    """The output of a layer, whose gradient makes the map.
 
     Attributes:
         gradients: Of each target with respect to it, (N, C, h, w).

@@ -27,7 +27,7 @@ Numbers = NDArray[np.float64]
 DEPTHS = (0.1, 0.5, 1.0)
 """Shares of the layers that are randomised, from the output down."""
 _SORTED_VALUES = 2**20
-_FEWEST_LAYERS = 3  # of a shallow network, whose last layer alone says little about where
+_FEWEST_LAYERS = 3  # in a shallow network, the map of the last layer alone is hardly a map
 _DRAWS = 2  # at each depth: of maps with 49 values, one draw alone has come to 0.90
 # On single photographs methods to be trusted came to 0.62 at most, the others to 0.96 at least. On the small networks
 # gradients came to 0.76, and LayerCAM, which looks at activations more than at what follows them, to 0.92.

@@ -63,7 +63,8 @@ def batch_targets(
     Of scores (N, C) a target is the score of a class, or the difference of two. Of scores at each pixel (N, C, H, W) it
     is the sum of the class's scores over the pixels where it is the best (Vinogradova et al., Towards Interpretable
     Semantic Segmentation via Gradient-weighted Class Activation Mapping, AAAI 2020), over all where it is nowhere; the
-    label then says so. Of torchvision's detectors it is the score of a box: of that number, or the best of a class.
+    label then shows which. For torchvision's detectors it is the score of a box: the one with a number, or the best
+    of a class.
 
     Args:
         output: What the network returned.

@@ -1,4 +1,4 @@
-"""What is to be explained, as the user says it: classes, one class against another, boxes, or a function's number."""
+"""Parse `--target`: classes, one class against another, boxes, or the number that a function returns."""
 
 import re
 from collections.abc import Callable, Sequence

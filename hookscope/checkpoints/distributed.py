@@ -114,7 +114,7 @@ class Stored:
 
 
 def read_metadata(folder: Path) -> list[Stored]:
-    """Return what a folder's `.metadata` says it holds, in order; every slice is within the file that it is in.
+    """Return what a folder's `.metadata` lists, in order; every slice is within the file that it is in.
 
     Raises UntrustedFileError if it names a class that torch does not write there, CheckpointError if it is damaged,
     contradicts itself or the files beside it, or leaves the folder.

@@ -1,4 +1,4 @@
-"""What kind of file is this? Its content says, not its name, and nothing in it is run to find out.
+"""Find what kind of file this is, by its content and not its name, and without running anything in it.
 
 Of a zip archive that torch wrote, what torch would read without noticing is refused: it checks no CRC, unpacks
 compressed members of any size, ignores the case of names, and takes the first of two members of one name, where Python
@@ -31,7 +31,7 @@ FileKind = (
 )
 
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pt2", ".index.json")
-"""What the names of weights files end with, in lower case: they are found by it; their content says what they are."""
+"""Suffixes of weights files, in lower case, by which files are found; their content decides what they are."""
 
 CONFIG = "config.json"
 """What transformers calls the configuration of a network, in the folder of its weights."""
@@ -46,7 +46,7 @@ _PRETRAINED = (
 )
 
 METADATA = ".metadata"
-"""What `torch.distributed.checkpoint` calls the file that says which slice of which file holds what."""
+"""The name of `torch.distributed.checkpoint`'s index of slices and files."""
 _SLICES_SUFFIX = ".distcp"
 
 # An index names a shard per tensor; 16 MiB hold 100,000 of them.
@@ -119,7 +119,7 @@ def file_kind(path: Path) -> FileKind:
     A "torch" file has passed the checks of its zip directory: nothing compressed, repeated, or larger than the file.
 
     Raises:
-        CheckpointError: If it cannot be read, is damaged, or is anything else; the message says what.
+        CheckpointError: If it cannot be read, is damaged, or is anything else; the message has which.
     """
     name = printable(str(path))
     if is_distributed(path):
@@ -369,7 +369,7 @@ def open_archive(file: BinaryIO, name: str) -> zipfile.ZipFile:
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError) as error:
         raise CheckpointError(f"{name} is a damaged or truncated zip archive; download it again.") from error
     if not plain:
-        raise CheckpointError(f"{name} was not written by torch.save: its zip directory is not where it says.")
+        raise CheckpointError(f"{name} was not written by torch.save: its zip directory is not at its stated offset.")
     if len(archive.infolist()) > _MEMBERS_LIMIT:
         raise CheckpointError(f"{name} has more than {_MEMBERS_LIMIT} members; refused.")
     return archive

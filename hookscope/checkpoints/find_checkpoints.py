@@ -44,7 +44,7 @@ def _expand(source: str) -> list[str]:
     path = Path(source)
     try:
         is_folder, exists = path.is_dir(), path.exists() or path.is_symlink()
-    except (OSError, ValueError):  # what cannot be a name; loading it says so
+    except (OSError, ValueError):  # what cannot be a name; loading it raises
         return [source]
     if is_folder:
         found = files_below(path, WEIGHTS_SUFFIXES, whole=_is_whole)

@@ -20,10 +20,10 @@ def files_below(
 ) -> list[Path]:
     """List the files in and below a folder whose names end so, in natural order: "2.pt" before "10.pt".
 
-    Suffixes are in lower case, with their dot; either case matches. Every other file is meant if `also` says so. Names
-    that begin with a dot are left out, and so are run directories of hookscope's below the folder: their pictures and
-    tensors are what earlier runs have made. A folder that is `whole` is listed itself, in place of what is in it. A
-    folder that cannot be read is listed like a missing file, so that it cannot pass unnoticed.
+    Suffixes are in lower case, with their dot; either case matches. Files that `also` accepts are added. Names that
+    begin with a dot are left out, and so are hookscope's run directories below the folder. A folder that is `whole` is
+    listed itself, in place of what is in it. A folder that cannot be read is listed like a missing file, so that it
+    cannot pass unnoticed.
     """
     endings = tuple(suffixes)
     unreadable: list[Path] = []

@@ -1,7 +1,7 @@
 """Find the tensors in files of tensors and plain values, without torch and without reading the tensors' values.
 
-A file of any other content, odd or damaged, is left to `reading`, which says what is wrong with it. So everything here
-goes by lists of what is allowed: the pickle's instructions, what it imports, how tensors lie in the file.
+A file of any other content, odd or damaged, is left to `reading`, which reports the fault. So everything here goes by
+lists of what is allowed: the pickle's instructions, what it imports, how tensors lie in the file.
 """
 
 import json
@@ -147,7 +147,7 @@ def plain_content(path: Path, kind: FileKind) -> object | None:
         return _plain_archive(path) if kind == "torch" else None
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - a damaged file raises whatever; `reading` says what is wrong
+    except Exception:  # noqa: BLE001 - a damaged file raises whatever; `reading` reports what is wrong
         return None
 
 

@@ -31,7 +31,7 @@ from hookscope.text import printable
 _UNTYPED = torch.storage._new_dtypes()  # noqa: SLF001 - whose values torch.save stores as mere bytes
 
 Look = Callable[[Path, FileKind, object], object]
-"""Given a file, its kind and what it holds: says what is wanted of it, or raises one of hookscope's errors."""
+"""Takes a file, its kind and what it holds; returns what is wanted of it, or raises one of hookscope's errors."""
 
 How = Literal["torch", "past unknown", "runs code"]
 """How a file is read: as torch does safely, past what torch's safe reader refuses, or by running what it names."""
@@ -81,7 +81,7 @@ def verify_file(path: Path, kind: FileKind, look: Look, rules: ReadingRules) -> 
     """Go through a file of a kind other than an index; return what `look` does of what it holds.
 
     `look` is not asked about a file that is trusted and runs code. What would run code without trust, or is not allowed
-    by the rules, is an UntrustedFileError. A CheckpointError says that a file is damaged, or made to be misread; what
+    by the rules, is an UntrustedFileError. A CheckpointError means that a file is damaged, or made to be misread; what
     `look` raises is passed on.
     """
     name = printable(str(path))
@@ -233,7 +233,7 @@ def _pickles(file: BinaryIO, kind: FileKind) -> Iterator[BinaryIO]:
 def read_content(path: Path, kind: FileKind, how: How) -> object:
     """Return what a file holds; mapped into memory where that can be.
 
-    It has passed `verify_file`, which finds what these readers would not notice, and says how to read it. Raises
+    It has passed `verify_file`, which finds what these readers would not notice, and how to read it. Raises
     CheckpointError if it is damaged or too large for the memory there is, UntrustedFileError if it holds more than
     plain data after all.
     """
@@ -273,7 +273,7 @@ def _value_of(path: Path, stored: Stored, how: How) -> object:
         part = _read_bytes(chunk.place.read(), name)
         is_as_described = isinstance(part, Tensor) and part.layout is torch.strided and not part.is_meta
         if not is_as_described or tuple(part.shape) != chunk.sizes or str(part.dtype) != f"torch.{value.dtype}":
-            raise CheckpointError(f"{name} does not hold what its .metadata says; download it again.")
+            raise CheckpointError(f"{name} does not match its .metadata; download it again.")
         if chunk.sizes == value.shape:
             return part
         if whole is None:

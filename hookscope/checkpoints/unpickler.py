@@ -402,7 +402,7 @@ def _pushing(make: Callable[[InertUnpickler], Any]) -> _Handler:
 
 # ruff: noqa: SLF001 - the handlers are the machine's own, in a table so that they can be counted against the documents.
 _HANDLERS: dict[bytes, _Handler] = {
-    # The frame of the pickle. A frame only says how much to read ahead.
+    # The frame of the pickle, which is only a hint of how much to read ahead.
     pickle.PROTO: _M._set_protocol,
     pickle.FRAME: _M._skip_frame,
     # Values

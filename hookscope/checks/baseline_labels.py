@@ -50,7 +50,7 @@ def labelled_document(classes: Sequence[BaselineClass], *, multi_label: bool) ->
 
 
 def labelled_from(document: Mapping[str, Any]) -> tuple[BaselineClass, ...]:
-    """Return what `labelled_document` made of it; ValueError says what is wrong."""
+    """Read what `labelled_document` made; raise a ValueError with what is wrong."""
     held = document.get("labelled", [])
     if not isinstance(held, list):
         raise ValueError("'labelled' is not a list")  # noqa: TRY004 (a fault of the file, as all the others)

@@ -145,7 +145,7 @@ def _judged_alone(
     *,
     trust: bool | None,
 ) -> CheckReport:
-    """Judge a weights file by what it stores; the `reason` says why it has no network."""
+    """Judge a weights file by what it stores; `reason` is why it has no network."""
     if not isinstance(model, str):
         raise UsageError(f"--arch none needs a weights file; {name} is already a network.")
     return judge(name, measure_file(model, settings, f"there is no network: {reason}", trust=trust), settings, wanted)

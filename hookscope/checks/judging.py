@@ -77,7 +77,7 @@ def judge(
         name: terms_of(rule, settings, baseline) for name, rule in RULES.items() if name in wanted and name not in idle
     }
     if measured.no_network and all(RULES[name].needs not in NEED_NO_NETWORK for name in wanted):
-        raise UsageError(f"No rule is left to check: each of those wanted needs a network, but {measured.no_network}.")
+        raise UsageError(f"No rule is left to check: all selected rules need a network, but {measured.no_network}.")
     if not terms:
         unmet = " and ".join(f"{name} needs {_IDLE_WITHOUT[name]}" for name in sorted(wanted & idle))
         raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
@@ -184,7 +184,7 @@ def refused(
     without its network, has judged. Where that rule is not wanted, or the error is of another kind, the error's exit
     code stands, so that a checkpoint that could not be checked never passes.
     """
-    broken, reason = "", "the check could not be made"
+    broken, reason = "", "the checkpoint could not be checked"
     if isinstance(error, MisfitError):
         broken, reason = "architecture", "the weights do not fit the network"
     elif isinstance(error, CheckpointError | UntrustedFileError):

@@ -146,7 +146,7 @@ def runs_as_told(given: Mapping[str, Any]) -> bool:
 
 
 NO_NETWORK = "none"
-"""What `--arch` says where a weights file is judged by itself."""
+"""The value of `--arch` with which a weights file is judged by itself."""
 
 # What asks for rules that need a network to run: options, and settings with what the configuration calls them.
 _RUN_OPTIONS = ("images", "data", "survey", "input_shape", "input", "baseline")
@@ -169,8 +169,9 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
     ignored where the options ask for none.
 
     Raises:
-        UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration says what a
-            picture shows, pictures with one label each where each may have several, or an option that needs a network
+        UsageError: If pictures and a shape of noise are given, noise or a batch where the configuration has the class
+        of a
+            picture, pictures with one label each where each may have several, or an option that needs a network
             where there is to be none.
     """
     _refuse_without_network(settings, given)
@@ -201,7 +202,7 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
 
 
 def _refuse_without_network(settings: CheckSettings, given: Mapping[str, Any]) -> None:
-    """Raise UsageError for options that ask for a network, or such settings, if the same place says there is none."""
+    """Raise UsageError for options that ask for a network, or such settings, if the same place sets `arch` to none."""
     if (given.get("arch") or settings.arch) != NO_NETWORK:
         return
     asked = [f"--{name.replace('_', '-')}" for name in _RUN_OPTIONS if _is_given(given.get(name))]

@@ -145,7 +145,7 @@ def main() -> NoReturn:
     if sys.argv[1:2] == ["watch"]:
         _watch_script()
     signal.signal(signal.SIGTERM, _terminate)
-    if "OMP_WAIT_POLICY" not in os.environ:  # which says the same in other terms
+    if "OMP_WAIT_POLICY" not in os.environ:  # which means the same
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the parent process has closed it
@@ -283,7 +283,7 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
 
 
 def _wrong_value(error: BaseException) -> str:
-    """Return which option's value is wrong, and why, where typer leaves the value to pydantic and says only why."""
+    """Return which option's value is wrong, and why; typer prints only the reason that pydantic gives."""
     from pydantic import ValidationError
 
     option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")

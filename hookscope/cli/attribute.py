@@ -20,9 +20,9 @@ def attribute(
         str,
         under.looks(
             metavar="METHOD",
-            help="Of a layer: grad-cam, grad-cam++, layer-cam, hires-cam. Of the input itself: gradient, "
-            "input-x-gradient, guided-backprop, deconvnet; with hookscope[attribute] integrated-gradients, smoothgrad, "
-            "occlusion. Of both: guided-grad-cam.",
+            help="Maps of a layer: grad-cam, grad-cam++, layer-cam, hires-cam. Maps of the input itself: "
+            "gradient, input-x-gradient, guided-backprop, deconvnet; with hookscope[attribute] integrated-gradients, "
+            "smoothgrad, occlusion. Both combined: guided-grad-cam.",
         ),
     ] = "grad-cam",
     target: Annotated[

@@ -347,7 +347,7 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
     assert settings.baseline is not None  # noqa: S101 - it was checked before
     path = safe_text(str(settings.baseline))
     if not checked.baseline:
-        raise UsageError(f"{path} is not written: the checkpoint did not run. Correct what the report says first.")
+        raise UsageError(f"{path} is not written: the checkpoint did not run. First correct what the report lists.")
     write_whole(settings.baseline, checked.baseline, "--baseline")
     failed = ", of a checkpoint that fails" if checked.report.exit_code else ""
     typer.echo(f"hookscope: wrote the baseline to {path}{failed}; review the change before you commit it.", err=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def sarif_log(path: Path | None, config: Path | None) -> Iterator[None]:
     """Write to `path` that the check did not finish, until `write_sarif` replaces it; None: do nothing.
 
-    Where the block raises, the log says why. OutputError if it cannot be written.
+    Where the block raises, the log has the reason. Raises OutputError if it cannot be written.
     """
     if path is None:
         yield

@@ -45,7 +45,7 @@ class Checked:
 def check_workers(jobs: Sequence[CheckJob], limits: Limits, at_once: int) -> Generator[tuple[int, Checked], None, None]:
     """Check checkpoints; yield the position and the result of each, as they finish.
 
-    `at_once` workers share the processor cores, unless OMP_NUM_THREADS says how many each may take.
+    `at_once` workers share the processor cores, unless OMP_NUM_THREADS limits each.
     """
     shares = at_once > 1 and "OMP_NUM_THREADS" not in os.environ
     environment = {"OMP_NUM_THREADS": str(max(1, usable_cores() // at_once))} if shares else {}
@@ -97,7 +97,7 @@ def _checked(job: CheckJob) -> Checked:
     )
     try:
         return Checked(report, baseline_text(baseline_of(measured[0])) if measured else "")
-    except UsageError:  # the forward pass raised, which the report says
+    except UsageError:  # the forward pass raised, which the report has
         return Checked(report)
 
 

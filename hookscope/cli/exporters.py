@@ -118,7 +118,7 @@ def _check_tensorboard(folder: Path, run: Path) -> None:
     try:
         target = Path(os.path.realpath(folder))
         with suppress(FileNotFoundError, NotADirectoryError):
-            target.lstat()  # says what is wrong with a name; asking whether it exists does not
+            target.lstat()  # raises for an impossible name; asking whether it exists does not
         standing = next(each for each in (target, *target.parents) if os.path.lexists(each))
         writable = os.access(standing, os.W_OK | os.X_OK)
     except (OSError, ValueError) as error:

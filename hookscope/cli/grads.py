@@ -17,7 +17,7 @@ class GradsCommand(SectionedCommand):
         """Write each rule with its meaning and its limits."""
         from hookscope.checks.rules import GRADS_RULES, RULES
 
-        paragraphs = ["Verdicts; `hookscope check --explain RULE` says more about each:"]
+        paragraphs = ["Verdicts (`hookscope check --explain RULE` explains a rule):"]
         for name in GRADS_RULES:
             rule = RULES[name]
             limits = (f" Limit {each.grads_name}={each.default:g}: {each.meaning}." for each in rule.limits.values())

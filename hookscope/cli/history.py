@@ -5,7 +5,7 @@ import re
 import sys
 from contextlib import redirect_stdout
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated
 
 import typer
@@ -16,7 +16,7 @@ from hookscope.cli.console import consoles, progress_bar
 from hookscope.cli.exporters import check_exports, page_line
 from hookscope.cli.run_model import arguments_of, check_early, command_line, print_saved, run_path, show_result
 from hookscope.errors import UsageError
-from hookscope.text import printable, safe_text, strict_json
+from hookscope.text import once_per_file, printable, safe_text, strict_json
 
 _WEIGHTS_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
@@ -129,8 +129,8 @@ def history(
     ):
         result = api.history(**arguments_of(api.history, given), on_progress=advance)
     show_result(result, tables, messages, quiet=quiet, full=full)
-    for each in result.unreadable:
-        typer.echo(f"hookscope: error: {safe_text(each.error)}", err=True)
+    for error in once_per_file((PurePath(each.name).name, each.error) for each in result.unreadable):
+        typer.echo(f"hookscope: error: {safe_text(error)}", err=True)
     saved = save_history(result, folder, command=command_line(), numbered=out is None)
     if not quiet:
         print_saved(tables, saved.last_lines, replaced)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hookscope.results.history import History
     from hookscope.results.survey import Survey
 
-# With more grids, a hint says how to have fewer.
+# With more grids, a hint names the options for fewer.
 _MANY_GRIDS = 20
 
 

@@ -1,5 +1,6 @@
 """`--help` with options under headings, in plain text: importing Rich would make it half as slow again."""
 
+import re
 from collections import Counter
 from functools import partial
 from itertools import pairwise, takewhile
@@ -20,6 +21,10 @@ model, inputs, layers, gradients = map(_under, ("Model", "Input", "Layers", "Los
 run, write, show = map(_under, ("Device and numbers", "Files", "Terminal"))
 rules, workers, looks, heads = map(_under, ("Rules", "Processes", "Method and targets", "Blocks, heads and queries"))
 compares, other = map(_under, ("Comparison", "How B runs"))
+
+
+# How click shows the range of a number: "x>=1", "0.1<=x<=1000000.0".
+_AT_LEAST, _BETWEEN = re.compile(r"\bx>=([\d.]+)"), re.compile(r"([\d.]+)<=x<=([\d.]+)")
 
 
 class SectionedCommand(TyperCommand):
@@ -49,7 +54,7 @@ class SectionedCommand(TyperCommand):
         """Write arguments first, then a section for each heading in the order of its first option."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = help_record(parameter, ctx)
             if record is not None:
                 heading = "Arguments"
                 if isinstance(parameter, TyperOption):
@@ -58,3 +63,16 @@ class SectionedCommand(TyperCommand):
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """Return an option or argument and its help, with its range in words: "1 or more", "0.1 to 1000000"."""
+    record = parameter.get_help_record(ctx)
+    if record is None:
+        return None
+    text = _BETWEEN.sub(lambda found: f"{_bound(found[1])} to {_bound(found[2])}", record[1])
+    return record[0], _AT_LEAST.sub(lambda found: f"{_bound(found[1])} or more", text)
+
+
+def _bound(digits: str) -> str:
+    return "2^63 - 1" if digits == str(2**63 - 1) else digits.removesuffix(".0")

@@ -316,8 +316,8 @@ def _hooked_networks(
 
 def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetwork]) -> tuple[DifferenceRow, ...]:
     """Return the rows of the layers that were selected in A; raise a NothingMatchedError if there are none."""
-    rows = tuple(row for row in every_row if networks[A].has_rows(row.layer))
-    if not rows:
+    selected = [row for row in every_row if networks[A].has_rows(row.layer)]
+    if not selected:
         a, b = (
             f"{each.inspected.info.name}, {counted(len(each.inspected.modules) - 1, 'module')}" for each in networks[:2]
         )
@@ -325,7 +325,7 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
             f"A and B are different networks: no layer of A ({a}) has a partner in B ({b}). Pair layers with "
             "--map 'a.*=b.*'."
         )
-    return rows
+    return tuple(replace(row, index=index) for index, row in enumerate(selected))
 
 
 def _warnings(session: Session, other: LoadedModel, comparison: _Comparison, *measured: str) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ def _at(found: Sequence[tuple[str, Tensor]], key: str) -> tuple[str, Tensor]:
 def _divergence(a: Tensor, b: Tensor) -> Tensor:
     """Return the Kullback-Leibler divergence of the softmax of logits B from that of A, summed over classes by row."""
     logs_a, logs_b = a.log_softmax(1), b.log_softmax(1)
-    # Where a class is impossible for A, it adds nothing, whatever B says; nor does a row that is NaN on both sides.
+    # Where a class is impossible for A, it adds nothing, whatever B returns; nor does a row that is NaN on both sides.
     adds_nothing = logs_a.isneginf() | (logs_a.isnan() & logs_b.isnan())
     # Not `exp`: MKL would start threads of its own for it, which takes milliseconds.
     return torch.where(adds_nothing, 0.0, a.softmax(1) * (logs_a - logs_b))

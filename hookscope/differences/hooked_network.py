@@ -260,7 +260,7 @@ class HookedNetwork:
 
     @contextmanager
     def _before_calls(self) -> Iterator[None]:
-        """Add pre-hooks that copy inputs about to be overwritten, and keep what `keeps` says."""
+        """Add pre-hooks that copy inputs about to be overwritten, and keep what `keeps` names."""
         handles: list[RemovableHandle] = []
         try:
             for name, module in self.hooked.items():

@@ -1,4 +1,4 @@
-"""Whether a tensor's memory holds what its shape says: networks may free or shrink the storage of what they return."""
+"""Check that a tensor's memory is as large as its shape needs: networks may free or shrink what they return."""
 
 from collections.abc import Iterator
 from functools import lru_cache

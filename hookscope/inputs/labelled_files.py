@@ -136,7 +136,7 @@ def _content(path: Path) -> str:
     try:
         with open_regular(path) as file:
             content = file.read(_MOST_BYTES + 1)
-    except CheckpointError as error:  # as `open_regular` raises it, which says why
+    except CheckpointError as error:  # as `open_regular` raises it, with the reason
         raise InputError(f"--data cannot be read: {error}") from error
     if len(content) > _MOST_BYTES:
         raise InputError(f"--data {shown} is over the limit of {_MOST_BYTES} bytes for a file of labels.")

@@ -126,7 +126,7 @@ def read_picture(
         depth = _depth(picture, file, name, steps)
         stored_size = picture.size
         orientation = _orientation(picture)
-        if picture.format == "TIFF" and orientation in {5, 6, 7, 8}:  # Pillow says the size it will have once upright
+        if picture.format == "TIFF" and orientation in {5, 6, 7, 8}:  # Pillow reports the upright size
             stored_size = stored_size[1], stored_size[0]
         with _quiet_libtiff() if picture.format == "TIFF" else nullcontext():
             picture.load()
@@ -169,7 +169,7 @@ def take_picture(
 
 @contextmanager
 def _quiet_libtiff() -> Iterator[None]:
-    """Drop what libtiff writes to file descriptor 2 about a damaged file; Pillow's exception says it as well."""
+    """Drop what libtiff writes to file descriptor 2 about a damaged file; Pillow's exception has it as well."""
     try:
         stderr = os.dup(2)
     except OSError:  # there is no stderr
@@ -220,7 +220,7 @@ def _brand(head: bytes) -> bytes:
 
 
 def _check_checksums(file: BinaryIO, name: str) -> None:
-    """Raise if a chunk of a PNG does not have the checksum that its file says; Pillow looks at few of them.
+    """Raise if a chunk of a PNG does not have the checksum stored with it; Pillow checks few of them.
 
     What is cut off is left to Pillow.
     """
@@ -292,7 +292,7 @@ def _isobmff_depth(file: BinaryIO) -> int:
 def _orientation(picture: Image.Image) -> object:
     try:
         return picture.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # noqa: BLE001 broken EXIF data says nothing about the picture, viewers ignore it too
+    except Exception:  # noqa: BLE001 broken EXIF data has no bearing on the picture; viewers ignore it too
         return 1
 
 

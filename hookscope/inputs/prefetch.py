@@ -24,7 +24,7 @@ _MOST_READERS = 4
 
 
 def usual_readers() -> int:
-    """Return how many threads read where nobody says: as many as there are processors, and four at most."""
+    """Return the default number of threads that read: as many as there are processors, and four at most."""
     return min(_MOST_READERS, os.cpu_count() or 1)
 
 

@@ -141,7 +141,7 @@ def _crop_to_multiple(
 
 
 def _normalise_(scaled: torch.Tensor, preprocessing: Preprocessing, steps: list[str]) -> None:
-    # In place, as the name says: a picture at the limit takes 1 GB here.
+    # In place: a picture at the limit takes 1 GB here.
     mean, std = preprocessing.mean, preprocessing.std
     if mean:
         scaled.sub_(torch.tensor(mean, dtype=torch.float32)[:, None, None])

@@ -73,7 +73,7 @@ def _within(crop: tuple[int, int] | None, resized: tuple[int, ...] | None) -> tu
 def assumed_preparation(
     base: Preprocessing, inputs: Iterable[object], options: Mapping[str, object]
 ) -> tuple[str, ...]:
-    """Say how pictures are prepared where neither the weights nor an option says how it was done in training.
+    """Warn how pictures are prepared where neither the weights nor an option has the preprocessing of training.
 
     Args:
         base: The preprocessing where no option is given.

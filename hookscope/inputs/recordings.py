@@ -36,7 +36,7 @@ def read_recording(file: BinaryIO, name: str, waveform: Waveform | None, steps: 
     channels = samples.shape[1]
     steps.append(f"{rate:,} Hz, {counted(channels, 'channel')}, {len(samples) / rate:.4g} s")
     if waveform is None:
-        steps.append("sampling rate kept: the network does not tell its own")
+        steps.append("sampling rate kept: that of the network is not known")
         return torch.from_numpy(np.ascontiguousarray(samples.T)), rate
     if waveform.channels in (None, 1) and channels > 1:
         samples = samples.mean(1, keepdims=True, dtype=np.float64).astype(np.float32)
@@ -46,7 +46,7 @@ def read_recording(file: BinaryIO, name: str, waveform: Waveform | None, steps: 
             f"Cannot use {name}: it has {counted(channels, 'channel')}, and the network takes {waveform.channels}."
         )
     if waveform.sampling_rate is None:
-        steps.append("sampling rate kept: the network does not tell its own")
+        steps.append("sampling rate kept: that of the network is not known")
     elif waveform.sampling_rate != rate:
         samples = _resampled(samples, rate, waveform.sampling_rate, name)
         steps.append(f"resampled from {rate:,} to {waveform.sampling_rate:,} Hz (soxr)")
@@ -54,7 +54,7 @@ def read_recording(file: BinaryIO, name: str, waveform: Waveform | None, steps: 
     if waveform.is_normalised:
         wide = samples.astype(np.float64)
         samples = ((wide - wide.mean(0)) / np.sqrt(wide.var(0) + _LEAST_VARIANCE)).astype(np.float32)
-        steps.append("brought to mean 0 and variance 1")
+        steps.append("normalised to mean 0 and variance 1")
     values = torch.from_numpy(np.ascontiguousarray(samples.T))
     return values[0] if waveform.channels is None else values, rate
 
@@ -76,7 +76,7 @@ def _decoded(file: BinaryIO, name: str) -> tuple[NDArray[np.float32], int]:
 def _resampled(samples: NDArray[np.float32], rate: int, wanted: int, name: str) -> NDArray[np.float32]:
     resampled = _package("soxr", name).resample(samples, rate, wanted)
     if not len(resampled):
-        raise ImageError(f"Cannot use {name}: at {wanted:,} Hz nothing of it is left. Give a longer recording.")
+        raise ImageError(f"Cannot use {name}: at {wanted:,} Hz no sample is left. Give a longer recording.")
     return np.asarray(resampled, np.float32)
 
 

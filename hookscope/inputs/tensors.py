@@ -141,7 +141,7 @@ def is_one_input(shape: Sequence[int], preprocessing: Preprocessing) -> bool:
 
 
 def with_inputs_first(tensor: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
-    """Return a tensor with the inputs on axis 0: as `preprocessing` says, or with a batch axis of 1 in front."""
+    """Return a tensor with the inputs on axis 0: as `preprocessing` has it, or with a batch axis of 1 in front."""
     axis = preprocessing.batch_axis
     if isinstance(axis, int) and tensor.dim() and not tensor.is_nested:
         if not -tensor.dim() <= axis < tensor.dim():

@@ -384,7 +384,7 @@ def receptive_fields(call: Call) -> tuple[dict[tuple[str, int], ReceptiveField],
     """Return the receptive fields of calls of modules whose output is a map of the only picture.
 
     They are keyed by the module's name and the number of the call in a pass. If the network raises, there are none, and
-    the second value is a sentence that says why.
+    the second value is the reason, a sentence.
     """
     given = [*call.args, *call.kwargs.values()]
     pictures = [each for each in given if isinstance(each, Tensor) and each.is_floating_point()]

@@ -112,5 +112,5 @@ def place_edits(
         layers.setdefault(edit.text, []).append(name or "(model)")
     of_operations = [(parse_operation_pattern(edit.pattern), intervention(edit)) for edit in about_operations]
     if one_call := next((pattern.text for pattern, _ in of_operations if pattern.call is not None), None):
-        raise UsageError(f"An edit changes every call of an operation: leave #{one_call.rpartition('#')[2]} out of it.")
+        raise UsageError(f"An edit changes every call of an operation: leave out #{one_call.rpartition('#')[2]}.")
     return PlacedEdits(by_name, of_operations, applications, layers)

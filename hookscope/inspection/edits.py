@@ -253,7 +253,7 @@ def parse_edit(text: str, *, training: bool = False) -> Edit:
     elif place[1] == "value":
         _fail(text, 0, "only a parameter has a value: begin with param:")
     if not pattern:
-        _fail(text, place.start(), "a pattern is missing that says which layers")
+        _fail(text, place.start(), "the pattern that selects layers is missing")
     call = _Call(text, place.end(2))
     kind: Place = place[1]  # type: ignore[assignment] # the expression has one of three
     return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed, call.dtype)
@@ -264,7 +264,7 @@ def _frozen(text: str, found: re.Match[str], *, training: bool) -> Edit:
     if not training:
         _fail(text, found.start("operation"), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
     if not pattern:
-        _fail(text, found.start("operation") - 1, "a pattern is missing that says which parameters")
+        _fail(text, found.start("operation") - 1, "the pattern that selects parameters is missing")
     return Edit(text, pattern, "freeze", True, "freeze", {})
 
 
@@ -356,7 +356,7 @@ class _Call:
             if parameter in self.given:
                 self.fail(first, f"{parameter} is given twice")
         elif self.named:
-            self.fail(first, "what comes after an argument with a name needs a name too")
+            self.fail(first, "arguments after a named one need names")
         elif len(self.given) == len(known):
             self.fail(first, f"{self.name} takes no more than {', '.join(known)}")
         else:

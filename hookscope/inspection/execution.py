@@ -59,7 +59,7 @@ def first_calls(
     """Run the network once; return the shapes its modules took and returned, in the order in which they first finished.
 
     Operations are among them, if some are chosen. If the network raises, the calls are those that had finished, and the
-    failure says where.
+    failure has the place.
     """
 
     def shapes(call: ModuleCall, _slot: str, tensor: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:

@@ -82,8 +82,8 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
 ) -> Activations:
     """Run a model over its inputs in eval mode, without gradients, and report on the outputs of its layers.
 
-    The model comes out as it went in, also after an exception: `preserved` in `hookscope.inspection.state` says what is
-    restored. Statistics are taken at the moment a layer returns, before an in-place layer can overwrite its output.
+    The model comes out as it went in, also after an exception: `preserved` in `hookscope.inspection.state` lists what
+    is restored. Statistics are taken at the moment a layer returns, before an in-place layer can overwrite its output.
 
     Arguments that are not described here are those of `hookscope.activations`.
 

@@ -193,7 +193,7 @@ def _way_to_operations(session: Session, *, ops: bool) -> tuple[str, ...]:
 
 
 def _with_cost(inspection: Activations, session: Session) -> Activations:
-    """Measure what the network costs for the first input that can be used; a warning says why if it raises."""
+    """Measure what the network costs for the first input that can be used; warn with the reason if it raises."""
     batch = next(iter(session.inputs.batches(1, _ignore_error)))
     try:
         cost = network_cost(Call(session.loaded.module, batch.args, batch.kwargs))

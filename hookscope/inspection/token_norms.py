@@ -24,7 +24,7 @@ from hookscope.results.token_norms import (
 )
 from hookscope.statistics.token_layout import Layout, known_prefix, layout_of, prefix_names
 
-# Of fewer tokens a median says little about which one stands out.
+# With fewer tokens, comparing one with the median means little.
 _FEWEST_TOKENS = 8
 # Of normal deviates the standard deviation is this many times the median absolute deviation.
 _NORMAL = 1.4826

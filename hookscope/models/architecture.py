@@ -51,7 +51,7 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
     All of torchvision and `demo` are compared; timm's, where it is installed, if none of those fits. Of several ways to
     read wrapped names the most conservative that fits counts. `num_batches_tracked` may be missing. Raises
     ModelNotFoundError if none fits, unless time ran out before all networks of timm that are in no table were compared:
-        then the message says so.
+        then the message mentions it.
     """
     forms = _readings(shapes)
     found = _fitting(_torchvision_patterns(), forms)

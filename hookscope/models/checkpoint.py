@@ -96,7 +96,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
     The file is first read in a separate process; if that passes, this one maps it. Of a trusted file
     a Module's own state dict is read too. Raises CheckpointError if the file cannot be read, is damaged, or holds no
     state dict; UntrustedFileError if reading it would run code; UsageError if it holds several state dicts, and
-    `options` names none; NothingMatchedError if there is none where `options` says.
+    `options` names none; NothingMatchedError if there is none at the key of `options`.
     """
     path = weights_file(path)
     name = printable(str(path))
@@ -107,11 +107,11 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         weights = weights_in(content, name, options.key, may_trust=options.trust is not None)
         digest = digest_of(path) if path.is_file() else _digest_of_all(stored_files(path))
         is_safetensors = kinds[path] == "safetensors"
-        says = _metadata(path) if is_safetensors else content
+        described = _metadata(path) if is_safetensors else content
         told = told_architectures(
             None if is_safetensors else content, {**_beside(path), **(_texts(path) if is_safetensors else {})}
         )
-        categories, notes = _named_classes(says, weights.state, name)
+        categories, notes = _named_classes(described, weights.state, name)
         notes = (*weights.notes, *notes)
         warnings = (*_read_past(read, name), *filter(None, [shard_remark(path)]), *file_remarks(path, content))
         training = training_entries(content, weights.state, options.key)

@@ -67,7 +67,7 @@ def read_classes(path: Path) -> tuple[str, ...]:
         if len(content) > _MOST_BYTES:
             raise InputError(f"{shown} is over the limit of {_MOST_BYTES} bytes for a file of class names.")
         return _parsed(content.decode("utf-8-sig"), is_json=path.suffix.lower() == ".json")
-    except CheckpointError as error:  # as `open_regular` raises it, which says why
+    except CheckpointError as error:  # as `open_regular` raises it, with the reason
         raise InputError(f"Class names cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else printable(str(error))
@@ -103,7 +103,7 @@ def _names_in_text(key: str, text: str) -> tuple[str, ...]:
 
 
 def _parsed(text: str, *, is_json: bool) -> tuple[str, ...]:
-    """Return the names in the text of a file; ValueError says why there are none."""
+    """Return the names in the text of a file; raise a ValueError with the reason if there are none."""
     document: Any = None
     if is_json or text.lstrip()[:1] in ("{", "["):
         try:
@@ -141,7 +141,7 @@ def stored_classes(content: object) -> tuple[str, tuple[str, ...]]:
 
 
 def _by_index(found: object) -> tuple[str, ...]:
-    """Return names by index, safe to show; ValueError says why something is not names of classes."""
+    """Return names by index, safe to show; raise a ValueError with the reason if these are not names of classes."""
     if isinstance(found, dict | list | tuple) and len(found) > _MOST_CLASSES:
         raise ValueError(f"{len(found):,} entries are over the limit of {_MOST_CLASSES:,} classes")
     if isinstance(found, Mapping):

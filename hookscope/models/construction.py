@@ -51,7 +51,7 @@ class LoadedModel:
 
 
 def loaded_module(module: nn.Module) -> LoadedModel:
-    """Return a module that a caller has built, with what its first layer says about its input.
+    """Return a module that a caller has built, with what its first layer implies about its input.
 
     Raises UsageError for anything else, as where arguments are swapped or a class is given.
     """
@@ -75,8 +75,8 @@ def copied(loaded: LoadedModel) -> LoadedModel:
         return replace(loaded, module=copy.deepcopy(loaded.module, copied_results(loaded.module)))
     except Exception as error:
         raise UsageError(
-            f"{loaded.info.name} cannot be copied to be run beside itself: {exception_line(error)}. Give two separate "
-            "models."
+            f"{loaded.info.name} cannot be copied, so it cannot be compared with itself: {exception_line(error)}. "
+            "Give two separate models."
         ) from error
 
 
@@ -105,7 +105,7 @@ def copied_results(module: nn.Module) -> dict[int, Any]:
 class FileOptions:
     """How weights are read out of a file and put into a network.
 
-    With `trust` the file may run code while it is read; None where nobody can ask for that. `key` says where in it the
+    With `trust` the file may run code while it is read; None where nobody can ask for that. `key` is where in it the
     weights are, "ema.state_dict"; None to find them. `allow_missing` and `allow_unexpected` are globs over names of the
     network that the file need not have, and over names of the file that the network need not know. `allowed_globals`
     are as for `checkpoints.reading.ReadingRules`.

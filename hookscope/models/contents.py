@@ -80,7 +80,7 @@ def _named_shape(tensor: StoredTensor) -> NamedShape:
 
 
 def _listed_plain(kinds: Mapping[Path, FileKind], key: str | None) -> list[dict[str, Any]] | None:
-    """Return what `_list_plain` does in a process with limits; None also where it fails: torch says what is wrong."""
+    """Return what `_list_plain` does in a process with limits; None also where it fails: torch reports why."""
     try:
         before = [version_of(path) for path in kinds]
         found = run_forked(lambda: _list_plain(kinds, key), reading_limits(sum(size for _, size, _ in before)))

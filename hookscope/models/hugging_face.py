@@ -100,7 +100,7 @@ def _settings(held: Mapping[str, Any], shown: str) -> dict[str, Any]:
             )
         if key == _QUANTISED:
             raise UsageError(
-                f"{shown} is of quantised weights, which cannot be loaded here; give the unquantised ones."
+                f"{shown} describes quantised weights, which cannot be loaded here; give the unquantised ones."
             )
         if key.lstrip("_") in _DROPPED or key.lstrip("_").endswith("attn_implementation"):
             continue
@@ -172,7 +172,9 @@ def _class_of(transformers: ModuleType, settings: Mapping[str, Any], shown: str)
     mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     version = f"transformers {transformers.__version__}"
     if not isinstance(model_type, str) or model_type not in mapping:
-        raise ModelNotFoundError(f"{shown} is of a '{printable(str(model_type), 60)}', which {version} does not have.")
+        raise ModelNotFoundError(
+            f"{shown} has the type '{printable(str(model_type), 60)}', which {version} does not have."
+        )
     name = names[0] if isinstance(names, list) and names else None
     try:
         config = mapping[model_type].from_dict(dict(settings))
@@ -267,7 +269,7 @@ def _of_recordings(held: Mapping[str, Any], usual: Preprocessing, name: str) -> 
     """Return what the feature extractor does with a recording."""
     rate = held.get("sampling_rate")
     if rate is not None and (type(rate) is not int or rate < 1):
-        raise CheckpointError(f"{name} has the sampling rate {printable(str(rate), 60)}, which is none.")
+        raise CheckpointError(f"{name} has the sampling rate {printable(str(rate), 60)}, which is not a sampling rate.")
     if usual.waveform is None or rate is None:
         return usual
     waveform = replace(usual.waveform, sampling_rate=rate, is_normalised=held.get("do_normalize", True) is True)
@@ -281,7 +283,7 @@ def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Prepr
     if isinstance(size, dict) and "longest_edge" in size and isinstance(resize, int):
         warnings.append(
             f"{name}: transformers keeps the longer side within {int(size['longest_edge'])} pixels; hookscope scales "
-            f"the shorter one to {resize} whatever that makes of the longer."
+            f"the shorter side to {resize}, without that limit."
         )
     if "crop_pct" in held and isinstance(resize, int) and held["crop_pct"]:
         side = resize
@@ -295,7 +297,7 @@ def _described(held: Mapping[str, Any], channels: int, name: str) -> tuple[Prepr
     filtering = _INTERPOLATIONS.get(held.get("resample", 2), "")
     if not filtering:
         filtering = "bilinear"
-        warnings.append(f"{name}: transformers resizes with a filter that hookscope lacks; it takes the bilinear one.")
+        warnings.append(f"{name}: transformers resizes with a filter that hookscope lacks, so hookscope uses bilinear.")
     normalised = held.get("do_normalize", True) and held.get("image_mean") and held.get("image_std")
     mean, std = (_numbers(held[key]) if normalised else () for key in ("image_mean", "image_std"))
     described = Preprocessing(

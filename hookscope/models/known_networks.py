@@ -106,7 +106,7 @@ def _built(
 
 
 def _with_auxiliary(network: KnownNetwork, module: nn.Module, own: Shapes) -> tuple[Shapes, dict[str, Any]]:
-    """Return the shapes with auxiliary heads, and what a pattern says of them."""
+    """Return the shapes with auxiliary heads, and what a pattern stores about them."""
     switches = _auxiliary_arguments(network, module)
     with_them = _built(network, dict.fromkeys(switches, True)) if switches else None
     without = _built(network, dict.fromkeys(switches, False)) if switches else None

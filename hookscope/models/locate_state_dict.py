@@ -48,7 +48,7 @@ class Weights:
 def weights_in(content: object, name: str, key: str | None = None, *, may_trust: bool = True) -> Weights:
     """Return the weights in what a file holds, `name` in messages.
 
-    `key` says where they are: keys joined by dots, which keys may contain themselves; what all names of the weights
+    `key` is their place: keys joined by dots, which keys may contain themselves; what all names of the weights
     start with may follow, or be it. Where the caller `may_trust` the file, a note on code that was not run names the
     option. Raises CheckpointError if there are no weights, or some without data, or that claim
     more than their storage has; UsageError if there are several and no `key`; NothingMatchedError if there is nothing

@@ -31,7 +31,7 @@ _UNSUPPORTED = ("lora_magnitude_vector", "lora_E", "lora_ranknum")  # DoRA and A
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What of an `adapter_config.json` says how adapters are merged; `base` is the name of their network, or ""."""
+    """How adapters are merged, from an `adapter_config.json`; `base` is the name of their network, or ""."""
 
     alpha: float
     alphas: Mapping[str, float]
@@ -65,7 +65,9 @@ def read_settings(path: Path) -> AdapterSettings:
     """
     config, shown = adapter_config(path), printable(str(path.with_name(_CONFIG)))
     if config is None:
-        raise CheckpointError(f"{printable(path.name)} holds adapters without the {_CONFIG} beside it that has alpha.")
+        raise CheckpointError(
+            f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it."
+        )
     with open_regular(config) as file:
         content = file.read(_CONFIG_BYTES_LIMIT + 1)
     try:
@@ -77,7 +79,7 @@ def read_settings(path: Path) -> AdapterSettings:
     kind, alpha, alphas = held.get("peft_type", "LORA"), held.get("lora_alpha"), held.get("alpha_pattern") or {}
     if kind != "LORA" or held.get("use_dora"):
         what = "DoRA" if held.get("use_dora") else printable(str(kind), 40)
-        raise CheckpointError(f"{shown} is of adapters of the kind {what}; only LoRA can be merged.")
+        raise CheckpointError(f"{shown} describes adapters of kind {what}; only LoRA can be merged.")
     if not isinstance(alphas, dict) or not all(map(_is_number, [alpha, *alphas.values()])):
         raise CheckpointError(f"{shown} has no number for lora_alpha; download it again.")
     if not all(_PATTERN.fullmatch(name) for name in alphas):
@@ -130,7 +132,9 @@ def _replace(module: nn.Module, whole: Mapping[str, Tensor], name: str) -> None:
     for each, value in whole.items():
         held = own.get(each)
         if held is None or held.shape != value.shape:
-            raise MisfitError(f"{name} has a '{printable(each, 80)}' that {type(module).__name__} has not, or not so.")
+            raise MisfitError(
+                f"{name} has a '{printable(each, 80)}' that {type(module).__name__} lacks, or has in another shape."
+            )
         if not held.is_meta:
             with torch.no_grad():
                 held.copy_(value)

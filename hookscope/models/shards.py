@@ -84,7 +84,7 @@ def check_names(index: str, shard: Path, listed: list[str], held: Iterable[str],
     held = list(held)
     if missing := sorted(set(listed) - set(held)):
         raise CheckpointError(
-            f"{shown} lacks '{printable(missing[0], 80)}', which {index} says it holds"
+            f"{shown} lacks '{printable(missing[0], 80)}', which {index} lists for it"
             f"{f' ({len(missing)} in all)' if missing[1:] else ''}; are both of the same download?"
         )
     surplus = [name for name in held if name not in set(listed)]

@@ -32,7 +32,7 @@ class ModelSpec:
     """A parsed MODEL, before anything is loaded.
 
     `source` is the registry name, the path, or the dotted module name; `factory` the name of the callable or Module in
-    a "file" or "module". A "weights" file may hold the network too: its content says.
+    a "file" or "module". A "weights" file may hold the network too; its content decides.
     """
 
     form: Literal["demo", "torchvision", "timm", "file", "module", "weights", "hugging face"]
@@ -216,7 +216,7 @@ def _network_of(
     if named is not None:
         prefix = "timm:" if named.form == "timm" else ""
         adapted = architecture.adapt(f"{prefix}{named.source}", shapes)
-        if adapted is None:  # loading says what does not fit
+        if adapted is None:  # loading reports what does not fit
             return named, {}, None, ()
         changes = {key: value for key, value in adapted.arguments.items() if key not in given}
         if adapted.input_channels is not None:

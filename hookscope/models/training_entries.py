@@ -36,7 +36,7 @@ _RUNNING = ("running_mean", "running_var")
 class AveragedCopy:
     """An averaged copy of the weights that are loaded.
 
-    `tensors` are by their names in the file, `names` says which of the loaded weights each is the copy of.
+    `tensors` are by their names in the file, `names` maps them to the loaded weights that they are copies of.
     """
 
     key: str

@@ -88,7 +88,7 @@ class ChosenWeights:
     """The weights of a network that has a name, and their origin, for people and the record.
 
     `enum` is torchvision's trained weights, which also decide how their builder configures the network; `checkpoint` is
-    None for random weights, and when nothing is loaded; `random` says that the network keeps the values it is built
+    None for random weights, and when nothing is loaded; `random`: the network keeps the values it is built
     with, `is_file` that the weights come from a file of the user's.
     """
 
@@ -119,7 +119,7 @@ def load_named(
 ) -> LoadedModel:
     """Build a network that has a name, for messages and the record, and load its weights.
 
-    `describe` is given the network; `builder_loads` says that `build` loads the weights, `quantised` that building
+    `describe` is given the network; `builder_loads`: `build` loads the weights; `quantised`: building
     calibrates on what the parameters hold, and that the network must stay on the CPU.
     """
     notes: list[str] = [*chosen.notes]

@@ -117,7 +117,7 @@ def other_sets(content: object, key: str | None) -> list[tuple[str, dict[Any, An
 def _placed(content: object, sets: Mapping[int, str]) -> Iterator[tuple[tuple[str, bool], str, TensorLike]]:
     """Yield every tensor of nested dicts, lists and tuples: which part it is of, its path there, and itself.
 
-    `sets` says where each set of weights is, by the id of what holds it.
+    `sets` has the place of each set of weights, by the id of what holds it.
     """
     seen: set[int] = set()
     waiting: list[tuple[object, tuple[str, bool], str]] = [(content, ("", False), "")]

@@ -57,7 +57,7 @@ def by_severity(reports: Sequence[CheckReport]) -> list[CheckReport]:
 def summary(reports: Sequence[CheckReport], seconds: float | None = None) -> str:
     """Return one line on all checkpoints: "3 checkpoints: 1 failed, 2 passed · 2 failures, 1 warning · 4.1 s".
 
-    The time is the sum over the checkpoints unless `seconds` says otherwise.
+    The time is `seconds`, or the sum over the checkpoints.
     """
     verdicts = [verdict(report) for report in reports]
     became = [f"{verdicts.count(each):,} {each}" for each in _STYLES if each in verdicts]
@@ -83,7 +83,7 @@ def total_seconds(report: CheckReport) -> float:
 
 
 def untold_error(report: CheckReport) -> str:
-    """Return why a checkpoint could not be checked, unless a finding already says so, as for a corrupt file."""
+    """Return why a checkpoint could not be checked, unless a finding reports it, as for a corrupt file."""
     told = {finding.message for finding in report.findings}
     return "" if report.error in told else report.error
 
@@ -101,7 +101,7 @@ def skipped_rules(report: CheckReport) -> Mapping[str, str]:
 
 
 def accuracy_line(report: CheckReport) -> str:
-    """Return how many labelled pictures are right, and the lowest class; "" without any, or where a finding says it."""
+    """Return how many labelled pictures are right, and the lowest class; "" without any, or if a finding has it."""
     if report.accuracy is None or any(finding.rule == "accuracy" for finding in report.findings):
         return ""
     return f"{accuracy_words(report.accuracy)}.{lowest_words(report.accuracy)}"
@@ -150,8 +150,9 @@ def check_report(reports: Sequence[CheckReport], width: int, *, seconds: float |
     """
     ordered = [readable(report) for report in by_severity(reports)]
     if len(ordered) == 1 and ordered[0].passed and not ordered[0].findings:
-        return Group(*_head(ordered[0], width), *_details(ordered[0], width))
-    parts = [line for report in ordered for line in (*_head(report, width), *_details(report, width))]
+        return Group(*_head(ordered[0], width), *_details(ordered[0], width, {}))
+    told: dict[str, str] = {}
+    parts = [line for report in ordered for line in (*_head(report, width), *_details(report, width, told))]
     style = "bold" if all(report.passed for report in reports) else "bold red"
     return Group(*parts, Text(summary(reports, seconds), style=style))
 
@@ -180,9 +181,12 @@ def _network(report: CheckReport) -> str:
     return network.removesuffix(")") if parenthesis and file == PurePath(report.checkpoint).name else report.model.name
 
 
-def _details(report: CheckReport, width: int) -> Iterator[Text]:
+def _details(report: CheckReport, width: int, told: dict[str, str]) -> Iterator[Text]:
+    """Yield the lines below the head; an error `told` of an earlier checkpoint, but for its name, is not repeated."""
     if error := untold_error(report):
-        yield from _lines("ERROR", error, width, "red")
+        without_name = error.replace(PurePath(report.checkpoint).name, "")
+        first = told.setdefault(without_name, report.checkpoint)
+        yield from _lines("ERROR", error if first == report.checkpoint else f"the same as for {first}", width, "red")
     for level in _LEVELS:
         for outcome in report.outcomes:
             yield from _findings(outcome, level, width)

@@ -58,7 +58,7 @@ class Column:
     rank: int
     words: bool = False  # aligned left and wrapped if need be; numbers are aligned right and never wrapped
     max_width: int = 1000  # wider words are shortened or wrapped
-    of: str = ""  # the header of a column of lower rank, without which this one says nothing
+    of: str = ""  # the header of a column of lower rank, without which this column means nothing
 
     @property
     def width(self) -> int:
@@ -196,7 +196,7 @@ def quantile_text(value: float | None, count: int) -> str:
 
 
 def percent_text(fraction: float | None) -> str:
-    """Return a percentage that says 0% and 100% only when that is exact."""
+    """Return a percentage that is 0% or 100% only when that is exact."""
     if fraction is None:
         return "-"
     if fraction in (0, 1):
@@ -235,7 +235,7 @@ def non_finite_text(statistics: TensorStatistics) -> str:
 
 
 def sparkline(distribution: Distribution | None) -> str:
-    """Draw how values are distributed, as `SPARKLINE_MEANING` says; "-" without a distribution.
+    """Draw how values are distributed, as described by `SPARKLINE_MEANING`; "-" without a distribution.
 
     An empty bin is blank, one with any value at all has the lowest block at least. Where both percentiles are one
     value, a single bar stands in the middle.
@@ -256,7 +256,7 @@ def sparkline(distribution: Distribution | None) -> str:
 def fold_name(name: str, width: int, head_share: float = _HEAD_SHARES[0]) -> str:
     """Return `name` as safe text in at most `width` terminal cells, "…" for its middle.
 
-    What stays is split between head and tail: most is the end, which says most, unless `head_share` says otherwise.
+    What stays is split between head and tail, by `head_share`: usually most is the tail, which is the most specific.
     """
     name = safe_text(name)
     if cell_len(name) <= width:

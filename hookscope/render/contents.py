@@ -102,7 +102,7 @@ def _entries(entries: Sequence[StoredEntry], *, full: bool) -> RenderableType:
 def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> RenderableType:
     if not tensors:
         return safe_line("No tensors.")
-    differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line says it
+    differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line has it
     columns = [
         Column("tensor", [safe_line(tensor.key) for tensor in tensors], 0, words=True),
         Column("shape", [safe_line(shape_text(tensor.shape)) for tensor in tensors], 1),

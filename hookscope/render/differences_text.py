@@ -66,7 +66,7 @@ def answer(result: Differences) -> list[str]:
         sentences += [*([growth] if (growth := _growth(result)) else []), *_gradients(result)]
     sentences += [_begins(each, result, is_first=False) for each in gone[:_MOST_FIRST]]
     if len(gone) > _MOST_FIRST:
-        sentences.append(f"Differences in {counted(len(gone) - _MOST_FIRST, 'more layer')} are gone again, too.")
+        sentences.append(f"Differences in {counted(len(gone) - _MOST_FIRST, 'more layer')} disappear again.")
     if gone and not begins:
         sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
     elif not begins:
@@ -223,10 +223,10 @@ def _growth(result: Differences) -> str:
     sentences = []
     if known and max(known)[0]:
         most, last = max(known), known[-1]
-        grown = f"It is largest at {most[1]}, {number_text(most[0], 3)}"
+        grown = f"It is largest at {most[1]} ({number_text(most[0], 3)})"
         is_last = last == later[-1] and most != last
         sentences.append(
-            f"{grown}, and {number_text(last[0], 3)} at {last[1]}, the last row." if is_last else f"{grown}."
+            f"{grown}, and {number_text(last[0], 3)} at the last row, {last[1]}." if is_last else f"{grown}."
         )
     broken = [row for row in rows[start:] if row.measures and row.measures.nonfinite]
     if len(known) < len(later) and (not broken or broken[0].label != first.row):

@@ -86,7 +86,7 @@ def loss_lines(loss: LossRecord | None, verification: Verification | None) -> Re
 
 
 def verdicts_panel(inspection: Gradients) -> RenderableType:
-    """Return the verdicts in a frame, the most severe first, or a line that says there are none."""
+    """Return the verdicts in a frame, the most severe first, or a line if there are none."""
     if not inspection.verdicts:
         if inspection.loss is None or inspection.failure is not None:
             return safe_line("Gradients were not judged: the pass raised.", style="yellow")
@@ -144,16 +144,16 @@ def _flagged_table(
     *,
     full: bool,
 ) -> RenderableType:
-    """Return a table whose last column holds the status of each gradient.
+    """Return a table whose last column holds remarks on each gradient.
 
     Folding keeps every row that a verdict names, and both ends of a run of rows with NaN, Inf or no statistics.
     """
     styles = [_row_style(row, found) for row, found in zip(rows, verdicts, strict=True)]
-    status = [
-        safe_line(_status_words(row, found, full=full), style=style)
+    remarks = [
+        safe_line(_remarks(row, found, full=full), style=style)
         for row, found, style in zip(rows, verdicts, styles, strict=True)
     ]
-    last = Column("status", status, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
+    last = Column("remarks", remarks, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
     odd = [False, *(_is_odd(row.gradient) for row in rows), False]
     notable = [
         bool(found) or (odd[position] and not (odd[position - 1] and odd[position + 1]))
@@ -162,8 +162,8 @@ def _flagged_table(
     return draw_table([*columns, last], width, styles, notable, full=full)
 
 
-def _status_words(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], *, full: bool) -> str:
-    """Return a gradient's status unless it is ordinary; in full, with the rows that it repeats or stands for."""
+def _remarks(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], *, full: bool) -> str:
+    """Return the line of an operation, verdicts, and a status that is not ordinary; in full, repeated rows too."""
     statistics = row.gradient
     words = [
         row.source if isinstance(row, GradientRow) else "",

@@ -249,7 +249,7 @@ def say(axes: Axes, sentence: str) -> None:
 def plain(text: str, longest: int) -> str:
     """Return `text` so that matplotlib draws it as it stands: no mathematics, no control codes, no missing glyphs.
 
-    If it is longer than `longest`, "…" stands for the middle, because the end of a dotted name says most.
+    If it is longer than `longest`, "…" stands for the middle, because the end of a dotted name is the most specific.
     """
     known = _glyphs()
     shown = "".join(

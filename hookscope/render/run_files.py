@@ -92,7 +92,7 @@ def save_run(
         cmap: Matplotlib colour map of the grids; "auto" as in `draw_grid`.
         scale: Colour range of each channel by itself, or one for the layer.
         histogram: Labels of outputs whose gradients to draw histograms of, twelve at most; none: twelve over depth.
-        command: What `run.json` says the command was; "" for none.
+        command: The command line for `run.json`; "" for none.
         numbered: Append a number to the path rather than replace a run of another command.
 
     Raises:
@@ -140,7 +140,7 @@ def _last_drawn(result: Activations) -> int:
 
 
 def draw_overview(result: Activations | Gradients) -> Image.Image:
-    """Draw the one picture of a run that says most."""
+    """Draw the one picture of a run to look at first."""
     return draw_gradients(result) if isinstance(result, Gradients) else draw_activations(result)
 
 

@@ -48,7 +48,7 @@ _EXAMINATION = RuleText(
     "examination",
     "fail",
     "A checkpoint could not be checked to the end.",
-    "The message says why. What was not checked may be wrong, so this does not count as a pass.",
+    "The message has the reason. What was not checked may be wrong, so this does not count as a pass.",
 )
 
 

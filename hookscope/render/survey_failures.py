@@ -38,12 +38,12 @@ def failure_heading(each: FailedInput) -> str:
 
 
 def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
-    """Return what may be the reason, in sentences; none where `wrong_title` says that no input has one."""
+    """Return what may be the reason, in sentences; none where `wrong_title` has that no input has one."""
     return _reasons(each, failures) or ([] if _without_reasons(failures) else ["No reason found."])
 
 
 def wrong_title(failures: Failures) -> str:
-    """Return "The surest wrong inputs"; if no input has a reason, the title says so once."""
+    """Return "The surest wrong inputs"; if no input has a reason, that is part of the title."""
     title = "The surest wrong inputs"
     if not _without_reasons(failures):
         return title

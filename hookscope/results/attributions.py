@@ -143,7 +143,7 @@ class SanityCheck:
         value: The number.
         passed: Whether it is within the limit; None if it is inconclusive: blurring takes hardly anything away.
         compared_with: For "deletion" the probability before, and after blurring as much at random; else ().
-        meaning: A sentence: what the number says, and what to do where the check failed.
+        meaning: A sentence: what the number means, and what to do where the check failed.
     """
 
     name: Literal["weights", "class", "deletion", "completeness"]

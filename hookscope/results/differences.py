@@ -88,7 +88,7 @@ class DifferenceRow:
     """One output of a layer of A and its partner in B.
 
     Attributes:
-        index: Position in A's order of execution.
+        index: Position among the rows, which are in A's order of execution; for two runs, the row's index in A's run.
         layer: Dotted name in A; `label` has the call and the slot too.
         kind: Class name of A's module, or name of the operation.
         label_b: Label of the partner in B; `kind_b`, `shape_b` and `dtype_b` are the partner's too.

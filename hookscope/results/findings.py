@@ -1,4 +1,4 @@
-"""What a rule says about a network."""
+"""What rules find in a network."""
 
 from dataclasses import dataclass
 from typing import Literal

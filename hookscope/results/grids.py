@@ -47,7 +47,7 @@ class Grid:
     Attributes:
         path: The PNG file, inside the run directory.
         row: `index` of the row it shows: of an activation, or of a gradient in a run of `grads`.
-        caption: What its caption says, in parts, without how the tiles lie.
+        caption: Parts of its caption, without how the tiles lie.
         bar: Labels under the colour bar, left to right: two or three, or none without a bar.
         extra_token_count: Tokens apart from the grid, such as a class token.
         tiles: Where the channels lie; None for an activation without values.

@@ -18,7 +18,7 @@ from hookscope.text import counted
 
 @dataclass(frozen=True, slots=True)
 class OptimiserPoint:
-    """What the state of an optimiser beside the weights of one file says.
+    """What the state of an optimiser holds that is stored with the weights of one file.
 
     Attributes:
         key: Where it is in the file.

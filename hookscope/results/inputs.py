@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 InputKind = Literal["image", "detection", "video", "flow"]
 
 CLIP_STEP = "one clip of "
-"""How the step begins that says of how many frames in a folder a clip is made."""
+"""The beginning of the preprocessing step that gives the number of frames of a clip."""
 
 SHOWN_INPUTS = 32
 """Inputs whose pictures a run keeps: as many as its report shows."""

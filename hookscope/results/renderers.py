@@ -1,7 +1,7 @@
 """How results print, convert, save and show themselves.
 
-The package's front says which function does each; it is imported when it is first needed, so that results depend on no
-output library.
+The package's `__init__` lists the function for each form. It is imported when first needed, so that results depend on
+no output library.
 """
 
 import random

@@ -20,7 +20,7 @@ from hookscope.series.drift import drifts, traded_places
 from hookscope.series.first_objection import ByKey, by_key, searched, verdicts
 from hookscope.series.measure_file import MeasuredFile, Weights, measure_history_file
 from hookscope.series.order import labels_of, order_of
-from hookscope.text import counted, printable, some_of
+from hookscope.text import counted, once_per_file, printable, some_of
 
 # Names in a warning about other tensors.
 _LISTED_NAMES = 3
@@ -89,7 +89,7 @@ def follow(
         searched=searches,
         arch="" if settings.arch == NO_NETWORK else settings.arch or "recognised",
         warnings=tuple(_warnings(history_files, rows)),
-        notes=(*notes, *_once([(file.label, text) for file in history_files for text in file.notes])),
+        notes=(*notes, *once_per_file([(file.label, text) for file in history_files for text in file.notes])),
         timings={"total": time.perf_counter() - began},
         provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
     )
@@ -237,7 +237,7 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
 
 def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[str]:
     """Return sentences that a reader must see: what reading the files said, and which hold other tensors."""
-    warnings = _once([(file.label, text) for file in files for text in file.warnings])
+    warnings = once_per_file([(file.label, text) for file in files for text in file.warnings])
     networks = _networks([file for file in files if file.index in rows], rows)
     if len(networks) > 1:
         groups = "; ".join(some_of([file.label for file in network], _LISTED_NAMES) for network in networks)
@@ -270,14 +270,3 @@ def _networks(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
         else:
             same.append(file)
     return networks
-
-
-def _once(told: Sequence[tuple[str, str]]) -> list[str]:
-    """Return sentences that differ in the name of the file alone once, with the number of further files."""
-    alike: dict[str, list[str]] = {}
-    for label, text in told:
-        alike.setdefault(text.replace(label, ""), []).append(text)
-    return [
-        f"{each[0]} The same holds for {counted(len(each) - 1, 'more file')}." if each[1:] else each[0]
-        for each in alike.values()
-    ]

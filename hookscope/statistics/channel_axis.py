@@ -209,7 +209,7 @@ def arrange(
         grids: Spatial sizes seen in the same forward pass, (H, W) or (T, H, W); later ones are preferred.
 
     Returns:
-        The arrangement; the values as its `FeatureMaps` documentation says, (C, H, W), (C, T, H, W) or (F,), a view
+        The arrangement; the values as documented for `FeatureMaps`, (C, H, W), (C, T, H, W) or (F,), a view
         where possible; extra tokens (K, C) or None; a remark or "".
     """
     if values.dim() < 2 or channel_axis is None:

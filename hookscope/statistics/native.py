@@ -21,7 +21,7 @@ from hookscope.statistics.library import Kernel, kernel_of
 from hookscope.statistics.reduction import Reduction
 from hookscope.statistics.storage import in_memory_order
 
-# The variant for what torch says the processor has; "default" runs on any.
+# The variant for the processor's capability, as torch reports it; "default" runs on any.
 _VARIANTS = {"AVX2": "avx2", "AVX512": "avx512"}
 # From here on threads share a tensor: the grain size of torch's own reductions (at::internal::GRAIN_SIZE).
 _PARALLEL_ELEMENTS = 32768

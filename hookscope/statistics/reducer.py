@@ -189,7 +189,7 @@ class Reducer:
         """Add the sketch of the tensor, if it has one, without waiting for an accelerator."""
         try:
             sketch = sketch_slices(tensor, inputs, self._sketcher)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):  # its reduction says what is odd about it
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):  # its reduction reports what is odd about it
             return reduction
         if isinstance(reduction, Pending):
             reduction.sketch = sketch

@@ -82,7 +82,7 @@ def parse_tokens(text: str) -> Tokens:
 
 
 def known_prefix(network: nn.Module) -> int | None:
-    """Return how many tokens a network is known to put in front of the grid: timm says it, torchvision has one."""
+    """Return how many tokens a network puts in front of the grid: in timm an attribute, in torchvision 1."""
     for module in network.modules():
         count = getattr(module, "num_prefix_tokens", None)
         if isinstance(count, int):
@@ -94,7 +94,7 @@ def known_prefix(network: nn.Module) -> int | None:
 
 
 def class_token_count(network: nn.Module) -> int:
-    """Return how many of the tokens in front of the grid are class tokens: 0 where timm says so, else 1."""
+    """Return how many of the tokens in front of the grid are class tokens: as timm's attributes have it, else 1."""
     for module in network.modules():
         if isinstance(getattr(module, "num_prefix_tokens", None), int):
             has_class = getattr(module, "has_class_token", getattr(module, "cls_token", None) is not None)

@@ -1,6 +1,6 @@
 """A finished chunk on the disk: arrays as safetensors first, a sidecar in JSON last, each written whole.
 
-The sidecar says what made the chunk, its signature, and the digests of its files. A chunk that was cut short, damaged,
+The sidecar has what made the chunk, its signature, and the digests of its files. A chunk that was cut short, damaged,
 or made by another model, of other inputs or with other settings is told by that, and is measured again.
 """
 
@@ -68,7 +68,7 @@ class ChunkFiles:
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """What the sidecar of a chunk says.
+    """The contents of a chunk's sidecar.
 
     Attributes:
         format: See `FORMAT`.

@@ -70,7 +70,7 @@ class ClassifiedInputs:
     Attributes:
         labels: Names of the classes of the data by their numbers.
         categories: Names of the classes of the network.
-        source: The folder or file that says the classes.
+        source: The folder or file with the classes.
         right_count: Pictures among those that are right; `layout_sum` is over them.
     """
 
@@ -129,7 +129,7 @@ class ClassifiedInputs:
 
     @property
     def knows_ranges(self) -> bool:
-        """Whether so many inputs are right that one beyond their range says something."""
+        """Whether enough inputs are right for one beyond their range to mean something."""
         return self.range_rate <= _HIGHEST_RATE
 
     def outside(self, chunks: Iterable[JudgedInputs]) -> list[tuple[OutsideRange, ...]]:

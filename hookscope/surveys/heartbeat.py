@@ -37,7 +37,7 @@ class Heartbeat:
         def beat() -> None:
             count = 0
             while not stopped.is_set():
-                with suppress(OSError):  # a full disk: chunks cannot be written either, which says so
+                with suppress(OSError):  # a full disk: chunks cannot be written either, and that is reported
                     self._path(self.share.index).write_text(f"{count} {self.finished}", encoding="ascii")
                 count += 1
                 stopped.wait(_BETWEEN_BEATS)

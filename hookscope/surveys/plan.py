@@ -48,7 +48,7 @@ class Plan:
         features: Where features go, "" without them; `pool` and `feature_dtype` say what they are.
         fields: Receptive fields, for crops.
         spatial: Size of the network's first input without batch and channels, (H, W).
-        labels_source: The folder or file that says the classes.
+        labels_source: The folder or file with the classes.
     """
 
     format: int

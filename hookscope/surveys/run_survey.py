@@ -51,7 +51,7 @@ class SurveyOptions:
         labelled: Files with their classes; None without classes.
         features: Where features go; None without them.
         resume: Whether finished chunks count.
-        share: That of this process; None for all, or for what torchrun says.
+        share: That of this process; None for all, or for torchrun's.
     """
 
     folder: ChunkFolder
@@ -425,8 +425,8 @@ def _barrier(folder: ChunkFolder, share: Share) -> None:
             dist.destroy_process_group()
     except RuntimeError as error:  # DistError and gloo's
         raise InputError(
-            f"The {share.count} processes did not meet: {exception_line(error, 160)}. One of them has ended, or cannot "
-            "be reached."
+            f"The {share.count} processes could not connect: {exception_line(error, 160)}. "
+            "One of them has ended, or cannot be reached."
         ) from error
 
 

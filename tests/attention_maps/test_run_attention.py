@@ -409,7 +409,7 @@ def test_windows_of_sam_have_numbers_of_every_head_and_in_words_no_map() -> None
     shapes = [(each.windows, each.heads, each.keys, each.key_grid) for each in result.blocks]
     assert shapes == [(1, 12, 256, (16, 16)), (4, 12, 196, None)]
     assert (len(result.rows), result.maps) == (24, ())
-    unplaced = "blocks.1.attn has no map: where its windows lie on the picture is not known."
+    unplaced = "blocks.1.attn has no map: it is not known where its windows lie on the picture."
     assert result.notes == (unplaced, "blocks.0.attn has a map: `block` 0.")
 
 

@@ -381,6 +381,14 @@ def test_every_option_stands_under_a_heading(command: str, run: Run) -> None:
     assert [line.split()[:2] for line in sections["Other options:"]] == [["-h,", "--help"]]
 
 
+def test_ranges_of_numbers_are_in_words(run: Run) -> None:
+    words = " ".join(" ".join(run(command, "--help").stdout for command in ("activations", "check")).split())
+    for said in ("[default: 0; 0 to 2^63 - 1]", "[default: 8; 1 or more]", "[0.01 to 1000000]"):
+        assert said in words
+    assert "x>=" not in words
+    assert "<=x" not in words
+
+
 def test_the_summary_of_each_command_is_whole(run: Run) -> None:
     commands = run("--help").stdout.split("Commands:\n")[1].split("\n\n")[0].splitlines()
     assert len(commands) == len(COMMANDS)

@@ -62,3 +62,14 @@ def test_pictures_run_the_network_of_each_file(run: Run, tmp_path: Path) -> None
     assert "goes from class 0 to class 2; it changes 2 times, last in 2.pt." in " ".join(ended.stderr.split())
     assert document["activations"]
     check_run(tmp_path / document["run"])
+
+
+def test_an_error_of_every_file_is_printed_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\ndef build():\n    return nn.Bilinear(3, 3, 2)\n", "utf-8")
+    for at in (1, 2, 3):
+        torch.save({"weight": torch.randn(2, 3, 3), "bias": torch.randn(2)}, f"{at}.pt")
+    ended = run("history", "?.pt", "--arch", "net.py:build", "--quiet")
+    assert ended.code == 2
+    (error,) = ended.errors
+    assert "1.pt (net.py:build) has an unknown input shape" in error
+    assert error.endswith("The same holds for 2 more files.")

@@ -71,6 +71,17 @@ def test_a_full_disk_leaves_the_earlier_report(command: Run, tmp_path: Path, sto
     assert names_in(tmp_path) == ["a.html", "runs"]
 
 
+def test_a_wrong_name_is_answered_with_the_nearest_runs(run: Run, stored: Path) -> None:
+    assert run("report", "runs/frist").stderr.endswith("Give the folder of a run. Nearest: 'runs/first'.\n")
+    assert "Nearest" not in run("report", "elsewhere/frist").stderr
+    shutil.copytree(stored, "hookscope-runs/activations-net-cat")
+    (Path("hookscope-runs/watched")).mkdir()
+    Path("hookscope-runs/watched/watch.jsonl").touch()
+    assert "Nearest: 'hookscope-runs/activations-net-cat'." in run("report", "activation-net-cat").stderr
+    assert "Nearest: 'hookscope-runs/watched'." in run("report", "watch").stderr
+    assert "of a run, such as 'hookscope-runs/activations-net-cat'." in run("report", "0").stderr
+
+
 def test_what_is_no_run_ends_in_one_line(run: Run, stored: Path) -> None:
     (stored / "run.json").unlink()
     ended = run("report", stored)

@@ -141,7 +141,7 @@ def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path
 
 Q = "base_model.model.q.lora_"
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no settings": (lambda folder: (folder / "adapter_config.json").unlink(), "without the adapter_config.json"),
+    "no settings": (lambda folder: (folder / "adapter_config.json").unlink(), "no adapter_config.json with"),
     "settings that are no JSON": (
         lambda folder: (folder / "adapter_config.json").write_text("[1") and None,
         "not the JSON that peft writes",

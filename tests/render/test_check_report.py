@@ -42,6 +42,17 @@ from tests.render.runner import commands
 # --- what every rendering says ---
 
 
+def test_an_error_that_differs_in_the_name_alone_is_not_repeated() -> None:
+    reports = [CheckReport(f"run/{name}.pt", (), error=f"{name}.pt (net) has an unknown shape.") for name in "abc"]
+    reports = [replace(each, error_code=2) for each in reports]
+    other = CheckReport("d.pt", (), error="The worker was killed.", error_code=3)
+    console = Console(file=StringIO(), width=80)
+    console.print(check_report([*reports, other], 80), soft_wrap=True)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    errors = [line.split(maxsplit=1)[1] for line in lines if line.startswith("  ERROR")]
+    assert errors == ["The worker was killed.", "a.pt (net) has an unknown shape.", *["the same as for run/a.pt"] * 2]
+
+
 @pytest.mark.parametrize(
     ("report", "words"),
     [

@@ -158,7 +158,7 @@ class _Host:
         """Kill the host, its worker and whatever that has started, unless it is known to be gone."""
         if self.process.returncode is not None:
             return
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group that is dying
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group that is dying
             if hasattr(os, "killpg"):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
@@ -181,7 +181,7 @@ class _Host:
         clock.daemon = True
         clock.start()
         try:
-            with suppress(OSError):  # a host that is gone says so by its missing answer
+            with suppress(OSError):  # a host that is gone is noticed by its missing answer
                 write_frame(_descriptor(self.process.stdin), request)
             result = self._result()
         finally:

@@ -27,7 +27,7 @@ CAN_FORK = hasattr(os, "fork") and sys.platform != "darwin"  # whose libraries m
 
 _LENGTH_BYTES = 8
 
-CAN_LIMIT_MEMORY = sys.platform == "linux"  # relative to what is mapped, which /proc says
+CAN_LIMIT_MEMORY = sys.platform == "linux"  # relative to what is mapped, which /proc lists
 
 # Freed memory is looked for in pieces of so many bytes, down to where taking one, which writes to a page of it, would
 # cost more than a quarter of it.
@@ -197,7 +197,7 @@ def _work_and_leave(work: Callable[[], Any], limits: Limits, writing: int, *, pr
         gc.freeze()  # or it would finalise what the parent has thrown away
         if not prints:
             nowhere = os.open(os.devnull, os.O_RDWR)
-            for stream in range(3):  # a crash prints; the parent says it better
+            for stream in range(3):  # a crash prints; the parent reports it better
                 os.dup2(nowhere, stream)
             faulthandler.disable()
         answer = answer_to(work, limits)

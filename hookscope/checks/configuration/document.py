@@ -123,7 +123,7 @@ def _text(path: Path, name: str) -> str:
 def line_of(text: str, path: KeyPath) -> int:
     """Return on which line, from 1, the statement begins that first defines what is at `path` in valid TOML.
 
-    Of a table it is the header, or whatever else creates it. A KeyError says that there is nothing at `path`.
+    For a table it is the line of the header, or of whatever creates it. Raises KeyError if nothing is at `path`.
     """
     ends, depth = [], 0  # of headers, assignments, comments and empty lines: what is before one is valid TOML
     for token in _TOKEN.finditer(text):

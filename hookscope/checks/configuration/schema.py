@@ -37,7 +37,7 @@ _ABOUT_ALL = ("file", "network", "outputs", "expectations", "labels")
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Replaces everything that pydantic says of a value by what the value must be."""
+    """Replaces pydantic's message about a value by what the value must be."""
 
     text: str
 

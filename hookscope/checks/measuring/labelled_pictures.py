@@ -76,7 +76,7 @@ def _run(subject: InspectedNetwork, batch: Batch) -> Mapping[str, Tensor]:
         output = subject.network(*batch.args, **batch.kwargs)
     except (Exception, SystemExit) as raised:
         error = reraise_internal(raised)
-        name = f"{subject.info.name}, given '{printable(batch.records[0].name)}' and what follows,"
+        name = f"{subject.info.name}, given '{printable(batch.records[0].name)}' and the inputs after it,"
         raise ModelError(failure_message(name, locate(subject.modules, error), error)) from raised
     return returned_tensors(output)
 

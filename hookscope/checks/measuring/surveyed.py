@@ -25,8 +25,8 @@ def read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
     if survey.model_digest != model_digest(subject.network):
         of = safe_text(f"{survey.model.name}, {survey.model.weights}")
         raise UsageError(
-            f"--survey '{where}' does not fit: it is of another network, or of other weights ({of}). Survey this one "
-            "first."
+            f"--survey '{where}' does not fit: it was made with a different network or different weights ({of}). "
+            "Survey this one first."
         )
     return survey
 

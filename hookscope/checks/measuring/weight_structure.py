@@ -17,7 +17,7 @@ _PIECE_ELEMENTS = 2**16
 # This many values, evenly spaced, show about where the greatest thousandth begins.
 _SAMPLE_ELEMENTS = 4096
 
-# Among fewer values the second greatest says nothing.
+# With fewer values, the second greatest is no measure of the usual size.
 _FEWEST_FOR_OUTLIERS = 16
 
 # Filters of fewer values other than zero may be equal by chance, once they are rounded to eight bits.

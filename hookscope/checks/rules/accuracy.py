@@ -159,11 +159,11 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         before, now = pairs.before, pairs.before - lost + gained
         were = "was" if before == 1 else "were"
         words = (
-            f"Of {counted(count, 'picture')} of the baseline {before:,} {were} right, {before / count:.1%}, and {now:,}"
-            f" {are(now)}, {now / count:.1%}: {lost:,} lost and {gained:,} gained, a loss of {drop:.1%}"
+            f"{before:,} of {counted(count, 'picture')} of the baseline {were} right, {before / count:.1%}, and now "
+            f"{now:,} {are(now)}, {now / count:.1%}: {lost:,} lost and {gained:,} gained, a loss of {drop:.1%}"
             f" (limit {_exact(most)}; McNemar's exact test: p = {figure(p)})"
         )
-        most_lost = f" Most are lost of '{label}', {worst:,}."
+        most_lost = f" Most are lost with the label '{label}', {worst:,}."
         if p <= 1 - CONFIDENCE:
             yield Objection(WHOLE_NETWORK, f"{words}.{most_lost}")
         else:

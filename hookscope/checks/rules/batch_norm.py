@@ -275,7 +275,7 @@ def _named(judged: _Judged) -> str:
 
 
 def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
-    """Return what the first BatchNorm says of how the pictures were prepared, with how they were."""
+    """Return what the first BatchNorm implies about the preprocessing in training, and the preprocessing here."""
     if not judged.far.alike:
         return ""
     steps = next((each.steps for each in _inputs(measured) if each.steps), ())

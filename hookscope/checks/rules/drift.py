@@ -212,7 +212,7 @@ def _given(baseline: Baseline, measured: CheckMeasurements, terms: RuleTerms) ->
 
 
 def require_fit(baseline: Baseline, measured: CheckMeasurements) -> None:
-    """Raise UsageError for a baseline that says nothing about this run.
+    """Raise UsageError for a baseline that cannot be compared with this run.
 
     That is if the network has another class or fewer than three quarters of the rows are alike by name, type and shape;
     if the inputs or their preparation differ; if it holds gradients of another loss or mode, or the run was to take
@@ -296,7 +296,8 @@ def _other_rows(baseline: Baseline, measured: CheckMeasurements) -> str:
     alike, count = len(was & given), max(len(was), len(given))
     if alike >= _LEAST_ALIKE * count:
         return ""
-    return f"only {alike} of {count} layers have the name, type and shape that it says, so it is of another network"
+    same = f"only {alike} of {count} layers have the same name, type and shape"
+    return f"{same}, so it was made with a different network"
 
 
 def _gone(row: BaselineRow) -> FindingTarget:

@@ -90,7 +90,7 @@ class Rule:
 
     Attributes:
         identifier: Stable: "dead-channels".
-        level: For `hookscope check`, unless the user says otherwise.
+        level: In `hookscope check`, unless the user sets another.
         needs: Which measurements it needs; it is skipped without them.
         evaluate: Yields what it objects to. Its docstring is the meaning and the explanation.
         silenced_by: Rules whose objections are the cause of what this one would object to.

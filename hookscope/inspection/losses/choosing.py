@@ -71,10 +71,10 @@ def choose_loss(
     - `projection`: r x, sum over all elements of all floating outputs, r seeded standard normal.
 
     Losses of one output take the one called "logits", "out" or "output", or else the first. Classes lie on axis 1, and
-    on the last of three axes (N, T, C), unless the number of `categories` says otherwise. Without a target the losses
-    of classes take the output's own argmax, `bce` 0.5, and `mse`, `l1` and `huber` seeded standard normal noise. Random
-    numbers are drawn on the CPU in float32, from a generator for each input, so that an input's are the same in
-    whatever batch it comes; that of input 0 has the very seed. Losses are computed in float32 or float64, outside
+    on the last of three axes (N, T, C), unless the other has as many values as there are `categories`. Without a
+    target, the losses of classes take the output's own argmax, `bce` 0.5, and `mse`, `l1` and `huber` seeded standard
+    normal noise. Random numbers are drawn on the CPU in float32, with a generator for each input, so they do not depend
+    on the batch that an input is in; input 0 has the seed itself. Losses are computed in float32 or float64, outside
     autocast; a loss that is NaN or Inf is a value like others.
 
     If the model returns a mapping of 0-d tensors, as detectors do in training, `projection` and `sum` are its sum.

@@ -1,6 +1,6 @@
 """The losses themselves, in float32 or float64, with the axis of classes and outputs that are normalised already.
 
-A network may end in a softmax or a normalisation; a loss that would be wrong or without gradient there says so.
+A network may end in a softmax or a normalisation. A loss that is wrong or has no gradient there raises or warns.
 """
 
 import math

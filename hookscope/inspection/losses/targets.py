@@ -182,8 +182,8 @@ def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]
         raise count_error(classes, task.input_count)
     if row_count != len(task.indices):
         raise UsageError(
-            f"The output has {row_count} rows for {len(task.indices)} inputs, so that there cannot be a target class "
-            "for each input: give 1 for all."
+            f"The output has {row_count} rows for {len(task.indices)} inputs, so a target class for each "
+            "input is not possible: give 1 for all."
         )
     return [classes[index] for index in task.indices]
 

@@ -103,7 +103,7 @@ def preserved(
 
     Not restored are global variables and the inner state of other objects: iterators, files, locks, compiled code. In
     a network whose parameters take more than 8 MiB, one is not restored that is written to in a way that its code does
-    not show: an error says so, unless it was written to through `.data`. The same holds for large tensors and NumPy
+    not show: that is an error, unless it was written to through `.data`. The same holds for large tensors and NumPy
     arrays in attributes.
 
     With mode "train" a network whose root is in train mode already stays as it is, with whatever parts its owner has

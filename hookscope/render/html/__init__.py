@@ -53,7 +53,7 @@ _STATISTICS = (
 
 
 def report_html(run: StoredRun) -> str:
-    """Return the page of a run; an InputError is raised if a picture is missing, or not what the run says it is."""
+    """Return the page of a run; raise an InputError if a picture is missing, or differs from the run's record."""
     layers = layers_of(run)
     has_cost = isinstance(run.result, Activations) and run.result.cost is not None
     pictures, fidelity = shrink_all(run.record.grids, run.read_picture, max(BUDGET - _ROW_BYTES * len(layers), _LEAST))

@@ -22,7 +22,7 @@ from hookscope.text import some_of
 
 
 def attention_html(run: StoredAttention) -> str:
-    """Return the page of a run; an InputError is raised if a picture is missing, or not what the run says it is."""
+    """Return the page of a run; raise an InputError if a picture is missing, or differs from the run's record."""
     result = run.result
     inputs, remarks = inputs_that_fit(len(result.inputs), lambda index: _shown_input(run, index))
     names = [PurePath(each.name).name or each.name for each in result.inputs]

@@ -1,4 +1,4 @@
-"""A run of `attribute` as one HTML page: the answer, and each map over the photograph, as opaque as a slider says."""
+"""A run of `attribute` as one HTML page: the answer, and maps over the photograph, with sliders for their opacity."""
 
 from pathlib import PurePath
 from typing import Any
@@ -22,7 +22,7 @@ _DRAWN_SIDE = 1600
 
 
 def attributions_html(run: StoredAttributions) -> str:
-    """Return the page of a run; an InputError is raised if a picture is missing, or not what the run says it is."""
+    """Return the page of a run; raise an InputError if a picture is missing, or differs from the run's record."""
     result = run.result
     inputs, remarks = inputs_that_fit(len(result.inputs), lambda index: _shown_input(run, index))
     return render_page(

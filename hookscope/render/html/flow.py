@@ -43,7 +43,7 @@ class Place:
 
     Attributes:
         role: "input" comes from outside the block; "module" and "operation" are rows; "block" has a drawing elsewhere;
-            "output" says what takes a result outside the block.
+            "output" lists what takes a result outside the block.
         names: One, but of an "output" those of the first rows that take the result.
         sources: Places above it that it takes tensors from.
         about: In small print: what it is.

@@ -221,7 +221,7 @@ def _read_grid(png: bytes, grid: Grid) -> tuple[NDArray[np.uint8], bytes]:
         palette = bytes(picture.getpalette() or ())
     if canvas is None or not (grid.tiles is None or grid.tiles.fits(*canvas.shape)):
         raise InputError(
-            f"Cannot read '{printable(grid.path)}': its tiles do not lie where run.json says. "
+            f"Cannot read '{printable(grid.path)}': its tiles are not where run.json places them. "
             "Run the command that made it again."
         )
     return canvas, palette.ljust(768, b"\0")

@@ -34,7 +34,7 @@ _STRIP_SIDE = 800
 
 
 def survey_html(run: StoredSurvey) -> str:
-    """Return the page of a survey; an InputError is raised if a picture is missing, or not what the run says it is."""
+    """Return the page of a survey; raise an InputError if a picture is missing, or differs from the run's record."""
     result = run.result
     strips, left_out = _strips(run)
     shown = [*_channels(result, strips)]
@@ -146,7 +146,7 @@ def _lines(sheet: CropSheet, content: bytes) -> Iterator[str]:
         ) from error
     step = sheet.tile + sheet.gap
     if picture.height < len(sheet.channels) * step - sheet.gap:
-        raise InputError(f"Cannot read '{safe_text(sheet.path)}': it has fewer lines than run.json says.")
+        raise InputError(f"Cannot read '{safe_text(sheet.path)}': it has fewer lines than run.json lists.")
     for line in range(len(sheet.channels)):
         strip = picture.crop((0, line * step, picture.width, line * step + sheet.tile))
         file = io.BytesIO()

@@ -65,7 +65,7 @@ class Chart:
         count: Of layers.
         axis: "percent" for shares, 0-1.
         marks: What stands at the foot.
-        ground: Positions of layers with a tinted ground; `ground_name` says what they are.
+        ground: Positions of layers with a tinted ground; `ground_name` is their meaning.
         letters: Layers with a dotted line and a letter above it.
         names: Of the layers, to stand below where blocks of them begin; none for a chart with another below it.
     """

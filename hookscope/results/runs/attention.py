@@ -142,7 +142,7 @@ def read_attention(folder: Path) -> StoredAttention:
         raise refusal(folder, "its pictures are not those of its inputs")
     for each in placed:
         if not _is_possible(each):
-            raise refusal(folder, f"its file '{each.values[:200]}' is not the map that {FILE} says")
+            raise refusal(folder, f"its file '{each.values[:200]}' is not the map listed in {FILE}")
     maps = tuple(
         AttentionMap(
             each.input_index,
@@ -180,7 +180,7 @@ def _read_map(folder: Path, name: str, shape: tuple[int, ...]) -> NDArray[np.flo
     try:
         return read_array(folder, name, shape)
     except ValueError as error:
-        raise refusal(folder, f"its file '{name[:200]}' is not the map that {FILE} says") from error
+        raise refusal(folder, f"its file '{name[:200]}' is not the map listed in {FILE}") from error
 
 
 def _listed(value: Any) -> Any:

@@ -163,7 +163,7 @@ def _read_values(folder: Path, stored: StoredMap) -> NDArray[np.float32]:
         if not is_area or not fits or not values.size:
             raise ValueError("no map")  # noqa: TRY301 - told like any other fault
     except ValueError as error:
-        raise refusal(folder, f"its file '{stored.values[:200]}' is not the map that {FILE} says") from error
+        raise refusal(folder, f"its file '{stored.values[:200]}' is not the map listed in {FILE}") from error
     return values
 
 

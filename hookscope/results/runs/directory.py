@@ -32,6 +32,9 @@ if sys.platform != "win32":
 
 SCHEMA_VERSION = 2  # in version 1, grids were paths alone
 
+RUNS = Path("hookscope-runs")
+"""Where commands write their runs, unless `--out` names a folder."""
+
 OVERVIEW = "overview.png"
 """The picture to look at first, of every run."""
 
@@ -168,7 +171,7 @@ def written_lines(picture: Path, others: Iterable[str], hint: str = "") -> str:
 
 def default_run_path(verb: str, *names: str) -> Path:
     """Return `hookscope-runs/<verb>-<model>-<input>`, each part fit for a file name."""
-    return Path("hookscope-runs") / "-".join(slug(part, _MOST_BYTES // (len(names) + 1)) for part in (verb, *names))
+    return RUNS / "-".join(slug(part, _MOST_BYTES // (len(names) + 1)) for part in (verb, *names))
 
 
 def free_run_path(target: Path, command: str) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hookscope.errors import InputError
+from hookscope.errors import InputError, nearest
 from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
@@ -74,19 +74,17 @@ def is_run(folder: Path) -> bool:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Return the contents of a run's `run.json`, whose "verb" says which command made it.
+    """Return the contents of a run's `run.json`, whose "verb" is the command that made it.
 
     Raises:
         InputError: If the folder is no run, was cut short, or is of another version.
     """
     if not folder.is_dir():
         what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
-        raise refusal(folder, what, "Give the folder of a run.")
+        raise refusal(folder, what, _nearest_runs(folder) or f"Give the folder of a run{_example(directory.RUNS)}.")
     if not os.path.lexists(folder / "run.json"):
         what = "without run.json it is not a hookscope run, or an unfinished one"
-        newest = _newest_run(folder)
-        example = f", such as '{safe_text(str(newest))}'" if newest else ""
-        raise refusal(folder, what, f"Give the folder of a finished run{example}.")
+        raise refusal(folder, what, f"Give the folder of a finished run{_example(folder)}.")
     document = _read_json(folder, "run.json")
     if document.get("tool") != "hookscope":
         raise refusal(folder, "its run.json was not written by hookscope", "Give the folder of a run.")
@@ -95,6 +93,24 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise refusal(folder, "it is the evidence of a check, not a run", remedy)
     _check_version(folder, "run.json", document, directory.SCHEMA_VERSION)
     return document
+
+
+def _nearest_runs(folder: Path) -> str:
+    """Return a sentence with the runs of similar names: next to the folder, or where commands write runs."""
+    for place in (folder.parent, directory.RUNS):
+        try:
+            files = [file for name in ("run.json", "watch.jsonl") for file in sorted(place.glob(f"*/{name}"))]
+            known = [str(file.parent) for file in files]
+        except (OSError, ValueError):  # a name with a null byte
+            continue
+        if found := nearest(str(place / folder.name), known, prefix=f"{place}/"):
+            return f"Give the folder of a run.{found}"
+    return ""
+
+
+def _example(folder: Path) -> str:
+    newest = _newest_run(folder)
+    return f", such as '{newest}'" if newest else ""
 
 
 def _newest_run(folder: Path) -> Path | None:
@@ -196,7 +212,7 @@ def read_inside(folder: Path, name: str, limit: int) -> bytes:
 
 
 def refusal(folder: Path, what: str, remedy: str = "Run the command that made it again.") -> InputError:
-    """Return the error that says why a run cannot be read."""
+    """Return the error for a run that cannot be read."""
     return InputError(safe_text(f"Cannot read the run '{folder}': {what}. {remedy}"))
 
 

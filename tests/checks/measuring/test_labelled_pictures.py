@@ -161,7 +161,7 @@ def test_a_network_that_raises_on_a_picture_names_it(squares: Path) -> None:
 
     report = check(Fussy(), squares, images=[squares / "blue"])
     assert report.exit_code == 6
-    assert "red/16.png' and what follows" in report.error  # the batch with the first white one
+    assert "red/16.png' and the inputs after it" in report.error  # the batch with the first white one
     assert "ValueError: too bright" in report.error
 
 

@@ -72,7 +72,7 @@ def test_a_survey_of_other_weights_or_dtype_is_refused_in_one_line(run: Path) ->
     other = Odd()
     other.conv.bias.data[3] += 1e-3
     for network, reason in (
-        (other, "it is of another network, or of other weights"),
+        (other, "it was made with a different network or different weights"),
         (Odd().double(), "ran in float32"),
     ):
         images = torch.rand(FEW, dtype=next(network.parameters()).dtype)

@@ -43,7 +43,7 @@ def test_a_baseline_of_another_class_does_not_fit() -> None:
 @pytest.mark.parametrize(("one", "other"), [("resnet18", "resnet34"), ("shufflenet_v2_x0_5", "shufflenet_v2_x1_0")])
 def test_a_baseline_of_another_architecture_of_the_same_class_does_not_fit(one: str, other: str) -> None:
     message = misfit(baseline_of(vision(one)), vision(other))
-    assert "layers have the name, type and shape that it says, so it is of another network" in message
+    assert "layers have the same name, type and shape, so it was made with a different network" in message
 
 
 def test_another_head_is_drift_and_no_misfit() -> None:

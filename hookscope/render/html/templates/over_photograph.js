@@ -1,5 +1,5 @@
 "use strict";
-// Each input shows one of its maps over the photograph, as opaque as its slider says.
+// Each input shows one of its maps over the photograph; its slider sets the opacity.
 
 for (const look of document.querySelectorAll(".look:has(.opacity)")) {
   const maps = [...look.querySelectorAll("svg image.layer")];
