@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.render.columns import number_text
-from hookscope.results.survey import FailedInput, Failures, NearInput, OutsideRange, Survey, WrongStrip
+from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
+from hookscope.results.survey import Survey, WrongStrip
 from hookscope.text import counted, printable
 
 TILE, GAP = 96, 4

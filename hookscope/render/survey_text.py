@@ -15,7 +15,8 @@ from hookscope.render.survey_failures import (
 )
 from hookscope.render.terminal import model_lines, note_lines, uncalled_lines, verification_line
 from hookscope.results.accuracy import accuracy_words, lowest_words
-from hookscope.results.survey import FORMATS, NONFINITE_OUTPUT, Survey, SurveyRow, channel_counts
+from hookscope.results.headroom import FORMATS
+from hookscope.results.survey import NONFINITE_OUTPUT, Survey, SurveyRow, channel_counts
 from hookscope.text import are, counted, figure, printable, some_of
 
 _MOST_NAMES = 3

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,8 @@ from hookscope.errors import EXIT_DONE, most_severe
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Flag, UncalledLayer, Verification
 from hookscope.results.cost import ReceptiveField
-from hookscope.results.distribution import Distribution
+from hookscope.results.failures import Failures
+from hookscope.results.headroom import Headroom
 from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
@@ -21,11 +22,6 @@ from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 from hookscope.text import counted
 
 Pictures = Callable[[Sequence[str]], Iterator[tuple[str, NDArray[np.uint8]]]]
-
-OutsideKind = Literal["dark", "bright", "flat", "harsh", "narrow", "wide", "other layout", "inverted"]
-
-DEPARTURE_RATE = 0.05
-"""Of inputs like the others of their class, this share at most is said to leave it; the usual level."""
 
 NONFINITE_OUTPUT = "The network returns NaN or Inf, though none of the layers that were measured does"
 """How a warning begins with which the answer agrees."""
@@ -235,65 +231,6 @@ def _number(value: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Headroom:
-    """How the values of an output fit a number format.
-
-    Attributes:
-        format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2" or "int8".
-        factor: The format's greatest number over the output's greatest magnitude; None for int8, whose scale is chosen
-            so that it is 1, and for an output of zeros.
-        overflowing: Share of values whose magnitude is above the format's greatest number, 0-1.
-        vanishing: Share of the values other than zero that the format rounds to zero, 0-1; for int8 with one scale for
-            the output, from its greatest magnitude.
-    """
-
-    format: str
-    factor: float | None
-    overflowing: float
-    vanishing: float
-
-
-class NumberFormat(NamedTuple):
-    """The greatest number of a format and its smallest one above zero."""
-
-    greatest: float
-    smallest: float
-
-
-FORMATS: Mapping[str, NumberFormat] = {
-    "float16": NumberFormat(65504.0, 2.0**-24),
-    "bfloat16": NumberFormat((2 - 2.0**-7) * 2.0**127, 2.0**-133),
-    "float8_e4m3fn": NumberFormat(448.0, 2.0**-9),
-    "float8_e5m2": NumberFormat(57344.0, 2.0**-16),
-}
-"""IEEE 754 binary16; bfloat16; Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433, table 1."""
-
-_INT8_STEPS = 127
-
-
-def headroom_of(statistics: TensorStatistics) -> tuple[Headroom, ...]:
-    """Return how an output fits each format; none without a finite value."""
-    spread, greatest = statistics.distribution, statistics.max_abs
-    if spread is None or greatest is None:
-        return ()
-    nonzero = spread.nonzero()
-    found = []
-    for name, (most, least) in FORMATS.items():
-        factor = most / greatest if greatest else None
-        over = spread.share_outside(-most, most) if greatest > most else 0.0
-        found.append(Headroom(name, factor, over, _share_within(nonzero, least / 2)))
-    step = greatest / _INT8_STEPS
-    return (*found, Headroom("int8", None, 0.0, _share_within(nonzero, step / 2)))
-
-
-def _share_within(nonzero: Distribution | None, limit: float) -> float:
-    """Return the share of values other than zero whose magnitude is `limit` or less."""
-    if nonzero is None or limit == 0:
-        return 0.0
-    return 1.0 - nonzero.share_outside(math.nextafter(-limit, -math.inf), math.nextafter(limit, math.inf))
-
-
-@dataclass(frozen=True, slots=True)
 class SurveyRow(MeasuredTensor):
     """One output of one call of one module over all inputs.
 
@@ -431,87 +368,6 @@ class FeatureFiles:
     shapes: Mapping[str, tuple[int, ...]]
     pool: str
     dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutsideRange:
-    """What of a picture lies outside the range of all inputs that are classified right.
-
-    Attributes:
-        kind: "dark" and "bright": its mean; "flat" and "harsh": its standard deviation, both over the grey picture,
-            0-1; "narrow" and "wide": width over height of the file's picture; "other layout": the correlation of its
-            8x8 means with those of the mean picture; "inverted": the same, where that of its negative lies in the
-            range.
-        low: The least value of the others.
-        high: Their greatest value.
-    """
-
-    kind: OutsideKind
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class NearInput:
-    """An input whose features come near those of another one: the Euclidean distance of means over positions."""
-
-    input: str
-    label: str
-    distance: float
-
-
-@dataclass(frozen=True, slots=True)
-class FailedInput:
-    """An input that is taken for another class, and what may be the reason.
-
-    Attributes:
-        taken_for: Name or number of the class with the greatest score; "NaN" for scores with NaN.
-        probability: Of that class; None for scores with NaN.
-        label_probability: Of its label's class.
-        outside: Where its picture lies outside the range of those that are right.
-        leaves_at: Label of the first row where its distance to the mean of its class is more than chance; "" for none.
-        p_value: Of that row, for all rows together; None without one.
-        is_like_other: Whether it leaves its class no later than most inputs of the class that it is taken for do, and
-            leaves that class in no row: its label may be wrong, or it shows both.
-        neighbours: The inputs, of those that were compared, with the nearest features in `Failures.neighbour_row`.
-    """
-
-    input: str
-    sha256: str | None
-    label: str
-    taken_for: str
-    probability: float | None
-    label_probability: float | None
-    outside: tuple[OutsideRange, ...] = ()
-    leaves_at: str = ""
-    p_value: float | None = None
-    is_like_other: bool = False
-    neighbours: tuple[NearInput, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """The surest of the inputs that are classified wrong, and what they were compared with.
-
-    Attributes:
-        inputs: The surest first.
-        compared_count: Inputs that are right, whose ranges are known.
-        range_rate: The probability, at most, that something of an input like these lies outside their ranges: 7 in
-            their number plus 1. Above 0.05 nothing is said about ranges.
-        sampled_count: Inputs that are right and went through the network again, to know the spread of their classes.
-        departure_rate: The probability, at most, that an input like the others of its class is said to leave it.
-        neighbour_row: Label of the row whose features are compared for `neighbours`; "" for none.
-        remarks: What could not be found out, and why, in sentences.
-    """
-
-    inputs: tuple[FailedInput, ...]
-    compared_count: int = 0
-    range_rate: float = 1.0
-    sampled_count: int = 0
-    departure_rate: float = DEPARTURE_RATE
-    neighbour_row: str = ""
-    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

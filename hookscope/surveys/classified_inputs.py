@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hookscope.checks.measuring.labelled_pictures import classes_of
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture
-from hookscope.results.survey import OutsideKind, OutsideRange
+from hookscope.results.failures import OutsideKind, OutsideRange
 from hookscope.surveys.judged_inputs import JudgedInputs
 from hookscope.surveys.measure_chunk import MeasuredInput
 

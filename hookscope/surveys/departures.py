@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.results.survey import DEPARTURE_RATE
+from hookscope.results.failures import DEPARTURE_RATE
 
 FEWEST_MEMBERS = 19
 """With fewer members no p-value is as low as `DEPARTURE_RATE`."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.session import Session
+from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
 from hookscope.results.repeats import fold_repeats
-from hookscope.results.survey import FailedInput, Failures, NearInput, OutsideRange
 from hookscope.surveys.classified_inputs import MOST_MEMBERS, ClassifiedInputs, WrongInput
 from hookscope.surveys.departures import FEWEST_MEMBERS, departure_p_values, first_departure
 from hookscope.surveys.features import pooled

@@ -14,18 +14,11 @@ from hookscope.inspection.rows import value_flags, with_whole_shape
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.distribution import Distribution, edges_of
+from hookscope.results.failures import Failures
+from hookscope.results.headroom import headroom_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import (
-    ChannelArrays,
-    Channels,
-    Failures,
-    Survey,
-    SurveyRow,
-    Unusable,
-    channel_counts,
-    headroom_of,
-)
+from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, channel_counts
 from hookscope.statistics import Reduction, merge, summarise
 from hookscope.surveys.channel_totals import ChannelTotals
 from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_judged, read_sidecar

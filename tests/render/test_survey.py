@@ -14,9 +14,10 @@ import hookscope
 from hookscope.errors import InputError
 from hookscope.render.survey_crops import GAP, HALVES_GAP, TILE, crop_box
 from hookscope.results.distribution import distribution_of
+from hookscope.results.headroom import FORMATS, headroom_of
 from hookscope.results.runs.survey import channel_arrays, read_survey, survey_to_dict
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import FORMATS, Survey, dead_bound, headroom_of
+from hookscope.results.survey import Survey, dead_bound
 
 
 def network() -> nn.Module:

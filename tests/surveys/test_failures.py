@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.results.failures import FailedInput
 from hookscope.results.runs.survey import channel_arrays, read_survey
-from hookscope.results.survey import FailedInput, Survey
+from hookscope.results.survey import Survey
 from hookscope.surveys.classified_inputs import ClassifiedInputs
 from hookscope.surveys.departures import departure_p_values
 from hookscope.surveys.judged_inputs import JudgedInputs

@@ -16,6 +16,7 @@ from hookscope.checks.rules import (
     float8,
     forward,
     gradients,
+    headroom,
     learning,
     stored,
     training_state,
@@ -27,7 +28,7 @@ from hookscope.errors import UsageError, nearest
 
 _FILES = (
     *(stored, weights, float8, training_state),
-    *(forward, batch_norm, activations, expectations, drift, accuracy, gradients, learning),
+    *(forward, batch_norm, activations, headroom, expectations, drift, accuracy, gradients, learning),
 )
 
 RULES: Mapping[str, Rule] = {

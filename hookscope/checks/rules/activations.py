@@ -1,4 +1,4 @@
-"""Rules about activations: channels that are dead or quiet, outputs at their bounds, values beyond half precision."""
+"""Rules about activations: channels that are dead or quiet, outputs that are constant, or at their bounds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from hookscope.checks.rules.rule import (
     limit,
     named,
     non_finite_count,
-    of_modules,
     output_of,
     rule,
-    stored_in,
 )
-from hookscope.checks.rules.stored import is_untrained, is_weight, untrained_remark
-from hookscope.text import are, counted, figure, some_of
+from hookscope.checks.rules.stored import is_untrained
+from hookscope.text import counted, figure, some_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +115,7 @@ def dead_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     In a trained network, channels that are zero on noise often respond to pictures, so on noise the limit is higher,
     88% instead of 80%. Give pictures.
     """
-    forward = _forward(measured)
+    forward = forward_of(measured)
     is_noise = bool(forward.inputs) and all(each.is_noise for each in forward.inputs)
     for row in forward.rows:
         if acts_as(row) in RECTIFIERS and _has_enough_values(row.activation):
@@ -151,7 +149,7 @@ def dead_layer(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Object
     Hardswish and Threshold, as modules or as functions. While weights are random or BatchNorm is untrained, it is a
     warning.
     """
-    forward = _forward(measured)
+    forward = forward_of(measured)
     for row in forward.rows:
         is_rectifier = (row.kind if row.owner is None else _RECTIFIER_FUNCTIONS.get(row.kind)) in RECTIFIERS
         statistics = row.activation
@@ -180,7 +178,7 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     ReLU is judged with at least 32 values, because fewer may all be zero by chance. Not judged: whole numbers, and
     outputs that depend only on parameters, buffers and constants, such as masks. Always a warning.
     """
-    forward = _forward(measured)
+    forward = forward_of(measured)
     constant = [(row, value) for row in forward.rows if (value := _constant_of(row)) is not None]
     fixed = _computed_without_data(forward.rows) if constant else set()
     for row, value in constant:
@@ -217,7 +215,7 @@ def massive_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Iterat
     small network, training diverges. The rule judges outputs (N, T, D) of 8 tokens or more; with a survey, every output
     with channels, by its median over all inputs. Always a warning; off unless it is selected.
     """
-    for row in _forward(measured).rows:
+    for row in forward_of(measured).rows:
         surveyed = _surveyed(measured, row)
         if surveyed is not None:
             yield from _massive_in_survey(measured, row, surveyed)
@@ -235,7 +233,7 @@ def _massive_in_survey(measured: CheckMeasurements, row: LayerRow, surveyed: Sur
     if surveyed.massive:
         channels = some_of(surveyed.massive, 3)
         words = f"above 100 and 1,000 times the median over {_inputs(measured, row)} in channel {channels}"
-        yield Objection(output_of(row), f"{named(row)}: up to {_greatest(row.activation):,.4g}, {words}.", "warn")
+        yield Objection(output_of(row), f"{named(row)}: up to {row.activation.max_abs or 0:,.4g}, {words}.", "warn")
 
 
 def _computed_without_data(rows: Sequence[LayerRow]) -> set[str]:
@@ -285,7 +283,7 @@ def quiet_channels(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     part around zero, and no channel is quiet, unless all outputs are negative and the input is below -1. Judged with at
     least 32 values per channel, 64 on noise.
     """
-    forward = _forward(measured)
+    forward = forward_of(measured)
     inputs = {row.label: row.activation.max for row in forward.rows}
     for row in forward.rows:
         peaks = _peaks(measured, row)
@@ -323,7 +321,7 @@ def saturated_activation(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     """
     # Only rows with a distribution, or at least quantiles, can be judged. The source is "Understanding the difficulty
     # of training deep feedforward neural networks".
-    forward = _forward(measured)
+    forward = forward_of(measured)
     returned = [row.activation for row in forward.rows if not row.layer]
     for at, row in enumerate(forward.rows):
         if acts_as(row) in _PROBABILITIES and (
@@ -399,11 +397,11 @@ def _above(limit: float, share: float, row: LayerRow, what: str) -> Iterator[Obj
 def _inputs(measured: CheckMeasurements, row: LayerRow) -> str:
     if measured.survey is not None and _surveyed(measured, row) is not None:
         return f"{counted(measured.survey.input_count, 'input')} of the survey"
-    forward = _forward(measured)
+    forward = forward_of(measured)
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
 
 
-def _forward(measured: CheckMeasurements) -> Activations:
+def forward_of(measured: CheckMeasurements) -> Activations:
     """Return the forward pass; what a survey knows of an output, over a data set, takes the place of its statistics."""
     assert measured.forward is not None  # noqa: S101 - judging skips these rules without one
     if measured.survey is None:
@@ -429,141 +427,3 @@ def _peaks(measured: CheckMeasurements, row: LayerRow) -> NDArray[np.float32] | 
 
     found: NDArray[np.float32] = np.fmax(abs(surveyed.channels.arrays.min), abs(surveyed.channels.arrays.max))
     return found
-
-
-_FP16_MAX = 65504.0
-_BF16_MAX = (2 - 2**-7) * 2.0**127
-
-# Dtypes with float32's range of exponents, and their greatest numbers, which mask attention.
-_MASKED = {"float32": (2 - 2**-23) * 2.0**127, "bfloat16": _BF16_MAX}
-
-
-@rule(
-    "fp16-headroom",
-    "warn",
-    "forward",
-    holds="Values stay well below float16's largest, and few weights become zero in it.",
-)
-@limit(
-    "max_fraction_of_range",
-    0.5,
-    "greatest magnitude of activations and weights, in units of 65504, the greatest of float16",
-    "IEEE 754 binary16; half of it, because another picture may double a value",
-)
-@limit(
-    "max_vanishing_fraction",
-    0.1,
-    "share of a weight's non-zero values that may become zero in float16 (those of at most 2**-25), 0-1",
-    "IEEE 754 binary16; seeded networks of torchvision stay below 0.001, the largest of 60 of timm is 0.025",
-)
-def fp16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """Values come near float16's largest, or become zero in it.
-
-    Values above 65504 become Inf in float16, and weights of at most 2**-25 become zero. All activations and weights are
-    judged on the inputs given; mixed precision, which keeps sums in float32, may do better. Use bfloat16, keep such
-    layers in float32, or ignore this rule if float16 is never used.
-    """
-    yield from _headroom(measured, terms, "float16", _FP16_MAX)
-    vanishing = [
-        (values.fp16_zero_count / non_zero, values)
-        for values in measured.stored
-        if is_weight(values) and (non_zero := values.element_count - values.zero_count)
-    ]
-    broken = [
-        (share, values)
-        for share, values in vanishing
-        if terms.is_on(stored_in(values)) and share > terms.limit("max_vanishing_fraction", stored_in(values))
-    ]
-    if broken:
-        share, worst = max(broken, key=lambda pair: pair[0])
-        limit = terms.limit("max_vanishing_fraction", stored_in(worst))
-        message = (
-            f"'{worst.name}' ({worst.kind}): {share:.1%} of its values other than 0 become 0 in float16"
-            f" (limit {limit:.0%}); {len(broken)} of {counted(len(vanishing), 'weight')} {are(len(broken))} above it."
-        )
-        yield Objection(stored_in(worst), message)
-
-
-@rule("overflowing-activation", "fail", "forward", holds="The square of every activation fits into float32.")
-@limit(
-    "max_magnitude",
-    1.8e19,
-    "greatest magnitude of activations of float32 and bfloat16",
-    "the root of 3.4e38, the greatest of float32 (IEEE 754 binary32)",
-)
-def overflowing_activation(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """The square of an activation overflows float32.
-
-    The square of a number above 1.8e19 is beyond float32, so the next norm, variance or product of two such numbers is
-    Inf. A trained network never comes near this. Causes: a flipped bit in the exponent of a weight, wrong units,
-    missing normalisation. The first such layer is named: look at its weights and at its input. It is a warning while
-    weights are random or BatchNorm is untrained.
-    """
-    rows = of_modules(_forward(measured).rows)
-    known = [(_greatest(row.activation), row) for row in rows if row.activation.dtype in _MASKED]
-    beyond = [
-        (magnitude, row)
-        for magnitude, row in known
-        if terms.is_on(output_of(row))
-        and terms.limit("max_magnitude", output_of(row)) < magnitude < _MASKED[row.activation.dtype]
-    ]
-    if beyond:
-        magnitude, first = beyond[0]
-        message = (
-            f"{named(first)} reaches {figure(magnitude, 3)}, whose square overflows float32"
-            f" (limit {figure(terms.limit('max_magnitude', output_of(first)), 3)});"
-            f" {len(beyond)} of {counted(len(known), 'output')} {are(len(beyond))} above it."
-        )
-        yield Objection(output_of(first), message, "warn" if is_untrained(measured) else "fail")
-
-
-@rule("bf16-headroom", "warn", "forward", holds="Values stay well below bfloat16's largest.")
-@limit(
-    "max_fraction_of_range",
-    0.5,
-    "greatest magnitude of activations and weights, in units of 3.39e38, the greatest of bfloat16",
-    "(2 - 2**-7) * 2**127; half of it, as for fp16-headroom",
-)
-def bf16_headroom(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """Values come near bfloat16's largest.
-
-    bfloat16 has nearly the range of float32, so values this large soon overflow float32 too; the rule warns before they
-    become Inf. Normalise the input, or look for weights that diverged. The precision of bfloat16, 8 bits, is not
-    judged.
-    """
-    yield from _headroom(measured, terms, "bfloat16", _BF16_MAX)
-
-
-def _headroom(measured: CheckMeasurements, terms: RuleTerms, dtype: str, top: float) -> Iterator[Objection]:
-    rows = of_modules(_forward(measured).rows) if measured.forward else []
-    known = [(_magnitude(row, dtype), output_of(row)) for row in rows if "float" in row.activation.dtype]
-    known += [
-        (each.max_abs or 0.0, stored_in(each))
-        for each in measured.stored
-        if "float" in each.dtype and not each.kind.endswith("Observer")  # which count values, for quantisation
-    ]
-    on = [(magnitude, target) for magnitude, target in known if terms.is_on(target)]
-    broken = [each for each in on if each[0] > terms.limit("max_fraction_of_range", each[1]) * top]
-    if broken:
-        magnitude, worst = max(broken, key=lambda each: each[0])
-        limit = terms.limit("max_fraction_of_range", worst)
-        beyond = f"{len(broken)} of {len(on):,} outputs, parameters and buffers {are(len(broken))} above it"
-        message = (
-            f"'{worst.where}' ({worst.kind}) reaches {figure(magnitude, 3)},"
-            f" {figure(magnitude / top, 3)} times the greatest of {dtype} (limit {limit:g}); {beyond}."
-            f"{untrained_remark(measured)}"
-        )
-        yield Objection(worst, message)
-
-
-def _magnitude(row: LayerRow, dtype: str) -> float:
-    """Return the greatest magnitude of an output; Inf where its dtype itself has overflowed."""
-    statistics = row.activation
-    if statistics.dtype == dtype and statistics.inf_count:
-        return float("inf")
-    return _greatest(statistics)
-
-
-def _greatest(statistics: TensorStatistics) -> float:
-    """Return the greatest finite magnitude; 0 without any."""
-    return max(abs(statistics.min or 0.0), abs(statistics.max or 0.0))

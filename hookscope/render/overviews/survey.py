@@ -29,7 +29,8 @@ from hookscope.render.overviews.sheet import (
 )
 from hookscope.render.survey_failures import failure_heading, failure_reasons, wrong_title
 from hookscope.render.survey_text import FLOAT16, answer, inputs_text, is_broken
-from hookscope.results.survey import FORMATS, CropSheet, Survey, WrongStrip, channel_counts
+from hookscope.results.headroom import FORMATS
+from hookscope.results.survey import CropSheet, Survey, WrongStrip, channel_counts
 from hookscope.text import counted
 
 _SHOWN = 3

@@ -1,0 +1,68 @@
+"""How the values of an output fit narrower number formats."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hookscope.results.distribution import Distribution
+from hookscope.results.statistics import TensorStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """How the values of an output fit a number format.
+
+    Attributes:
+        format: "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2" or "int8".
+        factor: The format's greatest number over the output's greatest magnitude; None for int8, whose scale is chosen
+            so that it is 1, and for an output of zeros.
+        overflowing: Share of values whose magnitude is above the format's greatest number, 0-1.
+        vanishing: Share of the values other than zero that the format rounds to zero, 0-1; for int8 with one scale for
+            the output, from its greatest magnitude.
+    """
+
+    format: str
+    factor: float | None
+    overflowing: float
+    vanishing: float
+
+
+class NumberFormat(NamedTuple):
+    """The greatest number of a format and its smallest one above zero."""
+
+    greatest: float
+    smallest: float
+
+
+FORMATS: Mapping[str, NumberFormat] = {
+    "float16": NumberFormat(65504.0, 2.0**-24),
+    "bfloat16": NumberFormat((2 - 2.0**-7) * 2.0**127, 2.0**-133),
+    "float8_e4m3fn": NumberFormat(448.0, 2.0**-9),
+    "float8_e5m2": NumberFormat(57344.0, 2.0**-16),
+}
+"""IEEE 754 binary16; bfloat16; Micikevicius et al., "FP8 Formats for Deep Learning", arXiv 2209.05433, table 1."""
+
+_INT8_STEPS = 127
+
+
+def headroom_of(statistics: TensorStatistics) -> tuple[Headroom, ...]:
+    """Return how an output fits each format; none without a finite value."""
+    spread, greatest = statistics.distribution, statistics.max_abs
+    if spread is None or greatest is None:
+        return ()
+    nonzero = spread.nonzero()
+    found = []
+    for name, (most, least) in FORMATS.items():
+        factor = most / greatest if greatest else None
+        over = spread.share_outside(-most, most) if greatest > most else 0.0
+        found.append(Headroom(name, factor, over, _share_within(nonzero, least / 2)))
+    step = greatest / _INT8_STEPS
+    return (*found, Headroom("int8", None, 0.0, _share_within(nonzero, step / 2)))
+
+
+def _share_within(nonzero: Distribution | None, limit: float) -> float:
+    """Return the share of values other than zero whose magnitude is `limit` or less."""
+    if nonzero is None or limit == 0:
+        return 0.0
+    return 1.0 - nonzero.share_outside(math.nextafter(-limit, -math.inf), math.nextafter(limit, math.inf))
