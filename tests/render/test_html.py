@@ -24,6 +24,7 @@ from tests.render.stored import (
     MODEL,
     PALETTE,
     drawn,
+    given,
     gradient,
     maps,
     parameter,
@@ -288,6 +289,16 @@ def test_an_axis_of_quantiles_has_numbers_where_most_values_lie() -> None:
     ticks = {text: height for height, text in figure.ticks}
     assert {"0", "0.1", "0.2", "-0.1", "-0.2"} <= set(ticks)
     assert ticks["0.2"] < ticks["0.1"] < ticks["0"] < ticks["-0.1"]
+
+
+def test_of_many_inputs_a_few_are_in_sight_and_the_others_folded(tmp_path: Path) -> None:
+    names = [f"{number}.jpg" for number in range(7)]
+    run = write_run(tmp_path / "run", [row(0, "conv")], inputs=[given(name) for name in names])
+    text = report_html(read_run(run))
+    page = Page(text)
+    assert page.said("h3", **{"class": "name"})[:7] == names
+    assert "3 more inputs" in page.said("summary")
+    assert text.index("3.jpg</h3>") < text.index("3 more inputs") < text.index("4.jpg</h3>")
 
 
 def test_inputs_that_would_read_the_same_are_listed_once(tmp_path: Path) -> None:

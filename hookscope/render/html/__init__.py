@@ -37,6 +37,8 @@ _ROW_BYTES, _LEAST = 2_000, 1_000_000
 # channels, and a single map (tokens).
 _STRIPS, _STRIP_CHANNELS, _STRIP_SIDE, _LONE_MAP_SIDE = 5, 8, 112, 336
 
+# Inputs in sight; the others are folded, for what the layers do comes below.
+_FEW_INPUTS = 4
 # Rows above which the table lays out only those near the window.
 _MANY_ROWS = 200
 
@@ -89,6 +91,7 @@ def report_html(run: StoredRun) -> str:
         flagged=[layer for layer in layers if layer.flagged],
         inputs=inputs,
         listed_inputs=_listed(inputs),
+        few=_FEW_INPUTS,
         many=_MANY_ROWS,
         figures=_figures(run, layers),
         frame=FRAME,
