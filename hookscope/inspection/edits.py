@@ -275,7 +275,7 @@ def _fail(text: str, position: int, message: str) -> NoReturn:
 
 
 def _refuse_place(text: str) -> NoReturn:
-    """Say what is wrong with an expression that has no `:PLACE:`."""
+    """Return what is wrong with an expression that has no `:PLACE:`."""
     if found := re.search(rf":(?P<place>[^:()]*):{_OPERATION_START}", text):
         place = found["place"].strip()
         hint = nearest(place, ("input", "output", "grad", "value"), count=1)
