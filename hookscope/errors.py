@@ -114,7 +114,7 @@ class UnfitInputError(ModelError):
         self.indices = tuple(indices)
 
 
-# Of many failures the most severe decides, in this order.
+# The most severe of several failures decides, in this order.
 _BY_SEVERITY = (EXIT_BUG, 4, 3, 6, 5, 2, EXIT_CHECK_FAILED, EXIT_DONE)
 
 

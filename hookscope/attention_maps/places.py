@@ -116,7 +116,7 @@ def not_over_tokens(call: AttentionCall, axes: Axes) -> str:
 
     Channels (XCiT) and neighbourhoods (VOLO) are also multiplied by a softmax. Tokens are known by their number: what
     the running modules were given has as many, all windows together, or queries do and keys are those of a grid that
-    was seen. Of the fused function it is enough that it is not its features that have the number of tokens.
+    was seen. For the fused function it is enough that its features do not have the number of tokens.
     """
     assert call.rows is not None  # noqa: S101 - the caller has looked
     *_, queries, keys = call.rows.shape

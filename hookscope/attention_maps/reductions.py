@@ -34,7 +34,7 @@ class HeadNumbers(NamedTuple):
 
 @dataclass(slots=True)
 class CallNumbers:
-    """What one call came to.
+    """The results of one call.
 
     Attributes:
         heads: None unless they were asked for.

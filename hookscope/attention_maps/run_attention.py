@@ -196,7 +196,7 @@ class _Pass:
 
 @dataclass(slots=True)
 class _Gathered:
-    """What a run has come to so far."""
+    """The results of a run so far."""
 
     records: list[InputRecord] = field(default_factory=list)
     blocks: dict[str, AttentionBlock] = field(default_factory=dict)

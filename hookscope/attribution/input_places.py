@@ -39,7 +39,7 @@ def main_input(batch: Batch) -> Tensor | None:
     """Return the argument that places are counted in: the one with the most axes, of floating numbers if there are.
 
     Arguments by name count where none is given by position. None where none has two to five axes; for a list of
-    pictures, too.
+    pictures also.
     """
     given = batch.args or tuple(batch.kwargs.values())
     tensors = [each for each in given if isinstance(each, Tensor) and _FEWEST_AXES <= each.dim() <= _MOST_AXES]

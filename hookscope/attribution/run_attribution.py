@@ -37,7 +37,7 @@ _POOLED: frozenset[Method] = frozenset({"grad-cam", "guided-grad-cam"})
 
 @dataclass(slots=True)
 class _Gathered:
-    """What a run has come to so far.
+    """The results of a run so far.
 
     Attributes:
         checking: Checks maps as they come.

@@ -267,7 +267,7 @@ def _tensor(name: str, described: object, slices: Mapping[tuple[str, tuple[int, 
 
 
 def _are_covering(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
-    """Say whether chunks hold every element of a shape once."""
+    """Return whether chunks hold every element of a shape once."""
     filled = [chunk for chunk in chunks if math.prod(chunk.sizes)]
     if any(len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape) for chunk in chunks):
         return False

@@ -203,13 +203,13 @@ def _kind_by_start(start: bytes, file: BinaryIO, name: str) -> FileKind:
 
 
 def _is_legacy(start: bytes) -> bool:
-    """Say whether a file starts with torch's magic number, in whatever pickle protocol."""
+    """Return whether a file starts with torch's magic number, in whatever pickle protocol."""
     frame = 11 if start[2:3] == b"\x95" else 2  # from protocol 4 on, a frame's length comes first
     return start[0] == 0x80 and start[frame:].startswith(_MAGIC_NUMBER)
 
 
 def _is_pickle(start: bytes) -> bool:
-    """Say whether a file starts like a pickle: its protocol's number, or an import in the text form of protocol 0."""
+    """Return whether a file is a pickle: it starts with its protocol's number, or an import."""
     if start[0] == 0x80:
         return start[1] in range(2, 6)
     return start[:1] in b"c(]}" and re.search(rb"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n", start) is not None
@@ -238,7 +238,7 @@ def _foreign(start: bytes) -> str:
 
 
 def is_distributed(path: Path) -> bool:
-    """Say whether a path is a folder that `torch.distributed.checkpoint` has written."""
+    """Return whether a path is a folder that `torch.distributed.checkpoint` has written."""
     is_folder = os.path.isdir(path)  # noqa: PTH112 never raises, for a name too long either
     return is_folder and os.path.lexists(path / METADATA) and any(path.glob(f"*{_SLICES_SUFFIX}"))
 
@@ -263,7 +263,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 
 
 def is_hugging_face(path: Path) -> bool:
-    """Say whether a path is a folder with weights and transformers' configuration of their network."""
+    """Return whether a path is a folder with weights and transformers' configuration of their network."""
     return weights_file(path) != path and read_config(path) is not None
 
 

@@ -84,17 +84,17 @@ _FORBIDDEN_INSIDE = frozenset(
 
 
 def is_data(name: str) -> bool:
-    """Say whether a name is that of a class whose objects are nothing but data."""
+    """Return whether a name is that of a class whose objects are nothing but data."""
     return name in _DATA or any(pattern.fullmatch(name) for pattern in _DATA_PATTERNS)
 
 
 def is_layer(name: str) -> bool:
-    """Say whether a name is that of one of torch's own layers: data too, as long as nobody calls the layer."""
+    """Return whether a name is that of one of torch's own layers: data too, as long as nobody calls the layer."""
     return _LAYERS.fullmatch(name) is not None
 
 
 def is_forbidden(name: str) -> bool:
-    """Say whether a name can run anything, so that nobody can allow it: `os.system`, `builtins.exec` and their like."""
+    """Return whether a name can run anything, so it cannot be allowed: `os.system`, `builtins.exec` and the like."""
     if is_data(name) or is_layer(name):
         return False
     parts = name.split(".")

@@ -19,7 +19,7 @@ class TensorLike(ABC):
 
     @abstractmethod
     def is_floating_point(self) -> bool:
-        """Say whether its elements are."""
+        """Return whether its elements are."""
 
     @classmethod
     def __subclasshook__(cls, kind: type) -> bool:

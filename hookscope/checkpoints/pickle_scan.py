@@ -70,7 +70,7 @@ _WRITTEN_CALLS: dict[str, Callable[..., bool]] = {
 
 
 def survey_pickle(file: BinaryIO) -> PickleSurvey:
-    """Say what unpickling would import and claim; `file` then stands behind the pickle. Never raises for its content.
+    """Return what unpickling would import and claim; `file` is then behind the pickle. Never raises for its content.
 
     A pickle can be made to take any time and memory, so this belongs into a process with limits. `file` is at the start
     of a pickle, and can seek.
@@ -93,7 +93,7 @@ def survey_pickle(file: BinaryIO) -> PickleSurvey:
 
 
 def _is_written(call: StandIn) -> bool:
-    """Say whether torch.save writes such a call, if torch's safe reader allows it."""
+    """Return whether torch.save writes such a call, if torch's safe reader allows it."""
     name, arguments = call.name, call.arguments
     if name in _get_allowed_globals() and call.state is not ABSENT:  # which can put a tensor's storage in its place
         return False

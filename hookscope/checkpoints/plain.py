@@ -128,7 +128,7 @@ class PlainTensor(TensorLike):
         return len(self.shape)
 
     def is_floating_point(self) -> bool:
-        """Say whether its elements are."""
+        """Return whether its elements are."""
         return "float" in self.dtype
 
 

@@ -125,7 +125,7 @@ def _slice_name(path: Path, stored: Stored) -> str:
 
 
 def _is_to_run(survey: PickleSurvey, rules: ReadingRules) -> bool:
-    """Say whether a file is trusted for its classes; plain data are read in the same way with and without trust."""
+    """Return whether a file is trusted for its classes; plain data are read in the same way with and without trust."""
     return rules.trust and not all(map(is_data, survey.imports))
 
 
@@ -178,7 +178,7 @@ def _refusal(name: str, what: str, imports: Sequence[str], remedy: str) -> Untru
 
 
 def _survey_archive(file: BinaryIO, name: str) -> tuple[PickleSurvey, dict[str, int]]:
-    """Survey the pickle of a zip that torch.save wrote; return its storages' sizes in bytes, by key, too."""
+    """Survey the pickle of a zip that torch.save wrote; also return its storages' sizes in bytes, by key."""
     members = open_archive(file, name).infolist()
     pickle = next(member.filename for member in members if member.filename.endswith("/data.pkl"))
     folder = pickle.removesuffix("data.pkl") + "data/"
@@ -357,7 +357,7 @@ def tensors_within(content: object) -> Iterator[Tensor]:
 
 
 def claims_too_much(tensor: Tensor) -> bool:
-    """Say whether a dense tensor has more elements than its storage, which it shows again and again (stride 0)."""
+    """Return whether a dense tensor has more elements than its storage, which it shows again and again (stride 0)."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return False
     return tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
@@ -370,7 +370,7 @@ def _is_swapped(file: BinaryIO) -> bool:
 
 
 def _is_utf8(path: Path) -> bool:
-    """Say whether a path is UTF-8, which is all that the libraries that map files take."""
+    """Return whether a path is UTF-8, which is all that the libraries that map files take."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

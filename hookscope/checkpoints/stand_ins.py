@@ -76,12 +76,12 @@ class _Replacer:
 
 
 def is_bare(call: StandIn) -> bool:
-    """Say whether a call is all that a stand-in has been through: no state, entries, elements or keywords."""
+    """Return whether a call is all that a stand-in has been through: no state, entries, elements or keywords."""
     return call.state is ABSENT and not (call.entries or call.elements or call.keywords)
 
 
 def is_empty_hooks(value: object) -> bool:
-    """Say whether a value is what torch writes for the backward hooks of a tensor: an empty OrderedDict, or None."""
+    """Return whether a value is what torch writes for the backward hooks of a tensor: an empty OrderedDict, or None."""
     return value is None or (type(value) is OrderedDict and not value)
 
 

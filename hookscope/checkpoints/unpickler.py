@@ -275,7 +275,7 @@ class InertUnpickler:
             raise UnreadablePickleError(f"a state for a {type(target).__name__}")
 
     def _referred(self, identifier: Any) -> Any:
-        """Return what stands for a persistent identifier; torch's old format writes classes of modules as such, too."""
+        """Return what stands for a persistent identifier; torch's old format also writes classes of modules as such."""
         match identifier:
             case ("module", Global() as kind, _, _):
                 return kind

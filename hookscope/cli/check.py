@@ -371,7 +371,7 @@ def _show(reports: "Sequence[CheckReport]", chosen: str, tables: "Console", job:
 
 
 def _say_no_evidence(reports: "Sequence[CheckReport]", evidence: Path | None) -> None:
-    """Say why `--evidence` wrote nothing, where every checkpoint passes."""
+    """Print why `--evidence` wrote nothing if every checkpoint passes."""
     if evidence is not None and all(each.passed for each in reports):
         path = safe_text(str(evidence))
         typer.echo(f"hookscope: note: nothing is written to {path}: every checkpoint passed.", err=True)

@@ -1,4 +1,4 @@
-"""`--help` with options under headings, in plain text: importing Rich would make it half as slow again."""
+"""`--help` with options under headings, in plain text: importing Rich would add half to its time."""
 
 import re
 from collections import Counter
@@ -34,7 +34,7 @@ class SectionedCommand(TyperCommand):
         """Refuse an option whose value is missing, or that is given two values though it takes one.
 
         The name of the next option would be taken for a missing value; `--report=--out` still means a file of that
-        name. Of two values the first would be dropped.
+        name. If two values are given, the first would be dropped.
 
         Raises:
             UsageError: If there is one.

@@ -37,7 +37,7 @@ _STEP = 0
 _RGB = 3
 _MOST_LABEL = 200
 
-# Of each row at a watched step.
+# The measures of each row at a watched step.
 _WATCHED_PARAMETER = ("gradient_norm", "weight_norm", "update_norm", "update_ratio")
 _WATCHED_LAYER = ("mean", "std", "zero_fraction", "dead_channel_fraction", "saturated_fraction")
 

@@ -177,7 +177,7 @@ def align(
 ) -> tuple[dict[CallKey, CallKey], set[CallKey]]:
     """Align the calls that have no match by name, between those that have one, keeping both orders.
 
-    Only calls with equal output shapes and parameter shapes are aligned. Of all alignments it is the one with the
+    Only calls with equal output shapes and parameter shapes are aligned. It is the alignment with the
     highest score, by dynamic programming (S. B. Needleman and C. D. Wunsch, 1970, without a penalty for gaps).
 
     Args:

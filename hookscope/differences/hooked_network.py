@@ -101,7 +101,7 @@ class HookedNetwork:
         cpu_threads: Number of CPU threads; None for torch's default.
         keeps: What to keep of each call until it returns: a copy of its inputs from before any hook, or the states of
             autocast and of the random generators.
-        copies_all: Whether to copy inputs that were seen before, too, before they are overwritten.
+        copies_all: Whether to also copy inputs that were seen before, before they are overwritten.
         own_inputs: Gives the batch to run on in place of one of A's.
         batch: The next batch; None ends the run.
         output_forms: Outputs of all batches, in order, by (layer, call, which).

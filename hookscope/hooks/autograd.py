@@ -96,7 +96,7 @@ def plain_arithmetic() -> Iterator[None]:
 class Aliased(torch.autograd.Function):
     """Alias a tensor: the same memory and version counter, with a new graph node.
 
-    A view would do, too, but if it is modified in place, autograd copies its gradient three times.
+    A view would also do, but if it is modified in place, autograd copies its gradient three times.
     """
 
     @staticmethod

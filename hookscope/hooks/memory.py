@@ -30,7 +30,7 @@ def missing_memory(tensor: Tensor) -> str:
 
 
 def _lacking(tensor: Tensor, last: int) -> str:
-    """Say that the storage of a tensor ends before its element `last`, counted from 1; "" if it does not."""
+    """Return a message if the storage of a tensor ends before its element `last`, counted from 1; else ""."""
     held, needed = tensor.untyped_storage().nbytes(), last * tensor.itemsize
     if held >= needed or tensor.is_meta or held >= -(-needed // _PACKED.get(tensor.dtype, 1)):
         return ""

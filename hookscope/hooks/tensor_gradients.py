@@ -38,7 +38,7 @@ def tensor_gradients(
         gradients["b"]
 
     Args:
-        tensors: Tensors by names of your choice; all must require a gradient, but need not be leaves.
+        tensors: Tensors by any names; all must require a gradient, but need not be leaves.
         edits: By the same names, functions of the gradient that return its replacement, or None to keep it.
 
     Yields:

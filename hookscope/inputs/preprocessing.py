@@ -169,7 +169,7 @@ def thumbnails(values: NDArray[np.floating], preprocessing: Preprocessing) -> li
     """Return the pictures in a batch, (H, W, 3) or (H, W), resized and cropped as the network got them.
 
     Normalisation is undone: value x std + mean, which gives 0 to 1 again; what lies outside is cut off, and what is not
-    finite is black. Of a clip the first frame is shown. There are none if `values`, (N, C, H, W) or (N, C, T, H, W) as
+    finite is black. For a clip the first frame is shown. There are none if `values`, (N, C, H, W) or (N, C, T, H, W) as
     handed to the network, are no pictures of 1 or 3 channels.
     """
     if values.ndim == 5:

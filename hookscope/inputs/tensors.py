@@ -55,7 +55,7 @@ def read_stored(path: Path) -> torch.Tensor:
 def read_argument(path: Path) -> Any:
     """Do as `read_stored` with what a network is given by name, which may be a list, tuple or dict of tensors.
 
-    These may be nested and hold numbers, text and None too. Of a safetensors file with several tensors it is a dict.
+    These may be nested and hold numbers, text and None too. For a safetensors file with several tensors it is a dict.
     """
     return _read(path, _one_or_all, _argument)
 

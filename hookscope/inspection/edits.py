@@ -253,7 +253,7 @@ def parse_edit(text: str, *, training: bool = False) -> Edit:
     elif place[1] == "value":
         _fail(text, 0, "only a parameter has a value: begin with param:")
     if not pattern:
-        _fail(text, place.start(), "the pattern that selects layers is missing")
+        _fail(text, place.start(), "the pattern of layers or parameters is missing")
     call = _Call(text, place.end(2))
     kind: Place = place[1]  # type: ignore[assignment] # the expression has one of three
     return Edit(text, pattern, kind, parameters_only, call.name, call.numbers, call.channels, call.seed, call.dtype)
@@ -264,7 +264,7 @@ def _frozen(text: str, found: re.Match[str], *, training: bool) -> Edit:
     if not training:
         _fail(text, found.start("operation"), "only a training can be frozen: give it to hookscope.watch, or grad:zero")
     if not pattern:
-        _fail(text, found.start("operation") - 1, "the pattern that selects parameters is missing")
+        _fail(text, found.start("operation") - 1, "the pattern of layers or parameters is missing")
     return Edit(text, pattern, "freeze", True, "freeze", {})
 
 
@@ -275,7 +275,7 @@ def _fail(text: str, position: int, message: str) -> NoReturn:
 
 
 def _refuse_place(text: str) -> NoReturn:
-    """Say what is wrong with an expression that has no `:PLACE:`."""
+    """Return what is wrong with an expression that has no `:PLACE:`."""
     if found := re.search(rf":(?P<place>[^:()]*):{_OPERATION_START}", text):
         place = found["place"].strip()
         hint = nearest(place, ("input", "output", "grad", "value"), count=1)

@@ -1,4 +1,4 @@
-"""Say where a model raised: whose error it is, in which layer, and what may help."""
+"""Where a model raised: whose error it is, in which layer, and what may help."""
 
 import inspect
 import os

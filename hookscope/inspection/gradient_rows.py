@@ -201,7 +201,7 @@ def _site(row: GradientRow) -> SiteKey:
 
 
 def _with_repeats(rows: Sequence[GradientRow], activations: Sequence[LayerRow]) -> tuple[GradientRow, ...]:
-    """Mark the rows of pass-through modules whose gradient an earlier row of the same tensor has, too."""
+    """Mark the rows of pass-through modules whose gradient an earlier row of the same tensor also has."""
     repeated = {(row.layer, row.call, row.slot): row.repeats for row in activations if row.repeats}
     if not repeated:
         return tuple(rows)

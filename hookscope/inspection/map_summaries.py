@@ -26,7 +26,7 @@ FEW_ROWS = 32
 # size, and an overview shows five of its rows.
 _FIRST_BETWEEN = 16
 
-# Of several outputs only the first can be a sequence: others are states of recurrent layers or weights of attention.
+# Only the first of several outputs can be a sequence: others are states of recurrent layers or weights of attention.
 _FIRST_SLOTS = ("", "[0]")
 
 # A mean over channels is drawn as 0 where it is no more than this share of the values' root mean square: float32

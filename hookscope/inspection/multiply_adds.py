@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Formula = Callable[[Sequence[Any], Any], int]
-"""Of an operation's arguments and what it returned."""
+"""Computes multiply-adds from an operation's arguments and what it returned."""
 
 
 def multiply_adds(operation: Any, args: Sequence[Any], output: object) -> int | None:

@@ -359,7 +359,7 @@ def uncalled(
 def fast_path_warning(
     modules: Mapping[str, nn.Module], selected: Mapping[str, nn.Module], *, with_operations: bool
 ) -> tuple[str, ...]:
-    """Say so when hooks change which kernels run: torch's fused encoder layer steps aside for hooks, and for modes."""
+    """Warn when hooks change which kernels run: torch's fused encoder layer steps aside for hooks, and for modes."""
     fused = [module for module in modules.values() if isinstance(module, nn.TransformerEncoderLayer)]
     hooked = {id(module) for module in selected.values()} if fused else set()
     # Operations are not looked for inside torch's own encoders, which see no function mode then.
@@ -418,7 +418,7 @@ def predictions(
         categories: Class names by index, if known.
         indices: Of the inputs.
         output_key: Which of several outputs holds the logits; its classes need not be known by name.
-        multi_label: Read scores as sigmoids; then, too, classes need not be known by name.
+        multi_label: Read scores as sigmoids; classes then need no known names either.
 
     Raises:
         UsageError: If there is no such output.

@@ -73,7 +73,7 @@ def verification_warnings(verification: Verification | None, model: str) -> tupl
 
 
 def difference(first: Outcome, second: Outcome) -> str:
-    """Say how two outcomes differ, in a few words; "" where they are the same, bit for bit."""
+    """Return how two outcomes differ, in a few words; "" where they are the same, bit for bit."""
     if first.tensors.keys() != second.tensors.keys():
         return "the outputs have different parts"
     for path, tensor in first.tensors.items():

@@ -68,7 +68,7 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
 
 
 def nearest_network(shapes: Shapes) -> str:
-    """Say which known network fits most names and shapes of a file, and what differs: "demo: 295 of 296 names …".
+    """Return which known network fits most names and shapes of a file, and what differs: "demo: 295 of 296 names …".
 
     It is "" if less than half of any network's fit. timm's are compared if none of torchvision's and `demo` is near.
     Names are read without wrappers' prefixes.

@@ -78,12 +78,12 @@ class Checkpoint:
 
 
 def looks_like_file(text: str) -> bool:
-    """Say whether `text` is meant as a weights file: it has such a file's suffix, or something of that name exists."""
+    """Return whether `text` means a weights file: it has such a file's suffix, or something of that name exists."""
     return text.lower().endswith(WEIGHTS_SUFFIXES) or exists(text)
 
 
 def exists(text: str) -> bool:
-    """Say whether something of that name exists, including a dangling link; False for what cannot be a name."""
+    """Return whether something of that name exists, including a dangling link; False for what cannot be a name."""
     try:
         return text != "" and (Path(text).exists() or Path(text).is_symlink())
     except (OSError, ValueError):  # too long, or with a null byte

@@ -35,7 +35,7 @@ def cached_file(url: str) -> Path:
 
 
 def is_cached(url: str) -> bool:
-    """Say whether the file of `url` lies in torch.hub's cache, where it can be reached."""
+    """Return whether the file of `url` lies in torch.hub's cache, where it can be reached."""
     try:
         return cached_file(url).exists()
     except OSError:  # a cache folder of somebody else's
@@ -67,7 +67,7 @@ def fetch(url: str) -> Path:
 
 
 def unreachable(url: str) -> str | None:
-    """Say why the host of `url` (or the proxy in front of it) cannot be reached; None if it accepts a connection.
+    """Return why the host of `url` (or the proxy in front of it) cannot be reached; None if it accepts a connection.
 
     Resolving a name knows no timeout, so a thread does it that may be left behind.
     """

@@ -119,7 +119,7 @@ def waveform_of(module: nn.Module) -> Waveform | None:
 
 
 def time_first_warning(module: nn.Module) -> tuple[str, ...]:
-    """Say so if a network's first layer takes (T, N, D), which is `batch_first=False`; inputs are on axis 0."""
+    """Warn if a network's first layer takes (T, N, D), which is `batch_first=False`; inputs are on axis 0."""
     first = first_layer_with_input(module)
     if not isinstance(first, nn.RNNBase | nn.MultiheadAttention) or first.batch_first:
         return ()

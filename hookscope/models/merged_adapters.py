@@ -46,7 +46,7 @@ class AdapterSettings:
 
 
 def is_adapter(names: Iterable[str]) -> bool:
-    """Say whether a state dict is one of adapters alone, without the weights that they are for."""
+    """Return whether a state dict is one of adapters alone, without the weights that they are for."""
     known = {*names}
     layers = {found["layer"] for name in known if (found := _PART.fullmatch(name))}
     return bool(layers) and not any(f"{layer}.base_layer.weight" in known for layer in layers)

@@ -48,12 +48,12 @@ class NetworkPattern:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Of all its tensors."""
+        """The sizes of all its tensors."""
         return self.read()
 
     @property
     def class_count(self) -> int | None:
-        """Of the network as published: None if it is not known, 0 without a classifier."""
+        """The class count of the network as published: None if it is not known, 0 without a classifier."""
         count: int | None = self.facts.get("classes")
         return count
 

@@ -20,7 +20,7 @@ class SharedMemory:
         self._neighbours = {name: held for held in by_storage.values() if len(held) > 1 for name in held}
 
     def filled(self, names: Iterable[str], loaded: AbstractSet[str]) -> set[str]:
-        """Return those of `names` all of whose elements are elements of tensors that were loaded, too."""
+        """Return those of `names` all of whose elements are also elements of tensors that were loaded."""
         found = set()
         for name in names:
             held = self._neighbours.get(name, {})
@@ -64,7 +64,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _bytes_taken(tensor: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """Return for each byte of a tensor whether it is a byte of one of the others, too."""
+    """Return for each byte of a tensor whether it is also a byte of one of the others."""
     taken = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.bool, device="cpu")
     for each in others:
         _bytes_of(each, taken).fill_(True)

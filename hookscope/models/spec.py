@@ -41,7 +41,7 @@ class ModelSpec:
 
 
 def parse_model(text: str) -> ModelSpec:
-    """Say what MODEL means.
+    """Return what MODEL means.
 
     A name that torchvision knows is never taken for a file; write "./resnet34" for a file of that name. Other forms:
     "demo", "torchvision:resnet34", "timm:convnext_tiny", "net.py:build", "package.module:build", "model.safetensors",

@@ -31,7 +31,7 @@ def named_tensors(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 def fits(module: nn.Module, state: Mapping[str, Any]) -> bool:
-    """Say whether `state` has exactly the names and shapes that `module` has, wrapping prefixes aside."""
+    """Return whether `state` has exactly the names and shapes that `module` has, wrapping prefixes aside."""
     own = {name: _form(value) for name, value in module.state_dict().items()}
     given = {name: _form(value) for name, value in state.items()}
     return any(own == {new: given[old] for old, new in mapping.items()} for _, mapping in stripped_forms(given))
@@ -296,7 +296,7 @@ def _unneeded(patterns: Sequence[str], names: Sequence[str], option: str, nothin
 
 
 def _copyable(value: object, own: object, name: str) -> bool:
-    """Say whether a value of the file can be copied into the network's without losing more than precision."""
+    """Return whether a value of the file can be copied into the network's without losing more than precision."""
     if _form(value) != _form(own):
         return False
     if not (isinstance(value, Tensor) and isinstance(own, Tensor)) or name.endswith(COUNTER):

@@ -133,7 +133,7 @@ def _distinct(layout: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 def _is_dense(sizes: Iterable[int], strides: Iterable[int]) -> bool:
-    """Say whether the elements fill one stretch of the storage, in whatever order of axes."""
+    """Return whether the elements fill one stretch of the storage, in whatever order of axes."""
     expected = 1
     for stride, size in sorted(zip(strides, sizes, strict=True)):
         if stride != expected:

@@ -46,7 +46,7 @@ def importable(folder: Path, *, is_file: bool) -> Iterator[None]:
 
 
 def _is_sibling(name: str, folder: Path) -> bool:
-    """Say whether an imported module lies in `folder` and is neither hookscope's own nor installed there."""
+    """Return whether an imported module lies in `folder` and is neither hookscope's own nor installed there."""
     module = sys.modules[name]
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
     if not isinstance(file, str) or name.startswith("hookscope"):

@@ -102,7 +102,7 @@ class ChosenWeights:
 
 
 Description = tuple[Preprocessing, tuple[str, ...], tuple[str, ...]]
-"""Of a built network: its preprocessing, class names by index, and warnings."""
+"""What is known of a built network: its preprocessing, class names by index, and warnings."""
 
 IMAGENET_CLASSES = 1000
 

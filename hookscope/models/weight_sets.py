@@ -91,7 +91,7 @@ def _sets(content: object) -> list[tuple[Keys, object]]:
 
 
 def _may_be_weights(keys: Keys, found: object) -> bool:
-    """Say whether a dict beside the weights may be another set of them: floating values along an axis, no optimiser's.
+    """Return whether a dict beside the weights may be another set of them: floating values with axes, no optimiser's.
 
     What else training scripts keep are single numbers, and random states in bytes.
     """
@@ -238,12 +238,12 @@ def state_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def is_averaged(key: str) -> bool:
-    """Say whether a key is one for averaged weights."""
+    """Return whether a key is one for averaged weights."""
     return any(word in key.lower() for word in _AVERAGED)
 
 
 def is_optimiser(content: object) -> bool:
-    """Say whether a part of a file has the keys of an optimiser's state dict."""
+    """Return whether a part of a file has the keys of an optimiser's state dict."""
     return isinstance(content, dict) and set(dict.keys(content)) >= _OPTIMISER
 
 
@@ -258,7 +258,7 @@ def dotted(keys: Keys) -> str:
 
 
 def summary_of(content: object) -> str:
-    """Say what a file holds, for messages: its kind, or the first keys."""
+    """Return what a file holds, for messages: its kind, or the first keys."""
     if not isinstance(content, dict):
         return f"a {kind_of(content)}"
     keys = [shown_key(key) for key in dict.keys(content)]

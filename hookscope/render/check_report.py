@@ -27,7 +27,7 @@ _SENTENCES = ("error", "message", "reason", "steps", "warnings")
 # Up to this many rules that were skipped for the same reason are named, more are counted.
 _FEW_RULES = 4
 
-# Of one rule and checkpoint, this many findings are shown: what a screen has room for.
+# This many findings are shown for one rule and checkpoint: what a screen has room for.
 _FEW_FINDINGS = 10
 
 _TOGETHER = "\N{NO-BREAK SPACE}"  # between a number and its unit, until lines are broken

@@ -21,7 +21,7 @@ from hookscope.results.check import CheckReport
 from hookscope.results.findings import Finding
 from hookscope.text import counted, printable
 
-# Of one rule and checkpoint, this many findings are listed: an annotation is read beside a file's lines.
+# This many findings are listed for one rule and checkpoint: an annotation is read beside a file's lines.
 _FEW_FINDINGS = 10
 
 # The runner cuts what is longer (`_maxIssueMessageLength` in actions/runner, src/Runner.Worker/ExecutionContext.cs).

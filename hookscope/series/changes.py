@@ -14,7 +14,7 @@ from hookscope.text import counted, figure
 
 # The norm of a weight that trains changes by a few per cent from file to file. A head that starts at zero grows
 # quickly at first: a norm counts as exploded only if it also exceeds that of usual initialisations, whose gain
-# (root mean square times the root of the inputs of an output) is sqrt(2) at most (He et al. 2015). Of a vector the
+# (root mean square times the root of the inputs of an output) is sqrt(2) at most (He et al. 2015). For a vector the
 # gain is the root mean square.
 NORM_FACTOR = 10.0
 _LEAST_GAIN = 3.0

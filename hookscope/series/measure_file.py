@@ -70,7 +70,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile:
-    """What one file holds and what was said of it; drift is for those who have another file."""
+    """What one file holds, and the findings on it; drift needs another file."""
 
     file: HistoryFile
     findings: tuple[Finding, ...] = ()

@@ -31,7 +31,7 @@ from hookscope.results.sketches import SKETCH_WIDTH
 from hookscope.statistics.library import Sketcher
 from hookscope.statistics.native import address_of_float32, load_kernel, useful_threads
 
-# Of the format: another seed makes other sketches, which cannot be compared with these.
+# The seed is part of the format: another seed makes other sketches, which cannot be compared with these.
 _SEED = 0x686F6F6B73636F70
 
 _MASK = 2**64 - 1

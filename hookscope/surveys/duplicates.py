@@ -21,7 +21,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Of each channel the one that it follows, -1 for none, and their correlation, NaN for none; (C,)."""
+    """For each channel, the channel that it follows, -1 for none, and their correlation, NaN for none; (C,)."""
 
     of: NDArray[np.int64]
     correlation: NDArray[np.float64]

@@ -100,7 +100,7 @@ class FeatureSpool:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each tensor, by label."""
+        """The shape of each tensor, by label."""
         return {label: each.shape for label, each in self._parts.items()}
 
     def write(self, path: Path, labels: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Selectivity:
-    """Of each channel its best class, -1 for none, and epsilon squared, NaN for none; (C,)."""
+    """The best class of each channel, -1 for none, and epsilon squared, NaN for none; (C,)."""
 
     best: NDArray[np.int64]
     share: NDArray[np.float64]

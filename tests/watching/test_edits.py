@@ -321,7 +321,7 @@ REFUSED = {
     "nosuch:output:zero": "No layer matches",
     "param:nosuch:freeze": "matches no parameter",
     "0.weight:freeze": "before the operation a place is missing",
-    "param::freeze": "the pattern that selects parameters is missing",
+    "param::freeze": "the pattern of layers or parameters is missing",
     "param:5.weight:value:zero(channels=4)": "names channel 4",
     "param:5.weight:grad:zero(channels=4)": "names channel 4",
 }

@@ -223,7 +223,7 @@ def _standard_error() -> int:
 def serve(preload: Sequence[str], limits: Limits, *, forks: bool) -> NoReturn:
     """Be a host: import, then answer requests from stdin on stdout until there are no more.
 
-    Without `forks` this process answers one itself, and no more. Of the limits its parent watches the seconds.
+    Without `forks` this process answers one itself, and no more. Its parent watches only the limit on seconds.
     """
     requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)

@@ -31,7 +31,7 @@ from hookscope.text import printable
 
 _TENSOR_SUFFIXES = (".npy", ".pt", ".pth", ".safetensors")
 
-# What rules look at that no pattern over layers can single out a part of.
+# What rules measure that no pattern over layers can select a part of.
 _ABOUT_ALL = ("file", "network", "outputs", "expectations", "labels")
 
 
@@ -273,7 +273,7 @@ class _Layers(_Table):
     @model_validator(mode="after")
     def _changes_something(self) -> "_Layers":
         if self.pattern is None:
-            raise ValueError("lacks a pattern. Say which layers are meant, for example pattern = 'layer4.*'.")
+            raise ValueError("lacks a pattern. Name the layers, for example pattern = 'layer4.*'.")
         if self.model_fields_set == {"pattern"}:
             raise ValueError("changes no rule. Add one, for example dead-channels = 'off'.")
         return self

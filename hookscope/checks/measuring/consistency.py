@@ -88,7 +88,7 @@ class FirstPass:
 
         `repeatability` takes one over the first batch with other random numbers, which shows whether any are drawn in
         eval mode; where that changes the network, in buffers or attributes, another follows. `batch-consistency` takes
-        one over each of two inputs of the first batch alone. Of a single input it takes one over that input together
+        one over each of two inputs of the first batch alone. With a single input it takes one over that input together
         with a mirrored negative of it, and so does `constant-output` where no input differs from the first.
 
         Modules are hooked as in the first pass, though nothing is measured: torch takes other kernels where hooks are.

@@ -26,7 +26,7 @@ from hookscope.text import printable
 # Wrong pictures that are kept with their details. As many as a reader looks through.
 _WORST = 8
 
-# Of a SHA-256, enough that among a million pictures two are alike once in ten million times.
+# The part of a SHA-256 that is kept: enough that among a million pictures two are alike once in ten million times.
 _DIGEST_DIGITS = 16
 
 # What a probability must exceed for its label to be given: torchmetrics' default.

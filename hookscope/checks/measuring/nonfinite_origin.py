@@ -76,7 +76,7 @@ def _with_inputs(found: NonFiniteOrigin, subject: InspectedNetwork, batch: Batch
 
 
 def _name_of(batch: Batch, alone: Batch) -> str:
-    """Return the name of the only input of `alone`; "" where others of its batch have it, too, as those of a tensor."""
+    """Return the name of the only input of `alone`; "" if others of its batch have it too, as in a tensor."""
     names = [each.name for each in batch.records]
     name = alone.records[0].name if alone.records else ""
     return printable(name) if names.count(name) == 1 else ""

@@ -142,7 +142,7 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
     wrong now, others the reverse. The rule fails if the share of wrong pictures grew by more than the limit and
     McNemar's exact test rules out chance (p at most 0.05, two-sided). Growth above the limit that may be chance is a
     warning, which states about how many pictures would decide. Pictures of the baseline that are missing in the data
-    are a warning, too. Write the baseline with `--data --update-baseline`; unless both have labelled pictures, the rule
+    are also a warning. Write the baseline with `--data --update-baseline`; unless both have labelled pictures, the rule
     is off.
     """
     assert terms.baseline is not None  # noqa: S101 - judging leaves this rule out without one

@@ -209,7 +209,7 @@ class _Trend:
         return max(1, round(len(self.values) / 10))
 
     def sentence(self, ratio: float, limit: float) -> str:
-        """Say how the measure changes from the last to the first, evenly or most of it in one step."""
+        """Return how the measure changes from the last to the first, evenly or most of it in one step."""
         steps = [math.log(early) - math.log(late) for early, late in pairwise(self.values)]
         change = math.log(ratio)
         steepest = max(range(len(steps)), key=lambda step: steps[step] * math.copysign(1, change))

@@ -150,7 +150,7 @@ def batchnorm_variance(measured: CheckMeasurements, terms: RuleTerms) -> Iterato
     single zero also fails if all running means are zero, because no training leaves that. Load the buffers again, or
     compute them anew by forward passes in train mode.
     """
-    # Of a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
+    # In a channel that dies, mean and variance decay towards zero together; while all means are exactly zero, no
     # training explains a variance of zero.
     named = [(*each.name.rpartition("."), each) for each in measured.stored]
     untrained = {module for module, _, name, values in named if name == "running_mean" and is_zero(values)}

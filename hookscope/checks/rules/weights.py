@@ -25,7 +25,7 @@ _GREATEST: Mapping[str, float] = {
 # and a single weight below this does not dominate a layer.
 _LEAST_THAT_FAILS = 1000.0
 
-# From this many standard errors on, a weight counts as trained. Of the weights of EfficientNet-Lite0 to 2
+# From this many standard errors on, a weight counts as trained. Among the weights of EfficientNet-Lite0 to 2
 # with 2,048 values and more, nine in ten are beyond, by up to 10^3.
 _TRAINED_SPREAD = 10.0
 

@@ -27,7 +27,7 @@ from hookscope.inspection.losses.targets import (
 )
 from hookscope.text import exception_line, safe_text, shape_text
 
-# Of several outputs, the one that a loss of one output takes: the first of these names that there is, after
+# The output that a loss of one output takes, of several: the first of these names that there is, after
 # what torchvision, timm and Hugging Face call theirs.
 _MAIN_NAMES = ("logits", "out", "output")
 _OWN_TARGETS: tuple[TargetKind, ...] = ("class", "zeros", "noise", "self", "tensor")
@@ -62,7 +62,7 @@ def choose_loss(
     What each loss is, for an output x and a target t:
 
     - `ce`, `nll`: -log p(t), mean over the batch and, for dense outputs, over positions. p is softmax(x) for `ce`,
-      exp(x) for `nll`. Of an output that is a softmax already both take log x.
+      exp(x) for `nll`. For an output that is a softmax already, both take log x.
     - `logit`: x(t), sum over the batch, mean over positions; log x(t) of an output that is a softmax already.
     - `bce`: -t log p - (1 - t) log(1 - p), mean over all elements. p is sigmoid(x), or x if that is what x is already.
     - `mse`: (x - t)^2. `l1`: |x - t|. `huber`: (x - t)^2 / 2 where |x - t| < 1, else |x - t| - 1/2. Means over all

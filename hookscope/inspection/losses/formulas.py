@@ -168,7 +168,7 @@ def are_probabilities(rows: Tensor, output: Output) -> bool:
 
 
 def _sums_to_one(values: Tensor, axes: set[int], tolerance: float) -> bool:
-    """Say whether values are probabilities along one of the axes: two or more, not negative, with a sum of 1."""
+    """Return whether values are probabilities along one of the axes: two or more, not negative, with a sum of 1."""
     if not values.numel() or not bool((values >= 0).all()):
         return False
     sums = (values.sum(axis) for axis in axes if values.shape[axis] > 1)
@@ -316,7 +316,7 @@ def _no_gradient(output: Output, task: Task, reason: str) -> str:
 
 
 def _fixed_sum(values: Tensor, tolerance: float) -> str:
-    """Say why the sum of the values cannot change, or ""."""
+    """Return why the sum of the values cannot change, or ""."""
     if _sums_to_one(values, _class_axes(values), tolerance):
         return "is a softmax whose rows sum to 1"
     for axes, count in _groups(values):
@@ -330,7 +330,7 @@ def _fixed_sum(values: Tensor, tolerance: float) -> str:
 
 
 def _fixed_size(values: Tensor, loss: str, tolerance: float) -> str:
-    """Say why the mean square (mse) or mean modulus (l1) of the values cannot change, or ""."""
+    """Return why the mean square (mse) or mean modulus (l1) of the values cannot change, or ""."""
     if loss == "l1" and _sums_to_one(values, _class_axes(values), tolerance):
         return "is a softmax whose rows sum to 1"
     if loss != "mse":

@@ -223,9 +223,9 @@ def _write_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> I
 
 
 VIEW = Access(lambda view: dict(view.items()), _write_items)
-"""Of a mapping that shows the parts of a scripted module."""
+"""Access to a mapping that shows the parts of a scripted module."""
 CLASS = Access(_read_class, _write_class)
-"""Of the attributes of a class, except those that Python keeps there."""
+"""Access to the attributes of a class, except those that Python keeps there."""
 SLOTS = Access(_read_slots, _write_slots)
 
 _WHOLE: dict[type, Access] = {

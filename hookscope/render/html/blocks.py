@@ -1,6 +1,6 @@
 """Which parts of a network have a drawing of their data flow, by the names of rows and where their inputs came from.
 
-A block is a module whose code joins tensors, as a residual block does in its sum; the network itself is one, too. Other
+A block is a module whose code joins tensors, as a residual block does in its sum; the network itself also is one. Other
 modules only pass a tensor from layer to layer, and what is inside them belongs to the block around them.
 """
 

@@ -34,7 +34,7 @@ from hookscope.results.runs.reading import read_inside
 from hookscope.results.runs.serialize import RunRecord, parse_json, record_from_dict
 from hookscope.text import counted, input_shape_text, shape_text, slug
 
-# Of one checkpoint, this many findings are in sight, the others a click away: what a screen has room for.
+# The page shows this many findings of one checkpoint, the others a click away: what a screen has room for.
 _FEW_FINDINGS = 20
 
 # Classes that are listed, the lowest first.

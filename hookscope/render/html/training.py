@@ -79,7 +79,7 @@ class Part:
 
     @property
     def status(self) -> str:
-        """Of a parameter whether it got a gradient; "" for an output."""
+        """Whether a parameter got a gradient; "" for an output."""
         return self.parameter.status if self.parameter else ""
 
     @property
@@ -133,12 +133,12 @@ class ShownMap:
 
     @property
     def steps(self) -> str:
-        """Of each column its first and last step: "1-1 100-199"."""
+        """The first and last step of each column: "1-1 100-199"."""
         return " ".join(f"{first}-{last}" for first, last in self.map.columns)
 
     @property
     def names(self) -> list[str]:
-        """Of the columns the names, safe to show; none for steps."""
+        """The names of the columns, safe to show; none for steps."""
         return [*map(safe_text, self.map.column_names)]
 
     @property

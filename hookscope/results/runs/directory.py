@@ -44,7 +44,8 @@ _MARK = {"schema_version": SCHEMA_VERSION, "tool": "hookscope"}
 # A larger run.json was not written by hookscope; far above what a run of a thousand inputs needs.
 _MAX_RECORD_BYTES = 64 * 2**20
 
-# Of the names that make a folder's, together: hidden folders beside it have longer ones, and most disks take 255.
+# The length of a folder's name, over all names that it is made of: hidden folders beside it have longer ones, and most
+# disks take 255.
 _MOST_BYTES = 200
 
 # Files that desktops drop into folders they show.

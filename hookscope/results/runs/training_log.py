@@ -58,7 +58,7 @@ _MAX_BYTES = 512 * 2**20
 # No training gets this far; numbers beyond it are not exact in every reader of JSON.
 _LAST_STEP = 2**53
 
-# Of a file that is resumed, the end is read: lines of a network of half a million parameters fit.
+# The end of a file that is resumed is read: lines of a network of half a million parameters fit.
 _TAIL_BYTES = 64 * 2**20
 
 # Norms in float32 have no more digits.

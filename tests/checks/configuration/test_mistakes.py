@@ -165,7 +165,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(read: Read, text:
         ),
         (
             "layers = [{ forward = 'off' }]",
-            "[[layers]] lacks a pattern. Say which layers are meant, for example pattern = 'layer4.*'.",
+            "[[layers]] lacks a pattern. Name the layers, for example pattern = 'layer4.*'.",
         ),
         (
             "layers = [{ pattern = 'a' }]",
