@@ -105,15 +105,15 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
             report = judge(name, measured, settings, wanted, baseline)
     except HookscopeError as error:
         measured = None
-        lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # it could not even be built
+        lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # raised while it was built
         refusal, alone = _lack_of_memory(name) if lacks_memory else error, None
         not_loaded = prepared is None and isinstance(error, ModelNotFoundError | MisfitError)
         if not_loaded and not isinstance(model, Mapping):
             try:
                 alone = _judged_alone(model, name, settings, wanted, "none fits the weights", trust=trust)
-            except CheckpointError as cause:  # without values, it fits nothing
+            except CheckpointError as cause:  # nothing can be read, which is why no network fits
                 refusal = cause
-            except HookscopeError:  # what else is wrong with the file, the first error comes before
+            except HookscopeError:  # the first error is reported, whatever else is wrong
                 pass
         report = refused(name, refusal, wanted, alone)
     if measured is not None:

@@ -343,8 +343,8 @@ def _silencing(rule: Rule, objections: Mapping[str, Sequence[Objection]], outcom
     cause = _cause(rule, objections)
     if "non-finite-activation" in (RULES[cause] if cause else rule).silenced_by:
         origin = outcomes["non-finite-activation"]
-        # After a forward pass that is not finite, the backward of what comes last would be blamed; after a warning the
-        # gradients are still judged, for it may be a mask.
+        # After a forward pass that is not finite, rules about gradients would blame the layer that runs last. After a
+        # warning, which may be about a mask, gradients are judged all the same.
         if origin.status == "fail" or (origin.findings and rule.needs != "gradients"):
             return _FOLLOWS_FROM_NON_FINITE
     if not cause or not outcomes[cause].findings:

@@ -22,7 +22,8 @@ def complete_layer(context: typer.Context, incomplete: str) -> list[str]:
     """
     from hookscope.models.names import model_names
 
-    # An option that still lacks its value ends the parsing; what has no option before it is left over then.
+    # MODEL is usually parsed. While the option that is completed lacks its value, parsing ends there, and MODEL is the
+    # first of the arguments that are left over.
     model = context.params.get("model") or next(iter(context.args), None)
     if model not in model_names():
         return []

@@ -244,7 +244,7 @@ class Lockstep:
         """Hold a copy for the networks that are still to come, or let this one wait; return whether it goes on."""
         waits = self._failed() or self.shadows or sum(self._held_bytes) >= _MOST_HELD
         if self.shared_cpu_threads is not None and all(at in self._waiting or at in self._finished for at in others):
-            waits = False  # else all would
+            waits = False  # if this one waited too, none would go on
         if waits:
             self._waiting[place] = seen
         else:

@@ -41,7 +41,7 @@ _DYNAMO = {
 }
 _INDUCTOR = {"fallback_random": True}
 
-# Otherwise a backward pass cannot be repeated.
+# With donated buffers, a compiled backward pass refuses to keep its graph, and could not be repeated.
 _AUTOGRAD = {"donated_buffer": False}
 
 
@@ -174,7 +174,7 @@ def lower(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[...
 
 def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
     causes: list[BaseException] = [error]
-    for each in causes:  # which grows
+    for each in causes:  # the list grows by the causes of each
         inner = (getattr(each, "inner_exception", None), each.__cause__, each.__context__)
         causes += [one for one in inner if isinstance(one, BaseException) and one not in causes]
     kinds = {type(each).__name__ for each in causes}

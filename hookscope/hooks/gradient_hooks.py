@@ -326,7 +326,9 @@ class GradientWatch(Generic[T]):
         if replacements:
             try:
                 result = with_tensors(output, replacements)
-            except TypeError:  # then the tensors themselves are watched: their gradients include all uses
+            except TypeError:
+                # The output cannot be rebuilt with aliases. Its own tensors are watched instead, so their gradients
+                # include uses inside the module.
                 met = [(site, tensor) for (site, _), (_, tensor) in zip(met, found, strict=True) if not is_leaf(tensor)]
         for site, watched in met:
             self._watch(site.key, site, watched)
@@ -418,7 +420,7 @@ class GradientWatch(Generic[T]):
         return sum(come[1:], come[0]) if len(parts) == 2 and come else None
 
     def _note(self, sites: Sequence[GradientSite[T]], gradient: Tensor | None) -> None:
-        if gradient is None:  # another output of the same operation got one
+        if gradient is None:  # autograd calls the hook if another output of the same operation gets a gradient
             return
         with plain_arithmetic() if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() else _NOTHING:
             for site in sites:

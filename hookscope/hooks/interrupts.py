@@ -35,8 +35,9 @@ def interrupts_between_blocks() -> Iterator[None]:
         yield
     finally:
         held = holding.end()
-        if signal.getsignal(signal.SIGINT) is holding:  # else the block has set another
-            signal.signal(signal.SIGINT, previous)  # which first runs the handler of what is pending
+        # A handler that the block has set stays. `signal.signal` first runs `holding` for a pending interrupt.
+        if signal.getsignal(signal.SIGINT) is holding:
+            signal.signal(signal.SIGINT, previous)
         if held or holding.since is not None:
             previous(signal.SIGINT, None)
 
@@ -60,11 +61,13 @@ class _Holding:
         now = time.monotonic()
         sent_again, self._sent_again = self._sent_again, False
         if self._ended:
-            self.since = self.since if sent_again else now  # the one sent again is told by `end`
+            # An interrupt that was sent again has been counted: `end` has returned it.
+            self.since = self.since if sent_again else now
             return
         self.since = now if self.since is None else self.since
         if now - self.since < _HELD_SECONDS and _at_boundary(frame):
-            _thread.start_new_thread(self._try_again, ())  # the locks of `threading` may be held now
+            # Not `threading.Thread`: the interrupted code may hold the locks of `threading`.
+            _thread.start_new_thread(self._try_again, ())
             return
         self.since = None
         self.previous(number, frame)

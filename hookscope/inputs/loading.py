@@ -64,7 +64,9 @@ def load_argument(path: Path, preprocessing: Preprocessing) -> tuple[Any, InputR
 
 def is_quiet(path: Source) -> bool:
     """Tell whether `load_quietly` may read a file, from its header; one that is damaged is not."""
-    if not isinstance(path, Path) or ImageFile.LOAD_TRUNCATED_IMAGES:  # it has to be off meanwhile, for all threads
+    # Files are read with LOAD_TRUNCATED_IMAGES off. It is one switch for all threads: where it is on, only guarded
+    # reading, one file at a time, may change it.
+    if not isinstance(path, Path) or ImageFile.LOAD_TRUNCATED_IMAGES:
         return False
     warned: list[str] = []
     try:

@@ -53,7 +53,8 @@ class Prefetcher:
         if path is None:
             return None
         if reading is None or reading.exception() is not None:
-            # It may have to be read in a process, forked here, or with stderr closed: no thread may run meanwhile.
+            # `load_input` may read it in a forked process, or while stderr is closed: no other thread may run during
+            # either.
             wait([other for _, other in self._coming if other is not None])
             loaded = load_input(path, self._preprocessing)
         else:

@@ -35,8 +35,8 @@ from hookscope.inspection.state.preservation import preserved
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation
 from hookscope.text import exception_line
 
-# Timed are at least so many passes, and more while they take less than this together. What a first pass sets up is
-# there already: operations are counted before.
+# At least so many passes are timed, and more while all of them together take less than `_SECONDS`. No warm-up is
+# needed: the pass that counts operations runs before.
 _PASSES_AT_LEAST = 3
 _PASSES_AT_MOST = 9
 _SECONDS = 1.0

@@ -78,7 +78,7 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
     Without hooks the first runs as well, if that is to be compared.
     """
     first = not run.losses
-    if not first:  # else nothing has moved since the state was seeded
+    if not first:  # before the first batch, nothing has moved since the state was seeded
         run.state.mark()
     run.records.extend(batch.records)
     began = copy.copy(run.state)
@@ -157,7 +157,8 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     run.gradient_recorder.nodes.clear()
     began = time.perf_counter()
     output, value, broken = _forward(run, batch)
-    amount = math.nan if value is None else _amount(value)  # an accelerator has finished then
+    # Reading the loss waits for an accelerator, so that the time below is that of the pass.
+    amount = math.nan if value is None else _amount(value)
     run.recorder.settle()
     run.seconds["forward"] += time.perf_counter() - began
     observations = run.captured.observations
@@ -170,7 +171,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     began = time.perf_counter()
     broken = _backward(run, value.value)
     run.recorder.settle()
-    _amount(value)  # as above
+    _amount(value)  # waits, as above
     run.seconds["backward"] += time.perf_counter() - began
     if broken is not None and broken.overwritten:
         broken = _protected(run, batch, broken)
@@ -197,7 +198,7 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
     if run.losses:  # the earlier batches were differentiated, so the gradients of parameters are partly theirs
         return broken
 
-    run.state.rewind()  # not later: it takes away hooks that came since
+    run.state.rewind()  # before other hooks are put on: it takes away those that came since the mark
     with _quietly(), run.captured.detached():
         found = find_overwriting(run.inspected.modules, lambda: _output_and_loss(run, batch)[1].value)
     _forget_batch(run)
@@ -276,7 +277,7 @@ def _fails_backward(loss: Tensor) -> bool:
     try:
         torch.autograd.grad(loss, graph_leaves(graph_nodes(loss)), retain_graph=True, allow_unused=True)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the model may bring its own derivatives
-        error.__traceback__ = None  # it may be raised again: then it is from there
+        error.__traceback__ = None  # if the same exception is raised again, its traceback begins there
         return True
     return False
 
@@ -359,7 +360,9 @@ def _backward(run: GradientRun, loss: Tensor) -> Break | None:
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model may bring its own derivatives
             error = reraise_internal(raised)
             failure = locate(run.inspected.modules, error)
-            if not failure.layer:  # not in a forward that checkpointing repeats: after the gradient that came last
+            # Checkpointing repeats forward passes, whose modules are in the traceback. Any other error is placed after
+            # the gradient that arrived last.
+            if not failure.layer:
                 failure = _after_the_last_gradient(run, error)
             overwritten = isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error)
             return Break(failure_message(name, failure, error, "backward"), failure, error, overwritten)

@@ -114,7 +114,8 @@ def calls_of_forward(
         copies = copied_inputs(args, kwargs)
         sys.setprofile(look)
         try:
-            with torch.no_grad(), suppress(Exception):  # it ran a moment ago
+            # The same pass has just run. If it raises all the same, the lines that were found until then are used.
+            with torch.no_grad(), suppress(Exception):
                 network(*copies[0], **copies[1])
         finally:
             sys.setprofile(before)

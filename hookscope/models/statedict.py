@@ -77,7 +77,8 @@ def load_into(
     formed = {key: value for key, value in own.items() if not nn.parameter.is_lazy(value)}
     reshaped = {key: value for key, value in named.items() if key in formed and not _copyable(value, own[key], key)}
     fitting = OrderedDict((key, value) for key, value in named.items() if key not in reshaped)
-    # Without it (safetensors) modules would take the file for one of torch's first versions.
+    # A state dict without module versions, such as one from safetensors, is loaded as one of torch's first versions,
+    # which BatchNorm and others convert. It gets the versions of the network instead.
     vars(fitting)["_metadata"] = _versions(state, removed, added) or getattr(own, "_metadata", None)
     result = _copied(fitting, module, misfit)
     not_given = [key for key in result.missing_keys if key not in reshaped and not key.endswith(COUNTER)]

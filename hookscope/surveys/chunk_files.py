@@ -322,7 +322,8 @@ def _totals_from(arrays: Mapping[str, NDArray[Any]]) -> ChannelTotals:
         total,
         firing,
         Moments(*arrays["pooled"]),
-        TopLists(*(np.array(arrays[f"top_{name}"]) for name in ("values", "inputs", "positions"))),  # to be written to
+        # Copies, because merging writes into the lists.
+        TopLists(*(np.array(arrays[f"top_{name}"]) for name in ("values", "inputs", "positions"))),
         dict(zip(arrays["classes"].tolist(), arrays["class_sums"], strict=True)),
         [arrays["sample"]],
         bool(arrays["by_input"][0]),

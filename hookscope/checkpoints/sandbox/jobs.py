@@ -186,7 +186,7 @@ class _Host:
             result = self._result()
         finally:
             clock.cancel()
-            clock.join()  # or it could kill the host during the next item
+            clock.join()  # a clock that has just gone off must not kill the host during the next item
         if not CAN_FORK:  # the host has done what it can
             self.process.wait()
         return result

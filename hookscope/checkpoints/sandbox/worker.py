@@ -183,7 +183,7 @@ def fork_worker(
     finally:
         os.close(reading)
         code = 0
-        with suppress(ChildProcessError):  # the parent process lets the system wait for children
+        with suppress(ChildProcessError):  # the parent process ignores SIGCHLD, so the system has waited
             code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     return json.dumps({"ended": code}).encode() if answer is None else answer
 
@@ -194,7 +194,7 @@ def _work_and_leave(work: Callable[[], Any], limits: Limits, writing: int, *, pr
     try:
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_DFL)
-        gc.freeze()  # or it would finalise what the parent has thrown away
+        gc.freeze()  # so that this process does not finalise objects that the parent has thrown away
         if not prints:
             nowhere = os.open(os.devnull, os.O_RDWR)
             for stream in range(3):  # a crash prints; the parent reports it better

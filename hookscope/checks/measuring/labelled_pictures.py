@@ -65,7 +65,7 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
             countings = countings or _countings(data, subject.info.categories, scores.shape[1])
             if data.multi_label and len(countings) > 1 and bool(((scores < 0) | (scores > 1)).any()):
-                countings.pop()  # these are no probabilities, nor were those before
+                countings.pop()  # scores outside of 0 to 1 are no probabilities, so the earlier ones were none either
             for counting in countings:
                 counting.add(batch.records, scores)
     return countings[-1].result() if countings else None

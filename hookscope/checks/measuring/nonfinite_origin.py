@@ -241,7 +241,8 @@ class _Search:
 
     def _end(self, layer: str) -> _Counts:
         """Take a call off the stack, with calls inside it that returned nothing; return what it was given."""
-        while any(each == layer for each, _ in self._stack):  # else it was given no floating-point tensor
+        # A call that was given no floating-point tensor is not on the stack.
+        while any(each == layer for each, _ in self._stack):
             ended, given = self._stack.pop()
             if ended == layer:
                 return given

@@ -88,7 +88,8 @@ def _tensors(network: nn.Module) -> Iterator[_Found]:
                 known[id(tensor)].aliases.append(path)
             else:
                 known[id(tensor)] = _Found(path, module, role, tensor)
-    yield from known.values()  # which also keeps unpacked weights alive: another's id is another's
+    # `known` has kept unpacked weights alive until here, so that no two tensors had the same id.
+    yield from known.values()
 
 
 def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:

@@ -123,7 +123,7 @@ class HeldValues:
             for place, (tensor, alias, address, byte_count) in pairs
             if not tensor.data_ptr() == alias.data_ptr() == address
             or (tensor.size(), tensor.stride()) != (alias.size(), alias.stride())
-            or _storage_bytes(tensor) < byte_count  # where it was: what is left of memory may stay there
+            or _storage_bytes(tensor) < byte_count  # memory that shrinks may keep its address
         ]
 
     def _move_back(self, place: int) -> list[Problem]:
@@ -131,7 +131,8 @@ class HeldValues:
         problems: list[Problem] = []
         is_lost = storage.nbytes() < self.storage_bytes[place]
         if self.addresses[place] == 0:
-            problems = attempt(tensor, partial(storage.resize_, 0))  # it had been emptied to save memory
+            # Its memory was freed before the run, and is freed again.
+            problems = attempt(tensor, partial(storage.resize_, 0))
         elif is_lost:
             problems = attempt(tensor, partial(storage.resize_, self.storage_bytes[place]))
         problems = problems or attempt(tensor, partial(setattr, tensor, "data", alias))

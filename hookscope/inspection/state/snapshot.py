@@ -50,19 +50,20 @@ class Snapshot:
         written = overwritten(found.modules, own_code=own_code)
         stepped = [group for owner in found.owners if isinstance(owner, Optimizer) for group in owner.param_groups]
         expected = written.tensors | {id(parameter) for group in stepped for parameter in group["params"]}
-        # In a network of torch's layers alone, nothing else happens to parameters than what is known.
+        # torch's own layers write to no parameters but the expected ones; code of the network's own may write to any.
         parameters = [each for each in found.parameters.values() if own_code or id(each) in expected]
         self.tensors = tensors = [*found.buffers.values(), *found.tensors.values(), *parameters]
         self.owners: list[Any] = found.owners + tensors if own_code else found.owners
         with torch._C.DisableTorchFunction():
             self.leaves = [each for each in found.tensors.values() if each.requires_grad and is_leaf(each)]
-            # A forward pass of torch's layers alone changes nothing of a parameter that is looked at here.
+            # A forward pass of torch's layers changes nothing of a parameter that is noted of leaves. A backward pass
+            # may, and so may code of the network's own.
             self.leaves += found.parameters.values() if own_code or differentiates else ()
             self._attributes = [vars(each) for each in self.owners]
             self.histories = [*_histories(tensors)]
             self.note()
             copied = {*found.buffers, *expected}
-            # A module that is cast in a forward pass casts its gradients too, and back.
+            # A module that casts itself in its forward pass, and back, casts its gradients too: they are held as well.
             gradients = {id(each): each for each in self._gradients if own_code and each is not None}
             if written.gradients:
                 copied |= gradients.keys()
@@ -165,7 +166,7 @@ class Snapshot:
             for index, (tensor, node, copied) in enumerate(self.histories):
                 if _node(tensor) is not node:
                     yield from _become(tensor, copied)
-                    self.histories[index : index + 1] = _histories([tensor])  # the copy is spent
+                    self.histories[index : index + 1] = _histories([tensor])  # `copied` is used up
 
 
 def _require(tensor: Tensor, required: bool) -> list[Problem]:
