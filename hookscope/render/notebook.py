@@ -38,9 +38,9 @@ _EVERYTHING = 1_000_000
 _MOST_PICTURES = 6
 
 # Long tables scroll inside their frame. Histograms of block characters need a font of one width, and their blanks, as
-# trees do: each cell has the style, because JupyterLab's style sheet wraps cells.
+# trees do: each cell has the style, because JupyterLab's style sheet wraps cells. Not every notebook pads cells.
 _FRAME = "max-height:36em;overflow:auto;margin-bottom:1em"
-_TABLE = "font-family:monospace"
+_TABLE = "font-family:monospace;border-collapse:separate;border-spacing:0.8em 0"
 
 
 def result_html(result: conversion.Result | FeatureMaps) -> str:

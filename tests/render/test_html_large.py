@@ -27,7 +27,7 @@ _ROWS_OF_THE_NEXT_FRAME = """() => new Promise((done) => {
       const box = row.getBoundingClientRect();
       return box.bottom > region.top && box.top < region.bottom;
     });
-    const later = (row) => row.classList.contains("later");
+    const later = (row) => getComputedStyle(row).contentVisibility === "hidden";
     done([seen.length, seen.filter(later).length, rows.filter(later).length]);
   });
 })"""

@@ -76,6 +76,7 @@ def test_a_histogram_keeps_its_blanks() -> None:
     assert line[header.index("hist")] == sparkline(distribution) == "█      █"
     page = shown(INSPECTION)
     assert all("monospace" in (table.attributes["style"] or "") for table in page.all("table"))
+    assert all("border-spacing" in (table.attributes["style"] or "") for table in page.all("table"))
     # JupyterLab's style sheet sets white-space on cells, whatever their table has.
     assert all("white-space:pre" in (cell.attributes["style"] or "") for cell in (*page.all("td"), *page.all("th")))
 
