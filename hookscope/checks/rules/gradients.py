@@ -105,7 +105,7 @@ def non_finite_gradient(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
             target, maker = output_of(first), f"the consumer of the output of {quoted(first)}"
         message = (
             f"The gradient of the output of {quoted(first)} is the first in backward order with NaN or Inf: it has"
-            f" {words}, while that of '{finite[-1].label}', the last before it, is finite: look at the backward of"
+            f" {words}. The gradient just before it, of '{finite[-1].label}', is finite: look at the backward of"
             f" {maker}"
         )
     yield Objection(target, f"{message}.")

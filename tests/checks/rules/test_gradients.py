@@ -86,7 +86,7 @@ def test_the_layer_whose_backward_breaks_the_gradient_is_named() -> None:
     assert "the output of 'b' is the first in backward order with NaN or Inf: it has 4 NaN and 0 Inf in 10 values" in (
         verdict.message
     )
-    assert "that of 'c', the last before it, is finite" in verdict.message
+    assert "The gradient just before it, of 'c', is finite" in verdict.message
 
 
 def test_a_loss_that_sends_nan_back_is_blamed_itself() -> None:
