@@ -405,7 +405,7 @@ def test_without_a_network_there_must_be_a_rule_left_to_judge_by(network: Networ
     torch.save(network.state_dict(), "good.pt")
     report = check("good.pt", arch="none", select=["forward", "non-finite-activation"])
     assert report.exit_code == 2
-    assert "needs a network" in report.error
+    assert "all selected rules need a network" in report.error
     with pytest.raises(UsageError, match="as a name or a file"):
         check(network, arch="none")
     # Rules about gradients that a configuration turns on are skipped as well: --arch none was asked for.
