@@ -174,7 +174,6 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
             broken = _run_batches(run, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
             with torch._C.DisableTorchFunction():  # which would see `.grad` read
                 named = named_parameters(network)
-
     _end(run, broken, ends, verify=verify)
     inspection = _result(run, broken, named, on_tensor, mode=mode, seed=seed)
     if broken is not None:
