@@ -367,6 +367,7 @@ class _Passes:
             ModelRaisedError: If the network raises.
         """
         seen = _Pass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
+        self.wanted.arrangement.tokens.restart(batch.pictures)
         mode = AttentionMode(self.inspected.modules, seen.take)
         given = copy_of(batch)
         self.captured.restart()

@@ -22,20 +22,12 @@ from hookscope.hooks.attention_rows import (
     of_weights,
 )
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.callers import CALL, operation_name
+from hookscope.hooks.callers import operation_name
 from hookscope.hooks.operations import forwards, run_networks
+from hookscope.hooks.running import ModuleInput, running_modules
 from hookscope.hooks.softmax_products import FOLLOWED, Product, SoftmaxProducts
 
 Entry = Literal["scaled dot product", "multi-head", "softmax", "flex"]
-
-
-class ModuleInput(NamedTuple):
-    """A module that is running, and what it was called with."""
-
-    name: str
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
 
 
 class AttentionCall(NamedTuple):
@@ -123,7 +115,7 @@ class AttentionMode(TorchFunctionMode):
         """Note what places of tokens, or the weights of an attention, are known by."""
         if name == "softmax":
             if self._products.begin(args, kwargs, output):
-                self.softmaxes |= {each.name: None for each in self._running(sys._getframe(2))[:1]}
+                self.softmaxes |= {each.name: None for each in running_modules(sys._getframe(2), self._names)[:1]}
         elif name in _GRIDS and output.dim() == 4:
             self._grids.append((output.shape[-2], output.shape[-1]))
         elif name == "roll":
@@ -151,24 +143,13 @@ class AttentionMode(TorchFunctionMode):
         reason: str,
         product: Product | None = None,
     ) -> None:
-        call = AttentionCall(entry, self._running(frame), rows, reason, product, tuple(self._grids), self._roll)
+        running = running_modules(frame, self._names)
+        call = AttentionCall(entry, running, rows, reason, product, tuple(self._grids), self._roll)
         self._roll = None
         if not call.running:
             return
         with plain_arithmetic():
             self._take(call)
-
-    def _running(self, frame: FrameType | None) -> tuple[ModuleInput, ...]:
-        """Return the network's modules that run, the innermost first."""
-        found = []
-        while frame is not None:
-            if frame.f_code is CALL:
-                held = frame.f_locals
-                name = self._names.get(id(held["self"]))
-                if name is not None:
-                    found.append(ModuleInput(name, held["self"], held["args"], held["kwargs"]))
-            frame = frame.f_back
-        return tuple(found)
 
     def _rolled(self, args: Any, kwargs: Any) -> None:
         """Note a cyclic shift of maps (N, H, W, C) towards their first row and column; shifts back do not count."""
