@@ -65,6 +65,8 @@ def head_count_of(running: Sequence[ModuleInput]) -> int | None:
 def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
     """Return what the axes in front of queries and keys count, or in words why that is not known."""
     lead = tuple(lead)
+    if len(lead) == 2 and lead[0] != inputs == lead[1] and (heads == lead[0] or lead[0] % inputs):
+        return Axes((1, 0), inputs, 1, lead[0])  # heads in front
     if not lead:
         return Axes((), 1, 1, 1) if inputs == 1 else "it has no batch axis"
     if len(lead) == 1 and inputs == 1 and lead[0] == heads:
@@ -83,22 +85,26 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
     return Axes((0, *others, *places), inputs, windows, lead[places[0]])
 
 
-def with_folded_heads(call: AttentionCall, axes: Axes) -> Axes:
-    """Return heads that a module folds into the batch axis, without saying how many there are, as heads.
+def with_heads_found(call: AttentionCall, axes: Axes) -> Axes:
+    """Return heads in the batch axis or in front of it, of a module that does not say how many there are, as heads.
 
-    They are windows where what the modules were given has as many tokens as all parts of an input together.
+    They are windows where what the modules were given has as many tokens as all parts of an input together. Heads that
+    are as many as inputs are known by the values: those of one head lie side by side.
     """
     assert call.rows is not None  # noqa: S101 - the caller has looked
-    keys, counts = call.rows.shape[-1], [*_token_counts(call.running)]
-    if (
-        axes.order != (0,)
-        or axes.windows == 1
-        or axes.heads > 1
-        or any(axes.inputs * axes.windows * keys in each for each in counts)
-    ):
+    *lead, _, keys = call.rows.shape
+    counts = [*_token_counts(call.running)]
+    strides = call.rows.strides if call.product is None else call.product.values.stride()[:-2]
+    if len(lead) == 2 and lead[0] == lead[1] == axes.inputs > 1 and len(strides) == 2:
+        return axes._replace(order=(1, 0)) if strides[0] < strides[1] else axes
+    is_whole = any(axes.inputs * keys in each for each in counts)
+    is_cut = any(axes.inputs * axes.windows * keys in each for each in counts)
+    if axes.windows == 1 or is_cut or not is_whole:
         return axes
-    if any(axes.inputs * keys in each for each in counts):
+    if axes.order == (0,) and axes.heads == 1:
         return Axes(axes.order, axes.inputs, 1, axes.windows)
+    if axes.order == (0, 1) and lead[1] == axes.inputs:
+        return Axes((1, 0), axes.inputs, 1, lead[0])
     return axes
 
 
@@ -236,7 +242,7 @@ def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tupl
     if axes.windows > 1 or any(cuts_windows(each.module) for each in call.running):
         windows = _windows_of(call, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
-    of_queries, of_keys = arrangement.tokens.of_attention(call.running, queries, keys, call.grids)
+    of_queries, of_keys = arrangement.tokens.of_attention(call.running, queries, keys, call.grids, call.patches)
     if isinstance(of_keys, str):
         return None, None, _no_place(keys, of_keys)
     keys_lie = _on_grid(of_keys)

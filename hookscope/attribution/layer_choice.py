@@ -98,7 +98,8 @@ class LayerOutputs:
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
             place = (call.layer, call.call, slot)
-            layout = self.places.layout(place, shape, self.count, axis, self._grids, axes=self.axes)
+            self.places.note_patches(call.maker, tensor)
+            layout = self.places.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
         if (
             isinstance(layout, Layout)

@@ -6,7 +6,7 @@ after the call, from what it was given, without a random number.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -42,6 +42,7 @@ class AttentionCall(NamedTuple):
         grids: Sizes of maps that convolutions and poolings returned before it, (h, w), in order.
         roll: The size (h, w) of the latest map that was rolled towards its first row and column since the attention
             before, and how far; None without one.
+        patches: What the first convolution returned that cuts the picture into patches; None without one.
     """
 
     entry: Entry
@@ -51,6 +52,7 @@ class AttentionCall(NamedTuple):
     product: Product | None
     grids: tuple[tuple[int, int], ...]
     roll: tuple[tuple[int, int], tuple[int, int]] | None
+    patches: Tensor | None = None
 
 
 _GRIDS = frozenset({"conv2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
@@ -81,6 +83,7 @@ class AttentionMode(TorchFunctionMode):
         self._products = SoftmaxProducts()
         self._grids: list[tuple[int, int]] = []
         self._roll: tuple[tuple[int, int], tuple[int, int]] | None = None
+        self._patches: Tensor | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -118,6 +121,8 @@ class AttentionMode(TorchFunctionMode):
                 self.softmaxes |= {each.name: None for each in running_modules(sys._getframe(2), self._names)[:1]}
         elif name in _GRIDS and output.dim() == 4:
             self._grids.append((output.shape[-2], output.shape[-1]))
+            if self._patches is None and name == "conv2d" and _cuts_patches(args, kwargs):
+                self._patches = output.detach()
         elif name == "roll":
             self._rolled(args, kwargs)
 
@@ -144,7 +149,7 @@ class AttentionMode(TorchFunctionMode):
         product: Product | None = None,
     ) -> None:
         running = running_modules(frame, self._names)
-        call = AttentionCall(entry, running, rows, reason, product, tuple(self._grids), self._roll)
+        call = AttentionCall(entry, running, rows, reason, product, tuple(self._grids), self._roll, self._patches)
         self._roll = None
         if not call.running:
             return
@@ -161,6 +166,14 @@ class AttentionMode(TorchFunctionMode):
         down, across = (int(each) for each in shifts)
         if down <= 0 and across <= 0:
             self._roll = ((given.shape[1], given.shape[2]), (-down, -across))
+
+
+def _cuts_patches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a convolution has a kernel as large as its stride, of more than one pixel."""
+    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+    stride = kwargs.get("stride", args[3] if len(args) > 3 else 1)
+    sides = (stride, stride) if isinstance(stride, int) else tuple(stride)
+    return isinstance(weight, Tensor) and tuple(weight.shape[2:]) == sides and max(sides) > 1
 
 
 forwards(AttentionMode.__torch_function__)

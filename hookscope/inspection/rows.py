@@ -142,6 +142,8 @@ class Recorder:
         reducer = self.reducer if is_shown or self.judged_reducer is None else self.judged_reducer
         measured = reducer.reduce(tensor, axis, self.indices)
         key = (call.layer, call.call, slot)
+        if self.places is not None and tensor.dim() > 3:
+            self.places.note_patches(call.maker, tensor)
         grids = self.grids_of(key, tensor, axis)
         is_kept = self.on_tensor or self.grids_for or self.maps or self.tokens
         if is_kept and is_shown and not _lacks_memory(measured, tensor):
@@ -160,7 +162,7 @@ class Recorder:
         if self.places is None or tensor.is_nested or tensor.dim() != 3 or axis != 2:
             return self.axes.grids
         grids = self.axes.grids
-        self.places.layout(key, tensor.shape, len(self.indices), axis, grids, axes=len(grids[-1]) if grids else 2)
+        self.places.layout(key, tensor, len(self.indices), axis, grids, axes=len(grids[-1]) if grids else 2)
         return self.places.known_grids(key, grids)
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:

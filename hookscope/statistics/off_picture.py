@@ -16,6 +16,7 @@ WORDS = "words, which have no place on a picture"
 _AS_MANY_AS_WORDS = "as many as the words that the network was given, which have no place on a picture"
 _WITH_WORDS = "patches and words together, in an order that is not known"
 DECODER = "tokens of a decoder, which have no place on the picture"
+OTHERS = "tokens other than the patches, which have no place on the picture"
 LEARNED = "tokens that the network has learned, which have no place on the picture"
 
 # The names that forward has for what a decoder looks at.
@@ -41,7 +42,7 @@ class OffPicture:
     """
 
     network: nn.Module
-    _own: set[int] = field(default_factory=set)
+    _own: dict[int, str] = field(default_factory=dict)
     _learned: frozenset[int] | None = None
 
     def restart(self) -> None:
@@ -59,7 +60,7 @@ class OffPicture:
         decoder = self._decoder(running, grids)
         if decoder is not None and count == decoder.own_tokens:
             sequences = [each for _, each in _sequences(running[0])]
-            return "" if sequences and sequences[0] is decoder.memory else DECODER
+            return "" if sequences and sequences[0] is decoder.memory else decoder.reason
         return self._own_or_words(running, count, grids)
 
     def of_attention(
@@ -71,8 +72,8 @@ class OffPicture:
             return self._own_or_words(running, queries, grids), self._own_or_words(running, keys, grids)
         looks_at_memory = any(each is decoder.memory for _, each in _sequences(running[0])) or queries != keys
         return (
-            DECODER if queries == decoder.own_tokens else "",
-            DECODER if keys == decoder.own_tokens and not looks_at_memory else "",
+            decoder.reason if queries == decoder.own_tokens else "",
+            decoder.reason if keys == decoder.own_tokens and not looks_at_memory else "",
         )
 
     def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
@@ -80,16 +81,16 @@ class OffPicture:
         for module in running[:_LAYERS_OUT]:
             found = _decoder(module, grids)
             if found is not None and not any(found.memory is each for each in given):  # a text that came as numbers
-                self._own.add(found.own_tokens)
+                self._own[found.own_tokens] = found.reason
                 return found
         return None
 
     def _own_or_words(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
         if count in self._own:
-            return LEARNED
+            return self._own[count]
         if not _on_grid(count, grids):
             if any(_is_parameter(tensor, count) for each in running[:_LAYERS_OUT] for _, tensor in _sequences(each)):
-                self._own.add(count)
+                self._own[count] = LEARNED
             if count in self._own or count in self._learned_counts():
                 return LEARNED
         elif len(running) <= 2 and count in self._learned_counts():  # in the network's own forward: heads of a decoder
@@ -107,6 +108,7 @@ class _Decoder(NamedTuple):
 
     own_tokens: int
     memory: Tensor
+    reason: str
 
 
 def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
@@ -124,7 +126,7 @@ def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder |
                     continue
                 is_named = _MEMORY.search(name) and not _MEMORY.search(other_name)
                 if is_named or not _on_grid(tokens.shape[axis], grids):
-                    return _Decoder(tokens.shape[axis], memory)
+                    return _Decoder(tokens.shape[axis], memory, DECODER if is_named else OTHERS)
     return None
 
 

@@ -110,7 +110,7 @@ def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
     return (*names, *(f"register {number}" for number in range(1, count - len(names) + 1)))
 
 
-def layout_of(  # noqa: PLR0913 - what may be known of tokens
+def layout_of(
     shape: Sequence[int],
     count: int,
     channel_axis: int | None,

@@ -3,10 +3,12 @@
 The one place that knows: norms of tokens, grids, maps of overviews, `attribute` and `attention` ask here.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.observed import Place
@@ -23,6 +25,9 @@ from hookscope.statistics.token_layout import (
 )
 from hookscope.statistics.windows import pair
 
+_BEHIND = "has {} tokens, and those of the picture may not be the last of them"
+# Between mean cosines: what says that a single other token lies behind the patches, and what says anything. Ours.
+_CLEARLY, _SOMEWHAT = 0.2, 0.02
 _OUT_OF_ORDER = "has tokens in the order of windows, not of the picture's rows"
 
 
@@ -45,6 +50,8 @@ class TokenPlaces:
     _prefix: int | None = field(init=False)
     _unrolled: int = field(init=False)
     _widths: dict[int, int] = field(default_factory=dict)
+    _patches: Tensor | None = None
+    _has_others_behind: dict[int, bool] = field(default_factory=dict)
     _known: dict[Place, tuple[tuple[int, ...], int, Layout | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,12 +67,18 @@ class TokenPlaces:
             self._off.restart()
             self._widths.clear()
             self._known.clear()
-        self.pictures = pictures
+            self._has_others_behind.clear()
+        self.pictures, self._patches = pictures, None
+
+    def note_patches(self, maker: nn.Module | str, maps: Tensor) -> None:
+        """Note what the first convolution returned that cuts the input into patches, (N, D, *grid)."""
+        if self._patches is None and isinstance(maker, nn.Conv2d | nn.Conv3d) and maker.kernel_size == maker.stride:
+            self._patches = maps.detach() if max(maker.stride) > 1 else None
 
     def layout(
         self,
         place: Place,
-        shape: Sequence[int],
+        values: Tensor,
         count: int,
         channel_axis: int | None,
         grids: Sequence[tuple[int, ...]],
@@ -78,17 +91,17 @@ class TokenPlaces:
 
         Args:
             place: The layer, or "MODULE:OPERATION", its call and the slot of the output.
-            shape: Of the output.
+            values: The output.
             count: Inputs in the batch.
             channel_axis: As `statistics.channel_axis.AxisReader` gave it.
             grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
             axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
         """
         known = self._known.get(place)
-        if known is not None and known[:2] == (tuple(shape), len(grids)):
+        if known is not None and known[:2] == (tuple(values.shape), len(grids)):
             return known[2]
-        found = self._layout(place[0], shape, count, channel_axis, grids, axes)
-        self._known[place] = tuple(shape), len(grids), found
+        found = self._layout(place[0], values, count, channel_axis, grids, axes)
+        self._known[place] = tuple(values.shape), len(grids), found
         return found
 
     def known(self, place: Place) -> Layout | None:
@@ -108,12 +121,13 @@ class TokenPlaces:
     def _layout(
         self,
         layer: str,
-        shape: Sequence[int],
+        values: Tensor,
         count: int,
         channel_axis: int | None,
         grids: Sequence[tuple[int, ...]],
         axes: int,
     ) -> Layout | str:
+        shape = tuple(values.shape)
         windows = self._windows.layout(layer, shape, count, channel_axis, grids)
         if windows is not None:
             return windows
@@ -123,22 +137,34 @@ class TokenPlaces:
         )
         if isinstance(found, str) or found.prefix is None or self.given is not None:
             return found
+        return (self._out_of_place(found, values, grids) if axes > 1 else "") or found
+
+    def _out_of_place(self, found: Layout, values: Tensor, grids: Sequence[tuple[int, ...]]) -> str:
+        """Return why tokens that are as many as a grid has places do not lie on it; "" where they do."""
+        tokens, width = values.shape[1:]
         running = running_modules(sys._getframe(), self._names)  # noqa: SLF001
-        tokens, width = shape[1], shape[2]
-        reason = self._off.reason(running, tokens, grids) if axes > 1 else ""
+        reason = self._off.reason(running, tokens, grids)
         if reason:
             return f"holds {reason}"
-        if axes > 1 and not self._is_merged(found, tokens, width, grids, running):
+        if not self._is_merged(found, tokens, width, grids, running):
             return unknown_grid(tokens)
+        if self._are_others_behind(found, values):
+            return _BEHIND.format(tokens)
         self._widths.setdefault(tokens, width)
         if self._unrolled and found.grid not in {tuple(size >> self._unrolled for size in grid) for grid in grids[:1]}:
             return _OUT_OF_ORDER
-        return found
+        return ""
 
     def of_attention(
-        self, running: Sequence[ModuleInput], queries: int, keys: int, grids: Sequence[tuple[int, ...]]
+        self,
+        running: Sequence[ModuleInput],
+        queries: int,
+        keys: int,
+        grids: Sequence[tuple[int, ...]],
+        patches: Tensor | None,
     ) -> tuple[Layout | str, Layout | str]:
         """Return where queries and keys lie on a picture, or in words why they have no place on it."""
+        self._patches = patches
         reasons = self._off.of_attention(running, queries, keys, grids) if self.given is None else ("", "")
         found = []
         for count, reason in zip((queries, keys), reasons, strict=True):
@@ -160,7 +186,29 @@ class TokenPlaces:
         if isinstance(layout, str) or self.given is not None:
             return layout
         width = max((each.shape[2] for each in _sequences(running) if each.shape[1] == count), default=0)
-        return layout if self._is_merged(layout, count, width, grids, running) else unknown_grid(count)
+        if not self._is_merged(layout, count, width, grids, running):
+            return unknown_grid(count)
+        given = next((each for each in reversed(_sequences(running)) if each.shape[1] == count), None)
+        return _BEHIND.format(count) if self._are_others_behind(layout, given) else layout
+
+    def _are_others_behind(self, layout: Layout, values: Tensor | None) -> bool:
+        """Tell whether tokens may lie behind those of the grid; known once for tokens of a number.
+
+        A network that does not say how many are in front is taken at its values: its first tokens are patches that a
+        convolution has cut, with their positions added. A single other token is in front but for strong evidence.
+        """
+        if self._prefix is not None or not layout.prefix or self.given is not None:
+            return False
+        count = layout.prefix + math.prod(layout.grid)
+        if count not in self._has_others_behind:
+            likeness = None if values is None or self._patches is None else _likeness(values, self._patches, layout)
+            if likeness is None:
+                self._has_others_behind[count] = layout.prefix > 1
+            elif layout.prefix == 1:
+                self._has_others_behind[count] = likeness[0] > likeness[1] + _CLEARLY
+            else:
+                self._has_others_behind[count] = max(likeness) > likeness[-1]
+        return self._has_others_behind[count]
 
     def _is_merged(
         self,
@@ -180,15 +228,45 @@ class TokenPlaces:
         larger = [held for count, held in self._widths.items() if count > tokens]
         if larger and width > max(larger):
             return True
-        if not larger and self.pictures is not None and layout.prefix == self._prefix:  # cut anew, after convolutions
-            return layout.grid == square_patches(tokens - layout.prefix, self.pictures[1:])
+        if not larger and self.pictures is not None and self._prefix is not None and layout.prefix == self._prefix:
+            # Cut anew, after convolutions.
+            return layout.grid == square_patches(tokens - self._prefix, self.pictures[1:])
         return any(_says_size(each, layout.grid) for each in running) or any(map(_has_stride, [*running][:1]))
+
+
+def _likeness(tokens: Tensor, patches: Tensor, layout: Layout) -> list[float] | None:
+    """Return how much tokens resemble patches, by how many are in front; None where that cannot be said.
+
+    It is the mean cosine between a token and its patch, each less the mean over places.
+    """
+    area, extra = math.prod(layout.grid), layout.prefix or 0
+    if patches.dim() < 4 or patches.shape[2:] != layout.grid or len(patches) != len(tokens):
+        return None
+    if patches.shape[1] != tokens.shape[2] or tokens.is_nested or patches.device != tokens.device:
+        return None
+    with torch.no_grad():
+        expected = _centred(patches.detach().flatten(2).transpose(1, 2))
+        found = [
+            float((_centred(tokens.detach()[:, front : front + area]) * expected).sum(-1).mean())
+            for front in range(extra + 1)
+        ]
+    return found if all(map(math.isfinite, found)) and max(found) - min(found) > _SOMEWHAT else None
+
+
+def _centred(tokens: Tensor) -> Tensor:
+    tokens = tokens.float()
+    return torch.nn.functional.normalize(tokens - tokens.mean(1, keepdim=True), dim=-1)
 
 
 def unrolled_halvings(network: nn.Module) -> int:
     """Return how often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0."""
-    unroll = next((each for each in network.modules() if type(each).__name__ == "Unroll"), None)  # Hiera's
-    return len(getattr(unroll, "schedule", ()))
+    for module in network.modules():  # Hiera's: timm has a module for it, transformers a method
+        schedule = getattr(module, "unroll_schedule", None)
+        if schedule is None and type(module).__name__ == "Unroll":
+            schedule = getattr(module, "schedule", None)
+        if isinstance(schedule, list | tuple):
+            return len(schedule)
+    return 0
 
 
 def _sequences(running: Sequence[ModuleInput]) -> list[Tensor]:
@@ -200,13 +278,13 @@ def _sequences(running: Sequence[ModuleInput]) -> list[Tensor]:
 def _says_size(given: ModuleInput, grid: tuple[int, ...]) -> bool:
     """Tell whether a module was given a map of a size, the size itself, or that of the map before."""
     high, wide = grid[-2:]
+    before = ((high, wide), (2 * high, 2 * wide), (2 * high - 1, 2 * wide - 1))
     for each in (*given.args, *given.kwargs.values()):
         if isinstance(each, Tensor):
             if each.is_floating_point() and each.dim() == 4 and (high, wide) in (each.shape[1:3], each.shape[2:4]):
                 return True
-        elif isinstance(each, tuple | list):
-            if pair(each) in ((high, wide), (2 * high, 2 * wide), (2 * high - 1, 2 * wide - 1)):
-                return True
+        elif isinstance(each, tuple | list) and pair(each) in before:
+            return True
     return False
 
 
