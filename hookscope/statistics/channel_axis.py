@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from hookscope.statistics.token_layout import MAX_HALVINGS, square_of, token_grid
+from hookscope.statistics.token_layout import MAX_HALVINGS, token_grid
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
@@ -36,18 +36,11 @@ class AxisReader:
         self._axis_by_shape: dict[tuple[int, ...], int] = {}
         self._habits: dict[type[nn.Module] | str, tuple[str, str]] = {}
         self.grids: list[tuple[int, ...]] = []
-        self._pictures = 0
 
-    def restart(self, *, pictures: int = 0) -> None:
-        """Begin another forward pass.
-
-        Args:
-            pictures: How many the network is given: their tokens are taken to lie on a square as long as no grid is
-                known. 0 for other inputs.
-        """
+    def restart(self) -> None:
+        """Begin another forward pass."""
         self._axis_by_shape.clear()
         self.grids.clear()
-        self._pictures = pictures
 
     def channel_axis(self, maker: nn.Module | str, shape: tuple[int, ...]) -> int | None:
         """Return the axis of `shape` that counts channels.
@@ -84,8 +77,6 @@ class AxisReader:
         if axis == known:
             return axis
         self._axis_by_shape[beyond_batch] = axis
-        if len(shape) == 3 and axis == 2 and shape[0] == self._pictures and not self.grids:
-            self.grids += square_of(shape[1])
         if 4 <= len(shape) <= 5:  # with more axes it is cut into windows or heads
             grid = shape[2:] if axis == 1 else shape[1:-1]
             self.add_grid(grid, makes_maps=side == "second", may_be_first=_is_of_a_user(kind))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.statistics.token_layout import Layout, Tokens, layout_of, parse_tokens
+from hookscope.statistics.token_layout import Layout, Tokens, layout_of, parse_tokens, square_patches
 
 
 def test_maps_have_their_grid_beside_the_channels() -> None:
@@ -33,11 +33,32 @@ def test_hierarchical_grids_are_halved_up_or_down() -> None:
 def test_what_the_network_says_of_its_prefix_counts() -> None:
     assert layout_of((1, 198, 64), 1, 2, [(14, 14)], prefix=2) == Layout((14, 14), 2, 2)
     assert "not known" in str(layout_of((1, 199, 64), 1, 2, [(14, 14)], prefix=2))
-    assert layout_of((1, 26, 64), 1, 2, [], prefix=1) == Layout((5, 5), 2, 1)
+
+
+def test_without_convolutions_pictures_are_cut_into_square_patches() -> None:
+    assert layout_of((1, 26, 64), 1, 2, [], prefix=1, size=(40, 40)) == Layout((5, 5), 2, 1)
+    assert layout_of((1, 17, 64), 1, 2, [], prefix=1, size=(16, 64)) == Layout((2, 8), 2, 1)
+    for size in [(20, 45), (16, 24), None]:  # of 25 patches; of no size
+        assert "not known" in str(layout_of((1, 26, 64), 1, 2, [], prefix=1, size=size))
 
 
 def test_a_grid_is_never_guessed_from_a_square_number() -> None:
     assert "give --tokens prefix=1,grid=HEIGHTxWIDTH" in str(layout_of((1, 196, 64), 1, 2, []))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "grid"),
+    [
+        (196, (224, 224), (14, 14)),
+        (32, (32, 64), (4, 8)),
+        (64, (32, 64), None),  # 8 x 8, but of patches that are no squares
+        (62, (224, 224), None),
+        (1, (224, 224), None),
+        (16, (30, 30), None),
+    ],
+)
+def test_square_patches_fill_the_picture(count: int, size: tuple[int, int], grid: tuple[int, int] | None) -> None:
+    assert square_patches(count, size) == grid
 
 
 def test_the_user_s_word_counts_more() -> None:

@@ -1,0 +1,244 @@
+"""Tokens that do not come from the picture, though they may be as many as its patches: words, and learned queries."""
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.pytree import tensors_given
+from hookscope.hooks.running import ModuleInput
+
+WORDS = "words, which have no place on a picture"
+_AS_MANY_AS_WORDS = "as many as the words that the network was given, which have no place on a picture"
+_AS_MANY_AS_GIVEN = "as many as the tokens that the network was given beside the picture, which have no place on it"
+_WITH_WORDS = "patches and words together, in an order that is not known"
+DECODER = "tokens of a decoder, which have no place on the picture"
+OTHERS = "tokens other than the patches, which have no place on the picture"
+LEARNED = "tokens that the network has learned, which have no place on the picture"
+
+# The names that forward has for what a decoder looks at.
+_MEMORY = re.compile(r"memory|context|encoder|media|image|vision|visual", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"pos$|pos_|position|mask|rope|freq|rotary|cos$|sin$|bias|skip|residual", re.IGNORECASE)
+# Whole numbers for each input that are no words.
+_NO_WORDS = re.compile(
+    r"mask|position|pos$|type|size|shape|grid|thw|label|target|coord|index|indices|step|time", re.IGNORECASE
+)
+# Numbers with four axes that are no pictures.
+_NO_PICTURE = re.compile(r"mask|bias|position|pos$|past|cache", re.IGNORECASE)
+# What networks call tokens that they hold themselves.
+_LEARNED = re.compile(r"quer(y|ies)|latent|slot|inducing|seed", re.IGNORECASE)
+_NOT_LEARNED = re.compile(r"pos$|position|bias|proj", re.IGNORECASE)
+# A decoder's layer is this many modules out from what it calls, at most.
+_LAYERS_OUT = 4
+
+
+@dataclass(slots=True)
+class OffPicture:
+    """Tells, along one forward pass, why tokens have no place on the picture.
+
+    Attributes:
+        network: Its parameters may be tokens.
+    """
+
+    network: nn.Module
+    _own: dict[int, str] = field(default_factory=dict)
+    _learned: frozenset[int] | None = None
+
+    def restart(self) -> None:
+        """Begin another forward pass."""
+        self._own.clear()
+
+    def reason(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
+        """Return what so many tokens are, which a running module has returned; "" where they may be patches.
+
+        Args:
+            running: The modules that run, the innermost first, which is the one that returned them.
+            count: How many they are.
+            grids: Sizes of maps that convolutions have returned.
+        """
+        decoder = self._decoder(running, grids)
+        if decoder is not None and count == decoder.own_tokens:
+            sequences = [each for _, each in _sequences(running[0])]
+            return "" if sequences and sequences[0] is decoder.memory else decoder.reason
+        return self._own_or_words(running, count, grids)
+
+    def of_attention(
+        self, running: Sequence[ModuleInput], queries: int, keys: int, grids: Sequence[tuple[int, ...]]
+    ) -> tuple[str, str]:
+        """Return the same of the queries of an attention, and of its keys."""
+        decoder = self._decoder(running, grids)
+        if decoder is None:
+            return self._own_or_words(running, queries, grids), self._own_or_words(running, keys, grids)
+        looks_at_memory = any(each is decoder.memory for _, each in _sequences(running[0])) or queries != keys
+        return (
+            decoder.reason if queries == decoder.own_tokens else "",
+            decoder.reason if keys == decoder.own_tokens and not looks_at_memory else "",
+        )
+
+    @staticmethod
+    def are_words_in_front(running: Sequence[ModuleInput], prefix: int) -> bool:
+        """Tell whether words may be among so many tokens in front of the grid: a module was given both (ViLT)."""
+        source = next((each for each in running if _has_picture(each) and not _sequences(each)), None)
+        return source is not None and any(prefix >= each.shape[1] for each in _texts(source))
+
+    def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
+        given = [each for module in running[-1:] if _has_picture(module) for _, each in _sequences(module)]
+        for module in running[:_LAYERS_OUT]:
+            found = _decoder(module, grids)
+            if found is not None and not any(found.memory is each for each in given):  # a text that came as numbers
+                self._own[found.own_tokens] = found.reason
+                return found
+        return None
+
+    def _own_or_words(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
+        if count in self._own:
+            return self._own[count]
+        if not _on_grid(count, grids):
+            if any(_is_parameter(tensor, count) for each in running[:_LAYERS_OUT] for _, tensor in _sequences(each)):
+                self._own[count] = LEARNED
+            if count in self._own or count in self._learned_counts():
+                return LEARNED
+        elif len(running) <= 2 and count in self._learned_counts():  # in the network's own forward: heads of a decoder
+            return LEARNED
+        return _words(running, count, grids)
+
+    def _learned_counts(self) -> frozenset[int]:
+        if self._learned is None:
+            self._learned = frozenset(_learned_counts(self.network))
+        return self._learned
+
+
+class _Decoder(NamedTuple):
+    """How many tokens of its own a module was given, and those of the picture that they look at."""
+
+    own_tokens: int
+    memory: Tensor
+    reason: str
+
+
+def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
+    """Return what a module was given if it is a layer in which other tokens look at those of the picture.
+
+    It is, if an argument is named so, if only one of two sequences is as long as a grid, or if the first is learned.
+    """
+    sequences = [(name, each) for name, each in _sequences(given) if not _NO_MEMORY.search(name)]
+    for name, memory in sequences:
+        for other_name, tokens in sequences:
+            if tokens is memory or tokens.dim() != memory.dim():
+                continue
+            for axis in (1, 0):  # (N, T, D), or (T, N, D) as torch's own layers take it
+                if tokens.shape[1 - axis] != memory.shape[1 - axis] or not _on_grid(memory.shape[axis], grids):
+                    continue
+                is_named = _MEMORY.search(name) and not _MEMORY.search(other_name)
+                is_first = tokens is sequences[0][1]
+                if is_named or not _on_grid(tokens.shape[axis], grids) or (is_first and _are_learned(tokens, memory)):
+                    return _Decoder(tokens.shape[axis], memory, DECODER if is_named else OTHERS)
+    return None
+
+
+def _on_grid(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
+    """Tell whether tokens are as many as the places of a map that was seen, or one more."""
+    for grid in grids:
+        places = 1
+        for size in grid:
+            places *= size
+        if places > 1 and count - places in (0, 1):
+            return True
+    return False
+
+
+def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
+    """Return whether tokens are those of an integer input, (N, T), and not of a picture that a module was given.
+
+    Modules that are given tokens themselves decide nothing: they are given integers for positions and masks.
+    """
+    for each in running:
+        if isinstance(each.module, nn.Embedding):  # of positions, maybe
+            continue
+        tensors = [(name, tensor) for name, tensor in _named(each) if not _NO_WORDS.search(name)]
+        has_picture = _has_picture(each)
+        given = {tensor.shape[1] for _, tensor in tensors if _is_sequence(tensor)}
+        if each is running[-1] and has_picture and any(count - length in (0, 1) for length in given):
+            return _AS_MANY_AS_GIVEN
+        if given and not (has_picture and each is running[-1]):
+            continue
+        lengths = {tensor.shape[1] for tensor in _texts(each)}
+        if lengths and not has_picture:
+            return WORDS
+        if any(count - length in (0, 1) for length in lengths):
+            return _AS_MANY_AS_WORDS
+        if lengths and not _on_grid(count, grids) and _holds(count, min(lengths), grids):
+            return _WITH_WORDS
+        if has_picture:
+            return ""
+    return ""
+
+
+def _holds(count: int, words: int, grids: Sequence[tuple[int, ...]]) -> bool:
+    """Tell whether tokens are enough for the places of a map that was seen and for so many words."""
+    return any(count - grid[-2] * grid[-1] >= words for grid in grids if len(grid) > 1)
+
+
+def _learned_counts(network: nn.Module) -> Iterator[int]:
+    """Yield how many tokens each parameter may be that a network calls its queries or latents: (T, D) or (1, T, D)."""
+    for name, module in network.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding):
+            if _LEARNED.search(last) and not _NOT_LEARNED.search(last.replace("position", "")):
+                yield module.num_embeddings
+        elif not type(module).__module__.startswith("torch.nn"):
+            for own, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() in (2, 3) and _LEARNED.search(own) and not _NOT_LEARNED.search(own):
+                    yield parameter.shape[-2]
+
+
+def _are_learned(tokens: Tensor, memory: Tensor) -> bool:
+    """Tell whether tokens are the same for every input, and what they look at is not."""
+    if _is_parameter(tokens, tokens.shape[1]):
+        return not _is_parameter(memory, memory.shape[1])
+    return len(tokens) > 1 and torch.equal(tokens[0], tokens[1]) and not torch.equal(memory[0], memory[1])
+
+
+def _is_parameter(tensor: Tensor, count: int) -> bool:
+    """Tell whether tokens are a parameter, repeated for each input."""
+    return tensor.shape[1] == count and not tensor.is_inference() and isinstance(tensor._base, nn.Parameter)  # noqa: SLF001
+
+
+def _named(given: ModuleInput) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a module was given, each with the name that forward has for it."""
+    if len(given.args) == 1 and not given.kwargs and isinstance(given.args[0], Tensor):
+        yield "", given.args[0]
+        return
+    names = [*islice(inspect.signature(given.module.forward).parameters, len(given.args))]
+    names += [""] * (len(given.args) - len(names))
+    for name, value in zip([*names, *given.kwargs], [*given.args, *given.kwargs.values()], strict=True):
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, list | tuple | dict):
+            for path, tensor in tensors_given((value,), {}):
+                yield f"{name}{path}", tensor
+
+
+def _sequences(given: ModuleInput) -> list[tuple[str, Tensor]]:
+    return [(name, each) for name, each in _named(given) if _is_sequence(each)]
+
+
+def _has_picture(given: ModuleInput) -> bool:
+    named = [each for name, each in _named(given) if not _NO_PICTURE.search(name)]
+    return any(each.is_floating_point() and each.dim() >= 4 for each in named)
+
+
+def _is_sequence(value: Tensor) -> bool:
+    return value.is_floating_point() and value.dim() == 3
+
+
+def _texts(given: ModuleInput) -> list[Tensor]:
+    """Return the words that a module was given: whole numbers (N, T)."""
+    named = [(name, each) for name, each in _named(given) if each.dim() == 2 and not _NO_WORDS.search(name)]
+    wide = [each for _, each in named if not each.is_complex() and each.element_size() > 1]
+    return [each for each in wide if not each.is_floating_point()]
