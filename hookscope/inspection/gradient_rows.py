@@ -346,5 +346,6 @@ def loss_record(losses: Sequence[tuple[LossValue, float]]) -> LossRecord | None:
     if not losses:
         return None
     first, _ = losses[0]
-    targets = dict.fromkeys(value.target for value, _ in losses if value.target)
-    return LossRecord(first.name, "; ".join(targets), math.fsum(amount for _, amount in losses), first.outputs)
+    differ = len({value.target for value, _ in losses}) > 1
+    target = f"{first.target} in the first of {len(losses)} batches" if differ and first.target else first.target
+    return LossRecord(first.name, target, math.fsum(amount for _, amount in losses), first.outputs)

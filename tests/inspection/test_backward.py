@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import hookscope
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch
 from hookscope.inspection.backward import PassError, inspect_gradients
@@ -669,3 +670,11 @@ def test_weights_that_are_not_finite_have_no_norm(value: float) -> None:
         model.weight.fill_(value)
     found = inspect_gradients(model, torch.ones(1, 4, dtype=torch.float64), "sum")
     assert found.parameters[0].weight_l2 is None
+
+
+def test_a_target_that_differs_from_batch_to_batch_is_that_of_the_first() -> None:
+    network = nn.Linear(3, 3, bias=False)
+    nn.init.eye_(network.weight)
+    run = hookscope.grads(network, torch.eye(3), loss="ce", batch_size=1)
+    assert run.loss is not None
+    assert run.loss.target == "argmax: class 0 in the first of 3 batches"
