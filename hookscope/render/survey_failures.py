@@ -44,8 +44,8 @@ def failure_reasons(each: FailedInput, failures: Failures) -> list[str]:
 
 
 def wrong_title(failures: Failures) -> str:
-    """Return "The surest wrong inputs"; if no input has a reason, that is part of the title."""
-    title = "The surest wrong inputs"
+    """Return "Wrong inputs, most confident first"; if no input has a reason, that is part of the title."""
+    title = "Wrong inputs, most confident first"
     if not _without_reasons(failures):
         return title
     return f"{title}: no reason found{' in what could be looked at' if failures.remarks else ''}"

@@ -121,8 +121,8 @@ def _tight(result: Survey) -> Iterator[str]:
     if factors:
         row, least = min(factors, key=lambda each: each[1])
         if least >= 1:
-            factor = f"{'only ' if least < _TIGHT else ''}a factor of {figure(least, 3)}"
-            yield f"All values of these outputs fit float16: the largest, in {_name(row)}, leaves {factor}."
+            factor = f"{'only ' if least < _TIGHT else ''}{figure(least, 3)} times"
+            yield f"All values of these outputs fit float16: its limit is {factor} the largest, in {_name(row)}."
 
 
 def _selective(result: Survey) -> Iterator[str]:

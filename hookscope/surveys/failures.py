@@ -86,7 +86,7 @@ class _Recorder:
 def explained(
     classified: ClassifiedInputs, chunks: Iterable[JudgedInputs], again: SecondPass | None, channel_count: int
 ) -> Failures:
-    """Return the surest wrong inputs with what may be the reason.
+    """Return the most confident wrong inputs with what may be the reason.
 
     Args:
         classified: All inputs.

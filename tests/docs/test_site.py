@@ -190,3 +190,8 @@ def test_the_search_finds_a_rule(browser: Browser, address: str) -> None:  # noq
     page.locator("input.md-search__input").press_sequentially("quiet-channels")  # it listens to keys alone
     page.wait_for_selector(".md-search-result__item a[href*='rules']", timeout=120_000)
     page.close()
+
+
+def test_the_skill_and_the_changelog_are_short() -> None:
+    assert len((DOCS / "agents/SKILL.md").read_text(encoding="utf-8").splitlines()) <= 60
+    assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 80

@@ -196,7 +196,6 @@ def _inner_block(run: _Run, inner: str, members: Sequence[int], block: str, sour
 
 
 def _inside(label: str, block: str) -> str:
-    """Return a name as it is inside a block."""
     return label.removeprefix(f"{block or '(model)'}:").removeprefix(f"{block}." if block else "") or "(no name)"
 
 

@@ -79,7 +79,7 @@ def _wrong_pictures(report: CheckReport, pictures: Sequence[NDArray[np.uint8] | 
         else "softmax that it gives to the class"
     )
     heading = [
-        ("Wrong pictures, the surest first", NAME, INK),
+        ("Wrong pictures, most confident first", NAME, INK),
         (f"As the network got them; in brackets, the {of}.", SMALL, DIM),
     ]
     return [text_block(heading), *rows]

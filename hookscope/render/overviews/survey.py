@@ -34,9 +34,9 @@ from hookscope.results.survey import CropSheet, Survey, WrongStrip, channel_coun
 from hookscope.text import counted
 
 _SHOWN = 3
-_KEY_OF_WRONG = "Left the input, then those that are right and have the nearest features."
+_KEY_OF_WRONG = "On the left the wrong input, then right ones with the nearest features."
 _KEY = (
-    "Left the inputs that excite the channel most, of one half of the data; right the same of the other half. Alike: "
+    "Left: the inputs of one half of the data that excite the channel most; right: those of the other half. If alike, "
     "that is what it responds to."
 )
 
