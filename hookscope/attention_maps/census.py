@@ -18,7 +18,8 @@ _NOT_OVER_TOKENS = re.compile(
 )
 
 CANNOT_BE_SEEN = (
-    "no softmax over keys that torch functions show (linear attention, a softmax written out, or a custom kernel)"
+    "no softmax over keys that torch functions show (linear attention, a softmax written out or over an axis that is not "
+    "the last, or a custom kernel)"
 )
 
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookscope.attention_maps.off_picture import off_picture
-from hookscope.hooks.attention import AttentionCall, ModuleInput
-from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, known_prefix, layout_of
+from hookscope.hooks.attention import AttentionCall
+from hookscope.hooks.running import ModuleInput
+from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, layout_of
+from hookscope.statistics.token_places import TokenPlaces, unrolled_halvings
 from hookscope.statistics.windows import cut, cuts_windows, pair, window_size
 
 NOWHERE = -1
@@ -64,6 +65,8 @@ def head_count_of(running: Sequence[ModuleInput]) -> int | None:
 def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
     """Return what the axes in front of queries and keys count, or in words why that is not known."""
     lead = tuple(lead)
+    if len(lead) == 2 and lead[0] != inputs == lead[1] and (heads == lead[0] or lead[0] % inputs):
+        return Axes((1, 0), inputs, 1, lead[0])  # heads in front
     if not lead:
         return Axes((), 1, 1, 1) if inputs == 1 else "it has no batch axis"
     if len(lead) == 1 and inputs == 1 and lead[0] == heads:
@@ -82,22 +85,26 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
     return Axes((0, *others, *places), inputs, windows, lead[places[0]])
 
 
-def with_folded_heads(call: AttentionCall, axes: Axes) -> Axes:
-    """Return heads that a module folds into the batch axis, without saying how many there are, as heads.
+def with_heads_found(call: AttentionCall, axes: Axes) -> Axes:
+    """Return heads in the batch axis or in front of it, of a module that does not say how many there are, as heads.
 
-    They are windows where what the modules were given has as many tokens as all parts of an input together.
+    They are windows where what the modules were given has as many tokens as all parts of an input together. Heads that
+    are as many as inputs are known by the values: those of one head lie side by side.
     """
     assert call.rows is not None  # noqa: S101 - the caller has looked
-    keys, counts = call.rows.shape[-1], [*_token_counts(call.running)]
-    if (
-        axes.order != (0,)
-        or axes.windows == 1
-        or axes.heads > 1
-        or any(axes.inputs * axes.windows * keys in each for each in counts)
-    ):
+    *lead, _, keys = call.rows.shape
+    counts = [*_token_counts(call.running)]
+    strides = call.rows.strides if call.product is None else call.product.values.stride()[:-2]
+    if len(lead) == 2 and lead[0] == lead[1] == axes.inputs > 1 and len(strides) == 2:
+        return axes._replace(order=(1, 0)) if strides[0] < strides[1] else axes
+    is_whole = any(axes.inputs * keys in each for each in counts)
+    is_cut = any(axes.inputs * axes.windows * keys in each for each in counts)
+    if axes.windows == 1 or is_cut or not is_whole:
         return axes
-    if any(axes.inputs * keys in each for each in counts):
+    if axes.order == (0,) and axes.heads == 1:
         return Axes(axes.order, axes.inputs, 1, axes.windows)
+    if axes.order == (0, 1) and lead[1] == axes.inputs:
+        return Axes((1, 0), axes.inputs, 1, lead[0])
     return axes
 
 
@@ -208,59 +215,51 @@ class Arrangement(NamedTuple):
     """How a network's tokens lie, as far as it says so itself.
 
     Attributes:
-        prefix: Tokens in front of the grid; None if that is not known.
+        tokens: Where they lie on a picture.
         class_count: Class tokens among the prefix, 0 or 1.
-        given: What the user said of tokens.
         remark: Why its tokens have no place, whatever their number; "" where they may have.
     """
 
-    prefix: int | None
+    tokens: TokenPlaces
     class_count: int
-    given: Tokens | None
     remark: str = ""
 
 
 def arrangement_of(network: nn.Module, given: Tokens | None) -> Arrangement:
     """Return how a network's tokens lie, before anything ran."""
     remark = ""
-    if any(type(each).__name__ == "Unroll" for each in network.modules()):  # Hiera's
+    if given is None and unrolled_halvings(network):
         remark = "its tokens lie in the order of unrolled windows, not of the picture's rows"
-    return Arrangement(known_prefix(network), class_token_count(network), given, remark)
+    return Arrangement(TokenPlaces(network, given), class_token_count(network), remark)
 
 
 def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tuple[Places | None, Places | None, str]:
     """Return where queries and keys lie, and in words why keys have no place where they have none."""
     assert call.rows is not None  # noqa: S101
     *_, queries, keys = call.rows.shape
-    if arrangement.remark and arrangement.given is None:
+    if arrangement.remark:
         return None, None, arrangement.remark
     if axes.windows > 1 or any(cuts_windows(each.module) for each in call.running):
         windows = _windows_of(call, axes)
         return (None, None, windows) if isinstance(windows, str) else (windows, windows, "")
-    elsewhere = off_picture(call.running, queries, keys, call.grids)
-    of_keys = _grid_places(keys, call.grids, arrangement, elsewhere.keys)
+    of_queries, of_keys = arrangement.tokens.of_attention(call.running, queries, keys, call.grids, call.patches)
     if isinstance(of_keys, str):
-        return None, None, of_keys
-    if (queries, elsewhere.queries) == (keys, elsewhere.keys):
-        return of_keys, of_keys, ""
-    of_queries = _grid_places(queries, call.grids, arrangement, elsewhere.queries)
-    return (None if isinstance(of_queries, str) else of_queries), of_keys, ""
+        return None, None, _no_place(keys, of_keys)
+    keys_lie = _on_grid(of_keys)
+    if of_queries == of_keys:
+        return keys_lie, keys_lie, ""
+    return (_on_grid(of_queries) if isinstance(of_queries, Layout) else None), keys_lie, ""
 
 
-def _grid_places(
-    count: int, grids: Sequence[tuple[int, int]], arrangement: Arrangement, elsewhere: str
-) -> Places | str:
-    if count == 1:
+def _no_place(keys: int, reason: str) -> str:
+    """Say why keys have no place, as a reason of `TokenPlaces.of_attention`, in a note on the block."""
+    if keys == 1:
         return "it has one token"
-    if elsewhere and arrangement.given is None:
-        return f"its {count} keys are {elsewhere}"
-    layout = layout_of((1, count, 1), 1, 2, grids, prefix=arrangement.prefix, given=arrangement.given)
-    if isinstance(layout, str) and arrangement.prefix:  # a block without class token, or with keys of another grid
-        layout = layout_of((1, count, 1), 1, 2, grids, prefix=0, given=arrangement.given)
-    if not isinstance(layout, Layout):
-        return f"it {layout}"
-    if len(layout.grid) != _AXES:
-        return "its tokens lie in a volume"
+    hint = "; for patches give --tokens prefix=1,grid=HEIGHTxWIDTH" if "words" in reason else ""
+    return f"it {reason}" if reason.startswith("has ") else f"its {keys} keys are {reason}{hint}"
+
+
+def _on_grid(layout: Layout) -> Places:
     height, width = layout.grid
     return _row_by_row(height, width, layout.prefix or 0)
 

@@ -23,7 +23,7 @@ from hookscope.attention_maps.places import (
     head_count_of,
     not_over_tokens,
     places_of,
-    with_folded_heads,
+    with_heads_found,
 )
 from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
 from hookscope.attention_maps.reductions import CallNumbers, Room, map_of, on_grid, reduced
@@ -119,7 +119,7 @@ class _Pass:
             self.refused[inner.name] = (kind, call.reason)
             return
         axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
-        axes = axes if isinstance(axes, str) else with_folded_heads(call, axes)
+        axes = axes if isinstance(axes, str) else with_heads_found(call, axes)
         reason = axes if isinstance(axes, str) else not_over_tokens(call, axes)
         if reason or isinstance(axes, str):
             self.refused[inner.name] = (kind, reason)
@@ -367,6 +367,7 @@ class _Passes:
             ModelRaisedError: If the network raises.
         """
         seen = _Pass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
+        self.wanted.arrangement.tokens.restart(batch.pictures)
         mode = AttentionMode(self.inspected.modules, seen.take)
         given = copy_of(batch)
         self.captured.restart()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.attribution.cams import CAMS
 from hookscope.attribution.forward_backward import ForwardBackward, model_errors, run_and_differentiate, run_output
-from hookscope.attribution.layer_choice import LayerOutputs
+from hookscope.attribution.layer_choice import layer_outputs_of
 from hookscope.attribution.map_layers import MapLayer, MapLayers, arrived
 from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
 from hookscope.attribution.scores import BatchTarget
@@ -20,7 +20,6 @@ from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Extent, Method
-from hookscope.statistics.token_layout import WindowedLayers
 
 # The methods of layer and picture at once, and whose maps and pixels they multiply.
 _OF_BOTH: Mapping[str, tuple[str, Method]] = {"guided-grad-cam": ("grad-cam", "guided-backprop")}
@@ -114,7 +113,7 @@ def explain_again(
     modules, _ = module_index(network)
     names = dict.fromkeys(each.place[0] for each in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
-    outputs = LayerOutputs(passes.outputs.prefix, passes.outputs.given, WindowedLayers(network))
+    outputs = layer_outputs_of(network, passes.outputs.places.given)
     with ExitStack() as hooks:
         other = ForwardBackward(
             inspected=replace(passes.inspected, network=network, modules=modules),

@@ -80,7 +80,7 @@ def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, ke
     """
     args, kwargs = _tracked(batch) if track else _plain(batch)
     passes.capturing.restart()
-    passes.outputs.start(len(batch.indices), place_axes(batch), keeps=keeps)
+    passes.outputs.start(len(batch.indices), place_axes(batch), batch.pictures, keeps=keeps)
     with model_errors(passes.inspected, "forward"):
         return passes.inspected.network(*args, **kwargs)
 

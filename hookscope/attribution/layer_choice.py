@@ -13,7 +13,8 @@ from hookscope.attribution.scores import BatchTarget
 from hookscope.hooks.observed import ModuleCall, Place
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
-from hookscope.statistics.token_layout import Layout, Tokens, WindowedLayers, known_prefix, layout_of
+from hookscope.statistics.token_layout import Layout, Tokens
+from hookscope.statistics.token_places import TokenPlaces
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -60,18 +61,12 @@ class LayerOutputs:
     Attributes:
         count: Inputs in the batch.
         axes: Axes of place that the input has.
-        prefix: Tokens in front of the grid, if that is known of the network.
-        given: What the user said of tokens.
-        windowed: Its layers that return windows.
-        unrolled: How often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0.
+        places: Where the network's tokens lie.
         keeps: Whether to keep the outputs, and where their gradients arrive.
         score_map: Label of the output that was found to hold the scores themselves; "" without one.
     """
 
-    prefix: int | None
-    given: Tokens | None
-    windowed: WindowedLayers
-    unrolled: int = 0
+    places: TokenPlaces
     count: int = 1
     axes: int = 2
     keeps: bool = False
@@ -80,9 +75,12 @@ class LayerOutputs:
     _axes: AxisReader = field(default_factory=AxisReader)
     _grids: list[tuple[int, ...]] = field(default_factory=list)
 
-    def start(self, count: int, axes: int, *, keeps: bool = False) -> None:
-        """Begin a forward pass over so many inputs, with so many axes of place."""
+    def start(
+        self, count: int, axes: int, pictures: tuple[int, int, int] | None = None, *, keeps: bool = False
+    ) -> None:
+        """Begin a forward pass over so many inputs, with so many axes of place, pictures of a size or others."""
         self.score_map, self.axes = "", axes
+        self.places.restart(pictures)
         self.count, self.keeps, self.by_place, self._axes, self._grids = count, keeps, {}, AxisReader(), []
 
     def forget(self) -> None:
@@ -99,9 +97,9 @@ class LayerOutputs:
         layout: Layout | str = "holds whole numbers"
         if tensor.is_floating_point():
             axis = self._axes.channel_axis(call.maker, shape)
-            layout = self.windowed.layout(call.layer, shape, self.count, axis, self._grids) or self._in_rows(
-                layout_of(shape, self.count, axis, self._grids, axes=self.axes, prefix=self.prefix, given=self.given)
-            )
+            place = (call.layer, call.call, slot)
+            self.places.note_patches(call.maker, tensor)
+            layout = self.places.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
         if (
             isinstance(layout, Layout)
@@ -120,19 +118,10 @@ class LayerOutputs:
         self.by_place[call.layer, call.call, slot] = output
         return output
 
-    def _in_rows(self, layout: Layout | str) -> Layout | str:
-        """Refuse tokens that lie window by window."""
-        if not self.unrolled or self.given is not None or isinstance(layout, str) or layout.prefix is None:
-            return layout
-        in_rows = {tuple(size >> self.unrolled for size in grid) for grid in self._grids[:1]}
-        return layout if layout.grid in in_rows else "has tokens in the order of windows, not of the picture's rows"
-
 
 def layer_outputs_of(network: nn.Module, tokens: Tokens | None) -> LayerOutputs:
     """Return the outputs of a network, before anything ran."""
-    unroll = next((each for each in network.modules() if type(each).__name__ == "Unroll"), None)  # Hiera's
-    windowed = WindowedLayers(network)
-    return LayerOutputs(known_prefix(network), tokens, windowed, len(getattr(unroll, "schedule", ())))
+    return LayerOutputs(TokenPlaces(network, tokens))
 
 
 class Choice(NamedTuple):

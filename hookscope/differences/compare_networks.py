@@ -54,6 +54,7 @@ from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched
 from hookscope.results.inputs import InputRecord
+from hookscope.statistics.token_places import TokenPlaces
 from hookscope.text import counted
 
 _A, _B, _REFERENCE = range(3)
@@ -452,6 +453,7 @@ def _hooked_network(
     keeps: Literal["inputs", "states", ""] = "",
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
+    recorder.places = TokenPlaces(inspected.network)
     selected, operations, placed = choose(inspected, queue, layers, options.edits, recorder, ops=ops)
     return HookedNetwork(
         title=f"{side} ({inspected.info.name})",

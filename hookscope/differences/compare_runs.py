@@ -23,6 +23,7 @@ from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.session import package_versions
+from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Differences, Measures, OutputDifference, Side
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
@@ -72,6 +73,9 @@ class _RunMaps:
             grid = shape[2:] if axis == 1 else shape[1:-1]
             self.axes.add_grid(grid, makes_maps="2d" in pair.a.kind or "3d" in pair.a.kind)
         key, grids = (pair.label, 0, 0), tuple(self.axes.grids)
+        tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
+        if tokens is not None:
+            grids = (tokens.grid,) if tokens.grid is not None else ()
         seen = [
             PairedOutput(key, pair.call[0], TensorVersion(0, each), channel_axis=axis, grids=grids) for each in (a, b)
         ]

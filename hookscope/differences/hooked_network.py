@@ -174,7 +174,7 @@ class HookedNetwork:
         for kept in (self._counts, self._given, self._overwrote):
             kept.clear()
         self._versions = TensorVersions()
-        self.recorder.start(batch.indices, of_pictures=batch.has_pictures)
+        self.recorder.start(batch.indices, pictures=batch.pictures)
         thread.pause(Ready(has_batch=True), breakable=False)
         if thread.breaks_off:  # before the forward pass began
             thread.breaks_off = False
@@ -252,7 +252,7 @@ class HookedNetwork:
         if partner is not None:
             overwrote = self._overwrote.pop(place, None)
             given = [self._versions.of(each) for _, each in call.inputs] if overwrote is None else [overwrote]
-            grids = tuple(self.recorder.axes.grids)
+            grids = tuple(self.recorder.grids_of((call.layer, call.call, slot), tensor, axis))
             thread.pause(
                 PairedOutput((*partner, which), call.layer, self._versions.of(tensor), tuple(given), axis, grids)
             )

@@ -6,7 +6,7 @@ after the call, from what it was given, without a random number.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -22,20 +22,12 @@ from hookscope.hooks.attention_rows import (
     of_weights,
 )
 from hookscope.hooks.autograd import plain_arithmetic
-from hookscope.hooks.callers import CALL, operation_name
+from hookscope.hooks.callers import operation_name
 from hookscope.hooks.operations import forwards, run_networks
+from hookscope.hooks.running import ModuleInput, running_modules
 from hookscope.hooks.softmax_products import FOLLOWED, Product, SoftmaxProducts
 
 Entry = Literal["scaled dot product", "multi-head", "softmax", "flex"]
-
-
-class ModuleInput(NamedTuple):
-    """A module that is running, and what it was called with."""
-
-    name: str
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
 
 
 class AttentionCall(NamedTuple):
@@ -50,6 +42,7 @@ class AttentionCall(NamedTuple):
         grids: Sizes of maps that convolutions and poolings returned before it, (h, w), in order.
         roll: The size (h, w) of the latest map that was rolled towards its first row and column since the attention
             before, and how far; None without one.
+        patches: What the first convolution returned that cuts the picture into patches; None without one.
     """
 
     entry: Entry
@@ -59,6 +52,7 @@ class AttentionCall(NamedTuple):
     product: Product | None
     grids: tuple[tuple[int, int], ...]
     roll: tuple[tuple[int, int], tuple[int, int]] | None
+    patches: Tensor | None = None
 
 
 _GRIDS = frozenset({"conv2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"})
@@ -89,6 +83,7 @@ class AttentionMode(TorchFunctionMode):
         self._products = SoftmaxProducts()
         self._grids: list[tuple[int, int]] = []
         self._roll: tuple[tuple[int, int], tuple[int, int]] | None = None
+        self._patches: Tensor | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -123,9 +118,11 @@ class AttentionMode(TorchFunctionMode):
         """Note what places of tokens, or the weights of an attention, are known by."""
         if name == "softmax":
             if self._products.begin(args, kwargs, output):
-                self.softmaxes |= {each.name: None for each in self._running(sys._getframe(2))[:1]}
+                self.softmaxes |= {each.name: None for each in running_modules(sys._getframe(2), self._names)[:1]}
         elif name in _GRIDS and output.dim() == 4:
             self._grids.append((output.shape[-2], output.shape[-1]))
+            if self._patches is None and name == "conv2d" and _cuts_patches(args, kwargs):
+                self._patches = output.detach()
         elif name == "roll":
             self._rolled(args, kwargs)
 
@@ -151,24 +148,13 @@ class AttentionMode(TorchFunctionMode):
         reason: str,
         product: Product | None = None,
     ) -> None:
-        call = AttentionCall(entry, self._running(frame), rows, reason, product, tuple(self._grids), self._roll)
+        running = running_modules(frame, self._names)
+        call = AttentionCall(entry, running, rows, reason, product, tuple(self._grids), self._roll, self._patches)
         self._roll = None
         if not call.running:
             return
         with plain_arithmetic():
             self._take(call)
-
-    def _running(self, frame: FrameType | None) -> tuple[ModuleInput, ...]:
-        """Return the network's modules that run, the innermost first."""
-        found = []
-        while frame is not None:
-            if frame.f_code is CALL:
-                held = frame.f_locals
-                name = self._names.get(id(held["self"]))
-                if name is not None:
-                    found.append(ModuleInput(name, held["self"], held["args"], held["kwargs"]))
-            frame = frame.f_back
-        return tuple(found)
 
     def _rolled(self, args: Any, kwargs: Any) -> None:
         """Note a cyclic shift of maps (N, H, W, C) towards their first row and column; shifts back do not count."""
@@ -180,6 +166,14 @@ class AttentionMode(TorchFunctionMode):
         down, across = (int(each) for each in shifts)
         if down <= 0 and across <= 0:
             self._roll = ((given.shape[1], given.shape[2]), (-down, -across))
+
+
+def _cuts_patches(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a convolution has a kernel as large as its stride, of more than one pixel."""
+    weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+    stride = kwargs.get("stride", args[3] if len(args) > 3 else 1)
+    sides = (stride, stride) if isinstance(stride, int) else tuple(stride)
+    return isinstance(weight, Tensor) and tuple(weight.shape[2:]) == sides and max(sides) > 1
 
 
 forwards(AttentionMode.__torch_function__)

@@ -48,11 +48,13 @@ class AttentionRows(NamedTuple):
         shape: Of all of them: batch, windows and heads first, then queries, then keys.
         part: Takes the first query and the one after the last, the memory to compute in, and whether entropy is wanted.
         features: Numbers in each query; 0 where that is not known.
+        strides: Of the axes in front of queries, in memory; () where that is not known.
     """
 
     shape: tuple[int, ...]
     part: Callable[[int, int, Memory, bool], Part]
     features: int = 0
+    strides: tuple[int, ...] = ()
 
 
 class NotExactError(Exception):
@@ -94,7 +96,7 @@ def _of_scaled_dot_product(
         _hide(scores, mask, begin, end, is_causal=is_causal)
         return _softmax(scores, memory, hides=mask is not None or is_causal, with_entropy=with_entropy)
 
-    return AttentionRows(shape, part, query.size(-1))
+    return AttentionRows(shape, part, query.size(-1), query.stride()[:-2])
 
 
 def _hide(scores: Tensor, mask: Tensor | None, begin: int, end: int, *, is_causal: bool) -> None:

@@ -46,10 +46,12 @@ class Batch:
     exact: frozenset[str] = frozenset()
 
     @property
-    def has_pictures(self) -> bool:
-        """Whether an argument may hold pictures: floating-point numbers (N, C, H, W)."""
-        tensors = (each for each in (*self.args, *self.kwargs.values()) if isinstance(each, torch.Tensor))
-        return any(each.dim() == 4 and each.is_floating_point() for each in tensors)
+    def pictures(self) -> tuple[int, int, int] | None:
+        """How many there are and their height and width, of the argument (N, C, H, W) of floating-point numbers."""
+        given = [*self.args, *self.kwargs.values()]
+        tensors = [each for each in given if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        sizes = {(len(each), each.shape[2], each.shape[3]) for each in tensors if each.dim() == 4}
+        return sizes.pop() if len(sizes) == 1 else None
 
 
 def load_batches(

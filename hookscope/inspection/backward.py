@@ -34,7 +34,7 @@ from hookscope.models import LoadedModel
 from hookscope.results.gradients import Gradients, InputGradients
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics import Reducer
-from hookscope.statistics.token_layout import WindowedLayers
+from hookscope.statistics.token_places import TokenPlaces
 
 
 class PassError(ModelError):
@@ -131,7 +131,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     if hooked is not None:
         selected = {name: each for name, each in inspected.modules.items() if name in hooked}
     maps = Recorder(grids_for, max_channels, None, recorder.reducer, recorder.axes, operations)
-    maps.windowed = WindowedLayers(network)
+    recorder.places = maps.places = TokenPlaces(network) if grids_for else None
     gradient_recorder = GradientRecorder(maps, on_tensor)
     with ExitStack() as block:
         block.enter_context(torch.inference_mode(False))

@@ -242,7 +242,7 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
     expected: float | None = None
     places = _places(run, batch)
     while True:
-        run.recorder.start(places, of_pictures=batch.has_pictures)
+        run.recorder.start(places, pictures=batch.pictures)
         run.gradient_recorder.maps.start(places)
         try:
             with _autocast(run):

@@ -39,7 +39,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.repeats import reduced
 from hookscope.statistics import Measured, Reducer
-from hookscope.statistics.token_layout import WindowedLayers
+from hookscope.statistics.token_places import TokenPlaces
 
 
 class ForwardError(ModelError):
@@ -126,7 +126,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     )
     if summaries != "none":
         recorder.maps = MapRecorder(every_row=summaries == "every row" or len(selected) <= FEW_ROWS)
-    recorder.windowed = WindowedLayers(network)
+    recorder.places = TokenPlaces(network)
     recorder.tokens = TokenRecorder(network) if tokens else None
     recorder.operations = None if keeps_judged else operations
     recorder.judged_reducer = Reducer() if judged and not keeps_judged else None
@@ -230,7 +230,7 @@ def _run_batches(
         if run.records and queue.on_error is not None:
             run.state.mark()
         places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
-        run.recorder.start(places, of_pictures=batch.has_pictures)
+        run.recorder.start(places, pictures=batch.pictures)
         to_verify = run.verify and not run.records
         # The network may overwrite its inputs, and the batch may have to run again.
         again = to_verify or on_output is not None or (queue.on_error is not None and len(places) > 1)

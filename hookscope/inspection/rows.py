@@ -29,7 +29,7 @@ from hookscope.results.token_norms import TokenNorms
 from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
 from hookscope.statistics.storage import gathered
-from hookscope.statistics.token_layout import WindowedLayers
+from hookscope.statistics.token_places import TokenPlaces
 from hookscope.text import counted
 
 # A layer is flagged from this share of dead channels on: after a ReLU a few are dead for any one picture.
@@ -86,13 +86,15 @@ class Recorder:
     on_call: Callable[[ModuleCall], None] | None = None
     maps: MapRecorder | None = None
     tokens: TokenRecorder | None = None
-    windowed: WindowedLayers | None = None
+    places: TokenPlaces | None = None
     kept: list[SavedActivation] = field(default_factory=list)
     indices: tuple[int, ...] = ()
 
-    def start(self, indices: tuple[int, ...], *, of_pictures: bool = False) -> None:
-        """Begin a forward pass over the inputs at `indices`."""
-        self.axes.restart(pictures=len(indices) if of_pictures else 0)
+    def start(self, indices: tuple[int, ...], *, pictures: tuple[int, int, int] | None = None) -> None:
+        """Begin a forward pass over the inputs at `indices`: pictures, or others."""
+        self.axes.restart(pictures=pictures)
+        if self.places is not None:
+            self.places.restart(pictures)
         self.indices = indices
         if self.maps is not None:
             self.maps.start(indices)
@@ -139,18 +141,29 @@ class Recorder:
         is_shown = self.lists(call)
         reducer = self.reducer if is_shown or self.judged_reducer is None else self.judged_reducer
         measured = reducer.reduce(tensor, axis, self.indices)
+        key = (call.layer, call.call, slot)
+        if self.places is not None and tensor.dim() > 3:
+            self.places.note_patches(call.maker, tensor)
+        grids = self.grids_of(key, tensor, axis)
         is_kept = self.on_tensor or self.grids_for or self.maps or self.tokens
         if is_kept and is_shown and not _lacks_memory(measured, tensor):
-            key = (call.layer, call.call, slot)
             if self.on_tensor is not None:
                 self.on_tensor(row_label(*key), tensor, axis)
             if self.grids_for:
                 self.keep(key, tensor, axis)
             if self.maps is not None and axis is not None:
-                self.maps.see(key, tensor, axis, self.axes.grids)
-            if self.tokens is not None and axis == 2:
-                self.tokens.see(key, tensor, self.axes.grids, _peak(measured))
+                self.maps.see(key, tensor, axis, grids)
+            if self.tokens is not None and self.places is not None and axis == 2:
+                self.tokens.see(key, tensor, self.places.known(key), _peak(measured))
         return measured
+
+    def grids_of(self, key: Place, tensor: Tensor, axis: int | None) -> Sequence[tuple[int, ...]]:
+        """Return the grids on which an output may lie; to be called where it is returned."""
+        if self.places is None or tensor.is_nested or tensor.dim() != 3 or axis != 2:
+            return self.axes.grids
+        grids = self.axes.grids
+        self.places.layout(key, tensor, len(self.indices), axis, grids, axes=len(grids[-1]) if grids else 2)
+        return self.places.known_grids(key, grids)
 
     def keep(self, key: Place, tensor: Tensor, axis: int | None) -> None:
         """Clone the `slices`."""
@@ -163,8 +176,8 @@ class Recorder:
         if self.grids_for <= min(self.indices, default=0) or not is_dense or not tensor.numel():
             return
         count, note = len(self.indices), ""
-        layout = self.windowed and self.windowed.layout(key[0], tensor.shape, count, axis, self.axes.grids)
-        if layout:
+        layout = None if self.places is None else self.places.known(key)
+        if layout is not None and layout.windows is not None:
             tensor, axis = layout.maps(tensor), 1
         if tensor.dim() == 0:
             tensor = tensor.reshape(1)
@@ -180,7 +193,7 @@ class Recorder:
             channel_count = values.numel() if axis is None else shape[axis - 1]
             if self.max_channels is not None and axis is not None:
                 values = values.narrow(axis - 1, 0, min(self.max_channels, channel_count))  # noqa: PLW2901
-            grids = tuple(self.axes.grids)
+            grids = tuple(self.axes.grids) if self.places is None else self.places.known_grids(key, self.axes.grids)
             yield SavedActivation(key, index, values, axis, channel_count, shape, grids, note)
             if note:
                 break

@@ -22,7 +22,7 @@ from hookscope.results.token_norms import (
     TokenMap,
     TokenNorms,
 )
-from hookscope.statistics.token_layout import Layout, known_prefix, layout_of, prefix_names
+from hookscope.statistics.token_layout import Layout, prefix_names
 
 # Of fewer tokens a median says little about which one stands out.
 _FEWEST_TOKENS = 8
@@ -77,16 +77,13 @@ class TokenRecorder:
     _seen: list[_Seen] = field(default_factory=list)
     _latest: tuple[weakref.ref[Tensor], int] | None = None
     _widths: dict[int, int] = field(default_factory=dict)
-    _layouts: dict[tuple[int, int], Layout | None] = field(default_factory=dict)
-    _prefix: int | None = None
-    _prefix_is_known: bool = False
 
     def start(self, indices: tuple[int, ...]) -> None:
         """Begin a forward pass over the inputs at `indices`."""
         self._commit()
         self._indices = indices
 
-    def see(self, key: Place, tensor: Tensor, grids: Sequence[tuple[int, ...]], peak: float) -> None:
+    def see(self, key: Place, tensor: Tensor, layout: Layout | None, peak: float) -> None:
         """Measure an output whose axis 2 counts channels, if it is one of tokens.
 
         What is wider than the first output with as many tokens lies inside a block (queries, keys and values together,
@@ -95,7 +92,7 @@ class TokenRecorder:
         Args:
             key: Of the row.
             tensor: The output, the batch on axis 0, not without memory.
-            grids: Spatial sizes seen in this forward pass, which tokens may lie on.
+            layout: Where its tokens lie; None if that is not known.
             peak: The largest magnitude; infinity where it is not known.
         """
         if not _is_of_tokens(tensor, len(self._indices)):
@@ -110,7 +107,7 @@ class TokenRecorder:
         values = tensor.detach()
         norms = torch.linalg.vector_norm(values, dim=2, dtype=torch.promote_types(values.dtype, torch.float32))
         known = self.rows.get(key)
-        layout = self._layout(values, grids) if known is None else known.layout
+        layout = layout if known is None else known.layout
         largest = _largest(values) if peak > MASSIVE_VALUE else None
         self._seen.append(_Seen([key], norms, layout, self._indices, largest))
         self._latest = (weakref.ref(tensor), version)
@@ -158,18 +155,6 @@ class TokenRecorder:
             self._add(several)
         self._seen.clear()
         self._latest = None
-
-    def _layout(self, values: Tensor, grids: Sequence[tuple[int, ...]]) -> Layout | None:
-        known = values.shape[1], len(grids)
-        if known not in self._layouts:
-            if not self._prefix_is_known:
-                self._prefix, self._prefix_is_known = known_prefix(self.network), True
-            axes = len(grids[-1]) if grids else 2
-            found: Layout | str = ""
-            if grids or self._prefix is not None:  # else it is words
-                found = layout_of(values.shape, len(values), 2, grids, axes=axes, prefix=self._prefix)
-            self._layouts[known] = found if isinstance(found, Layout) else None
-        return self._layouts[known]
 
     def _add(self, several: Sequence[_Seen]) -> None:
         norms = torch.stack([each.norms for each in several]).cpu()  # (R, N, T)

@@ -119,6 +119,7 @@ def layout_of(
     axes: int = 2,
     prefix: int | None = None,
     given: Tokens | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Layout | str:
     """Return where the input lies in an output, or in words why it has no place there.
 
@@ -130,12 +131,13 @@ def layout_of(
         axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
         prefix: Tokens in front of the grid, if that is known of the network.
         given: What the user said of sequences.
+        size: (h, w) of the pictures; without convolutions, a network of known prefix cuts them into square patches.
     """
     if not shape or shape[0] != count or channel_axis is None:
         return _FLAT
     is_sequence = len(shape) == _SEQUENCE_AXES and (channel_axis != 1 or (given is not None and axes > 1))
     if is_sequence:
-        return _of_tokens(shape[1], grids, axes, prefix, given)
+        return _of_tokens(shape[1], grids, axes, prefix, given, size)
     if len(shape) != axes + 2:
         return _FLAT
     grid = tuple(size for axis, size in enumerate(shape) if axis not in (0, channel_axis))
@@ -143,7 +145,12 @@ def layout_of(
 
 
 def _of_tokens(
-    length: int, grids: Sequence[tuple[int, ...]], axes: int, prefix: int | None, given: Tokens | None
+    length: int,
+    grids: Sequence[tuple[int, ...]],
+    axes: int,
+    prefix: int | None,
+    given: Tokens | None,
+    size: tuple[int, int] | None,
 ) -> Layout | str:
     if given is not None:
         fits = length == given.prefix + math.prod(given.grid)
@@ -152,13 +159,12 @@ def _of_tokens(
         return Layout(given.grid, 2, given.prefix) if fits else not_these
     if length - (prefix or 0) < (2 if axes == 1 else _MIN_GRID):
         return _FLAT
-    return _of_known_grid(length, grids, prefix) or _of_unknown_grid(length, axes, prefix)
+    return _of_known_grid(length, grids, prefix) or _of_unknown_grid(length, axes, prefix, size)
 
 
-def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | None) -> Layout | None:
+def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | None = None) -> Layout | None:
     """Return the layout of tokens by the grid of a convolution before them, or one that follows from it by halving."""
-    for halvings in range(MAX_HALVINGS + 1):
-        expected = range(MAX_EXTRA_TOKENS + 1) if prefix is None and not halvings else (0, prefix)
+    for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
         for grid in reversed(grids):
             frames, sides = grid[:-2], grid[-2:]  # networks over clips keep their frames
             # Where a size is odd, networks round up or down.
@@ -166,20 +172,37 @@ def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | 
                 tuple(size >> halvings for size in sides),
                 tuple(-(-size >> halvings) for size in sides),
             }:
-                extra = length - math.prod((*frames, *halved))
-                if math.prod((*frames, *halved)) >= _MIN_GRID and extra in expected:
-                    return Layout((*frames, *halved), 2, extra)
+                area = math.prod((*frames, *halved))
+                in_front = (
+                    range(min(MAX_EXTRA_TOKENS, area // 2) + 1) if prefix is None and not halvings else (0, prefix)
+                )
+                if area >= _MIN_GRID and length - area in in_front:
+                    return Layout((*frames, *halved), 2, length - area)
     return None
 
 
-def _of_unknown_grid(length: int, axes: int, prefix: int | None) -> Layout | str:
+def _of_unknown_grid(length: int, axes: int, prefix: int | None, size: tuple[int, int] | None) -> Layout | str:
     if axes == 1:  # the steps of a recurrent layer, or tokens of a signal
         return Layout((length - (prefix or 0),), 2, prefix or 0)
-    side = math.isqrt(max(length - (prefix or 0), 0))
-    if axes == 2 and prefix is not None and side * side == length - prefix:
-        return Layout((side, side), 2, prefix)
+    grid = square_patches(length - prefix, size) if axes == 2 and prefix is not None and size is not None else None
+    if grid is not None:
+        return Layout(grid, 2, prefix)
     example = "HEIGHTxWIDTH" if axes == 2 else "DEPTHxHEIGHTxWIDTH"
+    return unknown_grid(length, example)
+
+
+def unknown_grid(length: int, example: str = "HEIGHTxWIDTH") -> str:
+    """Say that the places of tokens are not known."""
     return f"has {length} tokens whose grid is not known; for patches give --tokens prefix=1,grid={example}"
+
+
+def square_patches(count: int, size: tuple[int, int]) -> tuple[int, int] | None:
+    """Return the grid (h, w) of as many square patches as fill a picture (h, w); None without one."""
+    if count < _MIN_GRID:
+        return None
+    side = math.isqrt(size[0] * size[1] // count)
+    grid = size[0] // max(side, 1), size[1] // max(side, 1)
+    return grid if side and (grid[0] * side, grid[1] * side) == size and grid[0] * grid[1] == count else None
 
 
 @dataclass(slots=True)
@@ -231,16 +254,5 @@ def token_grid(token_count: int, grids: Sequence[tuple[int, ...]]) -> tuple[int,
 
     Without any known grid they are words: of a sentence of 16, a map of 4 × 4 would mean nothing.
     """
-    for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
-        for *frames, height, width in reversed(grids):
-            candidate = (*frames, height >> halvings, width >> halvings)
-            area = math.prod(candidate)
-            if min(candidate) > 1 and 0 <= token_count - area <= min(MAX_EXTRA_TOKENS, area // 2):
-                return candidate
-    return None
-
-
-def square_of(token_count: int) -> list[tuple[int, int]]:
-    """Return the square that tokens may lie on, behind a few others, in a list; an empty one without a square."""
-    sides = ((math.isqrt(token_count - extra), extra) for extra in range(min(MAX_EXTRA_TOKENS, token_count) + 1))
-    return [(side, side) for side, extra in sides if side > 1 and side * side == token_count - extra][:1]
+    found = _of_known_grid(token_count, grids)
+    return None if found is None or min(found.grid) < 2 else found.grid

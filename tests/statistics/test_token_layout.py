@@ -33,7 +33,13 @@ def test_hierarchical_grids_are_halved_up_or_down() -> None:
 def test_what_the_network_says_of_its_prefix_counts() -> None:
     assert layout_of((1, 198, 64), 1, 2, [(14, 14)], prefix=2) == Layout((14, 14), 2, 2)
     assert "not known" in str(layout_of((1, 199, 64), 1, 2, [(14, 14)], prefix=2))
-    assert layout_of((1, 26, 64), 1, 2, [], prefix=1) == Layout((5, 5), 2, 1)
+
+
+def test_without_convolutions_pictures_are_cut_into_square_patches() -> None:
+    assert layout_of((1, 26, 64), 1, 2, [], prefix=1, size=(40, 40)) == Layout((5, 5), 2, 1)
+    assert layout_of((1, 17, 64), 1, 2, [], prefix=1, size=(16, 64)) == Layout((2, 8), 2, 1)
+    for size in [(20, 45), (16, 24), None]:  # of 25 patches; of no size
+        assert "not known" in str(layout_of((1, 26, 64), 1, 2, [], prefix=1, size=size))
 
 
 def test_a_grid_is_never_guessed_from_a_square_number() -> None:

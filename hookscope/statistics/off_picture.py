@@ -1,0 +1,220 @@
+"""Tokens that do not come from the picture, though they may be as many as its patches: words, and learned queries."""
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from hookscope.hooks.pytree import tensors_given
+from hookscope.hooks.running import ModuleInput
+
+WORDS = "words, which have no place on a picture"
+_AS_MANY_AS_WORDS = "as many as the words that the network was given, which have no place on a picture"
+_WITH_WORDS = "patches and words together, in an order that is not known"
+DECODER = "tokens of a decoder, which have no place on the picture"
+OTHERS = "tokens other than the patches, which have no place on the picture"
+LEARNED = "tokens that the network has learned, which have no place on the picture"
+
+# The names that forward has for what a decoder looks at.
+_MEMORY = re.compile(r"memory|context|encoder|media|image|vision|visual", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"pos$|pos_|position|mask|rope|freq|rotary|cos$|sin$|bias|skip|residual", re.IGNORECASE)
+# Whole numbers for each input that are no words.
+_NO_WORDS = re.compile(
+    r"mask|position|pos$|type|size|shape|grid|thw|label|target|coord|index|indices|step|time", re.IGNORECASE
+)
+# What networks call tokens that they hold themselves.
+_LEARNED = re.compile(r"quer(y|ies)|latent|slot|inducing|seed", re.IGNORECASE)
+_NOT_LEARNED = re.compile(r"pos$|position|bias|proj", re.IGNORECASE)
+# A decoder's layer is this many modules out from what it calls, at most.
+_LAYERS_OUT = 4
+
+
+@dataclass(slots=True)
+class OffPicture:
+    """Tells, along one forward pass, why tokens have no place on the picture.
+
+    Attributes:
+        network: Its parameters may be tokens.
+    """
+
+    network: nn.Module
+    _own: dict[int, str] = field(default_factory=dict)
+    _learned: frozenset[int] | None = None
+
+    def restart(self) -> None:
+        """Begin another forward pass."""
+        self._own.clear()
+
+    def reason(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
+        """Return what so many tokens are, which a running module has returned; "" where they may be patches.
+
+        Args:
+            running: The modules that run, the innermost first, which is the one that returned them.
+            count: How many they are.
+            grids: Sizes of maps that convolutions have returned.
+        """
+        decoder = self._decoder(running, grids)
+        if decoder is not None and count == decoder.own_tokens:
+            sequences = [each for _, each in _sequences(running[0])]
+            return "" if sequences and sequences[0] is decoder.memory else decoder.reason
+        return self._own_or_words(running, count, grids)
+
+    def of_attention(
+        self, running: Sequence[ModuleInput], queries: int, keys: int, grids: Sequence[tuple[int, ...]]
+    ) -> tuple[str, str]:
+        """Return the same of the queries of an attention, and of its keys."""
+        decoder = self._decoder(running, grids)
+        if decoder is None:
+            return self._own_or_words(running, queries, grids), self._own_or_words(running, keys, grids)
+        looks_at_memory = any(each is decoder.memory for _, each in _sequences(running[0])) or queries != keys
+        return (
+            decoder.reason if queries == decoder.own_tokens else "",
+            decoder.reason if keys == decoder.own_tokens and not looks_at_memory else "",
+        )
+
+    def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
+        given = [each for module in running if _has_picture(module) for _, each in _sequences(module)]
+        for module in running[:_LAYERS_OUT]:
+            found = _decoder(module, grids)
+            if found is not None and not any(found.memory is each for each in given):  # a text that came as numbers
+                self._own[found.own_tokens] = found.reason
+                return found
+        return None
+
+    def _own_or_words(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
+        if count in self._own:
+            return self._own[count]
+        if not _on_grid(count, grids):
+            if any(_is_parameter(tensor, count) for each in running[:_LAYERS_OUT] for _, tensor in _sequences(each)):
+                self._own[count] = LEARNED
+            if count in self._own or count in self._learned_counts():
+                return LEARNED
+        elif len(running) <= 2 and count in self._learned_counts():  # in the network's own forward: heads of a decoder
+            return LEARNED
+        return _words(running, count, grids)
+
+    def _learned_counts(self) -> frozenset[int]:
+        if self._learned is None:
+            self._learned = frozenset(_learned_counts(self.network))
+        return self._learned
+
+
+class _Decoder(NamedTuple):
+    """How many tokens of its own a module was given, and those of the picture that they look at."""
+
+    own_tokens: int
+    memory: Tensor
+    reason: str
+
+
+def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
+    """Return what a module was given if it is a layer in which other tokens look at those of the picture.
+
+    It is, if an argument is named so, or if only one of two sequences is as long as a grid.
+    """
+    sequences = [(name, each) for name, each in _sequences(given) if not _NO_MEMORY.search(name)]
+    for name, memory in sequences:
+        for other_name, tokens in sequences:
+            if tokens is memory or tokens.dim() != memory.dim():
+                continue
+            for axis in (1, 0):  # (N, T, D), or (T, N, D) as torch's own layers take it
+                if tokens.shape[1 - axis] != memory.shape[1 - axis] or not _on_grid(memory.shape[axis], grids):
+                    continue
+                is_named = _MEMORY.search(name) and not _MEMORY.search(other_name)
+                if is_named or not _on_grid(tokens.shape[axis], grids):
+                    return _Decoder(tokens.shape[axis], memory, DECODER if is_named else OTHERS)
+    return None
+
+
+def _on_grid(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
+    """Tell whether tokens are as many as the places of a map that was seen, or one more."""
+    for grid in grids:
+        places = 1
+        for size in grid:
+            places *= size
+        if places > 1 and count - places in (0, 1):
+            return True
+    return False
+
+
+def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
+    """Return whether tokens are those of an integer input, (N, T), and not of a picture that a module was given.
+
+    Modules that are given tokens themselves decide nothing: they are given integers for positions and masks.
+    """
+    for each in running:
+        if isinstance(each.module, nn.Embedding):  # of positions, maybe
+            continue
+        tensors = [*_named(each)]
+        if any(_is_sequence(tensor) for _, tensor in tensors):
+            continue
+        lengths = {tensor.shape[1] for name, tensor in tensors if _is_text(tensor) and not _NO_WORDS.search(name)}
+        has_picture = _has_picture(each)
+        if lengths and not has_picture:
+            return WORDS
+        if any(count - length in (0, 1) for length in lengths):
+            return _AS_MANY_AS_WORDS
+        if lengths and not _on_grid(count, grids) and _holds(count, min(lengths), grids):
+            return _WITH_WORDS
+        if has_picture:
+            return ""
+    return ""
+
+
+def _holds(count: int, words: int, grids: Sequence[tuple[int, ...]]) -> bool:
+    """Tell whether tokens are enough for the places of a map that was seen and for so many words."""
+    return any(count - grid[-2] * grid[-1] >= words for grid in grids if len(grid) > 1)
+
+
+def _learned_counts(network: nn.Module) -> Iterator[int]:
+    """Yield how many tokens each parameter may be that a network calls its queries or latents: (T, D) or (1, T, D)."""
+    for name, module in network.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding):
+            if _LEARNED.search(last) and not _NOT_LEARNED.search(last.replace("position", "")):
+                yield module.num_embeddings
+        elif not type(module).__module__.startswith("torch.nn"):
+            for own, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() in (2, 3) and _LEARNED.search(own) and not _NOT_LEARNED.search(own):
+                    yield parameter.shape[-2]
+
+
+def _is_parameter(tensor: Tensor, count: int) -> bool:
+    """Tell whether tokens are a parameter, repeated for each input."""
+    return tensor.shape[1] == count and not tensor.is_inference() and isinstance(tensor._base, nn.Parameter)  # noqa: SLF001
+
+
+def _named(given: ModuleInput) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a module was given, each with the name that forward has for it."""
+    if len(given.args) == 1 and not given.kwargs and isinstance(given.args[0], Tensor):
+        yield "", given.args[0]
+        return
+    names = [*islice(inspect.signature(given.module.forward).parameters, len(given.args))]
+    names += [""] * (len(given.args) - len(names))
+    for name, value in zip([*names, *given.kwargs], [*given.args, *given.kwargs.values()], strict=True):
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, list | tuple | dict):
+            for path, tensor in tensors_given((value,), {}):
+                yield f"{name}{path}", tensor
+
+
+def _sequences(given: ModuleInput) -> list[tuple[str, Tensor]]:
+    return [(name, each) for name, each in _named(given) if _is_sequence(each)]
+
+
+def _has_picture(given: ModuleInput) -> bool:
+    return any(tensor.is_floating_point() and tensor.dim() >= 4 for _, tensor in _named(given))
+
+
+def _is_sequence(value: Tensor) -> bool:
+    return value.is_floating_point() and value.dim() == 3
+
+
+def _is_text(tensor: Tensor) -> bool:
+    is_integer = not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() > 1
+    return is_integer and tensor.dim() == 2

@@ -1,0 +1,293 @@
+"""Where the tokens of a network lie on its input, along a forward pass: prefix and grid, windows, words, own tokens.
+
+The one place that knows: norms of tokens, grids, maps of overviews, `attribute` and `attention` ask here.
+"""
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.hooks.observed import Place
+from hookscope.hooks.running import ModuleInput, running_modules
+from hookscope.statistics.off_picture import OffPicture
+from hookscope.statistics.token_layout import (
+    Layout,
+    Tokens,
+    WindowedLayers,
+    known_prefix,
+    layout_of,
+    square_patches,
+    unknown_grid,
+)
+from hookscope.statistics.windows import pair
+
+_BEHIND = "has {} tokens, and those of the picture may not be the last of them"
+# Between mean cosines: what says that a single other token lies behind the patches, and what says anything. Ours.
+_CLEARLY, _SOMEWHAT = 0.2, 0.02
+_OUT_OF_ORDER = "has tokens in the order of windows, not of the picture's rows"
+
+
+@dataclass(slots=True)
+class TokenPlaces:
+    """Reads where tokens lie, along one forward pass.
+
+    Attributes:
+        network: Asked how many tokens it puts in front of the grid, and whether it keeps them window by window.
+        given: What the user said of tokens.
+        pictures: How many the network is given, their height and width; None for other inputs.
+    """
+
+    network: nn.Module
+    given: Tokens | None = None
+    pictures: tuple[int, int, int] | None = None
+    _off: OffPicture = field(init=False)
+    _windows: WindowedLayers = field(init=False)
+    _names: dict[int, str] = field(init=False)
+    _prefix: int | None = field(init=False)
+    _unrolled: int = field(init=False)
+    _widths: dict[int, int] = field(default_factory=dict)
+    _patches: Tensor | None = None
+    _has_others_behind: dict[int, bool] = field(default_factory=dict)
+    _known: dict[Place, tuple[tuple[int, ...], int, Layout | str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Look at the network, before it runs."""
+        self._off, self._windows = OffPicture(self.network), WindowedLayers(self.network)
+        self._names = {id(module): name for name, module in self.network.named_modules()}
+        self._prefix = known_prefix(self.network)
+        self._unrolled = unrolled_halvings(self.network)
+
+    def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
+        """Begin another forward pass; what was found for outputs of the same shapes is kept."""
+        if pictures is None or self.pictures is None or pictures[1:] != self.pictures[1:]:
+            self._off.restart()
+            self._widths.clear()
+            self._known.clear()
+            self._has_others_behind.clear()
+        self.pictures, self._patches = pictures, None
+
+    def note_patches(self, maker: nn.Module | str, maps: Tensor) -> None:
+        """Note what the first convolution returned that cuts the input into patches, (N, D, *grid)."""
+        if self._patches is None and isinstance(maker, nn.Conv2d | nn.Conv3d) and maker.kernel_size == maker.stride:
+            self._patches = maps.detach() if max(maker.stride) > 1 else None
+
+    def layout(
+        self,
+        place: Place,
+        values: Tensor,
+        count: int,
+        channel_axis: int | None,
+        grids: Sequence[tuple[int, ...]],
+        *,
+        axes: int = 2,
+    ) -> Layout | str:
+        """Return where the input lies in an output, or in words why it has no place there.
+
+        It is to be called where the output is returned: the modules that run around it were given words, or a picture.
+
+        Args:
+            place: The layer, or "MODULE:OPERATION", its call and the slot of the output.
+            values: The output.
+            count: Inputs in the batch.
+            channel_axis: As `statistics.channel_axis.AxisReader` gave it.
+            grids: Sizes of maps that convolutions returned in the same pass, later ones preferred.
+            axes: How many axes of place the input has: 1 for signals, 2 for pictures, 3 for volumes and clips.
+        """
+        known = self._known.get(place)
+        if known is not None and known[:2] == (tuple(values.shape), len(grids)):
+            return known[2]
+        found = self._layout(place[0], values, count, channel_axis, grids, axes)
+        self._known[place] = tuple(values.shape), len(grids), found
+        return found
+
+    def known(self, place: Place) -> Layout | None:
+        """Return where the input lies in an output that was looked at in this pass; None where it has no place."""
+        found = self._known.get(place)
+        return found[2] if found is not None and isinstance(found[2], Layout) else None
+
+    def known_grids(self, place: Place, grids: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Return the grids on which an output may lie: that of its tokens, if they were looked at, else all."""
+        if place not in self._known:
+            return tuple(grids)
+        layout = self.known(place)
+        if layout is None:
+            return ()
+        return tuple(grids) if layout.prefix is None else (layout.grid,)
+
+    def _layout(
+        self,
+        layer: str,
+        values: Tensor,
+        count: int,
+        channel_axis: int | None,
+        grids: Sequence[tuple[int, ...]],
+        axes: int,
+    ) -> Layout | str:
+        shape = tuple(values.shape)
+        windows = self._windows.layout(layer, shape, count, channel_axis, grids)
+        if windows is not None:
+            return windows
+        size = None if self.pictures is None else self.pictures[1:]
+        found = layout_of(
+            shape, count, channel_axis, grids, axes=axes, prefix=self._prefix, given=self.given, size=size
+        )
+        if isinstance(found, str) or found.prefix is None or self.given is not None:
+            return found
+        return (self._out_of_place(found, values, grids) if axes > 1 else "") or found
+
+    def _out_of_place(self, found: Layout, values: Tensor, grids: Sequence[tuple[int, ...]]) -> str:
+        """Return why tokens that are as many as a grid has places do not lie on it; "" where they do."""
+        tokens, width = values.shape[1:]
+        running = running_modules(sys._getframe(), self._names)  # noqa: SLF001
+        reason = self._off.reason(running, tokens, grids)
+        if reason:
+            return f"holds {reason}"
+        if not self._is_merged(found, tokens, width, grids, running):
+            return unknown_grid(tokens)
+        if self._are_others_behind(found, values):
+            return _BEHIND.format(tokens)
+        self._widths.setdefault(tokens, width)
+        if self._unrolled and found.grid not in {tuple(size >> self._unrolled for size in grid) for grid in grids[:1]}:
+            return _OUT_OF_ORDER
+        return ""
+
+    def of_attention(
+        self,
+        running: Sequence[ModuleInput],
+        queries: int,
+        keys: int,
+        grids: Sequence[tuple[int, ...]],
+        patches: Tensor | None,
+    ) -> tuple[Layout | str, Layout | str]:
+        """Return where queries and keys lie on a picture, or in words why they have no place on it."""
+        self._patches = patches
+        reasons = self._off.of_attention(running, queries, keys, grids) if self.given is None else ("", "")
+        found = []
+        for count, reason in zip((queries, keys), reasons, strict=True):
+            found.append(self._of_attention(running, count, reason, grids))
+        for each in _sequences(running):
+            self._widths.setdefault(each.shape[1], each.shape[2])
+        return found[0], found[1]
+
+    def _of_attention(
+        self, running: Sequence[ModuleInput], count: int, reason: str, grids: Sequence[tuple[int, ...]]
+    ) -> Layout | str:
+        if reason:
+            return reason
+        size = None if self.pictures is None else self.pictures[1:]
+        shape = (1, count, 1)
+        layout = layout_of(shape, 1, 2, grids, prefix=self._prefix, given=self.given, size=size)
+        if isinstance(layout, str) and self._prefix:  # a block without class token, or with keys of another grid
+            layout = layout_of(shape, 1, 2, grids, prefix=0, given=self.given, size=size)
+        if isinstance(layout, str) or self.given is not None:
+            return layout
+        width = max((each.shape[2] for each in _sequences(running) if each.shape[1] == count), default=0)
+        if not self._is_merged(layout, count, width, grids, running):
+            return unknown_grid(count)
+        given = next((each for each in reversed(_sequences(running)) if each.shape[1] == count), None)
+        return _BEHIND.format(count) if self._are_others_behind(layout, given) else layout
+
+    def _are_others_behind(self, layout: Layout, values: Tensor | None) -> bool:
+        """Tell whether tokens may lie behind those of the grid; known once for tokens of a number.
+
+        A network that does not say how many are in front is taken at its values: its first tokens are patches that a
+        convolution has cut, with their positions added. A single other token is in front but for strong evidence.
+        """
+        if self._prefix is not None or not layout.prefix or self.given is not None:
+            return False
+        count = layout.prefix + math.prod(layout.grid)
+        if count not in self._has_others_behind:
+            likeness = None if values is None or self._patches is None else _likeness(values, self._patches, layout)
+            if likeness is None:
+                self._has_others_behind[count] = layout.prefix > 1
+            elif layout.prefix == 1:
+                self._has_others_behind[count] = likeness[0] > likeness[1] + _CLEARLY
+            else:
+                self._has_others_behind[count] = max(likeness) > likeness[-1]
+        return self._has_others_behind[count]
+
+    def _is_merged(
+        self,
+        layout: Layout,
+        tokens: int,
+        width: int,
+        grids: Sequence[tuple[int, ...]],
+        running: Iterable[ModuleInput],
+    ) -> bool:
+        """Tell whether tokens lie on a grid that was seen, or on one that neighbouring tokens were merged to.
+
+        Other networks average tokens in order of rows, drop some, or have others that look at them. Where tokens are
+        merged by rows and columns, channels become more, or a module is given the size of the map, or has a stride.
+        """
+        if layout.grid in grids or not grids:
+            return True
+        larger = [held for count, held in self._widths.items() if count > tokens]
+        if larger and width > max(larger):
+            return True
+        if not larger and self.pictures is not None and self._prefix is not None and layout.prefix == self._prefix:
+            # Cut anew, after convolutions.
+            return layout.grid == square_patches(tokens - self._prefix, self.pictures[1:])
+        return any(_says_size(each, layout.grid) for each in running) or any(map(_has_stride, [*running][:1]))
+
+
+def _likeness(tokens: Tensor, patches: Tensor, layout: Layout) -> list[float] | None:
+    """Return how much tokens resemble patches, by how many are in front; None where that cannot be said.
+
+    It is the mean cosine between a token and its patch, each less the mean over places.
+    """
+    area, extra = math.prod(layout.grid), layout.prefix or 0
+    if patches.dim() < 4 or patches.shape[2:] != layout.grid or len(patches) != len(tokens):
+        return None
+    if patches.shape[1] != tokens.shape[2] or tokens.is_nested or patches.device != tokens.device:
+        return None
+    with torch.no_grad():
+        expected = _centred(patches.detach().flatten(2).transpose(1, 2))
+        found = [
+            float((_centred(tokens.detach()[:, front : front + area]) * expected).sum(-1).mean())
+            for front in range(extra + 1)
+        ]
+    return found if all(map(math.isfinite, found)) and max(found) - min(found) > _SOMEWHAT else None
+
+
+def _centred(tokens: Tensor) -> Tensor:
+    tokens = tokens.float()
+    return torch.nn.functional.normalize(tokens - tokens.mean(1, keepdim=True), dim=-1)
+
+
+def unrolled_halvings(network: nn.Module) -> int:
+    """Return how often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0."""
+    for module in network.modules():  # Hiera's: timm has a module for it, transformers a method
+        schedule = getattr(module, "unroll_schedule", None)
+        if schedule is None and type(module).__name__ == "Unroll":
+            schedule = getattr(module, "schedule", None)
+        if isinstance(schedule, list | tuple):
+            return len(schedule)
+    return 0
+
+
+def _sequences(running: Sequence[ModuleInput]) -> list[Tensor]:
+    """Return the tokens (N, T, D) that the innermost two modules were given."""
+    given = [each for module in running[:2] for each in (*module.args, *module.kwargs.values())]
+    return [each for each in given if isinstance(each, Tensor) and each.is_floating_point() and each.dim() == 3]
+
+
+def _says_size(given: ModuleInput, grid: tuple[int, ...]) -> bool:
+    """Tell whether a module was given a map of a size, the size itself, or that of the map before."""
+    high, wide = grid[-2:]
+    before = ((high, wide), (2 * high, 2 * wide), (2 * high - 1, 2 * wide - 1))
+    for each in (*given.args, *given.kwargs.values()):
+        if isinstance(each, Tensor):
+            if each.is_floating_point() and each.dim() == 4 and (high, wide) in (each.shape[1:3], each.shape[2:4]):
+                return True
+        elif isinstance(each, tuple | list) and pair(each) in before:
+            return True
+    return False
+
+
+def _has_stride(given: ModuleInput) -> bool:
+    """Tell whether a module, or one that it holds, takes every other row and column (LeViT)."""
+    return any(pair(getattr(each, "stride", None)) == (2, 2) for each in (given.module, *given.module.children()))
