@@ -18,7 +18,7 @@ _NOT_OVER_TOKENS = re.compile(
 )
 
 CANNOT_BE_SEEN = (
-    "no softmax over keys that torch functions show (linear attention, a softmax written out or over an axis that is not "
+    "no softmax over keys that torch functions show (linear attention, a softmax written out or over another axis than "
     "the last, or a custom kernel)"
 )
 

@@ -44,7 +44,7 @@ class Places:
     Attributes:
         cells: (windows, tokens), `NOWHERE` for tokens without a place.
         grid: (h, w).
-        prefix: Tokens in front of the grid.
+        prefix: Class token and registers in front of the grid; 0 where words may be among them.
     """
 
     cells: Tensor
@@ -65,12 +65,12 @@ def head_count_of(running: Sequence[ModuleInput]) -> int | None:
 def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
     """Return what the axes in front of queries and keys count, or in words why that is not known."""
     lead = tuple(lead)
-    if len(lead) == 2 and lead[0] != inputs == lead[1] and (heads == lead[0] or lead[0] % inputs):
-        return Axes((1, 0), inputs, 1, lead[0])  # heads in front
     if not lead:
         return Axes((), 1, 1, 1) if inputs == 1 else "it has no batch axis"
-    if len(lead) == 1 and inputs == 1 and lead[0] == heads:
-        return Axes((0,), 1, 1, lead[0])  # of a call without a batch axis
+    has_no_batch = len(lead) == 1 and inputs == 1 and lead[0] == heads
+    is_in_front = len(lead) == 2 and lead[0] != inputs == lead[1] and (heads == lead[0] or bool(lead[0] % inputs))
+    if has_no_batch or is_in_front:
+        return Axes((1, 0) if is_in_front else (0,), inputs, 1, lead[0])
     if lead[0] % inputs:
         return f"its first axis of {lead[0]} does not count {inputs} inputs"
     groups = lead[0] // inputs
@@ -245,10 +245,11 @@ def places_of(call: AttentionCall, axes: Axes, arrangement: Arrangement) -> tupl
     of_queries, of_keys = arrangement.tokens.of_attention(call.running, queries, keys, call.grids, call.patches)
     if isinstance(of_keys, str):
         return None, None, _no_place(keys, of_keys)
-    keys_lie = _on_grid(of_keys)
+    has_words = arrangement.tokens.are_words_in_front(call.running, of_keys.prefix or 0)
+    keys_lie = _on_grid(of_keys, has_words=has_words)
     if of_queries == of_keys:
         return keys_lie, keys_lie, ""
-    return (_on_grid(of_queries) if isinstance(of_queries, Layout) else None), keys_lie, ""
+    return (_on_grid(of_queries, has_words=has_words) if isinstance(of_queries, Layout) else None), keys_lie, ""
 
 
 def _no_place(keys: int, reason: str) -> str:
@@ -259,15 +260,15 @@ def _no_place(keys: int, reason: str) -> str:
     return f"it {reason}" if reason.startswith("has ") else f"its {keys} keys are {reason}{hint}"
 
 
-def _on_grid(layout: Layout) -> Places:
+def _on_grid(layout: Layout, *, has_words: bool) -> Places:
     height, width = layout.grid
-    return _row_by_row(height, width, layout.prefix or 0)
+    return _row_by_row(height, width, layout.prefix or 0, has_words=has_words)
 
 
 @lru_cache(maxsize=8)
-def _row_by_row(height: int, width: int, prefix: int) -> Places:
+def _row_by_row(height: int, width: int, prefix: int, *, has_words: bool) -> Places:
     cells = torch.cat([torch.full((prefix,), NOWHERE, device="cpu"), torch.arange(height * width, device="cpu")])
-    return Places(cells[None], (height, width), prefix)
+    return Places(cells[None], (height, width), 0 if has_words else prefix)
 
 
 _UNPLACED = "where its windows lie on the picture is not known"

@@ -614,7 +614,7 @@ def _rollout_maps(seen: _Pass, place: int, at: int, first: int, extent: ExtentOf
     if chosen is None:
         return
     row = weights[place].mean(0) if chosen.token is None else weights[place, chosen.token]
-    on_grid = row[places.prefix :].reshape(places.grid)
+    on_grid = row[places.cells[0] >= 0].reshape(places.grid)
     yield AttentionMap(
         first + place,
         ROLLOUT,

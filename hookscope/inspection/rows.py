@@ -92,7 +92,7 @@ class Recorder:
 
     def start(self, indices: tuple[int, ...], *, pictures: tuple[int, int, int] | None = None) -> None:
         """Begin a forward pass over the inputs at `indices`: pictures, or others."""
-        self.axes.restart(pictures=pictures)
+        self.axes.restart()
         if self.places is not None:
             self.places.restart(pictures)
         self.indices = indices
@@ -151,7 +151,7 @@ class Recorder:
                 self.on_tensor(row_label(*key), tensor, axis)
             if self.grids_for:
                 self.keep(key, tensor, axis)
-            if self.maps is not None and axis is not None:
+            if self.maps is not None and axis is not None and (grids or not self.axes.grids):
                 self.maps.see(key, tensor, axis, grids)
             if self.tokens is not None and self.places is not None and axis == 2:
                 self.tokens.see(key, tensor, self.places.known(key), _peak(measured))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from hookscope.statistics.token_layout import MAX_HALVINGS, square_patches, token_grid
+from hookscope.statistics.token_layout import MAX_HALVINGS, token_grid
 
 Arrangement = Literal["maps", "frames", "tokens", "vector"]
 
@@ -36,18 +36,11 @@ class AxisReader:
         self._axis_by_shape: dict[tuple[int, ...], int] = {}
         self._habits: dict[type[nn.Module] | str, tuple[str, str]] = {}
         self.grids: list[tuple[int, ...]] = []
-        self._pictures: tuple[int, int, int] | None = None
 
-    def restart(self, *, pictures: tuple[int, int, int] | None = None) -> None:
-        """Begin another forward pass.
-
-        Args:
-            pictures: How many the network is given, their height and width: tokens are taken for square patches of
-                them as long as no grid is known. None for other inputs.
-        """
+    def restart(self) -> None:
+        """Begin another forward pass."""
         self._axis_by_shape.clear()
         self.grids.clear()
-        self._pictures = pictures
 
     def channel_axis(self, maker: nn.Module | str, shape: tuple[int, ...]) -> int | None:
         """Return the axis of `shape` that counts channels.
@@ -84,19 +77,10 @@ class AxisReader:
         if axis == known:
             return axis
         self._axis_by_shape[beyond_batch] = axis
-        if len(shape) == 3 and axis == 2 and self._pictures is not None and not self.grids:
-            self._add_patches(shape[0], shape[1])
         if 4 <= len(shape) <= 5:  # with more axes it is cut into windows or heads
             grid = shape[2:] if axis == 1 else shape[1:-1]
             self.add_grid(grid, makes_maps=side == "second", may_be_first=_is_of_a_user(kind))
         return axis
-
-    def _add_patches(self, inputs: int, tokens: int) -> None:
-        """Remember the grid of square patches that fill the pictures, a class token may be in front of."""
-        assert self._pictures is not None  # noqa: S101 - the caller has looked
-        count, *size = self._pictures
-        found = [square_patches(tokens - extra, (size[0], size[1])) for extra in (0, 1) if inputs == count]
-        self.grids += [each for each in found if each is not None and min(each) > 1][:1]
 
     def _axis_after(self, shape: tuple[int, ...]) -> int | None:
         """Return the channel axis that follows from shapes seen before, all without the batch axis.

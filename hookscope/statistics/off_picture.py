@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.pytree import tensors_given
@@ -14,6 +15,7 @@ from hookscope.hooks.running import ModuleInput
 
 WORDS = "words, which have no place on a picture"
 _AS_MANY_AS_WORDS = "as many as the words that the network was given, which have no place on a picture"
+_AS_MANY_AS_GIVEN = "as many as the tokens that the network was given beside the picture, which have no place on it"
 _WITH_WORDS = "patches and words together, in an order that is not known"
 DECODER = "tokens of a decoder, which have no place on the picture"
 OTHERS = "tokens other than the patches, which have no place on the picture"
@@ -76,6 +78,12 @@ class OffPicture:
             decoder.reason if keys == decoder.own_tokens and not looks_at_memory else "",
         )
 
+    @staticmethod
+    def are_words_in_front(running: Sequence[ModuleInput], prefix: int) -> bool:
+        """Tell whether words may be among so many tokens in front of the grid: a module was given both (ViLT)."""
+        source = next((each for each in running if _has_picture(each)), None)
+        return source is not None and any(prefix >= each.shape[1] for each in _texts(source))
+
     def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
         given = [each for module in running if _has_picture(module) for _, each in _sequences(module)]
         for module in running[:_LAYERS_OUT]:
@@ -114,7 +122,7 @@ class _Decoder(NamedTuple):
 def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
     """Return what a module was given if it is a layer in which other tokens look at those of the picture.
 
-    It is, if an argument is named so, or if only one of two sequences is as long as a grid.
+    It is, if an argument is named so, if only one of two sequences is as long as a grid, or if the first is learned.
     """
     sequences = [(name, each) for name, each in _sequences(given) if not _NO_MEMORY.search(name)]
     for name, memory in sequences:
@@ -125,7 +133,8 @@ def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder |
                 if tokens.shape[1 - axis] != memory.shape[1 - axis] or not _on_grid(memory.shape[axis], grids):
                     continue
                 is_named = _MEMORY.search(name) and not _MEMORY.search(other_name)
-                if is_named or not _on_grid(tokens.shape[axis], grids):
+                is_first = tokens is sequences[0][1]
+                if is_named or not _on_grid(tokens.shape[axis], grids) or (is_first and _are_learned(tokens, memory)):
                     return _Decoder(tokens.shape[axis], memory, DECODER if is_named else OTHERS)
     return None
 
@@ -149,11 +158,14 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
     for each in running:
         if isinstance(each.module, nn.Embedding):  # of positions, maybe
             continue
-        tensors = [*_named(each)]
-        if any(_is_sequence(tensor) for _, tensor in tensors):
-            continue
-        lengths = {tensor.shape[1] for name, tensor in tensors if _is_text(tensor) and not _NO_WORDS.search(name)}
+        tensors = [(name, tensor) for name, tensor in _named(each) if not _NO_WORDS.search(name)]
         has_picture = _has_picture(each)
+        given = {tensor.shape[1] for _, tensor in tensors if _is_sequence(tensor)}
+        if each is running[-1] and has_picture and any(count - length in (0, 1) for length in given):
+            return _AS_MANY_AS_GIVEN
+        if given and not has_picture:
+            continue
+        lengths = {tensor.shape[1] for tensor in _texts(each)}
         if lengths and not has_picture:
             return WORDS
         if any(count - length in (0, 1) for length in lengths):
@@ -181,6 +193,13 @@ def _learned_counts(network: nn.Module) -> Iterator[int]:
             for own, parameter in module.named_parameters(recurse=False):
                 if parameter.dim() in (2, 3) and _LEARNED.search(own) and not _NOT_LEARNED.search(own):
                     yield parameter.shape[-2]
+
+
+def _are_learned(tokens: Tensor, memory: Tensor) -> bool:
+    """Tell whether tokens are the same for every input, and what they look at is not."""
+    if _is_parameter(tokens, tokens.shape[1]):
+        return not _is_parameter(memory, memory.shape[1])
+    return len(tokens) > 1 and torch.equal(tokens[0], tokens[1]) and not torch.equal(memory[0], memory[1])
 
 
 def _is_parameter(tensor: Tensor, count: int) -> bool:
@@ -215,6 +234,8 @@ def _is_sequence(value: Tensor) -> bool:
     return value.is_floating_point() and value.dim() == 3
 
 
-def _is_text(tensor: Tensor) -> bool:
-    is_integer = not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() > 1
-    return is_integer and tensor.dim() == 2
+def _texts(given: ModuleInput) -> list[Tensor]:
+    """Return the words that a module was given: whole numbers (N, T)."""
+    named = [(name, each) for name, each in _named(given) if each.dim() == 2 and not _NO_WORDS.search(name)]
+    wide = [each for _, each in named if not each.is_complex() and each.element_size() > 1]
+    return [each for each in wide if not each.is_floating_point()]

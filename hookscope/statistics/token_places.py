@@ -28,6 +28,9 @@ from hookscope.statistics.windows import pair
 _BEHIND = "has {} tokens, and those of the picture may not be the last of them"
 # Between mean cosines: what says that a single other token lies behind the patches, and what says anything. Ours.
 _CLEARLY, _SOMEWHAT = 0.2, 0.02
+_SWAPPED = "may have channels where tokens are: there are as many of both"
+# A layer that mixes tokens is this many modules out from those that it calls, at most.
+_LAYERS_OUT = 4
 _OUT_OF_ORDER = "has tokens in the order of windows, not of the picture's rows"
 
 
@@ -49,8 +52,10 @@ class TokenPlaces:
     _names: dict[int, str] = field(init=False)
     _prefix: int | None = field(init=False)
     _unrolled: int = field(init=False)
+    _stride: tuple[int, int] | None = field(init=False)
     _widths: dict[int, int] = field(default_factory=dict)
     _patches: Tensor | None = None
+    _guessed: list[tuple[int, int]] = field(default_factory=list)
     _has_others_behind: dict[int, bool] = field(default_factory=dict)
     _known: dict[Place, tuple[tuple[int, ...], int, Layout | str]] = field(default_factory=dict)
 
@@ -60,6 +65,7 @@ class TokenPlaces:
         self._names = {id(module): name for name, module in self.network.named_modules()}
         self._prefix = known_prefix(self.network)
         self._unrolled = unrolled_halvings(self.network)
+        self._stride = _patch_size(self.network)
 
     def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
         """Begin another forward pass; what was found for outputs of the same shapes is kept."""
@@ -68,6 +74,7 @@ class TokenPlaces:
             self._widths.clear()
             self._known.clear()
             self._has_others_behind.clear()
+            self._guessed = []
         self.pictures, self._patches = pictures, None
 
     def note_patches(self, maker: nn.Module | str, maps: Tensor) -> None:
@@ -128,28 +135,34 @@ class TokenPlaces:
         axes: int,
     ) -> Layout | str:
         shape = tuple(values.shape)
-        windows = self._windows.layout(layer, shape, count, channel_axis, grids)
+        windows = self._windows.layout(layer, shape, count, channel_axis, grids or self._cut_grids())
         if windows is not None:
             return windows
+        running: Sequence[ModuleInput] = ()
+        reason = ""
+        if axes > 1 and len(shape) == 3 and channel_axis == 2 and shape[0] == count and self.given is None:
+            running = running_modules(sys._getframe(), self._names)  # noqa: SLF001
+            reason = self._off.reason(running, shape[1], grids)
+            grids = grids or self._cut_grids(0 if reason else shape[1])
         size = None if self.pictures is None else self.pictures[1:]
         found = layout_of(
             shape, count, channel_axis, grids, axes=axes, prefix=self._prefix, given=self.given, size=size
         )
-        if isinstance(found, str) or found.prefix is None or self.given is not None:
+        if isinstance(found, str) or not running:
             return found
-        return (self._out_of_place(found, values, grids) if axes > 1 else "") or found
+        return (f"holds {reason}" if reason else self._out_of_place(found, values, grids, running)) or found
 
-    def _out_of_place(self, found: Layout, values: Tensor, grids: Sequence[tuple[int, ...]]) -> str:
+    def _out_of_place(
+        self, found: Layout, values: Tensor, grids: Sequence[tuple[int, ...]], running: Sequence[ModuleInput]
+    ) -> str:
         """Return why tokens that are as many as a grid has places do not lie on it; "" where they do."""
         tokens, width = values.shape[1:]
-        running = running_modules(sys._getframe(), self._names)  # noqa: SLF001
-        reason = self._off.reason(running, tokens, grids)
-        if reason:
-            return f"holds {reason}"
         if not self._is_merged(found, tokens, width, grids, running):
             return unknown_grid(tokens)
         if self._are_others_behind(found, values):
             return _BEHIND.format(tokens)
+        if any(_has_swapped(each, tokens) for each in running[:_LAYERS_OUT]):
+            return _SWAPPED
         self._widths.setdefault(tokens, width)
         if self._unrolled and found.grid not in {tuple(size >> self._unrolled for size in grid) for grid in grids[:1]}:
             return _OUT_OF_ORDER
@@ -166,12 +179,33 @@ class TokenPlaces:
         """Return where queries and keys lie on a picture, or in words why they have no place on it."""
         self._patches = patches
         reasons = self._off.of_attention(running, queries, keys, grids) if self.given is None else ("", "")
+        grids = grids or self._cut_grids(0 if reasons[1] else keys)
         found = []
         for count, reason in zip((queries, keys), reasons, strict=True):
             found.append(self._of_attention(running, count, reason, grids))
         for each in _sequences(running):
             self._widths.setdefault(each.shape[1], each.shape[2])
         return found[0], found[1]
+
+    def _cut_grids(self, tokens: int = 0) -> Sequence[tuple[int, ...]]:
+        """Return the grid that pictures are cut into, where no convolution was seen to do it; in a list, or none.
+
+        It is that of a convolution that was not observed. Without any, the first tokens, if some are given that may be
+        patches, are squares that fill the picture, behind a class token or none.
+        """
+        if self.pictures is None:
+            return ()
+        *_, high, wide = self.pictures
+        if self._stride is not None:
+            return [(high // self._stride[0], wide // self._stride[1])]
+        if not self._guessed and self._prefix is None and tokens:
+            cut = [square_patches(tokens - extra, (high, wide)) for extra in (0, 1)]
+            self._guessed = [each for each in cut if each is not None and min(each) > 1][:1]
+        return self._guessed
+
+    def are_words_in_front(self, running: Sequence[ModuleInput], prefix: int) -> bool:
+        """Tell whether words may be among so many tokens in front of the grid, which then have no names."""
+        return self._off.are_words_in_front(running, prefix)
 
     def _of_attention(
         self, running: Sequence[ModuleInput], count: int, reason: str, grids: Sequence[tuple[int, ...]]
@@ -258,6 +292,13 @@ def _centred(tokens: Tensor) -> Tensor:
     return torch.nn.functional.normalize(tokens - tokens.mean(1, keepdim=True), dim=-1)
 
 
+def _patch_size(network: nn.Module) -> tuple[int, int] | None:
+    """Return the size of the patches that a network's first convolution cuts pictures into; None if it does not."""
+    first = next((each for each in network.modules() if isinstance(each, nn.Conv2d)), None)
+    cuts = first is not None and first.kernel_size == first.stride and max(first.stride) > 1
+    return pair(first.stride) if cuts and first is not None else None
+
+
 def unrolled_halvings(network: nn.Module) -> int:
     """Return how often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0."""
     for module in network.modules():  # Hiera's: timm has a module for it, transformers a method
@@ -285,6 +326,16 @@ def _says_size(given: ModuleInput, grid: tuple[int, ...]) -> bool:
                 return True
         elif isinstance(each, tuple | list) and pair(each) in before:
             return True
+    return False
+
+
+def _has_swapped(given: ModuleInput, tokens: int) -> bool:
+    """Tell whether a module was given as many channels as tokens with the two axes swapped (MLP-Mixer)."""
+    for each in (*given.args, *given.kwargs.values()):
+        if isinstance(each, Tensor) and each.dim() == 3 and each.shape[1:] == (tokens, tokens):
+            base = None if each.is_inference() else each._base  # noqa: SLF001
+            if each.stride(1) < each.stride(2) and (base is None or base.dim() == 3):
+                return True
     return False
 
 

@@ -299,7 +299,7 @@ def test_a_network_that_is_seen_in_part_says_which_block_is_not(pictures: Tensor
     result = hookscope.attention(HalfSeen(), pictures)
     assert result.census == (
         "1 of 2 blocks seen; not seen: linear: no softmax over keys that torch functions show (linear attention, a "
-        "softmax written out, or a custom kernel)"
+        "softmax written out or over another axis than the last, or a custom kernel)"
     )
     with pytest.raises(UsageError, match="`rollout` is undefined here: 1 of 2 blocks seen"):
         hookscope.attention(HalfSeen(), pictures, rollout=True)

@@ -270,32 +270,6 @@ def test_sizes_count_as_grids_that_convolutions_make_or_that_follow_from_them(
     assert reader.grids == [(12, 16), *([grid] if grid else [])]
 
 
-@pytest.mark.parametrize(
-    ("count", "size", "grids"),
-    [
-        (196, (224, 224), [(14, 14)]),
-        (197, (224, 224), [(14, 14)]),
-        (33, (32, 64), [(4, 8)]),  # with a class token; 25 and 8 more would be a square
-        (64, (32, 64), []),  # patches of no square fit
-        (62, (224, 224), []),
-        (69, (224, 224), []),  # 8 x 8 and five more
-        (1, (224, 224), []),
-    ],
-)
-def test_tokens_of_pictures_are_square_patches_where_no_grid_is_known(
-    count: int, size: tuple[int, int], grids: list[tuple[int, ...]]
-) -> None:
-    reader = AxisReader()
-    reader.restart(pictures=(2, *size))
-    reader.channel_axis(nn.Linear(48, 32), (8, count, 32))  # windows
-    assert reader.grids == []
-    reader.channel_axis(nn.Linear(48, 24), (2, count, 24))
-    assert reader.grids == grids
-    reader.restart()
-    reader.channel_axis(nn.Linear(48, 32), (2, count, 32))
-    assert reader.grids == []
-
-
 def test_tokens_that_fit_no_known_grid_are_not_laid_out_on_a_square() -> None:
     assert arrange(torch.zeros(25, 3), 2, [(12, 16)])[1].shape == (1, 3, 25)
     assert arrange(torch.zeros(25, 3), 2, [])[1].shape == (1, 3, 25)  # words

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hookscope.errors import UsageError
-from hookscope.statistics.token_layout import Layout, Tokens, layout_of, parse_tokens
+from hookscope.statistics.token_layout import Layout, Tokens, layout_of, parse_tokens, square_patches
 
 
 def test_maps_have_their_grid_beside_the_channels() -> None:
@@ -44,6 +44,21 @@ def test_without_convolutions_pictures_are_cut_into_square_patches() -> None:
 
 def test_a_grid_is_never_guessed_from_a_square_number() -> None:
     assert "give --tokens prefix=1,grid=HEIGHTxWIDTH" in str(layout_of((1, 196, 64), 1, 2, []))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "grid"),
+    [
+        (196, (224, 224), (14, 14)),
+        (32, (32, 64), (4, 8)),
+        (64, (32, 64), None),  # 8 x 8, but of patches that are no squares
+        (62, (224, 224), None),
+        (1, (224, 224), None),
+        (16, (30, 30), None),
+    ],
+)
+def test_square_patches_fill_the_picture(count: int, size: tuple[int, int], grid: tuple[int, int] | None) -> None:
+    assert square_patches(count, size) == grid
 
 
 def test_the_user_s_word_counts_more() -> None:

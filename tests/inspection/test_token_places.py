@@ -1,0 +1,340 @@
+"""Tokens lie on the picture where `activations` says so, and have no place where they do not come from it.
+
+A network has one square of the picture changed: the token that changes most is the one of that place.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hookscope
+from hookscope.results.activations import Activations
+
+WIDTH, PATCH = 32, 8
+PICTURES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+WIDE = torch.rand(2, 3, 32, 64, generator=torch.Generator().manual_seed(0))
+
+
+def words(count: int) -> Tensor:
+    return torch.randint(0, 50, (2, count), generator=torch.Generator().manual_seed(1))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.pair = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, tokens: Tensor, others: Tensor | None = None) -> Tensor:
+        key, value = self.pair(tokens if others is None else others).chunk(2, -1)
+        query, key, value = (each.unflatten(-1, (2, -1)).transpose(1, 2) for each in (self.query(tokens), key, value))
+        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention, self.mlp = nn.LayerNorm(WIDTH), Attention(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.attention(self.norm(tokens))
+        return tokens + self.mlp(tokens)
+
+
+class Encoder(nn.Module):
+    """Patches, and learned tokens in front of them or behind."""
+
+    def __init__(self, patch: int = PATCH, front: int = 0, behind: int = 0) -> None:
+        super().__init__()
+        self.patches, self.block = nn.Conv2d(3, WIDTH, patch, patch), Block()
+        self.front, self.behind = (nn.Parameter(torch.randn(1, count, WIDTH)) for count in (front, behind))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.patches(pixels).flatten(2).transpose(1, 2)
+        front, behind = (each.expand(len(pixels), -1, -1) for each in (self.front, self.behind))
+        return self.block(torch.cat([front, tokens, behind], 1))  # type: ignore[no-any-return]
+
+
+class Text(nn.Module):
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        self.words, self.block, self.more = nn.Embedding(50, WIDTH), Block(), nn.Parameter(torch.randn(1, more, WIDTH))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tokens: Tensor = self.block(torch.cat([self.words(ids), self.more.expand(len(ids), -1, -1)], 1))
+        return tokens
+
+
+class TwoTowers(nn.Module):
+    """As CLIP, or CoCa, whose words have a class token."""
+
+    def __init__(self, more: int = 0) -> None:
+        super().__init__()
+        self.vision, self.text = Encoder(16), Text(more)
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        return self.vision(pixels).mean(1) @ self.text(ids).mean(1).T
+
+
+class Fused(nn.Module):
+    """Words and patches in one sequence, as ViLT."""
+
+    def __init__(self, *, words_first: bool) -> None:
+        super().__init__()
+        self.patches, self.words, self.block = nn.Conv2d(3, WIDTH, 16, 16), nn.Embedding(50, WIDTH), Block()
+        self.words_first = words_first
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        both = [self.words(ids), self.patches(pixels).flatten(2).transpose(1, 2)]
+        return self.block(torch.cat(both if self.words_first else both[::-1], 1))  # type: ignore[no-any-return]
+
+
+class Latents(nn.Module):
+    """As Perceiver: tokens of its own look at 64 patches, then at each other."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.vision, self.own = Encoder(), nn.Parameter(torch.randn(1, count, WIDTH))
+        self.cross, self.block, self.head = Attention(), Block(), nn.Linear(WIDTH, 3)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        patches, own = self.vision(pixels), self.own.expand(len(pixels), -1, -1)
+        return self.head(self.block(own + self.cross(own, patches)))  # type: ignore[no-any-return]
+
+
+class Pruned(nn.Module):
+    """Keeps 16 of 64 patches, those with the longest tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision, self.block = Encoder(), Block()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.vision(pixels)
+        kept = tokens.norm(dim=-1).topk(16, 1).indices[..., None].expand(-1, -1, WIDTH)
+        return self.block(tokens.gather(1, kept))  # type: ignore[no-any-return]
+
+
+class Averaged(nn.Module):
+    """Looks at averages of 16 patches in order of rows, as Next-ViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision, self.average, self.norm, self.cross = (
+            Encoder(4),
+            nn.AvgPool1d(16),
+            nn.LayerNorm(WIDTH),
+            Attention(),
+        )
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.vision(pixels)
+        return self.cross(tokens, self.norm(self.average(tokens.transpose(1, 2)).transpose(1, 2)))  # type: ignore[no-any-return]
+
+
+class Conditioned(nn.Module):
+    """Patches look at tokens that come from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision, self.cross = Encoder(16), Attention()
+
+    def forward(self, pixels: Tensor, states: Tensor) -> Tensor:
+        tokens = self.vision(pixels)
+        return tokens + self.cross(tokens, states)  # type: ignore[no-any-return]
+
+
+class Detector(nn.Module):
+    """As DETR; its head is applied in the network's own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision, self.queries = Encoder(16), nn.Parameter(torch.randn(1, 16, WIDTH))
+        self.layer, self.head = nn.TransformerDecoderLayer(WIDTH, 2, 24, batch_first=True), nn.Linear(WIDTH, 3)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self.head(self.layer(self.queries.expand(len(pixels), -1, -1), self.vision(pixels)))
+        return found
+
+
+class Unroll(nn.Module):
+    """Puts tokens in the order of windows of 4 x 4, as Hiera's."""
+
+    schedule = ((2, 2),)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        windows = tokens.reshape(len(tokens), 2, 4, 2, 4, WIDTH).transpose(2, 3)
+        return windows.reshape(tokens.shape)
+
+
+class Unrolled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.unroll, self.block = nn.Conv2d(3, WIDTH, PATCH, PATCH), Unroll(), Block()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens: Tensor = self.block(self.unroll(self.patches(pixels).flatten(2).transpose(1, 2)))
+        return tokens
+
+
+class LinearPatches(nn.Module):
+    """Cuts patches by reshaping, behind a class token."""
+
+    def __init__(self, front: int) -> None:
+        super().__init__()
+        self.project, self.front = nn.Linear(3 * PATCH**2, WIDTH), nn.Parameter(torch.randn(1, front, WIDTH))
+        self.block = Block()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        inputs, _, high, wide = pixels.shape
+        cut = pixels.reshape(inputs, 3, high // PATCH, PATCH, wide // PATCH, PATCH).permute(0, 2, 4, 3, 5, 1)
+        tokens = self.project(cut.reshape(inputs, -1, 3 * PATCH**2))
+        return self.block(torch.cat([self.front.expand(inputs, -1, -1), tokens], 1))  # type: ignore[no-any-return]
+
+
+def run(make: Callable[[], nn.Module], **given: Tensor) -> tuple[nn.Module, Activations]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = make().eval()
+    return network, hookscope.activations(network, input=given, layer="*")
+
+
+def layouts(result: Activations) -> dict[str, tuple[int | None, tuple[int, ...] | None]]:
+    return {row.label: (row.tokens.prefix, row.tokens.grid) for row in result if row.tokens is not None}
+
+
+def assert_each_lies_where_it_changes(network: nn.Module, result: Activations, pixels: Tensor, layer: str) -> None:
+    """Change one patch after the other: the token that is said to lie there changes most."""
+    prefix, grid = layouts(result)[layer]
+    assert grid is not None
+    assert prefix is not None
+    outputs: list[Tensor] = []
+    with torch.no_grad(), network.get_submodule(layer).register_forward_hook(lambda *given: outputs.append(given[2])):
+        network(pixels)
+        high, wide = pixels.shape[2] // grid[0], pixels.shape[3] // grid[1]
+        for row, column in [(0, 0), (0, grid[1] - 1), (grid[0] - 1, 1), (1, 2)]:
+            changed = pixels.clone()
+            changed[:, :, row * high : (row + 1) * high, column * wide : (column + 1) * wide] += 1
+            network(changed)
+            moved = np.linalg.norm((outputs[-1] - outputs[0]).double().numpy(), axis=2)[0, prefix:]
+            assert np.unravel_index(moved.argmax(), grid) == (row, column)
+
+
+@pytest.mark.parametrize(("front", "behind", "prefix"), [(0, 0, 0), (1, 0, 1), (5, 0, 5), (0, 1, None), (1, 4, None)])
+def test_registers_lie_in_front_of_patches_or_nothing_has_a_place(front: int, behind: int, prefix: int | None) -> None:
+    """Some networks put them, or tokens for detection, behind (YOLOS)."""
+    network, result = run(lambda: Encoder(PATCH, front, behind), pixels=PICTURES)
+    assert layouts(result)["block"] == (prefix, None if prefix is None else (8, 8))
+    seen = hookscope.attention(network, PICTURES, query="mean")
+    assert [each.prefix for each in seen.blocks] == [prefix]
+    if prefix is None:
+        assert "and those of the picture may not be the last of them" in seen.blocks[0].remark
+        assert not seen.maps
+    else:
+        assert_each_lies_where_it_changes(network, result, PICTURES, "block")
+
+
+@pytest.mark.parametrize(("count", "more"), [(9, 0), (16, 0), (17, 0), (15, 1), (16, 1)])
+def test_words_have_no_place(count: int, more: int) -> None:
+    _, result = run(lambda: TwoTowers(more), pixels=PICTURES, ids=words(count))
+    found = layouts(result)
+    assert {each for label, each in found.items() if label.startswith("text")} == {(None, None)}
+    assert {each for label, each in found.items() if label.startswith("vision")} == {(0, (4, 4))}
+
+
+@pytest.mark.parametrize("words_first", [True, False])
+@pytest.mark.parametrize("count", [2, 5, 8])
+def test_words_in_one_sequence_with_patches_are_no_registers(count: int, words_first: bool) -> None:
+    network, result = run(lambda: Fused(words_first=words_first), pixels=PICTURES, ids=words(count))
+    assert layouts(result)["block"] == (None, None)
+    given = {"pixels": PICTURES, "ids": words(count)}
+    refused = hookscope.attention(network, input=given).blocks[0]
+    assert (refused.prefix, refused.key_grid) == (None, None)
+    assert f"its {16 + count} keys are patches and words together" in refused.remark
+    if words_first:
+        placed = hookscope.attention(
+            network, input=given, tokens=f"prefix={count},grid=4x4", query="mean", save_tensors=True
+        )
+        assert {(each.class_share, each.register_share) for each in placed.rows} == {(None, None)}
+        weights = placed.tensors["block.attention"].double().numpy()[0].mean((0, 1))
+        np.testing.assert_allclose(placed.maps[0].values.reshape(-1), weights[count:], atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [16, 64])
+def test_tokens_of_the_network_s_own_have_no_place(count: int) -> None:
+    """16 are as many as patches of a grid halved, 64 as patches."""
+    network, result = run(lambda: Latents(count), pixels=PICTURES)
+    found = layouts(result)
+    assert {each for label, each in found.items() if label.startswith("vision")} == {(0, (8, 8))}
+    assert {found[label] for label in ("cross", "block.norm", "block", "head") if label in found} == {(None, None)}
+    seen = [(each.query_grid, each.key_grid) for each in hookscope.attention(network, PICTURES).blocks]
+    assert seen == [((8, 8), (8, 8)), (None, (8, 8)), (None, None)]
+
+
+def test_what_a_decoder_has_found_has_no_place_outside_of_it_either() -> None:
+    _, result = run(Detector, pixels=PICTURES)
+    found = layouts(result)
+    assert found["vision"] == (0, (4, 4))
+    assert found["layer"] == found["layer.norm3"] == (None, None)
+    assert [each.label for each in result.token_maps] == ["vision"] * 2 or not result.token_maps
+
+
+@pytest.mark.parametrize("make", [Pruned, Averaged])
+def test_fewer_tokens_than_patches_do_not_lie_on_a_halved_grid(make: Callable[[], nn.Module]) -> None:
+    network, result = run(make, pixels=PICTURES)
+    found = layouts(result)
+    layer = "block" if make is Pruned else "norm"
+    assert found[layer] == (None, None)
+    last = hookscope.attention(network, PICTURES).blocks[-1]
+    assert (last.keys, last.key_grid) == (16, None)
+    assert "it has 16 tokens whose grid is not known" in last.remark
+
+
+def test_tokens_given_beside_the_picture_have_no_place() -> None:
+    states = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(3))
+    network, _ = run(Conditioned, pixels=PICTURES, states=states)
+    last = hookscope.attention(network, input={"pixels": PICTURES, "states": states}).blocks[-1]
+    assert last.key_grid is None
+    assert "as many as the tokens that the network was given beside the picture" in last.remark
+
+
+def test_tokens_in_the_order_of_windows_have_no_place() -> None:
+    _, result = run(Unrolled, pixels=PICTURES)
+    assert {*layouts(result).values()} == {(None, None)}
+
+
+@pytest.mark.parametrize("pixels", [PICTURES, WIDE], ids=["square", "wide"])
+@pytest.mark.parametrize("front", [0, 1])
+def test_patches_that_no_convolution_has_cut_are_squares(pixels: Tensor, front: int) -> None:
+    """32 and a class token are 25 and eight others, too."""
+    network, result = run(lambda: LinearPatches(front), pixels=pixels)
+    grid = (pixels.shape[2] // PATCH, pixels.shape[3] // PATCH)
+    seen = hookscope.attention(network, pixels, query="mean").blocks
+    assert [(each.prefix, each.key_grid) for each in seen] == [(front, grid)]
+    if front or pixels is PICTURES:  # 32 tokens of 32 channels are taken for attention weights
+        assert layouts(result)["block"] == (front, grid)
+        assert_each_lies_where_it_changes(network, result, pixels, "block")
+
+
+def test_grids_draw_words_in_a_row() -> None:
+    """A channel of 16 words is no picture of 4 x 4."""
+    torch.manual_seed(0)
+    given = {"pixels": PICTURES, "ids": words(16)}
+    result = hookscope.activations(TwoTowers().eval(), input=given, layer=["vision.block", "text.block"], grids_for=1)
+    sizes = {each.label: each.values.shape for each in result.feature_maps}
+    assert (sizes["vision.block"], sizes["text.block"]) == ((WIDTH, 4, 4), (1, WIDTH, 16))
+
+
+def test_layers_that_are_looked_at_alone_lie_where_they_do_among_others() -> None:
+    """The convolution that cut the patches was not observed."""
+    torch.manual_seed(0)
+    network = Latents(16).eval()
+    (alone,) = hookscope.activations(network, PICTURES, layer="vision.block.mlp")
+    assert alone.tokens is not None
+    assert (alone.tokens.prefix, alone.tokens.grid) == (0, (8, 8))
+    (own,) = hookscope.activations(network, PICTURES, layer=["block.mlp", "!vision.*"])
+    assert own.tokens is not None
+    assert own.tokens.grid is None
