@@ -28,6 +28,8 @@ _NO_MEMORY = re.compile(r"pos$|pos_|position|mask|rope|freq|rotary|cos$|sin$|bia
 _NO_WORDS = re.compile(
     r"mask|position|pos$|type|size|shape|grid|thw|label|target|coord|index|indices|step|time", re.IGNORECASE
 )
+# Numbers with four axes that are no pictures.
+_NO_PICTURE = re.compile(r"mask|bias|position|pos$|past|cache", re.IGNORECASE)
 # What networks call tokens that they hold themselves.
 _LEARNED = re.compile(r"quer(y|ies)|latent|slot|inducing|seed", re.IGNORECASE)
 _NOT_LEARNED = re.compile(r"pos$|position|bias|proj", re.IGNORECASE)
@@ -81,11 +83,11 @@ class OffPicture:
     @staticmethod
     def are_words_in_front(running: Sequence[ModuleInput], prefix: int) -> bool:
         """Tell whether words may be among so many tokens in front of the grid: a module was given both (ViLT)."""
-        source = next((each for each in running if _has_picture(each)), None)
+        source = next((each for each in running if _has_picture(each) and not _sequences(each)), None)
         return source is not None and any(prefix >= each.shape[1] for each in _texts(source))
 
     def _decoder(self, running: Sequence[ModuleInput], grids: Sequence[tuple[int, ...]]) -> "_Decoder | None":
-        given = [each for module in running if _has_picture(module) for _, each in _sequences(module)]
+        given = [each for module in running[-1:] if _has_picture(module) for _, each in _sequences(module)]
         for module in running[:_LAYERS_OUT]:
             found = _decoder(module, grids)
             if found is not None and not any(found.memory is each for each in given):  # a text that came as numbers
@@ -163,7 +165,7 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
         given = {tensor.shape[1] for _, tensor in tensors if _is_sequence(tensor)}
         if each is running[-1] and has_picture and any(count - length in (0, 1) for length in given):
             return _AS_MANY_AS_GIVEN
-        if given and not has_picture:
+        if given and not (has_picture and each is running[-1]):
             continue
         lengths = {tensor.shape[1] for tensor in _texts(each)}
         if lengths and not has_picture:
@@ -227,7 +229,8 @@ def _sequences(given: ModuleInput) -> list[tuple[str, Tensor]]:
 
 
 def _has_picture(given: ModuleInput) -> bool:
-    return any(tensor.is_floating_point() and tensor.dim() >= 4 for _, tensor in _named(given))
+    named = [each for name, each in _named(given) if not _NO_PICTURE.search(name)]
+    return any(each.is_floating_point() and each.dim() >= 4 for each in named)
 
 
 def _is_sequence(value: Tensor) -> bool:

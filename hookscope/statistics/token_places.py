@@ -79,8 +79,8 @@ class TokenPlaces:
 
     def note_patches(self, maker: nn.Module | str, maps: Tensor) -> None:
         """Note what the first convolution returned that cuts the input into patches, (N, D, *grid)."""
-        if self._patches is None and isinstance(maker, nn.Conv2d | nn.Conv3d) and maker.kernel_size == maker.stride:
-            self._patches = maps.detach() if max(maker.stride) > 1 else None
+        if self._patches is None and isinstance(maker, nn.Conv2d | nn.Conv3d) and _cuts_patches(maker):
+            self._patches = maps.detach()
 
     def layout(
         self,
@@ -295,8 +295,13 @@ def _centred(tokens: Tensor) -> Tensor:
 def _patch_size(network: nn.Module) -> tuple[int, int] | None:
     """Return the size of the patches that a network's first convolution cuts pictures into; None if it does not."""
     first = next((each for each in network.modules() if isinstance(each, nn.Conv2d)), None)
-    cuts = first is not None and first.kernel_size == first.stride and max(first.stride) > 1
-    return pair(first.stride) if cuts and first is not None else None
+    return pair(getattr(first, "stride", None)) if first is not None and _cuts_patches(first) else None
+
+
+def _cuts_patches(convolution: nn.Module) -> bool:
+    """Tell whether a kernel is as large as its stride, of more than one pixel; False for one that does not say."""
+    size, stride = getattr(convolution, "kernel_size", None), getattr(convolution, "stride", None)
+    return isinstance(stride, tuple) and size == stride and max(stride) > 1
 
 
 def unrolled_halvings(network: nn.Module) -> int:
@@ -334,7 +339,7 @@ def _has_swapped(given: ModuleInput, tokens: int) -> bool:
     for each in (*given.args, *given.kwargs.values()):
         if isinstance(each, Tensor) and each.dim() == 3 and each.shape[1:] == (tokens, tokens):
             base = None if each.is_inference() else each._base  # noqa: SLF001
-            if each.stride(1) < each.stride(2) and (base is None or base.dim() == 3):
+            if base is not None and base.dim() == 3 and each.stride(1) < each.stride(2):
                 return True
     return False
 

@@ -204,21 +204,21 @@ def test_tokens_whose_grid_is_not_known_need_a_word() -> None:
     torch.manual_seed(0)
 
     class Patches(nn.Module):
-        """Cuts its patches with unfold: no convolution shows their grid."""
+        """Cuts its patches with unfold: no convolution shows their grid, and they are no squares."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.mix, self.fc = nn.Linear(48, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+            self.embed, self.mix, self.fc = nn.Linear(24, 6), nn.Linear(6, 6), nn.Linear(6, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            patches = F.unfold(x, 4, stride=4).transpose(1, 2)
+            patches = F.unfold(x, (2, 4), stride=(2, 4)).transpose(1, 2)
             return self.fc(torch.relu(self.mix(self.embed(patches))).mean(1))
 
     picture = torch.randn(1, 3, 8, 16)
-    with pytest.raises(UsageError, match="one has 8 tokens whose grid is not known; for patches give `tokens`"):
+    with pytest.raises(UsageError, match="one has 16 tokens whose grid is not known; for patches give `tokens`"):
         attribute(Patches(), picture)
-    (layer,) = attribute(Patches(), picture, tokens="grid=2x4").layers
-    assert (layer.label, layer.grid) == ("mix", (2, 4))
+    (layer,) = attribute(Patches(), picture, tokens="grid=4x4").layers
+    assert (layer.label, layer.grid) == ("mix", (4, 4))
 
 
 def test_tokens_that_lie_by_windows_are_no_map() -> None:

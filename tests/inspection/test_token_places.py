@@ -147,6 +147,28 @@ class Conditioned(nn.Module):
         return tokens + self.cross(tokens, states)  # type: ignore[no-any-return]
 
 
+class Masked(nn.Module):
+    """A captioner: its layer is given words, a mask with four axes, and what it looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vision, self.words, self.layer = Encoder(16), nn.Embedding(50, WIDTH), MaskedLayer()
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        mask = torch.zeros(len(ids), 1, ids.shape[1], ids.shape[1])
+        return self.layer(self.words(ids), mask, encoder_hidden_states=self.vision(pixels))  # type: ignore[no-any-return]
+
+
+class MaskedLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.cross = Attention(), Attention()
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        tokens = self.own(tokens + attention_mask[:, 0].sum(-1, keepdim=True))
+        return self.cross(tokens, encoder_hidden_states)  # type: ignore[no-any-return]
+
+
 class Detector(nn.Module):
     """As DETR; its head is applied in the network's own forward."""
 
@@ -280,6 +302,17 @@ def test_what_a_decoder_has_found_has_no_place_outside_of_it_either() -> None:
     assert found["vision"] == (0, (4, 4))
     assert found["layer"] == found["layer.norm3"] == (None, None)
     assert [each.label for each in result.token_maps] == ["vision"] * 2 or not result.token_maps
+
+
+@pytest.mark.parametrize("count", [16, 17])
+def test_words_of_a_captioner_have_no_place_though_its_layers_have_masks_with_four_axes(count: int) -> None:
+    network, result = run(Masked, pixels=PICTURES, ids=words(count))
+    found = layouts(result)
+    assert {found[label] for label in ("words", "layer", "layer.own", "layer.cross.query")} == {(None, None)}
+    assert found["vision"] == (0, (4, 4))
+    seen = hookscope.attention(network, input={"pixels": PICTURES, "ids": words(count)}).blocks
+    assert [each.key_grid for each in seen[:2]] == [(4, 4), None]
+    assert [each.query_grid for each in seen] == [(4, 4), None, None]
 
 
 @pytest.mark.parametrize("make", [Pruned, Averaged])
