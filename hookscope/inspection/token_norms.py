@@ -33,8 +33,6 @@ _KEPT = 16
 # Inputs and rows that maps are drawn of.
 _DRAWN_INPUTS, _DRAWN_ROWS = 3, 8
 _PICTURE_AXES = 2
-# Magnitudes that a median is taken of.
-_SAMPLED = 2**14
 
 
 @dataclass(slots=True)
@@ -205,10 +203,18 @@ def _largest(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the numbers of `_Seen.largest`; an accelerator is not made to wait."""
     magnitudes = values.abs()
     channels = magnitudes.argmax(2)
-    flat = magnitudes.reshape(len(values), -1)
-    sampled = flat[:, :: -(-flat.shape[1] // _SAMPLED)]
     largest = values.gather(2, channels[..., None])[..., 0]
-    return largest, channels, _middle(sampled.sort(-1).values)
+    return largest, channels, _median(magnitudes.reshape(len(values), -1))
+
+
+def _median(values: Tensor) -> Tensor:
+    """Return medians of rows as NumPy defines them; sorting would take eight times as long."""
+    lower = values.median(-1, keepdim=True).values
+    above = values.masked_fill(values <= lower, torch.inf).amin(-1)
+    lower = lower[:, 0]
+    has_two = values.shape[1] % 2 == 0
+    is_repeated = (values <= lower[:, None]).sum(-1) > values.shape[1] // 2
+    return (lower + torch.where(is_repeated, lower, above)) / 2 if has_two else lower
 
 
 def _massive(several: Sequence[_Seen]) -> dict[int, list[MassiveActivation]]:

@@ -49,7 +49,7 @@ class MassiveActivation:
         token: As in `HighToken`.
         channel: Position among the D values of the token.
         value: With its sign.
-        median: The median magnitude of its input's values, of at most 65,536 evenly spaced ones.
+        median: The median magnitude of its input's values in that output.
     """
 
     input_index: int

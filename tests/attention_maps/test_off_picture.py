@@ -198,3 +198,35 @@ def test_heads_of_windows_in_one_axis_are_heads() -> None:
     parts = tokens.double().numpy().reshape(3, 3, 4, 2, 4).transpose(0, 1, 3, 2, 4)
     powers = np.exp(parts @ parts.swapaxes(-2, -1) / 2)
     np.testing.assert_allclose(result.tensors["0"], powers / powers.sum(-1, keepdims=True), atol=1e-6)
+
+
+class HeadsInFront(nn.Module):
+    """Queries, keys and values are (heads, N, T, D); how many heads there are, it does not say."""
+
+    def __init__(self, heads: int, way: str) -> None:
+        super().__init__()
+        self.project, self.count, self.way = nn.Linear(8, 24), heads, way
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = (each.unflatten(-1, (self.count, -1)).permute(2, 0, 1, 3) for each in self.project(tokens).chunk(3, -1))
+        query, key, value = parts
+        if self.way == "fused":
+            return F.scaled_dot_product_attention(query, key, value).permute(1, 2, 0, 3).flatten(2)
+        weights = (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1)
+        return (weights @ value).permute(1, 2, 0, 3).flatten(2)
+
+
+@pytest.mark.parametrize("way", ["fused", "written out"])
+@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (2, 4), (3, 2), (2, 2), (4, 4)])
+def test_heads_in_front_of_inputs_are_heads(inputs: int, heads: int, way: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(HeadsInFront(heads, way))
+    tokens = torch.randn(inputs, 6, 8)
+    result = hookscope.attention(network, tokens, batch_axis=0, save_tensors=True)
+    assert [(each.windows, each.heads, each.keys) for each in result.blocks] == [(1, heads, 6)]
+    with torch.no_grad():
+        query, key, _ = (
+            network[0].project(tokens).double().numpy().reshape(inputs, 6, 3, heads, -1).transpose(2, 0, 3, 1, 4)
+        )  # type: ignore[operator, union-attr]
+    powers = np.exp(query @ key.swapaxes(-2, -1) / (8 // heads) ** 0.5)
+    np.testing.assert_allclose(result.tensors["0"], powers / powers.sum(-1, keepdims=True), atol=1e-6)

@@ -118,10 +118,22 @@ def test_massive_activations_are_those_of_sun_et_al(pictures: Tensor, value: flo
             )
         values = whole[each.input_index].numpy()
         assert each.value == pytest.approx(float(values[5, 11]))
-        assert each.median == pytest.approx(
-            float(np.median(np.abs(values))), rel=1e-5
-        )  # all values fit into the sample
+        assert each.median == pytest.approx(float(np.median(np.abs(values))), rel=1e-6)
         assert abs(each.value) >= 1000 * each.median
+
+
+@pytest.mark.parametrize(("ratio", "is_massive"), [(999.9, False), (1000.1, True)])
+@pytest.mark.parametrize("shape", [(1, 1024, 512), (1, 1023, 513)])
+def test_the_median_is_that_of_all_values(shape: tuple[int, ...], ratio: float, is_massive: bool) -> None:
+    """Every sixteenth channel is smaller by far: the median of a few channels may be 0.01."""
+    values = torch.linspace(0.5, 1.5, shape[1])[:, None].repeat(shape[0], 1, shape[2])
+    values[:, :, ::16] = 0.01
+    median = float(np.median(values.numpy()))
+    values[:, 3, 5] = -ratio * median
+    (row,) = hookscope.activations(nn.Sequential(nn.Identity()), values, layer="0", batch_axis=0)
+    assert row.tokens is not None
+    assert [(each.token, each.channel) for each in row.tokens.massive] == [(3, 5)] * is_massive
+    assert [each.median for each in row.tokens.massive] == [pytest.approx(median, rel=1e-6)] * is_massive
 
 
 def test_the_rule_is_a_warning_and_off_until_it_is_selected(pictures: Tensor) -> None:
