@@ -1,7 +1,4 @@
-"""Where the input lies in what a layer returns: maps, channels first or last, or a sequence of tokens.
-
-Grids and overviews, token norms, `attribute` and `attention` ask here where tokens lie.
-"""
+"""Where the input lies in what a layer returns, by its shape: maps, channels first or last, or a sequence of tokens."""
 
 import math
 import re
