@@ -20,7 +20,17 @@ from hookscope.inspection.forward import inspect
 from hookscope.render.lettering import drawable
 from hookscope.render.overviews import maps as maps_module
 from hookscope.render.overviews.activations import depth_blocks, draw_activations
-from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series, within_blocks
+from hookscope.render.overviews.charts import (
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILION,
+    Chart,
+    Marks,
+    Series,
+    tail_of,
+    within_blocks,
+)
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences, summarised
 from hookscope.render.overviews.gradients import draw_gradients
@@ -454,6 +464,11 @@ def test_operations_of_the_networks_own_code_stand_in_the_block_before_them() ->
     labels = ["tok", "(model):add", "blocks.0.ln", "(model):view", "blocks.0:gelu", "blocks.1.ln", ":add", "(model)"]
     expected = ["tok", "tok", "blocks.0.ln", "blocks.0.ln", "blocks.0", "blocks.1.ln", "blocks.1.ln", "(model)"]
     assert within_blocks(labels) == expected
+
+
+def test_a_place_on_an_axis_has_the_end_of_its_name_whole() -> None:
+    names = ["encoder.layers.encoder_layer_11", "model.blocks.3", "fc"]
+    assert [tail_of(each) for each in names] == ["encoder_layer_11", "blocks.3", "fc"]
 
 
 def test_operations_of_a_network_without_modules_have_their_own_names() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.render.columns import fold_name, number_text, percent_text, quantile_text
-from hookscope.render.overviews.charts import log_ticks, within_blocks
+from hookscope.render.overviews.charts import log_ticks, tail_of, within_blocks
 from hookscope.render.training_steps import Floats, columns_of, kept_places, pieces, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import figure
@@ -416,7 +416,7 @@ def _block_names(blocks: Sequence[str]) -> list[tuple[float, str]]:
     kept: list[tuple[float, float]] = []
     names: list[tuple[float, str]] = []
     for place in sorted(starts, key=lambda start: (-lengths[start], start))[:_MOST_BLOCKS]:
-        text = fold_name(blocks[place], 18)
+        text = fold_name(tail_of(blocks[place]), 18)
         wide = len(text) * _LABEL_PIXELS + 8
         left = across(place) if _fits(across(place), text) else across(place) - wide
         if left >= 0 and all(left + wide <= other or left >= other + width for other, width in kept):

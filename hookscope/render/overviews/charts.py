@@ -183,7 +183,7 @@ def _blocks(names: Sequence[str]) -> list[tuple[int, str]]:
         lengths = {start: end - start for start, end in zip(starts, [*starts[1:], len(names)], strict=True)}
         for start in sorted(starts, key=lambda each: (-lengths[each], each)):
             if start in split or start not in result:
-                result[start] = _tail(blocks[start])
+                result[start] = tail_of(blocks[start])
         split = {start for start, length in lengths.items() if length > longest}
         if not split:
             break
@@ -204,7 +204,8 @@ def within_blocks(labels: Sequence[str]) -> list[str]:
     return names
 
 
-def _tail(block: str) -> str:
+def tail_of(block: str) -> str:
+    """Return the last two parts of a name, or one if two are long."""
     parts = block.split(".")
     two = ".".join(parts[-2:])
     return two if len(two) <= _LONGEST_NAME else parts[-1]
