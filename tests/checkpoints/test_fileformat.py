@@ -243,7 +243,7 @@ def test_a_compressed_member_and_a_second_pickle_are_refused(written: Path) -> N
 def test_directory_that_is_not_where_the_file_says_is_refused(written: Path) -> None:
     written.write_bytes(written.read_bytes()[:4] + b"in front" + written.read_bytes())
     assert zipfile.ZipFile(written).namelist()  # Python corrects for it
-    assert "directory is not where it says" in refusal(written)
+    assert "directory is not at its stated offset" in refusal(written)
 
 
 def saved(content: object, protocol: int = 2) -> tuple[bytes, dict[str, int]]:

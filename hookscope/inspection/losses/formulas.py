@@ -202,8 +202,8 @@ def _confidence_warning(log_p: Tensor, task: Task) -> tuple[str, ...]:
     sure = int((shares > _CONFIDENT_SHARE).sum())
     rows = "inputs" if len(shares) == len(task.indices) else "rows of the output"
     warning = (
-        f"For {sure} of {len(shares)} {rows} the network is more than {_CONFIDENT_SHARE:.0%} sure of the class that "
-        f"{task.loss} takes as its target, so gradients are small: give a target, or take --loss logit."
+        f"For {sure} of {len(shares)} {rows} of a batch, the network is more than {_CONFIDENT_SHARE:.0%} sure of the "
+        f"class that {task.loss} takes as its target, so gradients are small: give a target, or take --loss logit."
     )
     return (warning,) if sure else ()
 

@@ -79,7 +79,7 @@ def test_a_confident_argmax_is_warned_about_and_a_given_target_is_not(share: flo
     x = torch.tensor([[math.log(share), math.log(1 - share)]])
     warnings = loss_of(x, loss).warnings
     assert len(warnings) == warned
-    assert not warned or "1 of 1 inputs the network is more than 90% sure" in warnings[0]
+    assert not warned or "1 of 1 inputs of a batch, the network is more than 90% sure" in warnings[0]
     assert loss_of(x, loss, target=0).warnings == ()
 
 
