@@ -248,7 +248,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], type[HookscopeError], str]] = {
     "quantised weights": (
         lambda folder: change(folder, quantization_config={"quant_method": "bitsandbytes"}),
         UsageError,
-        "of quantised weights",
+        "describes quantised weights",
     ),
     "a size without end": (
         lambda folder: change(folder, "preprocessor_config.json", size={"height": 10**12, "width": 1}),
