@@ -130,7 +130,7 @@ def test_a_run_whose_maps_are_others_is_refused(run: Run, tmp_path: Path) -> Non
     assert run("attention", "seen.py:small", CAT, *SIZES, "--out", "a").code == 0
     document = json.loads((tmp_path / "a" / "attention.json").read_text(encoding="utf-8"))
     np.save(tmp_path / "a" / document["maps"][0]["values"], np.zeros((3, 4), np.float32))
-    with pytest.raises(hookscope.InputError, match=r"is not the map that attention\.json says"):
+    with pytest.raises(hookscope.InputError, match=r"is not the map listed in attention\.json"):
         read_attention(tmp_path / "a")
 
 
