@@ -41,7 +41,7 @@ def finding_of(result: Attention) -> str:
     record = result.inputs[first.input_index]
     name = PurePath(record.name).name or record.name
     heads = "" if first.head is None else f" head {first.head}"
-    rest = f", {first.elsewhere:.0%} is on tokens without a place" if first.elsewhere >= 0.005 else ""
+    rest = f", {first.elsewhere:.0%} is on tokens other than patches" if first.elsewhere >= 0.005 else ""
     box = concentration(first, record)
     if box is None:
         return f"{name}, {first.query} at {first.block}{heads}: nothing on the picture{rest}."
