@@ -262,6 +262,8 @@ def run_attention(
         passes = _Passes(inspected, state, captured, wanted, collector, verify)
         look = partial(_look_at, passes=passes, gathered=gathered)
         run_batches(queue, state, look, gathered.records, collector.end_batch)
+    if not gathered.records and session.unusable:
+        raise session.unusable[0]
     seconds = time.perf_counter() - began
     seen_in = [label.partition("#")[0] for label in gathered.blocks]
     unseen = unseen_blocks(candidates, captured.called, seen_in, gathered.refused)

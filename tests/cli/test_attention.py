@@ -126,6 +126,15 @@ def test_partly_seen_is_0_and_nothing_seen_is_5(run: Run, tmp_path: Path) -> Non
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("network")
+def test_a_picture_that_cannot_be_read_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(Path(CAT).read_bytes()[:3000])
+    done = run("attention", "seen.py:small", "broken.jpg", *SIZES)
+    assert done.code == 3
+    assert "Cannot read 'broken.jpg'" in done.stderr
+    assert "no attention" not in done.stderr
+
+
+@pytest.mark.usefixtures("network")
 def test_a_run_whose_maps_are_others_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("attention", "seen.py:small", CAT, *SIZES, "--out", "a").code == 0
     document = json.loads((tmp_path / "a" / "attention.json").read_text(encoding="utf-8"))
