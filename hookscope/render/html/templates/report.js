@@ -86,23 +86,25 @@ function filter() {
   const kind = $("type").value;
   const flagged = $("flagged").checked;
   const fit = Math.ceil(innerHeight / ROW_HEIGHT);
-  const from = Math.floor(table.parentElement.scrollTop / ROW_HEIGHT);
-  const anchors = from ? order.filter((row) => !row.tr.hidden).slice(from - 1, from + 2) : [];
+  const region = table.parentElement;
+  const scrolled = region.scrollTop;
+  const top = scrolled ? order.filter((row) => !row.tr.hidden)[Math.floor(scrolled / ROW_HEIGHT)] : undefined;
   bringLater();
   const appearing = [];
-  const tops = [from];
+  let above = 0;
   let count = 0;
   for (const row of order) {
     const matches = (!kind || row.kind === kind) && (!flagged || row.flagged) && words.every((word) => row.text.includes(word));
-    if (matches && anchors.includes(row)) tops.push(count);
+    if (row === top) above = count;
     if (matches && row.tr.hidden) appearing.push([count, row.tr]);
     if (row.tr.hidden === matches) row.tr.hidden = !matches;
     count += matches;
   }
-  // The next frame has the rows in sight, where the table is scrolled to or where a row that stays holds it; the others come after it.
-  const seen = (place) => tops.some((top) => place >= Math.min(top - 1, count - fit) && place <= top + fit);
-  later = appearing.filter(([place]) => !seen(place)).map(([, tr]) => tr);
+  // The row at the top stays there. The next frame draws the rows in sight; the others come after it.
+  const first = Math.min(above - 1, count - fit);
+  later = appearing.filter(([place]) => place < first || place > above + fit).map(([, tr]) => tr);
   for (const tr of later) tr.classList.add("later");
+  if (top) region.scrollTop = above * ROW_HEIGHT + (scrolled % ROW_HEIGHT);
   if (later.length) requestAnimationFrame(() => setTimeout(bringLater));
   const all = `${rows.length} ${rows.length === 1 ? "row" : "rows"}`;
   $("matched").value = count === rows.length ? all : `${count} of ${all}`;
