@@ -190,7 +190,7 @@ def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Pat
 def test_named_weights_without_a_network_fail_in_time_and_leave_nothing(command: Run, tmp_path: Path) -> None:
     began = time.monotonic()
     ended = command("activations", "resnet34", CAT, "--weights", "IMAGENET1K_V1", cwd=tmp_path)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60  # a slow machine imports for long; waiting for a server takes 11 s at most
     assert ended.code == 3
     assert len(ended.errors) == len(ended.stderr.splitlines()) == 1
     assert "resnet34-b627a593.pth cannot be downloaded" in ended.stderr
