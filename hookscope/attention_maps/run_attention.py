@@ -4,34 +4,28 @@ import copy
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hookscope.attention_maps.census import attention_modules, unseen_blocks
+from hookscope.attention_maps.forward_pass import ForwardPass, SeenBlock, Wanted
+from hookscope.attention_maps.maps import head_maps, patch_weights, query_maps, rollout_maps
 from hookscope.attention_maps.places import (
     Arrangement,
-    Places,
     arrangement_of,
-    axes_of,
-    head_count_of,
-    not_over_tokens,
-    places_of,
-    with_heads_found,
 )
-from hookscope.attention_maps.queries import Chosen, Query, chosen_in, read_queries
-from hookscope.attention_maps.reductions import CallNumbers, Room, map_of, on_grid, reduced
-from hookscope.attention_maps.rollout import Rollout, refuse_rollout
+from hookscope.attention_maps.queries import read_queries
+from hookscope.attention_maps.reductions import Room
 from hookscope.attribution.forward_backward import model_errors, run_batches
 from hookscope.attribution.padding import padded_extents
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
-from hookscope.hooks.attention import AttentionCall, AttentionMode
+from hookscope.hooks.attention import AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.network import InspectedNetwork, inspected_network
@@ -41,7 +35,6 @@ from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
 from hookscope.results.attention import (
-    ROLLOUT,
     Attention,
     AttentionBlock,
     AttentionMap,
@@ -53,145 +46,11 @@ from hookscope.results.attention import (
 )
 from hookscope.results.attributions import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
-from hookscope.results.network import row_label
 from hookscope.statistics.token_layout import parse_tokens
 from hookscope.text import counted, safe_text
 
-# Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
-_MOST_WEIGHTS = 2**22
 _NOT_MET = "its softmax is changed before it meets values (talking heads), or meets them in no matmul, bmm or einsum"
 _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page has no patch to pick."
-
-ExtentOf = Callable[[tuple[int, int], int], Extent]
-"""Returns the area that a grid (h, w) fills, of an input by its place in the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is asked of a run.
-
-    Attributes:
-        blocks: Positions among the blocks seen, or labels.
-        heads: Heads to draw each by itself; () for the mean over heads.
-        numbers: Whether heads are measured, and the rows of every patch kept.
-    """
-
-    queries: Sequence[Query]
-    blocks: Sequence[int | str]
-    heads: Sequence[int]
-    rollout: bool
-    numbers: bool
-    save_tensors: bool
-    arrangement: Arrangement
-
-
-class _Seen(NamedTuple):
-    """One block of one batch."""
-
-    block: AttentionBlock
-    numbers: CallNumbers
-    queries: Places | None
-    keys: Places | None
-
-
-@dataclass(slots=True)
-class _Pass:
-    """What one forward pass has shown so far.
-
-    Attributes:
-        refused: By module, its class and why its attention was not seen.
-    """
-
-    wanted: Wanted
-    records: Sequence[InputRecord]
-    first: int
-    collector: TensorCollector
-    room: Room
-    seen: list[_Seen] = field(default_factory=list)
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
-    rollout: Rollout = field(default_factory=Rollout)
-
-    def take(self, call: AttentionCall) -> None:
-        """Reduce the weights of one attention, while they are there."""
-        inner, inputs = call.running[0], len(self.records)
-        kind = type(inner.module).__name__
-        if call.rows is None:
-            self.refused[inner.name] = (kind, call.reason)
-            return
-        axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
-        axes = axes if isinstance(axes, str) else with_heads_found(call, axes)
-        reason = axes if isinstance(axes, str) else not_over_tokens(call, axes)
-        if reason or isinstance(axes, str):
-            self.refused[inner.name] = (kind, reason)
-            return
-        queries, keys, remark = places_of(call, axes, self.wanted.arrangement)
-        number = self.calls.get(inner.name, 0)
-        self.calls[inner.name] = number + 1
-        label = row_label(inner.name, number, "")
-        query_count, key_count = call.rows.shape[-2:]
-        if self.wanted.rollout:
-            before = self.seen[-1] if self.seen else None
-            are_others = queries is not keys or (before is not None and (before.keys is None) != (keys is None))
-            tokens = None if before is None else before.block.keys
-            refuse_rollout(label, query_count, key_count, axes.windows, tokens, are_others=are_others)
-        keeps = (
-            self.wanted.numbers and self._keeps_patches(len(self.seen), label) and axes.windows == 1 and query_count > 1
-        )
-        keeps = keeps and keys is not None and query_count * key_count <= _MOST_WEIGHTS
-        numbers = reduced(
-            call.rows,
-            axes,
-            queries,
-            keys,
-            self._chosen(queries, keys, query_count),
-            keeps_whole=keeps or self.wanted.rollout,
-            room=self.room,
-            save=partial(self._save, label) if self.wanted.save_tensors else None,
-        )
-        if self.wanted.rollout and numbers.whole is not None:
-            self.rollout.add(numbers.whole, keys)
-        if not keeps:
-            numbers.whole = None
-        self._drop_patches()
-        block = AttentionBlock(
-            label,
-            kind,
-            call.entry,
-            axes.heads,
-            query_count,
-            key_count,
-            keys.prefix if keys is not None else None,
-            queries.grid if queries is not None else None,
-            keys.grid if keys is not None else None,
-            axes.windows,
-            remark,
-        )
-        self.seen.append(_Seen(block, numbers, queries, keys))
-
-    def _chosen(self, queries: Places | None, keys: Places | None, query_count: int) -> dict[int, list[Chosen | None]]:
-        """Return the tokens that each query means, one for each input."""
-        classes = self.wanted.arrangement.class_count
-        return {
-            at: [chosen_in(query, record, queries, keys, query_count, classes) for record in self.records]
-            for at, query in enumerate(self.wanted.queries)
-        }
-
-    def _save(self, label: str, rows: Tensor, begin: int) -> None:
-        self.collector.collect_rows(label, rows[:, 0] if rows.size(1) == 1 else rows, begin)
-
-    def _keeps_patches(self, index: int, label: str) -> bool:
-        """Tell whether the rows of every patch may be asked for: negative positions are known at the end alone."""
-        if self.first >= SHOWN_INPUTS:
-            return False
-        return any(each in (index, label) or (isinstance(each, int) and each < 0) for each in self.wanted.blocks)
-
-    def _drop_patches(self) -> None:
-        """Let go of rows that no negative position can mean any more."""
-        farthest = max((-each for each in self.wanted.blocks if isinstance(each, int) and each < 0), default=0)
-        for index, each in enumerate(self.seen[: max(0, len(self.seen) + 1 - farthest)]):
-            if index not in self.wanted.blocks and each.block.label not in self.wanted.blocks:
-                each.numbers.whole = None
 
 
 @dataclass(slots=True)
@@ -370,20 +229,20 @@ class _Passes:
     collector: TensorCollector
     verify: bool
 
-    def run(self, batch: Batch, first: int) -> tuple[_Pass, object]:
+    def run(self, batch: Batch, first: int) -> tuple[ForwardPass, object]:
         """Run a batch, and look at its attention; `first` is the position of its first input.
 
         Raises:
             ModelRaisedError: If the network raises.
         """
-        seen = _Pass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
+        seen = ForwardPass(self.wanted, batch.records, first, self.collector, Room(self.wanted.numbers))
         self.wanted.arrangement.tokens.restart(batch.pictures)
         mode = AttentionMode(self.inspected.modules, seen.take)
         given = copy_of(batch)
         self.captured.restart()
         with model_errors(self.inspected, "forward"), torch.no_grad(), mode:
             output = self.inspected.network(*given.args, **given.kwargs)
-        known = {each.block.label.partition("#")[0] for each in seen.seen} | seen.refused.keys()
+        known = {each.block.label.partition("#")[0] for each in seen.blocks} | seen.refused.keys()
         for name in mode.softmaxes:
             if name not in known:
                 kind = type(self.inspected.modules[name]).__name__
@@ -416,17 +275,17 @@ def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> tuple[()]:
     return ()
 
 
-def _gather(batch: Batch, seen: _Pass, passes: _Passes, gathered: _Gathered) -> None:
+def _gather(batch: Batch, seen: ForwardPass, passes: _Passes, gathered: _Gathered) -> None:
     """Add what a batch has shown: numbers to sums, maps by input."""
     wanted, first = passes.wanted, len(gathered.records)
     gathered.records.extend(batch.records)
     gathered.refused.update(seen.refused)
-    for each in seen.seen:
+    for each in seen.blocks:
         gathered.blocks.setdefault(each.block.label, each.block)
         _sum(gathered, each)
-    if not seen.seen:
+    if not seen.blocks:
         return
-    drawn = _asked_for(wanted, [each.block.label for each in seen.seen])
+    drawn = _asked_for(wanted, [each.block.label for each in seen.blocks])
     extents: dict[tuple[int, int], Sequence[Extent]] = {}
 
     def extent(grid: tuple[int, int], place: int) -> Extent:
@@ -435,19 +294,18 @@ def _gather(batch: Batch, seen: _Pass, passes: _Passes, gathered: _Gathered) -> 
         return extents[grid][place]
 
     for index in drawn:
-        _note_about(seen.seen[index].block, wanted, gathered)
+        _note_about(seen.blocks[index].block, wanted, gathered)
     for place in range(len(batch.records)):
         for at in range(len(wanted.queries)):
-            gathered.maps += _rollout_maps(seen, place, at, first, extent)
+            gathered.maps += rollout_maps(seen, place, at, first, extent)
             for index in drawn:
-                gathered.maps += _maps(seen.seen[index], place, at, first, wanted.heads, extent)
+                gathered.maps += query_maps(seen.blocks[index], place, at, first, wanted.heads, extent)
         if first + place < SHOWN_INPUTS:
-            gathered.head_maps += _head_maps(seen.seen, place, len(wanted.queries), first)
-            found = (_patches(seen.seen[index], place, first, extent) for index in drawn)
-            gathered.patches += [each for each in found if each is not None]
+            gathered.head_maps += head_maps(seen.blocks, place, len(wanted.queries), first)
+            gathered.patches += patch_weights([seen.blocks[index] for index in drawn], place, first, extent)
 
 
-def _sum(gathered: _Gathered, seen: _Seen) -> None:
+def _sum(gathered: _Gathered, seen: SeenBlock) -> None:
     label, numbers = seen.block.label, seen.numbers.heads
     if numbers is None:
         return
@@ -534,78 +392,3 @@ def _other_block(gathered: _Gathered) -> list[str]:
     """Name the last block that can be drawn, where none of those asked for can."""
     placed = [(index, each.label) for index, each in enumerate(gathered.blocks.values()) if not each.remark]
     return [f"{placed[-1][1]} has a map: --block {placed[-1][0]}."] if placed and not gathered.maps else []
-
-
-def _maps(
-    seen: _Seen, place: int, at: int, first: int, heads: Sequence[int], extent: ExtentOf
-) -> Iterator[AttentionMap]:
-    chosen = seen.numbers.chosen[at][place]
-    values = None if seen.keys is None else map_of(seen.numbers, seen.keys, at, place)
-    if seen.keys is None or chosen is None or values is None:
-        return
-    grid, elsewhere = seen.keys.grid, 1 - values.sum(-1)
-    for head in heads or (None,):
-        one = values.mean(0) if head is None else values[head]
-        rest = elsewhere.mean() if head is None else elsewhere[head]
-        yield AttentionMap(
-            first + place,
-            seen.block.label,
-            head,
-            chosen.label,
-            one.reshape(grid).numpy().copy(),
-            extent(grid, place),
-            max(0.0, float(rest)),
-            _box_on_input(chosen, extent(grid, place)),
-        )
-
-
-def _head_maps(seen: Sequence[_Seen], place: int, queries: int, first: int) -> Iterator[HeadMaps]:
-    for at in range(queries):
-        for index, each in enumerate(seen):
-            chosen = each.numbers.chosen[at][place]
-            values = None if each.keys is None else map_of(each.numbers, each.keys, at, place)
-            if each.keys is not None and chosen is not None and values is not None:
-                yield HeadMaps(first + place, index, chosen.label, values.reshape(-1, *each.keys.grid).numpy())
-
-
-def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:
-    """Return the box of a patch as shares of the network's input, which the grid may reach beyond."""
-    if chosen.box is None:
-        return None
-    top, left, bottom, right = extent
-    across, down = right - left, bottom - top
-    one, two, three, four = chosen.box
-    return left + one * across, top + two * down, left + three * across, top + four * down
-
-
-def _patches(seen: _Seen, place: int, first: int, extent: ExtentOf) -> PatchWeights | None:
-    whole, queries, keys = seen.numbers.whole, seen.queries, seen.keys
-    if whole is None or keys is None or queries is None:
-        return None
-    cells = queries.cells[0]
-    order = cells.argsort()[int((cells < 0).sum()) :]
-    values = on_grid(whole[place][None, order], keys).reshape(-1, *keys.grid).numpy().copy()
-    return PatchWeights(first + place, seen.block.label, queries.grid, values, extent(keys.grid, place))
-
-
-def _rollout_maps(seen: _Pass, place: int, at: int, first: int, extent: ExtentOf) -> Iterator[AttentionMap]:
-    """Yield the map of a query after all blocks, as `Rollout` has followed it."""
-    weights, places = seen.rollout.weights, seen.rollout.places
-    if weights is None or places is None:
-        return
-    query, classes = seen.wanted.queries[at], seen.wanted.arrangement.class_count
-    chosen = chosen_in(query, seen.records[place], places, places, weights.size(1), classes)
-    if chosen is None:
-        return
-    row = weights[place].mean(0) if chosen.token is None else weights[place, chosen.token]
-    on_grid = row[places.cells[0] >= 0].reshape(places.grid)
-    yield AttentionMap(
-        first + place,
-        ROLLOUT,
-        None,
-        chosen.label,
-        on_grid.numpy().copy(),
-        extent(places.grid, place),
-        max(0.0, 1 - float(on_grid.sum())),
-        _box_on_input(chosen, extent(places.grid, place)),
-    )
