@@ -59,7 +59,10 @@ from hookscope.text import counted, safe_text
 
 # Rows of every patch are kept of maps with at most so many weights: 16 MB. Ours.
 _MOST_WEIGHTS = 2**22
-_NOT_MET = "its softmax is changed before it meets values (talking heads), or meets them by an operation other than matmul, bmm and einsum"
+_NOT_MET = (
+    "its softmax is changed before it meets values (talking heads), "
+    "or meets them by an operation other than matmul, bmm and einsum"
+)
 _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page has no patch to pick."
 
 ExtentOf = Callable[[tuple[int, int], int], Extent]
