@@ -13,7 +13,7 @@ from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 from hookscope import api
-from hookscope.errors import HookscopeError, UsageError
+from hookscope.errors import HookscopeError, UsageError, nearest
 from hookscope.text import printable
 
 P = ParamSpec("P")
@@ -73,7 +73,13 @@ def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
 def _refuse_other_types(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise UsageError for an argument that takes texts or whole numbers alone, and is given something else."""
     parameters = _signature(function)
-    for name, value in parameters.bind(*args, **kwargs).arguments.items():
+    try:
+        bound = parameters.bind(*args, **kwargs)
+    except TypeError as error:
+        unknown = [name for name in kwargs if name not in parameters.parameters]
+        close = nearest(unknown[0], parameters.parameters, 1) if unknown else ""
+        raise TypeError(f"{function.__name__}() {error}{f'.{close}' if close else ''}") from None
+    for name, value in bound.arguments.items():
         annotation = str(parameters.parameters[name].annotation)
         kind = annotation.removesuffix(" | None")
         known = _KINDS.get(kind)

@@ -375,6 +375,8 @@ def test_layers_checkpoints_and_checks_are_looked_up_and_converted(tmp_path: Pat
     assert not report.passed
     assert report.to_pandas()["where"].tolist() == ["0.weight"]
     assert "non-finite-parameter" in str(report)
+    with_remark = str(replace(report, warnings=("the key 'model' is taken",)))
+    assert with_remark.count("the key 'model' is taken") == 1
     assert report.to_dict()["checkpoints"][0]["passed"] is False
     with pytest.raises(AssertionError, match=r"0.weight"):
         report.raise_for_failure()

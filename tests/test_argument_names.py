@@ -63,6 +63,13 @@ def test_an_error_of_a_function_names_its_arguments(call: str) -> None:
     assert "--" not in re.sub(r"`hookscope [^`]*`", "", str(caught.value))  # a command to run stays one
 
 
+def test_an_unknown_argument_is_named_with_the_function_and_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"^activations\(\) got an unexpected .*'batchsize'. Nearest: 'batch_size'.$"):
+        hookscope.activations(network(), X, batchsize=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^activations\(\) missing a required argument: 'model'$"):
+        hookscope.activations()  # type: ignore[call-arg]
+
+
 def test_an_error_that_is_passed_on_names_arguments() -> None:
     told: list[hookscope.HookscopeError] = []
     hookscope.activations(network(), [CAT, CAT], resize=8, crop=8, max_pixels=100, on_error=told.append)

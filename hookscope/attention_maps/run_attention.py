@@ -49,7 +49,10 @@ from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.statistics.token_layout import parse_tokens
 from hookscope.text import counted, safe_text
 
-_NOT_MET = "its softmax is changed before it meets values (talking heads), or meets them in no matmul, bmm or einsum"
+_NOT_MET = (
+    "its softmax is changed before it meets values (talking heads), "
+    "or meets them by an operation other than matmul, bmm and einsum"
+)
 _NO_NUMBERS = "Heads were not measured, as asked: none is flagged, and the page has no patch to pick."
 
 

@@ -149,7 +149,7 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     settings = CheckSettings(rules={name: RuleSettings(limits=own) for name, own in changed.items()})
     terms = {name: terms_of(RULES[name], settings) for name in GRADS_RULES}
     folded = _judged(gradients)
-    forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows)
+    forward = Activations(model=folded.model, inputs=folded.inputs, rows=folded.rows, repeated=folded.repeated)
     measured = CheckMeasurements(folded.model, (), forward, gradients=folded, origin_searched=False)
     objections = _evaluated(measured, terms.values())
     found = [finding for name in GRADS_RULES for finding in terms[name].findings(objections.get(name, ()))]

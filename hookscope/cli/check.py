@@ -21,6 +21,7 @@ from hookscope.cli.ci_output import (
     write_each,
 )
 from hookscope.cli.console import consoles, progress_bar, report
+from hookscope.cli.exporters import page_line
 from hookscope.errors import OutputError, UsageError, most_severe
 from hookscope.text import safe_text, slug
 
@@ -225,6 +226,8 @@ def check(
             writers.append(partial(write_sarif, sarif, reports, config))
         failures = write_each(writers)
     _show(reports, chosen, tables, job, time.perf_counter() - began)
+    if page is not None and not failures:
+        tables.print(page_line(page), soft_wrap=True)
     _say_no_evidence(reports, evidence)
     _show_bugs(results)
     return most_severe([*(each.exit_code for each in reports), *map(report, failures)])

@@ -185,7 +185,8 @@ class Sums:
         norms = math.sqrt(self.a) * math.sqrt(self.b)
         cosine = None if not norms else max(min(self.product / norms, 1.0), -1.0)
         has_place = self.unequal or not self.mismatched
-        ulps = self.max_abs / _spacing(self.max_value, dtype) if dtype.is_floating_point and has_place else None
+        reference = max(abs(self.max_value), self.max_abs)
+        ulps = self.max_abs / _spacing(reference, dtype) if dtype.is_floating_point and has_place else None
         return Measures(
             relative_l2=self.relative_l2,
             cosine=cosine if self.difference or cosine is None else 1.0,

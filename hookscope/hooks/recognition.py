@@ -66,22 +66,24 @@ class Identities:
     def sources(
         self, inputs: Sequence[tuple[str, Tensor]], names: Mapping[int, str], *, overwritten: bool = False
     ) -> tuple[Place | str, ...]:
-        """Return where each input was first shown, or its name if no call returned it.
+        """Return where each input was first shown, or its name if no call returned it; of a view, those of its base.
 
         Args:
             inputs: Inputs of one call.
             names: Names of the tensors that no call returns, by `id`; "" for unnamed ones.
             overwritten: Whether the call has written to the inputs already.
         """
-        found: list[Place | str] = []
-        for _, tensor in inputs:
-            known = self.known.get(id(tensor))
-            is_known = known is not None and known[0]() is tensor and known[2]
-            if known is not None and is_known and (overwritten or known[1] == tensor._version):
-                found.append(known[2][0])
-            else:
-                found.append(names[id(tensor)])
-        return tuple(found)
+        return tuple([self._source(tensor, names, overwritten=overwritten) for _, tensor in inputs])
+
+    def _source(self, tensor: Tensor, names: Mapping[int, str], *, overwritten: bool) -> Place | str:
+        known = self.known.get(id(tensor))
+        is_known = known is not None and known[0]() is tensor and known[2]
+        if known is not None and is_known and (overwritten or known[1] == tensor._version):
+            return known[2][0]
+        name = names[id(tensor)]
+        if name or tensor.is_inference() or tensor._base is None:
+            return name
+        return self._source(tensor._base, names, overwritten=overwritten)
 
     def _find(self, tensor: Tensor) -> list[Place] | None:
         known = self.known.get(id(tensor))

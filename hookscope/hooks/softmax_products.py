@@ -94,17 +94,18 @@ class SoftmaxProducts:
 
     def _einsum(self, args: Sequence[Any]) -> Product | None:
         operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
-        if not args or not isinstance(args[0], str) or len(operands) != 2:
+        if not args or not isinstance(args[0], str):
             return None
         given, _, made = args[0].replace(" ", "").partition("->")
         names = given.split(",")
-        for place in (0, 1):
-            known = self._known(operands[place])
-            if known is not None and len(names) == 2 and known.keys_last:
-                key = names[place][-1:]
-                if made and key not in made and key in names[1 - place] and names[place][-2:-1] in made:
-                    axis = names[1 - place].index(key) - len(names[1 - place])
-                    return self._met(operands[place], known, operands[1 - place], axis)
+        for place, (name, operand) in enumerate(zip(names, operands, strict=False)):
+            known = self._known(operand)
+            if known is not None and known.keys_last:
+                key = name[-1:]
+                others = [at for at, each in enumerate(names) if at != place and key in each]
+                if made and key not in made and len(others) == 1 and name[-2:-1] in made:
+                    axis = names[others[0]].index(key) - len(names[others[0]])
+                    return self._met(operand, known, operands[others[0]], axis)
         return None
 
     def _met(self, tensor: Tensor, known: _Followed, values: Tensor, axis: int) -> Product:

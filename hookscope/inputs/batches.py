@@ -35,6 +35,8 @@ class Batch:
             `args`.
         listed: Names in `kwargs` of lists with one entry for each input, as those in `args` are.
         exact: Arguments that keep their dtype, named as in `shared`: it was asked for.
+        repeated: Tensors that have the same row for every input, because a single row was given: "['meta']",
+            "['views'][1]".
     """
 
     args: tuple[Any, ...]
@@ -44,6 +46,7 @@ class Batch:
     shared: frozenset[str] = frozenset()
     listed: frozenset[str] = frozenset()
     exact: frozenset[str] = frozenset()
+    repeated: frozenset[str] = frozenset()
 
     @property
     def pictures(self) -> tuple[int, int, int] | None:

@@ -182,11 +182,13 @@ def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> B
     """
     kwargs: dict[str, Any] = {}
     shared: set[str] = set()
+    repeated: set[str] = set()
     for each in named:
 
         def rows(path: str, tensor: torch.Tensor, name: str = each.name) -> torch.Tensor:
             count = length_of(tensor)
             if count == 1:
+                repeated.add(f"[{name!r}]{path}")
                 return _repeated(tensor, len(batch.indices))
             if count and count == input_count:
                 return rows_of(tensor, batch.indices)
@@ -199,8 +201,14 @@ def with_named(batch: Batch, named: Sequence[NamedInput], input_count: int) -> B
             kwargs[each.name] = copied(with_changed(each.value, rows))
     listed = batch.listed | {each.name for each in named if each.is_listed}
     exact = batch.exact | {each.name for each in named if each.is_exact}
-    kwargs = {**batch.kwargs, **kwargs}
-    return replace(batch, kwargs=kwargs, shared=batch.shared | shared, listed=listed, exact=exact)
+    return replace(
+        batch,
+        kwargs={**batch.kwargs, **kwargs},
+        shared=batch.shared | shared,
+        listed=listed,
+        exact=exact,
+        repeated=batch.repeated | repeated,
+    )
 
 
 def _repeated(tensor: torch.Tensor, count: int) -> torch.Tensor:

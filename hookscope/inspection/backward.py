@@ -265,6 +265,7 @@ def _result(
         timings=run.seconds,
         verification=run.verification,
         unlisted=unlisted(rows, run.selected, run.operations),
+        repeated=run.repeated_arguments(),
     )
 
 

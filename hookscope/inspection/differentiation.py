@@ -80,7 +80,7 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
     first = not run.losses
     if not first:  # before the first batch, nothing has moved since the state was seeded
         run.state.mark()
-    run.records.extend(batch.records)
+    run.finish(batch)
     began = copy.copy(run.state)
     done = _differentiated(run, batch)
     if first and _aliases_may_have_failed(run, done) and not _fails_without_hooks(run, batch):

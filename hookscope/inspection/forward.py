@@ -205,6 +205,7 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, 
         timings=timings,
         verification=run.verification,
         unlisted=left_out if judged else (),
+        repeated=run.repeated_arguments(),
     )
     return result if judged or not left_out else reduced(result, left_out, numbers=True)
 
@@ -243,7 +244,7 @@ def _run_batches(
         seen = run.captured.restart()
         if ended is None:
             merge_observations(run.rows, seen, len(places))
-            run.records.extend(batch.records)
+            run.finish(batch)
             run.predict(output, places)
             if on_output is not None:
                 on_output(batch, output)

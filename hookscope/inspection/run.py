@@ -62,6 +62,7 @@ class Run:
         captured: What the hooks have seen in the latest pass.
         output_key: Which of several outputs holds the class scores; None for the only one.
         verify: Whether the first batch is to be compared to a pass without hooks.
+        repeated: Of the batches that ran.
         best: The best classes of the inputs that ran.
         is_broken: Whether the network raised on every input.
         forward_calls: As `calls_of_forward` returns, of the first batch.
@@ -80,6 +81,7 @@ class Run:
     verify: bool
     rows: Rows = field(default_factory=Rows)
     records: list[InputRecord] = field(default_factory=list)
+    repeated: frozenset[str] = frozenset()
     best: list[Prediction] = field(default_factory=list)
     forward_calls: dict[str, str] = field(default_factory=dict)
     is_broken: bool = False
@@ -106,9 +108,18 @@ class Run:
         self.best += predictions(output, categories, places, self.output_key, multi_label=self.inspected.multi_label)
         self.unnamed = self.unnamed or unnamed_warning(output, categories, places, self.output_key)
 
+    def finish(self, batch: Batch) -> None:
+        """Count the inputs of a batch that went through the network."""
+        self.records.extend(batch.records)
+        self.repeated |= batch.repeated
+
+    def repeated_arguments(self) -> tuple[str, ...]:
+        """Return the arguments of which several inputs share one row."""
+        return tuple(sorted(self.repeated)) if len(self.records) > 1 else ()
+
     def notes(self) -> tuple[str, ...]:
-        """Return notes, which need no action: about the network, what hooks cannot see of it, and what is slower."""
-        known = self.inspected.notes
+        """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
+        known = (*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes)
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             known = (*known, _WITHOUT_KERNEL.format(missing_because()))
         return known if self.operations is None else (*known, *unseen_in_scripts(self.inspected.modules))
@@ -125,6 +136,14 @@ class Run:
         remarks = self.queue.remarks if not self.is_broken else ()
         everything = (*self.inspected.warnings, *own, *verification, *self.edits.warnings(), *remarks)
         return tuple(dict.fromkeys([*everything, *unnamed]))
+
+
+def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
+    if not arguments:
+        return ()
+    names = some_of([*dict.fromkeys(each.split("'")[1] for each in arguments)], 3)
+    seen = f"layers that are computed from {names} alone have seen 1 input, not {count:,}"
+    return (f"All {count:,} inputs share the same {names}: {seen}.",)
 
 
 def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The input that a network expects, inferred from its first layer, and how to rebuild it for other channels."""
 
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from torch import nn
@@ -41,10 +42,12 @@ def infer_channels(module: nn.Module) -> int | None:
 def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
     """Return an input shape with N = 1 that the first layer takes; None if it cannot be inferred.
 
-    (1, C, 224, 224) for Conv2d, (1, C, 16, 112, 112) for Conv3d, (1, C, 224) for Conv1d, (1, features) for Linear.
-    First is meant in the order of definition, which need not be the order of execution.
+    (1, C, 224, 224) for Conv2d, (1, C, 16, 112, 112) for Conv3d, (1, C, 224) for Conv1d, (1, features) for Linear,
+    unless a module before it has weights of its own, which may embed patches of a picture. First is meant in the order
+    of definition, which need not be the order of execution.
     """
-    match _first_layer(module):
+    first = _first_layer(module)
+    match first:
         case nn.Conv2d(in_channels=channels):
             return (1, channels, _IMAGE_PIXELS, _IMAGE_PIXELS)
         case nn.Conv3d(in_channels=channels):
@@ -52,7 +55,9 @@ def infer_input_shape(module: nn.Module) -> tuple[int, ...] | None:
         case nn.Conv1d(in_channels=channels):
             return (1, channels, _SIGNAL_LENGTH)
         case nn.Linear(in_features=features):
-            return (1, features)
+            before = takewhile(lambda each: each is not first, module.modules())
+            has_weights = any(each.dim() > 1 for other in before for each in other.parameters(recurse=False))
+            return None if has_weights else (1, features)
     return None
 
 

@@ -68,8 +68,8 @@ def result_text(result: Result) -> str:
 
 
 def warnings_of(result: Result) -> tuple[str, ...]:
-    """Return the warnings of a result."""
-    return tuple(getattr(result, "warnings", ()))
+    """Return the warnings of a result; none of a check, whose summary has them as notes."""
+    return () if isinstance(result, CheckReport) else tuple(getattr(result, "warnings", ()))
 
 
 def summary(result: Result, *, width: int, full: bool = False) -> RenderableType:

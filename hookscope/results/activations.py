@@ -184,6 +184,8 @@ class Run(RowContainer):
         rows: One per (layer, call, slot), in execution order.
         verdicts: What the rules object to, failures first; they look at operations too, whether those are rows or not.
         unlisted: Labels of rows that were measured for verdicts alone; `without_rows` leaves them out.
+        repeated: Arguments of the network that have the same row for every input, because a single row was given for
+            several inputs: "['meta']".
         predictions: Top classes per input, for classifiers.
         warnings: Sentences a reader must see; `notes` need no action.
         failure: Set when the model raised; rows then hold what was reached.
@@ -203,6 +205,7 @@ class Run(RowContainer):
     uncalled: tuple[UncalledLayer, ...] = ()
     verdicts: tuple[Finding, ...] = ()
     unlisted: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
     predictions: tuple[Prediction, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -50,8 +50,8 @@ class Measures:
         max_abs: Largest magnitude of A-B, where it is finite; None if it is not known.
         max_at: Its place: the input's position in the run, then the place in its tensor; of a tensor without a batch
             axis the place alone; None if it is not known.
-        ulps: `max_abs` in units of the last place of A's value there, in the coarser dtype of the two; None if that is
-            no floating dtype or not known.
+        ulps: `max_abs` in units of the last place of A's value there, or of itself if A's value is smaller, such as 0;
+            in the coarser dtype of the two. None if that is no floating dtype or not known.
         unequal_fraction: Share of elements that differ at all; None if it is not known.
         standard_error: Of `relative_l2` where it is estimated from sketches; None where it is exact.
         nonfinite: Elements that the measures leave out; None without any. Then `relative_l2` is NaN.

@@ -77,7 +77,13 @@ _SHAPES_DIFFER = re.compile(
     "shapes cannot be multiplied|size mismatch|must match|expected input|Expected .*size|got input"
     r"|expected a \dD|expected \dD|values to unpack"
 )
+_WHOLE_NUMBERS = re.compile(
+    r"Input type \((?:unsigned char|signed char|char|short|int|long int|bool)\)"
+    r"|but got (?:Byte|Char|Short|Int|Long|Bool) and|input dtype \(torch\.(?:u?int\d+|bool)\)"
+    r"|not implemented for '(?:Byte|Char|Short|Int|Long|Bool)'"
+)
 _SHAPES_OF_FILES = "--resize and --crop for pictures, --batch-axis for a tensor file (0: several inputs, none: one)"
+_NO_TENSOR = re.compile("must be Tensor, not (?:int|float|list|tuple)$")
 # In what `inspection.failures` adds to an error.
 _ONE_ARGUMENT = re.compile(r"; its one argument is (\w+)$")
 
@@ -126,6 +132,16 @@ class Failure:
                 kind == "RuntimeError" and "'indices'" in text and "Float" in text,
                 "It takes whole numbers: a tensor file of an integer dtype",
                 ", --input NAME=1,2,3:int64, or --input-shape SHAPE:int64 for noise",
+            ),
+            (
+                bool(_WHOLE_NUMBERS.search(text)),
+                "It takes floating-point numbers: save the tensor as float32",
+                ", or leave out the dtype in --input and --input-shape",
+            ),
+            (
+                kind == "TypeError" and bool(_NO_TENSOR.search(text)) and arguments,
+                "Numbers with commas are a tensor: --input NAME=1,2,3, or NAME=1,2,3:int64 for whole numbers",
+                "",
             ),
             (
                 kind == "RuntimeError" and "target dtype to be Long" in text,

@@ -53,8 +53,12 @@ class FeatureTarget:
         """Raise OutputError for a place that nothing could be written to; change nothing.
 
         Raises:
-            UsageError: If a package is missing for it.
+            UsageError: If a package is missing for it, or it is a number.
         """
+        if str(self.path).isdecimal():
+            raise UsageError(
+                f"--features takes a path, not a number ({self.path}): such as features.safetensors or features/."
+            )
         if self.is_parquet and find_spec("pyarrow") is None:
             raise UsageError("--features FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
         for path in (self.path,) if self.is_one_file else ():

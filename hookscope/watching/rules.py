@@ -166,7 +166,7 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
     if loss is None or growth is None or growth[0] < limit:
         return []
     message = (
-        f"The loss is {figure(loss, 4)}, {figure(growth[0], 3)} times that of the first step, {figure(growth[1], 4)} "
+        f"The loss is {figure(loss, 4)}, which is {figure(growth[0], 3)} times the first step's {figure(growth[1], 4)} "
         f"(limit {limit:g}): lower the learning rate, or warm it up."
     )
     return [objection("loss-diverges", "", growth[0], message)]

@@ -270,7 +270,12 @@ def values_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return value.transpose(2, 3) @ weights.permute(0, 1, 3, 2)
 
 
-@pytest.mark.parametrize("function", [written_out, by_einsum, values_first])
+def with_projection(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = torch.einsum("bhid,bhjd->bhij", query, key).div(2).softmax(-1)
+    return torch.einsum("bhij,hdo,bhjd->bio", weights, drawn(3, 4, 5, seed=9), value)
+
+
+@pytest.mark.parametrize("function", [written_out, by_einsum, with_projection, values_first])
 def test_a_softmax_that_meets_values_is_attention(function: Callable[..., Tensor]) -> None:
     query, key, value = (drawn(2, 3, 6, 4, seed=each) for each in range(3))
     calls, (rows,), _ = seen_by_mode(Attends(function), query, key, value)

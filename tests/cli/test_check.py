@@ -225,6 +225,7 @@ def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(che
     ended = check("broken.pt", "net.py:Sound", "--format", "json", "--evidence", evidence, "--report", page)
     assert ended.code == 1
     assert len(json.loads(ended.stdout)["checkpoints"]) == 2
+    assert f"Report: {page} (" in "".join(ended.stderr.splitlines())
     text = page.read_text(encoding="utf-8")
     assert "2 checkpoints: 1 failed, 1 passed" in text
     assert 'id="checkpoint=net.py-Sound&amp;rule=integrity"' in text
@@ -239,6 +240,7 @@ def test_the_report_page_holds_every_verdict_and_the_pictures_of_what_failed(che
 
     again = check("net.py:Sound", "--report", page)
     assert again.code == 0
+    assert again.stdout.splitlines()[-1].startswith(f"Report: {page} (")
     assert "1 checkpoint: 1 passed" in page.read_text(encoding="utf-8")
 
 

@@ -353,21 +353,24 @@ def flat():
 
 
 @pytest.mark.parametrize(
-    ("network", "remedy"),
+    ("network", "given", "remedy"),
     [
-        ("Two", "or --input-shape meta=SHAPE --input-shape scale=SHAPE for noise"),
+        ("Two", [str(CAT)], "or --input-shape meta=SHAPE --input-shape scale=SHAPE for noise"),
         (
             "words",
+            [str(CAT)],
             "a tensor file of an integer dtype, --input NAME=1,2,3:int64, or --input-shape SHAPE:int64 for noise",
         ),
-        ("flat", "--batch-axis for a tensor file (0: several inputs, none: one), --input-shape for noise"),
+        ("flat", ["--input-shape", "1,4:int64"], "float32, or leave out the dtype in --input and --input-shape"),
+        ("words", ["--input", "input=8"], "--input NAME=1,2,3, or NAME=1,2,3:int64 for whole numbers"),
+        ("flat", [str(CAT)], "--batch-axis for a tensor file (0: several inputs, none: one), --input-shape for noise"),
     ],
 )
 def test_an_error_of_the_network_is_printed_once_with_the_option_that_helps(
-    network: str, remedy: str, run: Run, tmp_path: Path
+    network: str, given: list[str], remedy: str, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "helpless.py").write_text(HELPLESS)
-    ended = run("activations", f"helpless.py:{network}", str(CAT), "--out", "out")
+    ended = run("activations", f"helpless.py:{network}", *given, "--out", "out")
     assert ended.code == 6
     assert ended.stderr.strip().endswith(remedy)
     error = ended.stderr.partition("Error: ")[2][:40]

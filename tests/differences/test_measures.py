@@ -41,7 +41,10 @@ def test_measures_equal_numpys(shape: tuple[int, ...], scale: float) -> None:
     assert result.sqnr_db == pytest.approx(20 * np.log10(np.linalg.norm(one) / np.linalg.norm(difference)), rel=1e-12)
     assert result.max_abs == np.abs(difference).max()
     assert result.max_at == np.unravel_index(np.abs(difference).argmax(), shape)
-    assert result.ulps == pytest.approx(np.abs(difference).max() / np.spacing(np.abs(a.numpy()[result.max_at])))
+    largest = np.abs(difference).max()
+    assert result.ulps == pytest.approx(
+        largest / np.spacing(np.fmax(np.abs(a.numpy()[result.max_at]), np.float32(largest)))
+    )
     assert result.unequal_fraction == np.mean(difference != 0)
 
 
@@ -104,6 +107,11 @@ def test_a_difference_from_nothing_is_infinite() -> None:
 @pytest.mark.parametrize(("dtype", "spacing"), [(torch.float16, 2.0**-10), (torch.bfloat16, 2.0**-7)])
 def test_ulps_are_those_of_the_coarser_dtype(dtype: torch.dtype, spacing: float) -> None:
     assert measured(torch.tensor([1.5]), torch.tensor([1.5 + 3 * spacing]), dtype).ulps == 3
+
+
+def test_ulps_where_a_is_zero_are_those_of_the_difference() -> None:
+    assert measured(torch.tensor([0.0, 1.0]), torch.tensor([1.5, 1.0])).ulps == 1.5 * 2**23
+    assert measured(torch.tensor([1e-30]), torch.tensor([-2.0])).ulps == 2.0**23
 
 
 def test_squares_by_channel_are_numpys() -> None:

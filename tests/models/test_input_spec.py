@@ -66,6 +66,17 @@ def test_parameters_beside_the_first_convolution_do_not_hide_it() -> None:
     assert infer_input_shape(Tokens()) == (1, 1, 224, 224)
 
 
+def test_weights_before_the_first_linear_layer_hide_it() -> None:
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Parameter(torch.zeros(3 * 8 * 8, 32))
+            self.head = nn.Linear(32, 4)
+
+    assert infer_input_shape(Patches()) is None
+    assert infer_input_shape(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 4))) == (1, 32)
+
+
 def test_grey_network_gets_grey_preprocessing() -> None:
     grey = default_preprocessing(nn.Conv2d(1, 4, 3))
     assert (grey.channels, grey.kind, grey.resize, grey.crop) == (1, "image", 224, (224, 224))

@@ -143,7 +143,7 @@ def test_csv_holds_every_number_in_full() -> None:
 def test_no_field_of_a_gradient_inspection_is_forgotten() -> None:
     named = set(inspection_to_dict(GRADIENTS))
     assert {field.name for field in fields(GRADIENTS)} - named == {
-        *("gradient_maps", "tensors", "unlisted"),  # pixels, values, and what has no rows
+        *("gradient_maps", "tensors", "unlisted", "repeated"),  # pixels, values, what has no rows, what notes say
         *("comparison", "inputs_alone", "provenance"),  # in files of their own, and in run.json
     }
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import (
     Objection,
     RuleTerms,
+    is_within,
     limit,
     named,
     non_finite_count,
@@ -179,13 +181,25 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     outputs that depend only on parameters, buffers and constants, such as masks. Always a warning.
     """
     forward = forward_of(measured)
-    constant = [(row, value) for row in forward.rows if (value := _constant_of(row)) is not None]
+    constant: dict[str, tuple[LayerRow, float]] = {}
+    for before, row in pairwise((None, *forward.rows)):
+        value = _constant_of(row)
+        shown = _shown_before(row, before)
+        if value is not None and (not shown or shown in constant):
+            constant[row.label] = row, value
     fixed = _computed_without_data(forward.rows) if constant else set()
-    for row, value in constant:
+    for row, value in constant.values():
         if row.label not in fixed:
             count = row.activation.element_count
             what = f"all {count:,} outputs are {figure(value + 0.0, 4)} over {_inputs(measured, row)}"  # not -0
             yield Objection(output_of(row), f"{named(row)}: {what}.", "warn")
+
+
+def _shown_before(row: LayerRow, before: LayerRow | None) -> str:
+    """Return the label of the row that shows the same output earlier, as the last of a Sequential does; "" for none."""
+    if before is None or row.owner is not None or row.layer == before.layer or not is_within(before.layer, row.layer):
+        return row.repeats
+    return before.label if before.activation.element_count == row.activation.element_count else row.repeats
 
 
 def _constant_of(row: LayerRow) -> float | None:
@@ -398,20 +412,49 @@ def _inputs(measured: CheckMeasurements, row: LayerRow) -> str:
     if measured.survey is not None and _surveyed(measured, row) is not None:
         return f"{counted(measured.survey.input_count, 'input')} of the survey"
     forward = forward_of(measured)
+    if row.label in one_row_outputs(forward):
+        return f"the row that all {counted(len(forward.inputs), 'input')} share"
     return f"all {counted(len(forward.inputs), 'input')}" if len(forward.inputs) > 1 else "the only input"
 
 
 def forward_of(measured: CheckMeasurements) -> Activations:
-    """Return the forward pass; what a survey knows of an output, over a data set, takes the place of its statistics."""
+    """Return the forward pass; what a survey knows of an output, over a data set, takes the place of its statistics.
+
+    An output that is computed from a row that all inputs share has the number of values that one input gives.
+    """
     assert measured.forward is not None  # noqa: S101 - judging skips these rules without one
-    if measured.survey is None:
-        return measured.forward
-    known = measured.survey.by_label()
-    rows = (
-        replace(row, activation=known[row.label].activation) if row.label in known else row
-        for row in measured.forward.rows
-    )
-    return replace(measured.forward, rows=tuple(rows))
+    forward = measured.forward
+    known = {} if measured.survey is None else measured.survey.by_label()
+    one_row = one_row_outputs(forward)
+    if not known and not one_row:
+        return forward
+
+    def judged(row: LayerRow) -> LayerRow:
+        if row.label in known:
+            return replace(row, activation=known[row.label].activation)
+        if row.label in one_row:
+            count = row.activation.element_count // len(forward.inputs)
+            return replace(row, activation=replace(row.activation, element_count=count))
+        return row
+
+    return replace(forward, rows=tuple(map(judged, forward.rows)))
+
+
+def one_row_outputs(forward: Activations) -> frozenset[str]:
+    """Return the labels of outputs that are the same for every input: computed from repeated rows alone.
+
+    That is known where operations are observed.
+    """
+    given = {f"input{path}" for path in forward.repeated}
+    if not given:
+        return frozenset()
+    labels = {row.label for row in forward.rows}
+    found: set[str] = set()
+    for row in forward.rows:
+        sources = {each for each in row.inputs if each in labels or not each or each.startswith("input[")}
+        if sources and sources <= found | given:
+            found.add(row.label)
+    return frozenset(found)
 
 
 def _surveyed(measured: CheckMeasurements, row: LayerRow) -> SurveyRow | None:

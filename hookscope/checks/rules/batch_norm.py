@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from hookscope.checks.rules.activations import one_row_outputs
 from hookscope.checks.rules.rule import FindingTarget, Objection, RuleTerms, limit, output_of, rule
 from hookscope.checks.rules.stored import is_weight, is_zero
 from hookscope.text import counted, figure
@@ -177,10 +178,13 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     similar channels.
     """
     rows = {row.layer: row for row in reversed(measured.forward.rows if measured.forward else ())}
+    one_row = one_row_outputs(measured.forward) if measured.forward else ()
     known = [
-        _Judged(layer, rows[layer.layer], far)
+        _Judged(layer, row, far)
         for layer in measured.batch_norms
-        if layer.layer in rows and layer.value_count >= FEWEST_VALUES and (far := distance(layer))
+        if (row := rows.get(layer.layer))
+        and layer.value_count // (len(_inputs(measured)) if row.label in one_row else 1) >= FEWEST_VALUES
+        and (far := distance(layer))
     ]
     off = [each for each in known if terms.is_on(each.target) and _is_off(each, terms)]
     first = known[0] if known and known[0].layer is measured.batch_norms[0] else None

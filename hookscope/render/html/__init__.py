@@ -76,7 +76,7 @@ def report_html(run: StoredRun) -> str:
             "own_name": lambda each: each.name.removeprefix(f"{parameter_owner(each.name, each.kind)}."),
             "quantiles": _quantiles,
         },
-        scripts=("fragment.js", "plots.js", "marks.js", "over_photograph.js", "report.js"),
+        scripts=("fragment.js", "plots.js", "over_photograph.js", "report.js"),
         record=run.record,
         result=run.result,
         title=_title(run),

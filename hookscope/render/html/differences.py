@@ -37,7 +37,6 @@ def differences_html(run: StoredDifferences) -> str:
     return render_page(
         "differences.html",
         {},
-        scripts=("marks.js",),
         title=f"{sides_text(result)} · what differs",
         sentences=list(weights_answer(result) if of_weights else answer(result)),
         sides=[(letter, side, _about(side, result)) for letter, side in (("A", result.a), ("B", result.b))],

@@ -18,6 +18,7 @@ LEFT, TOP, FOOT = 62, 10, 26
 FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
 
 _LABEL_PIXELS = 6.2  # a character of the axis, with room to spare
+_PHONE_PIXELS = 300  # of a plot on a screen of 390 pixels
 _MOST_BLOCKS = 40
 
 
@@ -36,9 +37,36 @@ class Figure:
     mark_meaning: str = ""
 
     @property
-    def anchored_names(self) -> list[tuple[float, str, str]]:
-        """The names with the end of the text that is at their place: the last ones would leave the plot."""
-        return [(place, text, "start" if _fits(place, text) else "end") for place, text in self.names]
+    def placed_names(self) -> list["PlacedName"]:
+        """The names, and which of them have room on a phone as well."""
+        placed: list[PlacedName] = []
+        taken = 0.0
+        for place, text in self.names:
+            is_at_end = not _fits(place, text)
+            at, wide = (place - LEFT) / (WIDTH - LEFT) * _PHONE_PIXELS, len(text) * _LABEL_PIXELS + 8
+            left = at - wide if is_at_end else at
+            fits_phone = left >= taken and left + wide <= _PHONE_PIXELS + 8
+            taken = left + wide if fits_phone else taken
+            share = round((place - LEFT) / (WIDTH - LEFT) * 100, 2)
+            placed.append(PlacedName(text, place, share, is_at_end, fits_phone))
+        return placed
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedName:
+    """A name under a plot.
+
+    Attributes:
+        share: Its place as a share of the plot's width, in percent.
+        is_at_end: Whether the text ends at its place: the last ones would leave the plot.
+        fits_phone: Whether it has room where the plot is as narrow as on a phone.
+    """
+
+    text: str
+    place: float
+    share: float
+    is_at_end: bool
+    fits_phone: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def history_html(run: StoredHistory) -> str:
     return render_page(
         "history.html",
         {},
-        scripts=("fragment.js", "plots.js", "marks.js", "training.js"),
+        scripts=("fragment.js", "plots.js", "training.js"),
         title=f"{result.files[0].label} to {result.files[-1].label} · history",
         sentences=_sentences(result),
         level=most.level if most else "",

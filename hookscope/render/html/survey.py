@@ -48,7 +48,7 @@ def survey_html(run: StoredSurvey) -> str:
     return render_page(
         "survey.html",
         {},
-        scripts=("marks.js", "survey.js"),
+        scripts=("survey.js",),
         title=f"{result.model.name} · survey",
         sentences=answer(result),
         level="fail" if is_broken(result) else "warn" if result.dead_count else "good",

@@ -176,7 +176,7 @@ def training_html(log: TrainingLog) -> str:
     return render_page(
         "training.html",
         {"part_href": lambda name: parts[name].href if name in parts else "", "thousands": "{:,}".format},
-        scripts=("fragment.js", "plots.js", "marks.js", "training.js"),
+        scripts=("fragment.js", "plots.js", "training.js"),
         title=_title(log),
         sentences=answer(log),
         level=first.level if (first := decisive(found)) else "",

@@ -47,7 +47,7 @@ _STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not i
 # Fields of results that no file of JSON has.
 _NOT_IN_JSON = (
     *("feature_maps", "map_summaries", "token_maps", "gradient_maps", "comparison", "inputs_alone", "tensors"),
-    *("provenance", "unlisted", "given"),
+    *("provenance", "unlisted", "repeated", "given"),
 )
 
 _SHAPES = ("shape", "shape_b")

@@ -144,9 +144,8 @@ function chart(each, row) {
   const figure = $("chart").content.firstElementChild.cloneNode(true);
   const plot = figure.querySelector("svg.plot");
   figure.querySelector("h3").textContent = each.title;
-  figure.querySelector(".scroll").setAttribute("aria-label", `${each.title}, plot`);
-  const [width, height] = [plot.viewBox.baseVal.width, plot.viewBox.baseVal.height];
-  const [left, right] = [Number(plot.dataset.left), Number(plot.dataset.right)];
+  const height = plot.height.baseVal.value;
+  const [left, right, width] = [plot.dataset.left, plot.dataset.right, plot.dataset.width].map(Number);
   const scaled = each.share ? (value) => value : Math.log10;
   let [low, high] = each.share ? [0, 1] : [Math.min(...known), Math.max(...known)];
   const ends = known.length ? [low, high] : [];
@@ -155,9 +154,10 @@ function chart(each, row) {
   const x = (column) => left + ((right - left) * column) / Math.max(1, values.length - 1);
   const y = (value) => TOP + 6 + (1 - (scaled(value) - low) / (high - low)) * (height - FOOT - TOP - 18);
   const back = [];
+  const texts = [];
   for (const value of new Set(ends)) {
     back.push(drawn("path", { class: "rule", d: `M${left - 4} ${y(value).toFixed(1)}H${width}` }));
-    back.push(drawn("text", { x: left - 10, y: (y(value) + 4).toFixed(1), "text-anchor": "end" }, words(each, value)));
+    texts.push(drawn("text", { x: -6, y: (y(value) + 4).toFixed(1), "text-anchor": "end" }, words(each, value)));
   }
   let path = "";
   let joined = false;
@@ -175,9 +175,12 @@ function chart(each, row) {
   back.push(drawn("path", { class: "line", d: path }), drawn("path", { class: "mark", d: marks }));
   const first = each.names.length ? each.names[0] : `step ${each.steps[0][0].toLocaleString("en")}`;
   const last = each.names.length ? each.names.at(-1) : each.steps.at(-1)[1].toLocaleString("en");
-  back.push(drawn("text", { x: left, y: height - 8 }, first));
-  back.push(drawn("text", { x: width, y: height - 8, "text-anchor": "end" }, last));
-  plot.prepend(...back);
+  const most = innerWidth < 700 ? 20 : 50; // characters of a name
+  const end = (name) => (name.length > most ? `…${name.slice(1 - most)}` : name);
+  texts.push(drawn("text", { x: 0, y: height - 8 }, end(first)));
+  texts.push(drawn("text", { x: "100%", y: height - 8, "text-anchor": "end" }, end(last)));
+  plot.prepend(...texts);
+  plot.querySelector(".drawn").prepend(...back);
   plot.setAttribute("aria-label", known.length ? `${each.title} of ${row.name}, from ${words(each, Math.min(...known))} to ${words(each, Math.max(...known))}` : `${each.title} of ${row.name}: no number above 0`);
   const labels = each.steps.map((_, column) => {
     const item = document.createElement("i");

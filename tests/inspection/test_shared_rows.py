@@ -1,0 +1,119 @@
+"""One row given for several inputs is repeated for each of them: what depends on it alone has been seen once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import hookscope
+from hookscope.cli.app import app
+
+SHARED = "All 120 inputs share the same meta: layers that are computed from meta alone have seen 1 input, not 120."
+
+
+class PictureAndMeta(nn.Module):
+    """Adds features of a picture to those of a row of numbers, of which it takes the last three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.conv = nn.Conv2d(3, 8, 3)
+            self.meta = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU())
+            self.head = nn.Linear(8, 5)
+        with torch.no_grad():  # positive for no row of small numbers
+            self.meta[1].bias.fill_(-20)
+
+    def forward(self, image: Tensor, meta: Tensor) -> Tensor:
+        of_image = self.conv(image).relu().mean((2, 3))
+        logits: Tensor = self.head(of_image + self.meta(meta[:, 1:]))
+        return logits
+
+
+def trained() -> PictureAndMeta:
+    """Return it with the statistics of many rows, as training leaves them."""
+    network = PictureAndMeta().train()
+    with torch.no_grad():
+        for _ in range(100):
+            network(torch.zeros(64, 3, 8, 8), torch.randn(64, 4))
+    return network.eval()
+
+
+@pytest.fixture(scope="module")
+def network() -> PictureAndMeta:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return trained()
+
+
+@pytest.fixture(scope="module")
+def pictures() -> Tensor:
+    return torch.rand(120, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+ROW = torch.tensor([[0.3, -0.1, 0.4, -0.2]])
+
+
+def test_the_runs_say_that_all_inputs_share_it(network: PictureAndMeta, pictures: Tensor) -> None:
+    named = {"meta": ROW}
+    assert SHARED in hookscope.activations(network, pictures, input=named).notes
+    assert SHARED in hookscope.grads(network, pictures, input=named, loss="sum").notes
+    assert SHARED in hookscope.survey(network, {"image": pictures, "meta": ROW}).notes
+    assert SHARED in hookscope.check(network, images=pictures, input=named).warnings
+    rows = ROW.repeat(120, 1)
+    assert not hookscope.activations(network, pictures, input={"meta": rows}).notes
+    assert not hookscope.activations(network, pictures[:1], input=named).notes
+
+
+def test_zeros_of_one_row_are_no_finding_about_all_inputs(network: PictureAndMeta, pictures: Tensor) -> None:
+    select = ["dead-channels", "constant-activation", "batchnorm-statistics"]
+    rows = torch.randn(120, 4, generator=torch.Generator().manual_seed(3))
+    found = hookscope.check(network, images=pictures, input={"meta": rows}, select=select).findings
+    assert {each.rule for each in found} == {"dead-channels", "constant-activation"}
+    assert all("over all 120 inputs" in each.message for each in found)
+    assert hookscope.check(network, images=pictures, input={"meta": ROW}, select=select).findings == ()
+    assert hookscope.activations(network, pictures, input={"meta": rows}).verdicts
+    assert hookscope.activations(network, pictures, input={"meta": ROW}).verdicts == ()
+
+
+class Prompted(nn.Module):
+    """Adds one prompt of 40 tokens to features of pictures, as text towers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.conv, self.text = nn.Conv2d(3, 8, 3), nn.Linear(4, 8)
+        with torch.no_grad():
+            self.text.bias.fill_(-20)
+
+    def forward(self, image: Tensor, prompt: Tensor) -> Tensor:
+        return torch.add(self.conv(image).mean((2, 3)), self.text(prompt).relu().mean(1))
+
+
+def test_what_one_input_is_enough_for_is_judged_over_one(pictures: Tensor) -> None:
+    prompt = torch.randn(1, 40, 4, generator=torch.Generator().manual_seed(4))
+    report = hookscope.check(Prompted(), images=pictures, input={"prompt": prompt}, select=["constant-activation"])
+    (found,) = report.findings
+    assert found.where.startswith("(model):relu")
+    assert "all 320 outputs are 0 over the row that all 120 inputs share." in found.message
+
+
+def test_the_command_prints_it_below_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.conv, self.meta = torch.nn.Conv2d(3, 2, 3), torch.nn.Linear(2, 2)\n"
+        "    def forward(self, image, meta):\n"
+        "        return self.conv(image).mean((2, 3)) + self.meta(meta)\n"
+    )
+    torch.save(torch.rand(3, 3, 8, 8), "images.pt")
+    ended = CliRunner().invoke(app, ["activations", "net.py:Net", "images.pt", "--input", "meta=1,2"])
+    assert ended.exit_code == 0, ended.output
+    said = " ".join(ended.output.split())
+    assert "note: All 3 inputs share the same meta: layers that are computed from meta alone have seen 1 input" in said
