@@ -1,31 +1,31 @@
-"""Measure hookscope beside the peers: print a table, and write the figures as JSON and as a plot.
+"""Measure hookscope beside other tools: print tables, and write the figures as JSON.
 
 Each section has a separate process, in which all that it compares takes turns: what other sections' peers leave
-behind in a process, memory or changed functions, costs nobody anything. A whole run takes about twenty minutes, on a
+behind in a process, memory or changed functions, costs nobody anything. A whole run takes about half an hour, on a
 machine that does nothing else, and is kept in `benchmarks/results/`. A run of some sections is kept only where
-`--output` says.
+`--output` says; there it replaces these sections and keeps the others.
 
 `--device cuda` measures what runs on a GPU: times are between CUDA events with the work in between finished, TF32 is
 off, and what each way finds there is compared with what is found on the CPU.
 
-Exit codes: 0 every budget holds; 1 one is missed; 2 it cannot run, or a section cannot: the others are kept.
+Exit codes: 0 every limit holds; 1 one is missed; 2 it cannot run, or a section cannot: the others are kept.
 """
 
 import argparse
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from benchmarks.findings import Machine, Report, to_json
+from benchmarks.findings import Machine, Report, from_json, to_json
 from benchmarks.machine import describe
-from benchmarks.plot import draw
 from benchmarks.sections import SECTIONS, THREADS, measure_apart
-from benchmarks.table import budget_table, section_table
+from benchmarks.table import limit_table, section_table
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="SECTION", action="append", help="measure this section; repeatable")
     parser.add_argument("--device", choices=tuple(SECTIONS), default="cpu", help="default: cpu")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes; the plot beside it")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="where the JSON goes; other sections in it stay")
     options = parser.parse_args()
     sections = SECTIONS[options.device]
     unknown = [name for name in options.only or () if name not in sections]
@@ -45,25 +45,30 @@ def main() -> int:
         parser.error("--device cuda: torch finds no GPU here; run it where there is one, or without --device")
 
     torch.set_num_threads(THREADS)  # as each section does
-    machine, now = describe(options.device), datetime.now(UTC)
+    machine, date = describe(options.device), datetime.now(UTC).date().isoformat()
+    output = options.output or (None if options.only else RESULTS / f"{file_name(date, machine)}.json")
+    kept = Report(machine)
+    if output is not None and output.exists():
+        kept = from_json(output.read_text(encoding="utf-8"))
+        if kept.machine != machine:
+            parser.error(f"--output {output}: measured on a different machine or with other versions")
+
     console = Console(width=None if sys.stdout.isatty() else 180, markup=False, highlight=False)
     measured, failed = {}, []
     for name in options.only or sections:
         try:
-            measured[name] = measure_apart(options.device, name)
+            measured[name] = replace(measure_apart(options.device, name), date=date)
         except subprocess.CalledProcessError:  # its traceback is on the terminal
             failed.append(name)
-        else:
-            console.print(section_table(measured[name]))
-    command = " ".join(["python -m benchmarks", *sys.argv[1:]])
-    report = Report(now.date().isoformat(), command, machine, measured)
-    console.print(budget_table(report))
-    output = options.output or (None if options.only else RESULTS / f"{file_name(report.date, machine)}.json")
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(to_json(report), encoding="utf-8")
-        draw(report, output.with_suffix(".png"))
-        console.print(f"Written: {output} and {output.with_suffix('.png').name}")
+            continue
+        console.print(section_table(measured[name]))
+        if output is not None:
+            found = {**kept.sections, **measured}
+            output.parent.mkdir(parents=True, exist_ok=True)
+            report = Report(machine, {each: found[each] for each in sections if each in found})
+            output.write_text(to_json(report), encoding="utf-8")
+    report = Report(machine, measured)
+    console.print(limit_table(report))
     if failed:
         console.print(f"Not measured: {', '.join(failed)}. The errors are above.")
     return 2 if failed else int(report.missed)

@@ -15,9 +15,9 @@ _NETWORK = "resnet152"
 _AT_MOST_SECONDS = 3.0
 
 _NOTE = """\
-After imports, from the name of the network: it is built, run and measured. hookscope measures multiply-adds, bytes
-saved for the backward pass, receptive fields, and the time of each module as a median of several passes; torchinfo
-multiply-adds and bytes of outputs, in one pass. Checked beforehand: the parameters of every module."""
+After imports, from the network's name: building it, running it and measuring it. hookscope measures multiply-adds,
+bytes saved for the backward pass, receptive fields, and each module's time as a median of several passes; torchinfo
+counts multiply-adds and bytes of outputs in one pass. Checked beforehand: the parameters of every module."""
 
 Counts = Mapping[str, int]
 """Parameters of each module with those inside it, by dotted name."""
@@ -61,4 +61,4 @@ def measure() -> Section:
         times = spread(seconds)
         at_most = _AT_MOST_SECONDS if name == "hookscope" else None
         found.append(Measurement(f"layers {_NETWORK} --cost", name, times.median, "s", times, works[name], at_most))
-    return Section("What modules cost", _NOTE, tuple(found))
+    return Section("hookscope.layers with cost=True", _NOTE, tuple(found))

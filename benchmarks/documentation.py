@@ -1,30 +1,23 @@
 """Write the figures of docs/benchmarks.md from a results file: `python -m benchmarks.documentation RESULTS`."""
 
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
 
-from benchmarks.findings import Machine, Measurement, Report, Section, from_json, shown
+from benchmarks.findings import Machine, Measurement, Report, Section, Work, from_json, shown
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
-# Sections that the page shows way by way. Of the others it has the budgets.
-_SHOWN_WHOLE = (
-    *("activations", "grads", "attribute, diff and check", "activations, malloc as it is", "grads, malloc as it is"),
-    *("capture", "gradients", "gradients of timm", "whole commands", "memory", "survey"),
-)
-
 
 def performance(report: Report) -> str:
-    """Return the section's text in Markdown, without the markers."""
-    parts = [_wrapped(_origin(report)), _budgets(report)]
+    """Return the sections' text in Markdown, without the markers."""
+    parts = [_wrapped(_origin(report.machine))]
     for name, section in report.sections.items():
-        if name in _SHOWN_WHOLE or section.fits:
-            parts.append(_wrapped(f"**{section.title}.** {section.note}"))
-            parts.append("\n".join(f"- {fit.text}" for fit in section.fits) or _by_way(section))
-    parts.append("All ways of every section, with their spreads: `benchmarks/results` in the repository.")
+        origin = f"`python -m benchmarks --only {shlex.quote(name)}`, {section.date}."
+        parts += [f"### {section.title}", origin, _wrapped(section.note), _by_way(section)]
     return "\n\n".join(parts)
 
 
@@ -32,27 +25,10 @@ def _wrapped(text: str) -> str:
     return fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _origin(report: Report) -> str:
-    machine = report.machine
+def _origin(machine: Machine) -> str:
+    place = machine.accelerator or f"{machine.processor}, {machine.core_count} cores"
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    return (
-        f"Measured on {report.date} by `{report.command}` (extra `bench`): {_place(machine)}, "
-        f"{machine.thread_count} threads, {machine.system}, Python {machine.python}, {versions}."
-    )
-
-
-def _place(machine: Machine) -> str:
-    return machine.accelerator or f"{machine.processor}, {machine.core_count} cores"
-
-
-def _budgets(report: Report) -> str:
-    lines = ["| what | measured | at most | aim | verdict |", "|---|---|---|---|---|"]
-    for section in report.sections.values():
-        for each in section.measurements:
-            if each.at_most is not None:
-                figures = (shown(value, each.unit) for value in (each.figure, each.at_most, each.aim))
-                lines.append(f"| {section.title}: {each.what} | {' | '.join(figures)} | {each.verdict} |")
-    return "\n".join(lines)
+    return f"{place}, {machine.thread_count} threads, {machine.system}, Python {machine.python}, {versions}."
 
 
 def _by_way(section: Section) -> str:
@@ -61,22 +37,28 @@ def _by_way(section: Section) -> str:
     ways = list(dict.fromkeys(each.way for each in section.measurements))
     cells = {(each.way, each.subject): _cell(each) for each in section.measurements}
     if len(subjects) > len(ways):
-        return _table(["network", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
-    return _table(["way", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
+        return _table(["", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
+    return _table(["", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
 
 
 def _cell(measurement: Measurement) -> str:
-    """Return the figure, and what is wrong with the work behind it."""
-    work = measurement.work
-    figure = shown(measurement.figure, measurement.unit)
-    if work is None or work.verdict == "same":
-        return figure
+    """Return the figure, its limit, and what is wrong with the work behind it."""
+    work = measurement.work or Work("same")
     if work.verdict == "does not run":
         return "does not run"
+    notes = []
+    if measurement.at_most is not None:
+        limit = f"limit {shown(measurement.at_most, measurement.unit)}"
+        notes.append(f"**{limit}, missed**" if measurement.missed else limit)
     if work.verdict == "shapes only":
-        return f"{figure} (shapes only)"
-    counts = ((work.wrong, "wrong"), (work.missing, "missing"))
-    return f"{figure} ({', '.join(f'{count} {what}' for count, what in counts if count)} of {work.wanted})"
+        notes.append("shapes only")
+    wrong = [f"{count} {what}" for count, what in ((work.wrong, "wrong"), (work.missing, "missing")) if count]
+    if wrong:
+        notes.append(f"{', '.join(wrong)} of {work.wanted}")
+    if measurement.figure is None:
+        return ", ".join(notes) or f"all {work.wanted} right"
+    figure = shown(measurement.figure, measurement.unit)
+    return f"{figure} ({', '.join(notes)})" if notes else figure
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> str:

@@ -91,8 +91,7 @@ class Measurement:
         unit: "×" over the first way of the subject, "s", "ms" or "MB".
         spread: The absolute figures behind it.
         work: Whether the same was done; None for the yardstick, and where there is nothing to compare.
-        at_most: The budget of `figure`, if it has one.
-        aim: The next budget.
+        at_most: The limit of `figure`, if it has one.
     """
 
     subject: str
@@ -102,7 +101,6 @@ class Measurement:
     spread: Spread | None = None
     work: Work | None = None
     at_most: float | None = None
-    aim: float | None = None
 
     @property
     def what(self) -> str:
@@ -111,17 +109,8 @@ class Measurement:
 
     @property
     def missed(self) -> bool:
-        """Whether there is a budget and it does not hold."""
+        """Whether there is a limit and it does not hold."""
         return self.at_most is not None and (self.figure is None or self.figure > self.at_most)
-
-    @property
-    def verdict(self) -> str:
-        """Whether the budget holds, in words; "" without one."""
-        if self.at_most is None:
-            return ""
-        if self.missed:
-            return "MISSED"
-        return "holds, aim missed" if self.aim is not None and (self.figure or 0) > self.aim else "holds"
 
 
 def shown(figure: float | None, unit: str) -> str:
@@ -133,37 +122,6 @@ def shown(figure: float | None, unit: str) -> str:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A straight line through measured points, by least squares: y = `slope` · x + `intercept`.
-
-    Attributes:
-        subject: What grew: "resnet18 to resnet152".
-        x: What of, with its unit.
-        y: What was measured, with its unit.
-        slope: In y's unit per x's.
-        intercept: In y's unit.
-        r_squared: Share of y's variance that the line explains, 0-1; 1 if there is none.
-        xs: The points.
-        ys: The points.
-    """
-
-    subject: str
-    x: str
-    y: str
-    slope: float
-    intercept: float
-    r_squared: float
-    xs: tuple[float, ...]
-    ys: tuple[float, ...]
-
-    @property
-    def text(self) -> str:
-        """For people: what the line says."""
-        span = f"{self.xs[0]:g} to {self.xs[-1]:g}"
-        return f"{self.subject}: {self.slope:.3g} {self.y} per {self.x}, R² {self.r_squared:.3f}, over {span}"
-
-
-@dataclass(frozen=True)
 class Section:
     """One concern of the session.
 
@@ -171,13 +129,13 @@ class Section:
         title: For people.
         note: What was done and how it was kept fair.
         measurements: By subject; the yardstick of each comes first.
-        fits: Lines through measurements.
+        date: When it was measured, ISO 8601.
     """
 
     title: str
     note: str
     measurements: tuple[Measurement, ...]
-    fits: tuple[Fit, ...] = ()
+    date: str = ""
 
 
 @dataclass(frozen=True)
@@ -185,22 +143,18 @@ class Report:
     """A session.
 
     Attributes:
-        date: ISO 8601.
-        command: What was run.
         machine: Where.
         sections: By name, in the order in which they were measured.
         schema_version: Of this class.
     """
 
-    date: str
-    command: str
     machine: Machine
     sections: Mapping[str, Section] = field(default_factory=dict)
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
 
     @property
     def missed(self) -> bool:
-        """Whether a budget is missed."""
+        """Whether a limit is missed."""
         return any(each.missed for section in self.sections.values() for each in section.measurements)
 
 

@@ -10,7 +10,10 @@ import torch
 
 from benchmarks.findings import Machine
 
-PEERS = ("captum", "nnsight", "timm", "torchextractor", "torchinfo", "torchlens")
+PEERS = (
+    *("captum", "grad-cam", "nnsight", "pytest-torch", "timm", "torch-module-monitor", "torchcam", "torchextractor"),
+    *("torchinfo", "torchlens", "transformers", "wandb"),
+)
 _STANDS_ON = ("hookscope", "torch", "torchvision", "numpy", "matplotlib", "safetensors")
 
 

@@ -1,72 +1,68 @@
-"""Peak memory of each way to see every module call or every gradient, in a separate process."""
+"""Peak memory of public calls over the plain passes, beside other tools, each in a process of its own."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Collection
-from typing import Literal
 
-import torch
-from torchvision.models import get_model
-
-from benchmarks import capture_ways, gradients
+from benchmarks.activations import ACTIVATIONS
+from benchmarks.difference import WAYS as COMPARING
 from benchmarks.findings import Measurement, Section, Work
+from benchmarks.gradients import GRADIENTS
+from benchmarks.networks import largest_activation_bytes
 from benchmarks.processes import run
 from benchmarks.same_work import failed
 from benchmarks.timing import spread
-from hookscope.inspection.forward import list_modules
 
-_PLAIN = "plain"
-_OURS = ("hookscope", capture_ways.WITH_DISTRIBUTIONS)
-_ROUNDS = dict.fromkeys((_PLAIN, *_OURS), 3)
-_ALLOWED_MEGABYTES = 30  # beyond the largest activation; the design's
+# By public function: networks, and all ways.
+_CASES = {
+    "activations": (("vgg16", "resnet152"), tuple(ACTIVATIONS.ways)),
+    "grads": (("vgg16", "resnet152", "vit_b_16"), tuple(GRADIENTS.ways)),
+    "diff": (("resnet34",), tuple(COMPARING)),
+}
+_ROUNDS = {"plain": 3, "hookscope": 3}
+_FEW, _MANY = 8, 500
+_ALLOWED_MEGABYTES = 30  # beyond the largest activation
 
-_NOTE = """\
-Megabytes by which resident memory grows at the peak of one run, in a process that has run the network before, minus the
-growth in the plain {}. Freed blocks of 64 KiB or more go back to the system at once; otherwise fragmentation differs
-more between processes than between tools. hookscope may take the size of the largest activation plus 30 MB."""
+_NOTE = f"""\
+Megabytes by which resident memory grows at the peak of one run, in a process that has done the same before, minus the
+growth in the plain passes. Freed blocks of 64 KiB or more go back to the system at once; otherwise fragmentation
+differs more between processes than between tools. hookscope runs with its defaults. Its limit is the largest
+activation plus {_ALLOWED_MEGABYTES} MB, and {_ALLOWED_MEGABYTES} MB from {_FEW} to {_MANY} pictures."""
 
 
 def measure() -> Section:
-    """Measure what it takes to see what modules return."""
-    found = [each for network in ("vgg16", "resnet152") for each in _measured("forward", network, capture_ways.WAYS)]
-    return Section("Peak memory with statistics on every module call", _NOTE.format("forward pass"), tuple(found))
-
-
-def measure_gradients() -> Section:
-    """Measure what it takes to see gradients."""
-    networks = ("vgg16", "resnet152", "vit_b_16")
-    found = [each for network in networks for each in _measured("backward", network, gradients.WAYS)]
-    note = _NOTE.format("forward and backward passes")
-    return Section("Peak memory with gradients of every module call", note, tuple(found))
-
-
-def _measured(which: Literal["forward", "backward"], network: str, ways: Collection[str]) -> list[Measurement]:
-    peaks: dict[str, list[float]] = {}
-    works: dict[str, Work | None] = {}
-    for turn in range(max(_ROUNDS.values())):
-        for name in (_PLAIN, *ways):
-            if turn >= _ROUNDS.get(name, 1):
-                continue
-            try:
-                printed = json.loads(run([sys.executable, "-m", "benchmarks.children.memory", which, network, name]))
-            except subprocess.CalledProcessError as error:
-                works[name] = failed(RuntimeError(error.stderr.strip().splitlines()[-1]))
-                continue
-            works[name] = Work(**printed["work"]) if printed["work"] else None
-            peaks.setdefault(name, []).append(printed["growth_bytes"])
-    spreads = {name: spread(values, "MB", 1e-6) for name, values in peaks.items()}
+    """Measure `activations`, `grads` and `diff`, and a run over many pictures."""
     found = []
-    for name, work in works.items():
-        peak = spreads.get(name)
-        more = peak.median - spreads[_PLAIN].median if peak else None
-        at_most = _ALLOWED_MEGABYTES + _largest_activation_bytes(network) / 1e6 if name in _OURS else None
-        found.append(Measurement(network, name, more, "MB", peak, work, at_most))
+    for function, (networks, ways) in _CASES.items():
+        for network in networks:
+            found += _measured(function, network, ["plain", *(way for way in ways if "hookscope," not in way)])
+    few, many = (json.loads(_child("pictures", "resnet18", str(count)))["growth_bytes"] for count in (_FEW, _MANY))
+    subject = f"activations, resnet18, {_MANY} pictures over {_FEW}"
+    found.append(Measurement(subject, "hookscope", (many - few) / 1e6, "MB", at_most=_ALLOWED_MEGABYTES))
+    return Section("Peak memory over the plain passes", _NOTE, tuple(found))
+
+
+def _child(*words: str) -> str:
+    return run([sys.executable, "-m", "benchmarks.children.memory", *words])
+
+
+def _measured(function: str, network: str, ways: list[str]) -> list[Measurement]:
+    found: list[Measurement] = []
+    base = 0.0
+    for way in ways:
+        work: Work | None = None
+        growths = []
+        try:
+            for _ in range(_ROUNDS.get(way, 1)):
+                printed = json.loads(_child(function, network, way))
+                work = Work(**printed["work"]) if printed["work"] else None
+                growths.append(printed["growth_bytes"])
+        except subprocess.CalledProcessError as error:
+            work = failed(RuntimeError(error.stderr.strip().splitlines()[-1]))
+        peak = spread(growths, "MB", 1e-6) if growths else None
+        if way == "plain" and peak:
+            base = peak.median
+        more = peak.median - base if peak else None
+        at_most = _ALLOWED_MEGABYTES + largest_activation_bytes(network) / 1e6 if way == "hookscope" else None
+        found.append(Measurement(f"{function}, {network}", way, more, "MB", peak, work, at_most))
     return found
-
-
-def _largest_activation_bytes(network: str) -> int:
-    with torch.device("meta"):
-        model = get_model(network)
-    rows, _ = list_modules(model, (torch.zeros(1, 3, 224, 224, device="meta"),))
-    return max(4 * torch.Size(shape).numel() for row in rows for shape in row.output_shapes)

@@ -64,12 +64,11 @@ def measure() -> Section:
         browser.close()
     opening, filtering = spread(ready), spread(filtered)
     note = (
-        "Every leaf and stage with a row, every convolution with its grid, in headless Chromium. Interactive is when a "
-        "word typed into the filter has hidden rows; filtering is the slowest of six words, from the key to the "
-        "painted frame."
+        "A report with a row for every layer and stage and a grid for every convolution, in headless Chromium: until a "
+        "word typed into the filter has hidden rows, and the slowest of six words, from the key to the painted frame."
     )
     return Section(
-        "The report as a page",
+        "The report in a browser",
         note,
         (
             Measurement(subject, "interactive", opening.median, "s", opening, None, _INTERACTIVE_SECONDS),

@@ -1,4 +1,4 @@
-"""Whole processes: how soon a command or an import is there, and a command beside a bare script."""
+"""Whole processes: how soon a command is there, and commands beside a bare script."""
 
 import json
 import os
@@ -13,115 +13,73 @@ from typing import Any
 import torch
 from torchvision.models import get_model
 
-from benchmarks.comparing import Budget, Ready, over_first, timeable
+from benchmarks.comparing import Ready, over_first, timeable
 from benchmarks.findings import Measurement, Section, Work
-from benchmarks.same_work import TOLERANCES, failed
+from benchmarks.same_work import TOLERANCES
 from benchmarks.timing import interleaved, spread
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "sample_images" / "cat.jpg"
 
 _HELP_AT_MOST_SECONDS = 0.25
-_COMMAND: dict[str, Budget] = {"hookscope": (1.15, 1.10)}
+_COMMAND_AT_MOST = 1.15
 _CHECK_AT_MOST_SECONDS = 1.0
+_CONVOLUTIONS = "activations --layer conv"
 _EDIT = "layer2.1.conv2:output:scale(1.5)"
 
-# What a script that uses the peer loads: some load the rest on first use.
-_LOADS = {
-    "activations": "from hookscope import activations",
-    "torch": "import torch",
-    "torchvision feature extractor": "import torchvision.models.feature_extraction",
-    "timm": "import timm.models",
-    "torchinfo": "import torchinfo; torchinfo.summary",
-    "torchextractor": "import torchextractor",
-    "torchlens": "import torchlens; torchlens.trace",
-    "nnsight": "import nnsight; nnsight.NNsight",
-    "captum": "import captum.attr",
-}
+_NOTE_OF_COMMANDS = f"""\
+Whole processes on resnet34 and one picture. The script imports, builds resnet34, preprocesses the picture and runs the
+network once. `{_CONVOLUTIONS}` measures and draws 36 layers; checked beforehand: the largest output of both networks is
+the same, and there are 36 rows and grids. The others have their defaults: all layers, the self-check, tables and an
+overview; `activations` also draws the grids of all layers, `attribute` tests its map, and `diff` runs two networks."""
+
+# Bytecode is written whatever the environment says. Otherwise each process compiles hookscope anew, but not torch.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def run(command: Sequence[str]) -> str:
     """Run a command in the repository root; return what it printed.
 
-    Bytecode is written whatever the environment says. Otherwise each process compiles hookscope anew, but not torch.
-
     Raises:
         subprocess.CalledProcessError: If it failed.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=environment).stdout
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
 
 
 def measure_start_up() -> Section:
-    """Time `hookscope --help`, and a process that imports hookscope's library or a peer."""
-    python = sys.executable
-    commands = {"hookscope --help": [python, "-m", "hookscope", "--help"]}
-    commands |= {f"import {name}": [python, "-c", code] for name, code in _LOADS.items()}
-    works: dict[str, Work | None] = {}
-    for name, command in commands.items():
-        try:
-            run(command)
-            works[name] = None
-        except subprocess.CalledProcessError as error:
-            works[name] = failed(ImportError(error.stderr.strip().splitlines()[-1]))
-    runs = {name: partial(run, command) for name, command in commands.items() if works[name] is None}
-    seconds = interleaved(runs, {name: 9 if name == "hookscope --help" else 2 for name in runs}, warm=True)
-    found = []
-    for name, work in works.items():
-        times = spread(seconds[name]) if name in seconds else None
-        at_most = _HELP_AT_MOST_SECONDS if name == "hookscope --help" else None
-        median = times.median if times else None
-        found.append(Measurement("a separate process", name, median, "s", times, work, at_most))
+    """Time `hookscope --help`."""
+    (seconds,) = interleaved({"hookscope": partial(run, [sys.executable, "-m", "hookscope", "--help"])}, 9).values()
+    times = spread(seconds)
     note = "From the start of the process to its end, with every file in the system's cache."
-    return Section("Start-up", note, tuple(found))
-
-
-def measure_whole_command() -> Section:
-    """Time a command beside a script that imports, builds, reads the picture and runs once."""
-    bare = [sys.executable, "-m", "benchmarks.children.bare", str(PICTURE)]
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "run")
-        fixed = [sys.executable, "-m", "hookscope", "activations", "resnet34", str(PICTURE), "--weights", "none"]
-        command = [*fixed, "--out", str(out), "--layer", "conv"]
-        ways = {
-            "bare script": Ready(None, partial(run, bare), 7),
-            "hookscope": Ready(
-                _same_network(bare, [*fixed, "--out", f"{folder}/fc"], command), partial(run, command), 7
-            ),
-        }
-        seconds = interleaved(*timeable(ways), warm=True)
-    found = over_first("activations resnet34 IMAGE --layer conv", ways, seconds, _COMMAND)
-    note = (
-        "Both processes build resnet34, preprocess the same picture and run the network once; hookscope besides "
-        "measures and draws 36 layers and writes the run. Checked beforehand: the largest output of both networks "
-        "is the same, and there are 36 rows and grids."
-    )
-    return Section("The whole command, over a bare script", note, tuple(found))
+    found = Measurement("hookscope --help", "hookscope", times.median, "s", times, None, _HELP_AT_MOST_SECONDS)
+    return Section("hookscope --help", note, (found,))
 
 
 def measure_commands() -> Section:
-    """Time each command that runs a network, with its defaults, beside the script."""
+    """Time the commands that run a network beside a script that imports, builds, reads the picture and runs once."""
     bare = [sys.executable, "-m", "benchmarks.children.bare", str(PICTURE)]
-    hookscope = [sys.executable, "-m", "hookscope"]
     network = ["resnet34", "--weights", "none"]
     with tempfile.TemporaryDirectory() as folder:
+
+        def command(name: str, *words: str, out: str = "") -> list[str]:
+            return [sys.executable, "-m", "hookscope", name, *words, "--out", f"{folder}/{out or name}"]
+
+        convolutions = command("activations", *network, str(PICTURE), "--layer", "conv", out="conv")
+        last = command("activations", *network, str(PICTURE), "--layer", "fc", out="fc")
         commands = {
-            "activations": ["activations", *network, str(PICTURE), "--out", f"{folder}/activations"],
-            "grads": ["grads", *network, str(PICTURE), "--out", f"{folder}/grads"],
-            "attribute": ["attribute", *network, str(PICTURE), "--out", f"{folder}/attribute"],
-            "diff": [
-                *("diff", "resnet34", "same", str(PICTURE), "--weights", "none", "--edit-b", _EDIT),
-                *("--out", f"{folder}/diff"),
-            ],
+            "activations": command("activations", *network, str(PICTURE)),
+            "grads": command("grads", *network, str(PICTURE)),
+            "attribute": command("attribute", *network, str(PICTURE)),
+            "diff": command("diff", "resnet34", "same", str(PICTURE), "--weights", "none", "--edit-b", _EDIT),
         }
-        ways = {"bare script": Ready(None, partial(run, bare), 5)}
-        ways |= {name: Ready(None, partial(run, [*hookscope, *words]), 5) for name, words in commands.items()}
+        ways = {
+            "bare script": Ready(None, partial(run, bare), 7),
+            _CONVOLUTIONS: Ready(_same_network(bare, last, convolutions), partial(run, convolutions), 7),
+        }
+        ways |= {name: Ready(None, partial(run, words), 5) for name, words in commands.items()}
         seconds = interleaved(*timeable(ways))
-    note = (
-        "Whole processes with the defaults of each command on resnet34 and one picture: all leaves, the self-check, "
-        "every table, the overview and its files; activations also draws the grids of 124 layers."
-    )
-    return Section("Whole commands, over a bare script", note, tuple(over_first("resnet34 IMAGE", ways, seconds, {})))
+    found = over_first("resnet34 IMAGE", ways, seconds, {_CONVOLUTIONS: _COMMAND_AT_MOST})
+    return Section("Whole commands, over a bare script", _NOTE_OF_COMMANDS, tuple(found))
 
 
 def measure_check() -> Section:
@@ -137,9 +95,9 @@ def measure_check() -> Section:
         seconds = interleaved(ways, 7)
     plain, checked = (spread(found) for found in seconds.values())
     subject = "check resnet18.pt, over imports and three passes"
-    note = "Whole processes. A good checkpoint: the check passes, with every rule that is on by default."
+    note = "Whole processes; a good checkpoint passes every rule that is on by default."
     return Section(
-        "The check of a checkpoint",
+        "hookscope check",
         note,
         (
             Measurement(subject, "imports and three passes", 0.0, "s", plain),
@@ -150,22 +108,19 @@ def measure_check() -> Section:
     )
 
 
-def _same_network(bare: Sequence[str], to_last: Sequence[str], command: Sequence[str]) -> Work:
+def _same_network(bare: Sequence[str], last: Sequence[str], convolutions: Sequence[str]) -> Work:
     """Compare the largest output that the script prints with hookscope's, and count what the command wrote."""
     largest = float(run(bare))
-    run([*to_last, "--layer", "fc"])
-    run(command)
-    (last,) = _rows(to_last)
-    wrong = int(abs(last["activation"]["max"] - largest) > TOLERANCES["cpu"] * abs(largest))
-    grids = len(list(Path(_out(command), "grids").glob("*.png")))
-    missing = 36 - min(len(_rows(command)), grids)
+    (row,) = _rows(last)
+    wrong = int(abs(row["activation"]["max"] - largest) > TOLERANCES["cpu"] * abs(largest))
+    count = len(_rows(convolutions))
+    grids = len(list(Path(convolutions[-1], "grids").glob("*.png")))
+    missing = 36 - min(count, grids)
     return Work("differs" if wrong or missing else "same", 36, wrong, missing)
 
 
-def _out(command: Sequence[str]) -> str:
-    return command[command.index("--out") + 1]
-
-
 def _rows(command: Sequence[str]) -> list[Any]:
-    found: list[Any] = json.loads(Path(_out(command), "layers.json").read_text(encoding="utf-8"))["rows"]
+    """Run a command and return the rows that it wrote; the folder is its last word."""
+    run(command)
+    found: list[Any] = json.loads(Path(command[-1], "layers.json").read_text(encoding="utf-8"))["rows"]
     return found

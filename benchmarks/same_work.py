@@ -22,6 +22,11 @@ def same_statistics(found: Sequence[float], expected: Sequence[float], tolerance
     return all(abs(mine - theirs) <= allowed for mine, theirs in zip(found, expected, strict=True))
 
 
+def told(found: Found) -> Rows:
+    """Return the rows of what a way gives."""
+    return found() if callable(found) else found
+
+
 def judge(found: Found, expected: Rows, *, shapes_only: bool = False, tolerance: float = TOLERANCES["cpu"]) -> Work:
     """Compare what a way found with what is expected; rows that only the way has do not count.
 
@@ -31,7 +36,7 @@ def judge(found: Found, expected: Rows, *, shapes_only: bool = False, tolerance:
         shapes_only: The way computes nothing else.
         tolerance: See `TOLERANCES`.
     """
-    rows = found() if callable(found) else found
+    rows = told(found)
     both = [(rows[label], row) for label, row in expected.items() if label in rows]
     if shapes_only:
         wrong = sum(tuple(mine) != tuple(theirs) for mine, theirs in both)

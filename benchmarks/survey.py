@@ -1,6 +1,7 @@
 """`hookscope.survey` over a folder, beside a loop over torch's DataLoader that only runs the network, and torchlens."""
 
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -11,36 +12,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision.models import ResNet18_Weights
 
 import hookscope
-from benchmarks.capture_ways import wrapped_by_torchlens
-from benchmarks.comparing import Budget, Ready, over_first, ready, timeable
+from benchmarks.activations import plain, wrapped_by_torchlens
+from benchmarks.comparing import Ready, over_first, ready, timeable
 from benchmarks.findings import Section, Work
 from benchmarks.networks import seeded, statistics_of
 from benchmarks.same_work import TOLERANCES, judge
-from benchmarks.throughput import WORKERS, bare_loop, batches_of, same_inputs, write_photographs
 from benchmarks.timing import Run, interleaved
-from hookscope.inputs import find_inputs
+from hookscope.inputs import find_inputs, load_batches
+from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import row_label
 from hookscope.results.survey import Survey
 
+_SAMPLES = Path(__file__).parents[1] / "sample_images"
+_SIZE = (1500, 1000)  # of a photograph, width and height
+_WORKERS = min(4, os.cpu_count() or 1)  # as many threads as hookscope reads with
 _NETWORK, _COUNT, _BATCH_SIZE, _LAYER = "resnet18", 256, 32, "layer4"
 _ROUNDS, _LENS_ROUNDS = 5, 1
 _EVERY, _FEATURES = "hookscope, every layer", f"hookscope, features of {_LAYER}"
 _WHOLE, _CHANNELS = "torchlens.aggregate, whole outputs", "torchlens.aggregate, mean and std of channels"
 _EXTRACTED = f"torchlens.extract_dataset, {_LAYER}"
-_BUDGETS: dict[str, Budget] = {_EVERY: (1.25, None), _FEATURES: (1.10, None)}
+_LIMITS = {_EVERY: 1.25, _FEATURES: 1.10}
 
 _NOTE = f"""\
-The photographs and the loop of the section on pictures per second; torchlens takes its batches from the same
-DataLoader. "{_EVERY}" is `hookscope.survey` with its defaults, without the self-check: mean, std, minimum, maximum and
-how often it fires for every channel of every leaf, bins for every leaf, and the inputs that excite each channel most.
-"{_WHOLE}" is torchlens' own `Spine` on the same outputs: counts, mean, std, minimum and maximum of all values of a
-leaf, nothing by channel. torchlens has no statistic of channels: "{_CHANNELS}" gives it one of eleven lines, and
-nothing else of what a survey holds. "{_FEATURES}" surveys that block alone and writes its pooled outputs;
-"{_EXTRACTED}" writes the same. The numbers of torchlens are compared with hookscope's."""
+A folder of JPEG photographs of {_SIZE[0]} × {_SIZE[1]} pixels, resized to 256, cropped to 224 and normalised. The loop
+reads them with torchvision's transforms and {_WORKERS} workers, as many as hookscope has reading threads, and only runs
+the network; both give the network the same values, bit for bit. "{_EVERY}" is `hookscope.survey` with its defaults,
+without the self-check: statistics and strongest inputs of every channel, and bins of every layer. torchlens takes its
+batches from the same DataLoader and computes less: "{_WHOLE}" is count, mean, std, minimum and maximum of each output,
+nothing by channel; "{_CHANNELS}" is that alone, by eleven lines of ours. "{_FEATURES}" and
+"{_EXTRACTED}" write the same pooled outputs. The numbers of torchlens are compared with hookscope's."""
 
 Channels = tuple[Tensor, Tensor]
 """Mean and std of the channels of an output, (C,) each."""
@@ -75,23 +82,23 @@ def measure() -> Section:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "photographs")
         folder.mkdir()
-        write_photographs(folder, _COUNT)
+        _write_photographs(folder)
         paths = find_inputs([str(folder)])
         written = Path(name, "features.safetensors")
-        survey = partial(
-            hookscope.survey, model, folder, batch_size=_BATCH_SIZE, workers=WORKERS, resize=256, crop=224, verify=False
-        )
+        prepared = partial(hookscope.survey, batch_size=_BATCH_SIZE, workers=_WORKERS, resize=256, crop=224)
+        survey = partial(prepared, model, folder, verify=False)
         features = partial(survey, layer=_LAYER, features=written)
-        loop = partial(bare_loop, model, paths, _BATCH_SIZE, WORKERS)
+        batches = partial(_batches_of, paths, _WORKERS)
+        loop = partial(_plain_loop, model, batches)
         loop()
         features()
         found = survey()
         assert isinstance(found, Survey)
-        same = same_inputs(paths[:_BATCH_SIZE], _BATCH_SIZE)
+        same = _same_inputs(paths[:_BATCH_SIZE])
         pooled = load_file(written)[_LAYER]
-        lens = Torchlens(deepcopy(model), picture, partial(batches_of, paths, _BATCH_SIZE, WORKERS))
+        lens = Torchlens(deepcopy(model), picture, batches)
         ways = {
-            f"DataLoader, {WORKERS} workers": Ready(None, loop, _ROUNDS),
+            f"DataLoader, {_WORKERS} workers": Ready(None, loop, _ROUNDS),
             _EVERY: Ready(same, survey, _ROUNDS),
             _FEATURES: Ready(same, features, _ROUNDS),
             _WHOLE: ready(_LENS_ROUNDS, partial(lens.whole_outputs, found)),
@@ -101,7 +108,51 @@ def measure() -> Section:
         around = dict.fromkeys((_WHOLE, _CHANNELS, _EXTRACTED), wrapped_by_torchlens)
         seconds = interleaved(*timeable(ways), warm=True, around=around)
     subject = f"{_NETWORK}, {_COUNT} pictures, {_BATCH_SIZE} at a time"
-    return Section("hookscope.survey over a folder", _NOTE, tuple(over_first(subject, ways, seconds, _BUDGETS)))
+    return Section("hookscope.survey over a folder", _NOTE, tuple(over_first(subject, ways, seconds, _LIMITS)))
+
+
+class _Photographs(Dataset[Tensor]):
+    """Files as torchvision's documentation reads them."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self.prepare = ResNet18_Weights.IMAGENET1K_V1.transforms()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        with Image.open(self.paths[index]) as picture:
+            prepared: Tensor = self.prepare(picture.convert("RGB"))
+        return prepared
+
+
+def _write_photographs(folder: Path) -> None:
+    """Write JPEG photographs, each another part of a sample, enlarged."""
+    samples = sorted(_SAMPLES.glob("*.jpg"))
+    for index in range(_COUNT):
+        with Image.open(samples[index % len(samples)]) as sample:
+            share = 1 - 0.3 * index / _COUNT
+            box = (0, 0, sample.width * share, sample.height * share)
+            enlarged = sample.convert("RGB").resize(_SIZE, Image.Resampling.BICUBIC, box)
+            enlarged.save(folder / f"{index}.jpg", quality=90)
+
+
+def _batches_of(paths: list[Path], workers: int = 0) -> DataLoader[Tensor]:
+    return DataLoader(_Photographs(paths), _BATCH_SIZE, num_workers=workers)
+
+
+def _plain_loop(model: nn.Module, batches: Callable[[], Iterable[Tensor]]) -> None:
+    for batch in batches():
+        plain(model, batch)
+
+
+def _same_inputs(paths: list[Path]) -> Work:
+    """Compare what both read, bit for bit."""
+    read = load_batches(paths, Preprocessing(resize=256), _BATCH_SIZE)
+    ours, theirs = torch.cat([batch.args[0] for batch in read]), torch.cat(list(_batches_of(paths)))
+    wrong = int((ours != theirs).flatten(1).any(1).sum())
+    return Work("differs" if wrong else "same", len(paths), wrong)
 
 
 class Torchlens:

@@ -8,7 +8,7 @@ from benchmarks.findings import Measurement, Report, Section, shown
 
 
 def section_table(section: Section) -> Group:
-    """Return one section's table, with its note and its lines."""
+    """Return one section's table, with its note."""
     table = Table("what", "way", "measured", "median (minimum to maximum)", "rounds", "work", title=section.title)
     table.title_style = "bold"
     last = ""
@@ -25,8 +25,7 @@ def section_table(section: Section) -> Group:
             Text(each.work.text if each.work else "", style=_style(each)),
         )
         last = each.subject
-    lines = [Text(f"{fit.text}.") for fit in section.fits]
-    return Group(table, *lines, Text(section.note, style="dim"), Text())
+    return Group(table, Text(section.note, style="dim"), Text())
 
 
 def _style(measurement: Measurement) -> str:
@@ -34,14 +33,13 @@ def _style(measurement: Measurement) -> str:
     return "red" if work is not None and work.verdict in ("differs", "does not run") else ""
 
 
-def budget_table(report: Report) -> Table:
-    """Return the table of all that has a budget."""
-    table = Table("budget", "measured", "at most", "aim", "", title="Budgets")
+def limit_table(report: Report) -> Table:
+    """Return the table of all that has a limit."""
+    table = Table("limit", "measured", "at most", "", title="Limits")
     for section in report.sections.values():
         for each in section.measurements:
             if each.at_most is not None:
                 what = Text(f"{section.title}: {each.what}")
-                figures = (shown(value, each.unit) for value in (each.figure, each.at_most, each.aim))
-                style = "bold red" if each.missed else ""
-                table.add_row(what, *map(Text, figures), Text(each.verdict, style=style))
+                figures = (Text(shown(value, each.unit)) for value in (each.figure, each.at_most))
+                table.add_row(what, *figures, Text("MISSED", style="bold red") if each.missed else "holds")
     return table

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,18 +21,15 @@ import hookscope
 from benchmarks import __main__ as command
 from benchmarks import documentation
 from benchmarks.__main__ import RESULTS, file_name
+from benchmarks.activations import ACTIVATIONS, four
 from benchmarks.attention import _measured as attention_rows
-from benchmarks.capture_ways import WAYS, four, hand_written
-from benchmarks.comparing import Ready, over_first
+from benchmarks.comparing import UNCHECKED, Layerwise, Ready, Way, over_first
 from benchmarks.findings import Machine, Measurement, Report, Section, Spread, Work, from_json, to_json
-from benchmarks.gradients import gradient_rows, tensor_hooks
-from benchmarks.gradients import statistics_of as gradient_statistics
-from benchmarks.networks import layer_rows, shapes_of, statistics_of
-from benchmarks.plot import draw
+from benchmarks.gradients import GRADIENTS
+from benchmarks.networks import Row
 from benchmarks.same_work import Rows, failed, judge
 from benchmarks.survey import ChannelMoments, judge_channels
-from benchmarks.timing import fitted, interleaved, spread
-from hookscope.results.activations import LayerRow
+from benchmarks.timing import interleaved, spread
 
 ROOT = Path(__file__).parents[1]
 MACHINE = Machine("AMD EPYC", 2, 2, "cpu", "", "Linux x86_64", "3.11.7", {"hookscope": "0.1.0", "torch": "2.15.0"})
@@ -56,7 +53,7 @@ def network() -> tuple[nn.Module, Tensor]:
     return Twice().eval(), torch.randn(1, 3, 8, 8)
 
 
-def keeps_the_tensor(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow]) -> Callable[[], Rows]:
+def keeps_the_tensor(model: nn.Module, batch: Tensor, _rows: Sequence[Row]) -> Callable[[], Rows]:
     """A way that is wrong twice: it keeps outputs that are overwritten, and of a repeated module the last call only."""
 
     def run() -> Rows:
@@ -74,24 +71,27 @@ def keeps_the_tensor(model: nn.Module, batch: Tensor, _rows: Sequence[LayerRow])
     return run
 
 
-def test_hand_written_hooks_find_what_hookscope_finds(network: tuple[nn.Module, Tensor]) -> None:
-    rows = layer_rows(*network)
-    found = hand_written(*network, rows)()
-    assert judge(found, statistics_of(rows)) == Work("same", 4)
-    assert set(found) == {"conv", "relu", "relu#1", "(model)"}
+def works(layerwise: Layerwise, network: nn.Module, batch: Tensor, ways: Mapping[str, Way]) -> list[Work]:
+    """Judge ways of `layerwise` and others on a network."""
+    together = replace(layerwise, ways={**layerwise.ways, **ways})
+    rows = together.rows(network, batch)
+    return [
+        together.ways[name].judged(network, batch, rows, together.expected(name, network, batch, rows), 1e-4)[1]
+        for name in ways
+    ]
 
 
-def test_tensor_hooks_find_the_gradients_that_hookscope_finds(network: tuple[nn.Module, Tensor]) -> None:
-    weights = torch.randn(1, 4, 6, 6)
-    rows = gradient_rows(*network, weights)
-    assert judge(tensor_hooks(*network, weights, rows)(), gradient_statistics(rows)) == Work("same", 4)
+@pytest.mark.parametrize("layerwise", [ACTIVATIONS, GRADIENTS], ids=["activations", "grads"])
+def test_hooks_by_hand_and_hookscope_find_the_same(layerwise: Layerwise, network: tuple[nn.Module, Tensor]) -> None:
+    ours = {name: way for name, way in layerwise.ways.items() if name.startswith("hookscope")}
+    ways = {**ours, layerwise.by_hand: layerwise.ways[layerwise.by_hand]}
+    assert works(layerwise, *network, ways) == [Work("same", 3)] * len(ways)  # conv, relu, relu#1
 
 
 def test_a_way_that_keeps_overwritten_tensors_is_found_out(network: tuple[nn.Module, Tensor]) -> None:
-    rows = layer_rows(*network)
-    work = judge(keeps_the_tensor(*network, rows)(), statistics_of(rows))
-    assert work == Work("differs", 4, wrong=2, missing=1)  # conv, relu; relu#1
-    assert work.text == "2 of 4 rows wrong, 1 of 4 missing"
+    (work,) = works(ACTIVATIONS, *network, {"kept": Way(keeps_the_tensor)})
+    assert work == Work("differs", 3, wrong=2, missing=1)  # conv, relu; relu#1
+    assert work.text == "2 of 3 rows wrong, 1 of 3 missing"
 
 
 @pytest.mark.parametrize("statistic", range(4))
@@ -103,11 +103,13 @@ def test_one_statistic_beyond_the_tolerance_makes_a_row_wrong(statistic: int) ->
         assert judge({"conv": row, "more": (0, 0, 0, 0)}, expected).verdict == verdict
 
 
-def test_shapes_are_held_against_shapes(network: tuple[nn.Module, Tensor]) -> None:
-    shapes = shapes_of(layer_rows(*network))
-    assert shapes["conv"] == (1, 4, 6, 6)
-    assert judge(shapes, shapes, shapes_only=True) == Work("shapes only", 4)
-    assert judge({**shapes, "conv": (1, 4, 8, 8)}, shapes, shapes_only=True) == Work("differs", 4, wrong=1)
+def test_shapes_are_compared_with_shapes(network: tuple[nn.Module, Tensor]) -> None:
+    shapes = {"conv": (1, 4, 6, 6), "relu": (1, 4, 6, 6), "relu#1": (1, 4, 6, 6)}
+    ways = {
+        "right": Way(lambda *_: lambda: shapes, shapes_only=True),
+        "wrong": Way(lambda *_: lambda: {**shapes, "conv": (1, 4, 8, 8)}, shapes_only=True),
+    }
+    assert works(ACTIVATIONS, *network, ways) == [Work("shapes only", 3), Work("differs", 3, wrong=1)]
 
 
 def test_a_way_that_raises_does_not_run_and_says_why() -> None:
@@ -117,23 +119,7 @@ def test_a_way_that_raises_does_not_run_and_says_why() -> None:
 
 @pytest.mark.parametrize("name", ["torchinfo", "torchextractor", "nnsight", "torchlens"])
 def test_a_peer_is_imported_only_when_it_is_prepared(name: str) -> None:
-    assert name in WAYS  # and this file was imported without the peers
-
-
-@pytest.mark.parametrize(
-    ("points", "line"),
-    [
-        ({x: 0.25 * x + 3 for x in (1.0, 4.0, 9.0, 30.0)}, (0.25, 3, 1)),
-        # By hand: means 1 and 4/3, Σ(x-x̄)(y-ȳ) = 2, Σ(x-x̄)² = 2, residuals -1/3, 2/3, -1/3, total 8/3.
-        ({0.0: 0.0, 1.0: 2.0, 2.0: 2.0}, (1, 1 / 3, 1 - (6 / 9) / (24 / 9))),
-        ({1.0: 7.0, 500.0: 7.0}, (0, 7, 1)),  # what does not grow
-    ],
-)
-def test_the_fit_is_the_least_squares_line_and_its_r_squared(
-    points: dict[float, float], line: tuple[float, float, float]
-) -> None:
-    fit = fitted("resnets", "layer", "ms", points)
-    assert (fit.slope, fit.intercept, fit.r_squared) == pytest.approx(line, abs=1e-12)
+    assert name in ACTIVATIONS.ways  # and this file was imported without the peers
 
 
 @pytest.mark.exhaustive
@@ -167,59 +153,78 @@ def test_what_surrounds_a_way_is_entered_for_it_alone_and_not_timed() -> None:
 
 def report() -> Report:
     plain = Measurement("resnet34", "plain forward", 1.0, "×", spread([0.04, 0.05, 0.06], "ms", 1e3))
-    ours = replace(plain, way="hookscope", figure=1.25, work=Work("same", 132), at_most=1.3, aim=1.2)
+    ours = replace(plain, way="hookscope", figure=1.25, work=Work("same", 132), at_most=1.3)
     wrong = replace(plain, way="timm FeatureHooks", figure=1.5, work=Work("differs", 132, 49, 16))
     none = Measurement("resnet34", "full backward hooks", None, "×", work=Work("does not run", reason="views"))
-    line = fitted("resnets", "layer", "ms", {1.0: 2.0, 3.0: 4.0})
-    sections = {
-        "capture": Section("Statistics", "How.", (plain, ours, wrong, none)),
-        "growth": Section("Growth", "Of what.", (), (line,)),
-    }
-    return Report("2026-11-21", "python -m benchmarks", MACHINE, sections)
+    counted = Measurement("faults", "hookscope", None, "×", work=Work("same", 37))
+    slow = Measurement("faults", "timm FeatureHooks", 3.0, "s", work=Work("shapes only", 1), at_most=2.0)
+    section = Section("Statistics", "How.", (plain, ours, wrong, none, counted, slow), "2026-11-21")
+    return Report(MACHINE, {"training, start": section})
 
 
 def test_results_come_back_from_json_as_they_were() -> None:
     text = to_json(report())
-    assert json.loads(text)["schema_version"] == 1
+    assert json.loads(text)["schema_version"] == 2
     assert from_json(text) == report()
     with pytest.raises(ValueError, match="schema_version"):
-        from_json(text.replace('"schema_version": 1', '"schema_version": 2'))
+        from_json(text.replace('"schema_version": 2', '"schema_version": 3'))
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str, figure: float = 0.1) -> int:
+    """Run `python -m benchmarks`; every section has one measurement, and "page" cannot be measured."""
+
+    def measure(_device: str, name: str) -> Section:
+        if name == "page":
+            raise CalledProcessError(1, "page")
+        return Section(name, "A note.", (Measurement("a process", "hookscope", figure, "s"),))
+
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+    monkeypatch.setattr(command, "measure_apart", measure)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _count: None)
+    return command.main()
 
 
 def test_a_section_that_fails_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    section = Section("Start-up", "A note.", (Measurement("a process", "hookscope", 0.1, "s"),))
-
-    def measure(_device: str, name: str) -> Section:
-        if name == "page":
-            raise CalledProcessError(1, "page")
-        return section
-
     output = tmp_path / "results.json"
-    arguments = ["--only", "page", "--only", "start-up", "--output", str(output)]
-    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
-    monkeypatch.setattr(command, "measure_apart", measure)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _count: None)
-    assert command.main() == 2
-    assert from_json(output.read_text()).sections == {"start-up": section}
+    assert run_command(monkeypatch, "--only", "page", "--only", "start-up", "--output", str(output)) == 2
+    assert list(from_json(output.read_text()).sections) == ["start-up"]
     assert "Not measured: page." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("figure", "verdict", "missed"),
-    [(1.2, "holds", False), (1.3, "holds, aim missed", False), (1.31, "MISSED", True), (None, "MISSED", True)],
-)
-def test_a_budget_holds_up_to_its_limit(figure: float | None, verdict: str, missed: bool) -> None:
-    measurement = Measurement("resnet34", "hookscope", figure, "×", at_most=1.3, aim=1.2)
-    assert (measurement.verdict, measurement.missed) == (verdict, missed)
-    assert Report("", "", MACHINE, {"capture": Section("", "", (measurement,))}).missed == missed
+def test_sections_that_are_measured_again_replace_theirs_and_others_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "results.json"
+    assert run_command(monkeypatch, "--only", "check", "--only", "cost", "--output", str(output)) == 0
+    assert run_command(monkeypatch, "--only", "cost", "--only", "grads", "--output", str(output), figure=0.2) == 0
+    sections = from_json(output.read_text()).sections
+    assert {name: each.measurements[0].figure for name, each in sections.items()} == {
+        "grads": 0.2,
+        "check": 0.1,
+        "cost": 0.2,
+    }
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", each.date) for each in sections.values())
+
+    elsewhere = replace(from_json(output.read_text()), machine=MACHINE)
+    output.write_text(to_json(elsewhere))
+    with pytest.raises(SystemExit, match="2"):
+        run_command(monkeypatch, "--only", "cost", "--output", str(output))
+    assert "measured on a different machine or with other versions" in capsys.readouterr().err
 
 
-def test_budgets_are_those_of_the_ways_that_have_one() -> None:
+@pytest.mark.parametrize(("figure", "missed"), [(1.3, False), (1.31, True), (None, True)])
+def test_a_limit_holds_up_to_its_value(figure: float | None, missed: bool) -> None:
+    measurement = Measurement("resnet34", "hookscope", figure, "×", at_most=1.3)
+    assert measurement.missed == missed
+    assert Report(MACHINE, {"activations": Section("", "", (measurement,))}).missed == missed
+
+
+def test_limits_are_those_of_the_ways_that_have_one() -> None:
     ways = {name: Ready(None, None, 1) for name in ("plain", "ours", "ours, slower", "a peer")}
     seconds = {"plain": [1.0], "ours": [1.2], "ours, slower": [1.5], "a peer": [9.0]}
-    found = over_first("resnet34", ways, seconds, {"ours": (1.3, 1.2), "ours, slower": (1.45, None)})
+    found = over_first("resnet34", ways, seconds, {"ours": 1.3, "ours, slower": 1.45})
     assert [(each.figure, each.at_most, each.missed) for each in found] == [
         (1.0, None, False),
         (pytest.approx(1.2), 1.3, False),
@@ -237,21 +242,18 @@ def test_results_are_named_by_date_device_and_machine() -> None:
     assert file_name("2026-11-21", replace(MACHINE, device="cuda", accelerator="H200")) == "2026-11-21-cuda-h200"
 
 
-def test_the_plot_is_a_picture_of_every_section(tmp_path: Path) -> None:
-    draw(report(), tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_performance_section_says_what_when_and_where() -> None:
+def test_the_results_say_what_when_and_where() -> None:
     text = documentation.performance(report())
-    assert "Measured on 2026-11-21 by `python -m benchmarks`" in text
-    assert "AMD EPYC, 2 cores, 2 threads, Linux x86_64, Python 3.11.7, hookscope 0.1.0, torch 2.15.0" in " ".join(
-        text.split()
-    )
-    assert "| Statistics: resnet34 | ×1.25 | ×1.30 | ×1.20 | holds, aim missed |" in text
-    assert "| timm FeatureHooks | ×1.50 (49 wrong, 16 missing of 132) |" in text
-    assert "| full backward hooks | does not run |" in text
-    assert "- resnets: 1 ms per layer, R² 1.000, over 1 to 3" in text
+    assert "AMD EPYC, 2 cores, 2 threads, Linux x86_64, Python 3.11.7, hookscope 0.1.0, torch 2.15.0" in text
+    assert "### Statistics\n\n`python -m benchmarks --only 'training, start'`, 2026-11-21.\n\nHow.\n\n" in text
+    assert text.partition("How.\n\n")[2].splitlines() == [
+        "|  | resnet34 | faults |",
+        "| --- | --- | --- |",
+        "| plain forward | ×1.00 |  |",
+        "| hookscope | ×1.25 (limit ×1.30) | all 37 right |",
+        "| timm FeatureHooks | ×1.50 (49 wrong, 16 missing of 132) | 3.00 s (**limit 2.00 s, missed**, shapes only) |",
+        "| full backward hooks | does not run |  |",
+    ]
 
 
 def test_only_the_text_between_the_markers_is_rewritten() -> None:
@@ -303,8 +305,7 @@ def test_attention_by_hand_is_what_hookscope_sees(family: str) -> None:
     else:
         network = VisionTransformer(32, 8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=16)
     found = attention_rows(network.eval(), torch.randn(1, 3, 32, 32), family, rounds=1)
-    unchecked = "hookscope, without the self-check"
-    ways = ["plain", "hookscope", unchecked, f"{unchecked}, numbers=False", "unfused, by hand"]
+    ways = ["plain", "hookscope", UNCHECKED, f"{UNCHECKED}, numbers=False", "unfused, by hand"]
     assert [each.way for each in found] == ways
     assert [each.work for each in found[1:4]] == [Work("same", 1)] * 3
 

@@ -1,25 +1,26 @@
 """Run one network one way in a process of its own; print by how many bytes memory grew, and whether the work was done.
 
-`python -m benchmarks.children.memory PASS NETWORK WAY`: a way of `capture_ways.WAYS` or "plain" for the pass "forward",
-of `gradients.WAYS` or "plain" for "backward".
+`python -m benchmarks.children.memory FUNCTION NETWORK WAY`: "plain", or a way of the section of that public function.
 """
 
 import ctypes
+import gc
 import json
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 
-from benchmarks import gradients
-from benchmarks.capture_ways import WAYS
-from benchmarks.networks import layer_rows, seeded, shapes_of, statistics_of
-from benchmarks.same_work import Found, Rows, judge
+import hookscope
+from benchmarks import difference
+from benchmarks.activations import ACTIVATIONS
+from benchmarks.findings import Work
+from benchmarks.gradients import GRADIENTS
+from benchmarks.networks import seeded
+from benchmarks.same_work import TOLERANCES
 from benchmarks.timing import Run
 
 
@@ -55,53 +56,34 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-Prepared = tuple[Run, Callable[[], Rows] | None, bool]
-"""What runs; what it should find, None for nothing; whether that is shapes alone."""
-
-
-def forward(network: str, name: str) -> Prepared:
-    """Prepare a way to see what modules return. Every process has run the network before, and hookscope too."""
+def prepared(function: str, network: str, name: str) -> tuple[Run, Work | None]:
+    """Prepare a way, and run it once to judge it; `name` is a number of pictures for the function "pictures"."""
+    if function == "pictures":
+        run: Run = partial(hookscope.activations, *seeded(network, count=int(name)))
+        run()
+        return run, None
+    if function == "diff":
+        return difference.prepared(network, name)
+    layerwise = {"activations": ACTIVATIONS, "grads": GRADIENTS}[function]
     model, batch = seeded(network)
-    rows = layer_rows(model, batch)
-
-    def plain() -> None:
-        with torch.no_grad():
-            model(batch)
-
+    rows = layerwise.rows(model, batch)
     if name == "plain":
-        return plain, None, False
-    way = WAYS[name]
-    wanted = partial(shapes_of if way.shapes_only else statistics_of, rows)
-    return way.prepare(model, batch, rows), wanted, way.shapes_only
-
-
-def backward(network: str, name: str) -> Prepared:
-    """Prepare a way to see gradients, likewise."""
-    model, batch = seeded(network)
-    weights = torch.randn(1, 1000, generator=torch.Generator().manual_seed(1))
-    rows = gradients.gradient_rows(model, batch, weights)
-
-    def plain() -> None:
-        (model(batch) * weights).sum().backward()
-        model.zero_grad()
-
-    if name == "plain":
-        return plain, None, False
-    prepare, _ = gradients.WAYS[name]
-    return prepare(model, batch, weights, rows), partial(gradients.statistics_of, rows), False
+        return partial(layerwise.plain, model, batch), None
+    expected = layerwise.expected(name, model, batch, rows)
+    return layerwise.ways[name].judged(model, batch, rows, expected, TOLERANCES["cpu"])
 
 
 def main() -> None:
     """Run and print."""
-    which, network, name = sys.argv[1:]
     torch.set_num_threads(2)
     map_blocks()
-    run, wanted, shapes_only = (forward if which == "forward" else backward)(network, name)
+    run, work = prepared(*sys.argv[1:])
+    run()
+    gc.collect()
     before = forget_peak()
-    found = run()
+    run()
     growth = peak_bytes() - before
-    work = asdict(judge(cast("Found", found), wanted(), shapes_only=shapes_only)) if wanted else None
-    print(json.dumps({"growth_bytes": growth, "work": work}))
+    print(json.dumps({"growth_bytes": growth, "work": asdict(work) if work else None}))
 
 
 if __name__ == "__main__":
