@@ -540,10 +540,10 @@ def _maps(
     seen: _Seen, place: int, at: int, first: int, heads: Sequence[int], extent: ExtentOf
 ) -> Iterator[AttentionMap]:
     chosen = seen.numbers.chosen[at][place]
-    values = None if seen.keys is None else map_of(seen.numbers, seen.keys, at, place)
-    if seen.keys is None or chosen is None or values is None:
+    found = None if seen.keys is None else map_of(seen.numbers, seen.keys, at, place)
+    if seen.keys is None or chosen is None or found is None:
         return
-    grid, elsewhere = seen.keys.grid, 1 - values.sum(-1)
+    grid, (values, elsewhere) = seen.keys.grid, found
     for head in heads or (None,):
         one = values.mean(0) if head is None else values[head]
         rest = elsewhere.mean() if head is None else elsewhere[head]
@@ -554,7 +554,7 @@ def _maps(
             chosen.label,
             one.reshape(grid).numpy().copy(),
             extent(grid, place),
-            max(0.0, float(rest)),
+            float(rest),
             _box_on_input(chosen, extent(grid, place)),
         )
 
@@ -563,9 +563,9 @@ def _head_maps(seen: Sequence[_Seen], place: int, queries: int, first: int) -> I
     for at in range(queries):
         for index, each in enumerate(seen):
             chosen = each.numbers.chosen[at][place]
-            values = None if each.keys is None else map_of(each.numbers, each.keys, at, place)
-            if each.keys is not None and chosen is not None and values is not None:
-                yield HeadMaps(first + place, index, chosen.label, values.reshape(-1, *each.keys.grid).numpy())
+            found = None if each.keys is None else map_of(each.numbers, each.keys, at, place)
+            if each.keys is not None and chosen is not None and found is not None:
+                yield HeadMaps(first + place, index, chosen.label, found[0].reshape(-1, *each.keys.grid).numpy())
 
 
 def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:
@@ -584,7 +584,7 @@ def _patches(seen: _Seen, place: int, first: int, extent: ExtentOf) -> PatchWeig
         return None
     cells = queries.cells[0]
     order = cells.argsort()[int((cells < 0).sum()) :]
-    values = on_grid(whole[place][None, order], keys).reshape(-1, *keys.grid).numpy().copy()
+    values = on_grid(whole[place][None, order], keys)[0].reshape(-1, *keys.grid).numpy().copy()
     return PatchWeights(first + place, seen.block.label, queries.grid, values, extent(keys.grid, place))
 
 
@@ -598,14 +598,14 @@ def _rollout_maps(seen: _Pass, place: int, at: int, first: int, extent: ExtentOf
     if chosen is None:
         return
     row = weights[place].mean(0) if chosen.token is None else weights[place, chosen.token]
-    on_grid = row[places.cells[0] >= 0].reshape(places.grid)
+    on_patches = row[places.cells[0] >= 0].reshape(places.grid)
     yield AttentionMap(
         first + place,
         ROLLOUT,
         None,
         chosen.label,
-        on_grid.numpy().copy(),
+        on_patches.numpy().copy(),
         extent(places.grid, place),
-        max(0.0, 1 - float(on_grid.sum())),
+        max(0.0, 1 - float(on_patches.sum())),
         _box_on_input(chosen, extent(places.grid, place)),
     )

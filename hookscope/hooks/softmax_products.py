@@ -101,10 +101,15 @@ class SoftmaxProducts:
         for place in (0, 1):
             known = self._known(operands[place])
             if known is not None and len(names) == 2 and known.keys_last:
-                key = names[place][-1:]
-                if made and key not in made and key in names[1 - place] and names[place][-2:-1] in made:
-                    axis = names[1 - place].index(key) - len(names[1 - place])
-                    return self._met(operands[place], known, operands[1 - place], axis)
+                weights, values = names[place], names[1 - place]
+                key = weights[-1:]
+                if not made or key in made or key not in values:
+                    continue
+                met = self._met(operands[place], known, operands[1 - place], values.index(key) - len(values))
+                query = [each for each in weights if each not in values]
+                if len(query) == 1 and query[0] in made and "." not in weights + values:
+                    return _by_names(met, weights, values, query[0])
+                return met if weights[-2:-1] in made else None
         return None
 
     def _met(self, tensor: Tensor, known: _Followed, values: Tensor, axis: int) -> Product:
@@ -120,6 +125,17 @@ class SoftmaxProducts:
         self._followed[id(tensor)] = _Followed(weakref.ref(tensor), weights, version, keys_last)
         while len(self._followed) > _MOST_WAITING:
             self._followed.popitem(last=False)
+
+
+def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
+    """Return a product by einsum with axes in order: those of both in the values' order, then queries, keys."""
+    key, shared = weights[-1], [each for each in values if each in weights[:-1]]
+    features = [each for each in values if each not in weights]
+    return met._replace(
+        weights=met.weights.permute([weights.index(each) for each in (*shared, query, key)]),
+        values=met.values.permute([values.index(each) for each in (*shared, key, *features)]),
+        keys_of_values=-1 - len(features),
+    )
 
 
 def version_of(tensor: Tensor) -> int:
