@@ -21,10 +21,10 @@ def query_maps(
 ) -> Iterator[AttentionMap]:
     """Yield the maps of a query in one block: of `heads`, or their mean."""
     chosen = seen.numbers.chosen[at][place]
-    values = None if seen.keys is None else map_of(seen.numbers, seen.keys, at, place)
-    if seen.keys is None or chosen is None or values is None:
+    found = None if seen.keys is None else map_of(seen.numbers, seen.keys, at, place)
+    if seen.keys is None or chosen is None or found is None:
         return
-    grid, elsewhere = seen.keys.grid, 1 - values.sum(-1)
+    grid, (values, elsewhere) = seen.keys.grid, found
     for head in heads or (None,):
         one = values.mean(0) if head is None else values[head]
         rest = elsewhere.mean() if head is None else elsewhere[head]
@@ -35,7 +35,7 @@ def query_maps(
             chosen.label,
             one.reshape(grid).numpy().copy(),
             extent(grid, place),
-            max(0.0, float(rest)),
+            float(rest),
             _box_on_input(chosen, extent(grid, place)),
         )
 
@@ -45,9 +45,9 @@ def head_maps(seen: Sequence[SeenBlock], place: int, queries: int, first: int) -
     for at in range(queries):
         for index, each in enumerate(seen):
             chosen = each.numbers.chosen[at][place]
-            values = None if each.keys is None else map_of(each.numbers, each.keys, at, place)
-            if each.keys is not None and chosen is not None and values is not None:
-                yield HeadMaps(first + place, index, chosen.label, values.reshape(-1, *each.keys.grid).numpy())
+            found = None if each.keys is None else map_of(each.numbers, each.keys, at, place)
+            if each.keys is not None and chosen is not None and found is not None:
+                yield HeadMaps(first + place, index, chosen.label, found[0].reshape(-1, *each.keys.grid).numpy())
 
 
 def _box_on_input(chosen: Chosen, extent: Extent) -> tuple[float, float, float, float] | None:
@@ -68,7 +68,7 @@ def patch_weights(blocks: Sequence[SeenBlock], place: int, first: int, extent: E
             continue
         cells = queries.cells[0]
         order = cells.argsort()[int((cells < 0).sum()) :]
-        values = on_grid(whole[place][None, order], keys).reshape(-1, *keys.grid).numpy().copy()
+        values = on_grid(whole[place][None, order], keys)[0].reshape(-1, *keys.grid).numpy().copy()
         yield PatchWeights(first + place, block.block.label, queries.grid, values, extent(keys.grid, place))
 
 

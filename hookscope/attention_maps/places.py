@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from hookscope.hooks.attention import AttentionCall
 from hookscope.hooks.running import ModuleInput
 from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, layout_of
 from hookscope.statistics.token_places import TokenPlaces, unrolled_halvings
-from hookscope.statistics.windows import cut, cuts_windows, pair, window_size
+from hookscope.statistics.windows import cut, cuts_windows, map_size, padded_to, pair, window_size
+from hookscope.text import counted
 
 NOWHERE = -1
 """The cell of a token that has no place on the picture."""
@@ -88,11 +89,14 @@ def axes_of(lead: Sequence[int], inputs: int, heads: int | None) -> Axes | str:
 def with_heads_found(call: AttentionCall, axes: Axes) -> Axes:
     """Return heads in the batch axis or in front of it, of a module that does not say how many there are, as heads.
 
-    They are windows where what the modules were given has as many tokens as all parts of an input together. Heads that
-    are as many as inputs are known by the values: those of one head lie side by side.
+    They are windows where what the modules were given has as many tokens as all parts of an input together, or where
+    the module was given the parts. Heads that are as many as inputs are known by the values: those of one head lie side
+    by side.
     """
     assert call.rows is not None  # noqa: S101 - the caller has looked
     *lead, _, keys = call.rows.shape
+    if len(lead) == 1 and axes.heads > 1 and _is_given_parts(call.running[0], lead[0], keys):
+        return Axes((0,), axes.inputs, lead[0] // axes.inputs, 1)
     counts = [*_token_counts(call.running)]
     strides = call.rows.strides if call.product is None else call.product.values.stride()[:-2]
     if len(lead) == 2 and lead[0] == lead[1] == axes.inputs > 1 and len(strides) == 2:
@@ -108,6 +112,14 @@ def with_heads_found(call: AttentionCall, axes: Axes) -> Axes:
     return axes
 
 
+def _is_given_parts(inner: ModuleInput, parts: int, tokens: int) -> bool:
+    """Tell whether a module was given so many parts of so many tokens, whose heads it then takes one by one."""
+    given = (*inner.args, *inner.kwargs.values())
+    shape = next((tuple(each.shape) for each in given if isinstance(each, Tensor) and each.is_floating_point()), ())
+    counts = {3: shape[1:2], 4: (math.prod(shape[1:3]), math.prod(shape[2:4]))}.get(len(shape), ())
+    return shape[:1] == (parts,) and tokens in counts
+
+
 def arranged(rows: Tensor, axes: Axes) -> Tensor:
     """Return rows (..., queries, keys) as (inputs, windows, heads, queries, keys)."""
     if axes.order != tuple(range(rows.dim() - 2)):
@@ -116,6 +128,9 @@ def arranged(rows: Tensor, axes: Axes) -> Tensor:
 
 
 # --- Whether it is attention over tokens ---
+
+
+_CHANNELS = "its softmax is over {}, not over tokens"
 
 
 def not_over_tokens(call: AttentionCall, axes: Axes) -> str:
@@ -142,7 +157,10 @@ def not_over_tokens(call: AttentionCall, axes: Axes) -> str:
     has_queries |= axes.windows == 1 and bool(grids & {queries, queries - 1})
     if has_queries and grids & {keys, keys - 1}:
         return _over_channels(call, keys)
-    return f"its softmax is over {keys} channels or neighbours, not over tokens"
+    tokens = call.product.values.shape[-2:] if call.product is not None and queries == keys else ()
+    if any(axes.inputs * axes.windows * each in count for each in tokens for count in counts):
+        return _CHANNELS.format(counted(keys, "channel"))
+    return f"its softmax is over {keys} keys that are not known to be tokens (neighbours, or pooled tokens)"
 
 
 def _over_channels(call: AttentionCall, keys: int) -> str:
@@ -157,7 +175,7 @@ def _over_channels(call: AttentionCall, keys: int) -> str:
     if values.dim() < 2 or axis not in (-1, -2) or values.shape[other] != keys:
         return ""
     if values.stride(axis) < values.stride(other):
-        return f"its softmax is over {keys} channels or neighbours, not over tokens"
+        return _CHANNELS.format(counted(keys, "channel"))
     return ""
 
 
@@ -170,6 +188,8 @@ def _of_channels(call: AttentionCall, axes: Axes, counts: Sequence[set[int]]) ->
     assert call.rows is not None  # noqa: S101
     *_, queries, keys = call.rows.shape
     reason = f"its softmax is for each of {queries} channels, not for each token (linear attention)"
+    if queries == keys:
+        reason = f"it is not known whether its softmax is for each of {queries} tokens or of {queries} channels"
     heads = head_count_of(call.running[:1])
     if heads is not None and heads > 1 == axes.heads * axes.windows:
         return reason
@@ -196,16 +216,12 @@ def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
                 yield {shape[0]}
             elif len(shape) == 3:
                 yield {shape[0] * shape[1]}
-            elif len(shape) == 4:
-                sizes = {shape[0] * shape[1] * shape[2], shape[0] * shape[2] * shape[3]}
+            elif len(shape) > 3:  # of pictures, or of clips
+                sizes = {math.prod(shape[:-1]), shape[0] * math.prod(shape[2:])}
                 window = pair(getattr(each.module, "window_size", None))
-                if window is not None and all(window):  # SAM's global blocks have windows of 0
-                    sizes.add(shape[0] * _up(shape[1], window[0]) * _up(shape[2], window[1]))
+                if len(shape) == 4 and window is not None and all(window):  # SAM's global blocks have windows of 0
+                    sizes.add(shape[0] * math.prod(padded_to((shape[1], shape[2]), window)))
                 yield sizes
-
-
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
 
 
 # --- Where they lie ---
@@ -283,11 +299,11 @@ def _windows_of(call: AttentionCall, axes: Axes) -> Places | str:
     assert call.rows is not None  # noqa: S101
     queries, keys = call.rows.shape[-2:]
     block = next((each for each in call.running if cuts_windows(each.module)), None)
-    size = None if block is None else _map_size(block, axes.inputs)
+    size = None if block is None else map_size((*block.args, *block.kwargs.values()))
     window = window_size((each.module for each in call.running), keys)
     if size is None or window is None or queries != keys:
         return _UNPLACED
-    padded = (_up(size[0], window[0]), _up(size[1], window[1]))
+    padded = padded_to(size, window)
     rolled, shift = call.roll or (size, (0, 0))
     if padded[0] // window[0] * (padded[1] // window[1]) != axes.windows or rolled not in (size, padded):
         return _UNPLACED
@@ -298,7 +314,7 @@ def _windows_of(call: AttentionCall, axes: Axes) -> Places | str:
 def _in_windows(
     size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int], *, is_padded_first: bool
 ) -> Places:
-    padded = (_up(size[0], window[0]), _up(size[1], window[1]))
+    padded = padded_to(size, window)
     cells = torch.arange(size[0] * size[1], device="cpu").reshape(size)
     pad = (0, padded[1] - size[1], 0, padded[0] - size[0])
     if is_padded_first:
@@ -306,22 +322,6 @@ def _in_windows(
     else:
         cells = torch.nn.functional.pad(cells.roll((-shift[0], -shift[1]), (0, 1)), pad, value=NOWHERE)
     return Places(cut(cells, window), size, 0)
-
-
-def _map_size(block: ModuleInput, inputs: int) -> tuple[int, int] | None:
-    """Return the size of the map that a block cuts into windows: of (N, H, W, C), or of (N, T, C) and (H, W)."""
-    given: list[Any] = [*block.args, *block.kwargs.values()]
-    tokens = next((each for each in given if isinstance(each, Tensor) and each.is_floating_point()), None)
-    if tokens is None or tokens.size(0) != inputs:
-        return None
-    if tokens.dim() == 4:
-        return tokens.shape[1], tokens.shape[2]
-    for each in given:
-        size = pair(each) if isinstance(each, tuple | list) else None
-        if size is not None and tokens.dim() == 3 and size[0] * size[1] == tokens.size(1):
-            return size
-    side = math.isqrt(tokens.size(1)) if tokens.dim() == 3 else 0
-    return (side, side) if side and side * side == tokens.size(1) else None
 
 
 class Distances:

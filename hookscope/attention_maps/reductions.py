@@ -172,8 +172,8 @@ def _head_numbers(
     )
 
 
-def map_of(numbers: CallNumbers, keys: Places, query: int, place: int) -> Tensor | None:
-    """Return the map of a query, (heads, h * w), of an input by its place in the batch; None without such a query."""
+def map_of(numbers: CallNumbers, keys: Places, query: int, place: int) -> tuple[Tensor, Tensor] | None:
+    """Return `on_grid` of a query, of an input by its place in the batch; None without such a query."""
     chosen, row = numbers.chosen[query][place], numbers.rows[query][place]
     if row is not None and chosen is not None:
         return on_grid(row[None], keys, chosen.window)
@@ -183,14 +183,14 @@ def map_of(numbers: CallNumbers, keys: Places, query: int, place: int) -> Tensor
     return on_grid(received / received.size(0), keys)  # each window has its share of the queries
 
 
-def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> Tensor:
-    """Return weights (windows, heads, keys) on the keys' grid, (heads, h * w), those without a place left out.
+def on_grid(weights: Tensor, keys: Places, window: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return weights (windows, heads, keys) on the keys' grid, (heads, h * w), and the sum of the others, (heads,).
 
-    `window` is the only one that `weights` is of; None for all.
+    The weights of a query that may look at no key are 0. `window` is the only one that `weights` is of; None for all.
     """
     cells = keys.cells if window is None else keys.cells[window : window + 1]
     weights = weights.cpu().float().movedim(0, 1).reshape(weights.size(1), -1)
     flat = cells.reshape(-1)
     known = flat >= 0
     grid = torch.zeros(weights.size(0), keys.grid[0] * keys.grid[1])
-    return grid.index_add_(1, flat[known], weights[:, known])
+    return grid.index_add_(1, flat[known], weights[:, known]), weights[:, ~known].sum(-1)

@@ -98,14 +98,18 @@ class SoftmaxProducts:
             return None
         given, _, made = args[0].replace(" ", "").partition("->")
         names = given.split(",")
-        for place, (name, operand) in enumerate(zip(names, operands, strict=False)):
+        for place, (weights, operand) in enumerate(zip(names, operands, strict=False)):
             known = self._known(operand)
-            if known is not None and known.keys_last:
-                key = name[-1:]
-                others = [at for at, each in enumerate(names) if at != place and key in each]
-                if made and key not in made and len(others) == 1 and name[-2:-1] in made:
-                    axis = names[others[0]].index(key) - len(names[others[0]])
-                    return self._met(operand, known, operands[others[0]], axis)
+            key = weights[-1:]
+            others = [at for at, each in enumerate(names) if at != place and key in each]
+            if known is None or not known.keys_last or not made or key in made or len(others) != 1:
+                continue
+            values, given_values = names[others[0]], operands[others[0]]
+            met = self._met(operand, known, given_values, values.index(key) - len(values))
+            query = [each for each in weights if each not in values]
+            if len(query) == 1 and query[0] in made and "." not in weights + values:
+                return _by_names(met, weights, values, query[0])
+            return met if weights[-2:-1] in made else None
         return None
 
     def _met(self, tensor: Tensor, known: _Followed, values: Tensor, axis: int) -> Product:
@@ -121,6 +125,17 @@ class SoftmaxProducts:
         self._followed[id(tensor)] = _Followed(weakref.ref(tensor), weights, version, keys_last)
         while len(self._followed) > _MOST_WAITING:
             self._followed.popitem(last=False)
+
+
+def _by_names(met: Product, weights: str, values: str, query: str) -> Product:
+    """Return a product by einsum with axes in order: those of both in the values' order, then queries, keys."""
+    key, shared = weights[-1], [each for each in values if each in weights[:-1]]
+    features = [each for each in values if each not in weights]
+    return met._replace(
+        weights=met.weights.permute([weights.index(each) for each in (*shared, query, key)]),
+        values=met.values.permute([values.index(each) for each in (*shared, key, *features)]),
+        keys_of_values=-1 - len(features),
+    )
 
 
 def version_of(tensor: Tensor) -> int:

@@ -57,7 +57,7 @@ class UnseenBlock:
     """A module that computes attention in a way that cannot be seen, or not over tokens.
 
     Attributes:
-        reason: In a few words: "its softmax is over 32 channels or neighbours".
+        reason: In a few words: "its softmax is over 32 channels".
     """
 
     label: str

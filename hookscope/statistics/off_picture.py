@@ -2,9 +2,11 @@
 
 import inspect
 import re
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -30,6 +32,8 @@ _NO_WORDS = re.compile(
 )
 # Numbers with four axes that are no pictures.
 _NO_PICTURE = re.compile(r"mask|bias|position|pos$|past|cache", re.IGNORECASE)
+# What a decoder's layers call the positions of its own tokens.
+_ASKING = re.compile(r"quer(y|ies)\w*_(pos|emb)", re.IGNORECASE)
 # What networks call tokens that they hold themselves.
 _LEARNED = re.compile(r"quer(y|ies)|latent|slot|inducing|seed", re.IGNORECASE)
 _NOT_LEARNED = re.compile(r"pos$|position|bias|proj", re.IGNORECASE)
@@ -47,11 +51,14 @@ class OffPicture:
 
     network: nn.Module
     _own: dict[int, str] = field(default_factory=dict)
+    _memories: "dict[int, weakref.ref[Tensor]]" = field(default_factory=dict)
     _learned: frozenset[int] | None = None
 
-    def restart(self) -> None:
-        """Begin another forward pass."""
-        self._own.clear()
+    def restart(self, *, keeps_counts: bool) -> None:
+        """Begin another forward pass; counts of tokens without a place may be kept."""
+        self._memories.clear()
+        if not keeps_counts:
+            self._own.clear()
 
     def reason(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
         """Return what so many tokens are, which a running module has returned; "" where they may be patches.
@@ -64,7 +71,7 @@ class OffPicture:
         decoder = self._decoder(running, grids)
         if decoder is not None and count == decoder.own_tokens:
             sequences = [each for _, each in _sequences(running[0])]
-            return "" if sequences and sequences[0] is decoder.memory else decoder.reason
+            return "" if sequences and decoder.holds(sequences[0]) else decoder.reason
         return self._own_or_words(running, count, grids)
 
     def of_attention(
@@ -74,11 +81,18 @@ class OffPicture:
         decoder = self._decoder(running, grids)
         if decoder is None:
             return self._own_or_words(running, queries, grids), self._own_or_words(running, keys, grids)
-        looks_at_memory = any(each is decoder.memory for _, each in _sequences(running[0])) or queries != keys
-        return (
-            decoder.reason if queries == decoder.own_tokens else "",
-            decoder.reason if keys == decoder.own_tokens and not looks_at_memory else "",
-        )
+        own, is_named = decoder.own_tokens, decoder.reason == DECODER
+        given = [each for _, each in _sequences(running[0])]
+        of_queries, of_keys = _words(running, queries, grids), _words(running, keys, grids)
+        if queries == own:
+            of_queries = of_queries or decoder.reason
+        if keys == own and (is_named if queries != own else not any(map(decoder.holds, given))):
+            of_keys = of_keys or decoder.reason
+        elif keys != own and not is_named and not self._has_looked_at(decoder, keys):
+            of_keys = of_keys or OTHERS  # tokens of its own that yet others look at (Perceiver's decoder)
+        elif any(each is decoder.memories[0] for each in given):
+            of_keys = ""
+        return of_queries, of_keys
 
     @staticmethod
     def are_words_in_front(running: Sequence[ModuleInput], prefix: int) -> bool:
@@ -90,10 +104,15 @@ class OffPicture:
         given = [each for module in running[-1:] if _has_picture(module) for _, each in _sequences(module)]
         for module in running[:_LAYERS_OUT]:
             found = _decoder(module, grids)
-            if found is not None and not any(found.memory is each for each in given):  # a text that came as numbers
+            if found is not None and not any(map(found.holds, given)):  # a text that came as numbers
                 self._own[found.own_tokens] = found.reason
+                self._memories.setdefault(found.own_tokens, weakref.ref(found.memories[0]))
                 return found
         return None
+
+    def _has_looked_at(self, decoder: "_Decoder", count: int) -> bool:
+        """Tell whether tokens of a number, if the network has any that are none of the picture's, looked at these."""
+        return count not in self._memories or decoder.holds(self._memories[count]())
 
     def _own_or_words(self, running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int, ...]]) -> str:
         if count in self._own:
@@ -101,8 +120,10 @@ class OffPicture:
         if not _on_grid(count, grids):
             if any(_is_parameter(tensor, count) for each in running[:_LAYERS_OUT] for _, tensor in _sequences(each)):
                 self._own[count] = LEARNED
-            if count in self._own or count in self._learned_counts():
+            if count in self._own:
                 return LEARNED
+            if count in self._learned_counts():
+                return WORDS if _words(running, count, grids) == WORDS else LEARNED
         elif len(running) <= 2 and count in self._learned_counts():  # in the network's own forward: heads of a decoder
             return LEARNED
         return _words(running, count, grids)
@@ -114,39 +135,61 @@ class OffPicture:
 
 
 class _Decoder(NamedTuple):
-    """How many tokens of its own a module was given, and those of the picture that they look at."""
+    """How many tokens of its own a module was given, and those that they look at: of the picture first, then others."""
 
     own_tokens: int
-    memory: Tensor
+    memories: tuple[Tensor, ...]
     reason: str
+
+    def holds(self, tokens: Tensor | None) -> bool:
+        """Tell whether the module's own tokens look at these."""
+        return any(each is tokens for each in self.memories)
 
 
 def _decoder(given: ModuleInput, grids: Sequence[tuple[int, ...]]) -> _Decoder | None:
     """Return what a module was given if it is a layer in which other tokens look at those of the picture.
 
-    It is, if an argument is named so, if only one of two sequences is as long as a grid, or if the first is learned.
+    It is, if an argument is named so, or positions of queries are, if only one of two sequences is as long as a grid,
+    or if the first is learned.
     """
-    sequences = [(name, each) for name, each in _sequences(given) if not _NO_MEMORY.search(name)]
+    given_sequences = _sequences(given)
+    asking = [each.shape for name, each in given_sequences if _ASKING.search(name)]
+    sequences = [(name, each) for name, each in given_sequences if not _NO_MEMORY.search(name)]
     for name, memory in sequences:
         for other_name, tokens in sequences:
             if tokens is memory or tokens.dim() != memory.dim():
                 continue
+            is_named = _MEMORY.search(name) and not _MEMORY.search(other_name)
+            is_named = is_named or (tokens.shape in asking and tokens.shape != memory.shape)
             for axis in (1, 0):  # (N, T, D), or (T, N, D) as torch's own layers take it
-                if tokens.shape[1 - axis] != memory.shape[1 - axis] or not _on_grid(memory.shape[axis], grids):
+                if tokens.shape[1 - axis] != memory.shape[1 - axis] or not _are_patches(memory.shape[axis], grids):
                     continue
-                is_named = _MEMORY.search(name) and not _MEMORY.search(other_name)
                 is_first = tokens is sequences[0][1]
-                if is_named or not _on_grid(tokens.shape[axis], grids) or (is_first and _are_learned(tokens, memory)):
-                    return _Decoder(tokens.shape[axis], memory, DECODER if is_named else OTHERS)
+                if (
+                    is_named
+                    or not _are_patches(tokens.shape[axis], grids)
+                    or (is_first and _are_learned(tokens, memory))
+                ):
+                    argument = name.partition("[")[0]
+                    others = (each for named, each in sequences if named.startswith(argument) or _MEMORY.search(named))
+                    memories = (memory, *(each for each in others if each is not tokens))
+                    return _Decoder(tokens.shape[axis], memories, DECODER if is_named else OTHERS)
     return None
+
+
+def _are_patches(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
+    """Tell whether tokens are as many as the places of a map that was seen, or of some of a pyramid together."""
+    if _on_grid(count, grids):
+        return True
+    levels = sorted({prod(grid) for grid in grids})
+    sums = (sum(levels[first:end]) for first in range(len(levels)) for end in range(first + 2, len(levels) + 1))
+    return any(count == each for each in sums)
 
 
 def _on_grid(count: int, grids: Sequence[tuple[int, ...]]) -> bool:
     """Tell whether tokens are as many as the places of a map that was seen, or one more."""
     for grid in grids:
-        places = 1
-        for size in grid:
-            places *= size
+        places = prod(grid)
         if places > 1 and count - places in (0, 1):
             return True
     return False
@@ -172,7 +215,7 @@ def _words(running: Sequence[ModuleInput], count: int, grids: Sequence[tuple[int
             return WORDS
         if any(count - length in (0, 1) for length in lengths):
             return _AS_MANY_AS_WORDS
-        if lengths and not _on_grid(count, grids) and _holds(count, min(lengths), grids):
+        if lengths and not _are_patches(count, grids) and _holds(count, min(lengths), grids):
             return _WITH_WORDS
         if has_picture:
             return ""

@@ -160,7 +160,11 @@ def _of_tokens(
 
 
 def _of_known_grid(length: int, grids: Sequence[tuple[int, ...]], prefix: int | None = None) -> Layout | None:
-    """Return the layout of tokens by the grid of a convolution before them, or one that follows from it by halving."""
+    """Return the layout of tokens by the grid of a convolution before them, or one that follows from it by halving.
+
+    A map of one row or column is a picture's only where no other was seen: sequences are convolved as such, too.
+    """
+    grids = [grid for grid in grids if min(grid[-2:]) > 1] or grids
     for halvings in range(MAX_HALVINGS + 1):  # what was seen before what would have to be halved
         for grid in reversed(grids):
             frames, sides = grid[:-2], grid[-2:]  # networks over clips keep their frames

@@ -23,7 +23,7 @@ from hookscope.statistics.token_layout import (
     square_patches,
     unknown_grid,
 )
-from hookscope.statistics.windows import pair
+from hookscope.statistics.windows import map_size, padded_to, pair
 
 _BEHIND = "has {} tokens, and those of the picture may not be the last of them"
 # Between mean cosines: what says that a single other token lies behind the patches, and what says anything. Ours.
@@ -31,6 +31,7 @@ _CLEARLY, _SOMEWHAT = 0.2, 0.02
 _SWAPPED = "may have channels where tokens are: there are as many of both"
 # A layer that mixes tokens is this many modules out from those that it calls, at most.
 _LAYERS_OUT = 4
+_PADDED = "has {} tokens in windows that reach beyond the picture"
 _OUT_OF_ORDER = "has tokens in the order of windows, not of the picture's rows"
 
 
@@ -69,8 +70,9 @@ class TokenPlaces:
 
     def restart(self, pictures: tuple[int, int, int] | None = None) -> None:
         """Begin another forward pass; what was found for outputs of the same shapes is kept."""
-        if pictures is None or self.pictures is None or pictures[1:] != self.pictures[1:]:
-            self._off.restart()
+        is_alike = pictures is not None and self.pictures is not None and pictures[1:] == self.pictures[1:]
+        self._off.restart(keeps_counts=is_alike)
+        if not is_alike:
             self._widths.clear()
             self._known.clear()
             self._has_others_behind.clear()
@@ -157,6 +159,8 @@ class TokenPlaces:
     ) -> str:
         """Return why tokens that are as many as a grid has places do not lie on it; "" where they do."""
         tokens, width = values.shape[1:]
+        if any(_are_padded(each, tokens) for each in running[:_LAYERS_OUT]):
+            return _PADDED.format(tokens)
         if not self._is_merged(found, tokens, width, grids, running):
             return unknown_grid(tokens)
         if self._are_others_behind(found, values):
@@ -219,6 +223,8 @@ class TokenPlaces:
             layout = layout_of(shape, 1, 2, grids, prefix=0, given=self.given, size=size)
         if isinstance(layout, str) or self.given is not None:
             return layout
+        if any(_are_padded(each, count) for each in running[:_LAYERS_OUT]):
+            return _PADDED.format(count)
         width = max((each.shape[2] for each in _sequences(running) if each.shape[1] == count), default=0)
         if not self._is_merged(layout, count, width, grids, running):
             return unknown_grid(count)
@@ -342,6 +348,15 @@ def _has_swapped(given: ModuleInput, tokens: int) -> bool:
             if base is not None and base.dim() == 3 and each.stride(1) < each.stride(2):
                 return True
     return False
+
+
+def _are_padded(given: ModuleInput, tokens: int) -> bool:
+    """Tell whether a module pads its map until windows fill it, and all of them together have so many tokens."""
+    window = pair(getattr(given.module, "window_size", None))
+    size = map_size((*given.args, *given.kwargs.values())) if window is not None and all(window) else None
+    if window is None or size is None:
+        return False
+    return tokens == math.prod(padded_to(size, window)) != math.prod(size)
 
 
 def _has_stride(given: ModuleInput) -> bool:

@@ -52,6 +52,27 @@ def window_size(modules: Iterable[nn.Module], tokens: int) -> tuple[int, int] | 
     return fitting[0] if fitting else None
 
 
+def map_size(given: Iterable[Any]) -> tuple[int, int] | None:
+    """Return the size of the map that a module was given, (N, H, W, C), or (N, T, C) and (H, W); None if unknown."""
+    values = [*given]
+    tokens = next((each for each in values if isinstance(each, Tensor) and each.is_floating_point()), None)
+    if tokens is None:
+        return None
+    if tokens.dim() == 4:
+        return tokens.shape[1], tokens.shape[2]
+    for each in values:
+        size = pair(each) if isinstance(each, tuple | list) else None
+        if size is not None and tokens.dim() == 3 and size[0] * size[1] == tokens.size(1):
+            return size
+    side = math.isqrt(tokens.size(1)) if tokens.dim() == 3 else 0
+    return (side, side) if side and side * side == tokens.size(1) else None
+
+
+def padded_to(size: tuple[int, int], window: tuple[int, int]) -> tuple[int, int]:
+    """Return the size of a map that is padded until windows fill it."""
+    return -(-size[0] // window[0]) * window[0], -(-size[1] // window[1]) * window[1]
+
+
 def pair(value: Any) -> tuple[int, int] | None:
     """Return a size that a module holds as one number or as two; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):

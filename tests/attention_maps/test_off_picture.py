@@ -230,3 +230,70 @@ def test_heads_in_front_of_inputs_are_heads(inputs: int, heads: int, way: str) -
         )  # type: ignore[operator, union-attr]
     powers = np.exp(query @ key.swapaxes(-2, -1) / (8 // heads) ** 0.5)
     np.testing.assert_allclose(result.tensors["0"], powers / powers.sum(-1, keepdims=True), atol=1e-6)
+
+
+class ByNames(nn.Module):
+    """Attention by einsum, with axes in any order."""
+
+    def __init__(self, heads: int, weights: str) -> None:
+        super().__init__()
+        self.project, self.count, self.weights = nn.Linear(8, 24), heads, weights
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        query, key, value = (each.unflatten(-1, (self.count, -1)) for each in self.project(tokens).chunk(3, -1))
+        weights = torch.einsum(f"bihd,bjhd->{self.weights}", query, key).softmax(-1)
+        return torch.einsum(f"{self.weights},bjhd->bihd", weights, value).flatten(2)
+
+
+@pytest.mark.parametrize("weights", ["bhij", "hbij", "bihj", "ibhj"])
+@pytest.mark.parametrize(("inputs", "heads"), [(1, 4), (2, 4), (4, 4), (4, 2)])
+def test_einsum_says_which_axes_are_inputs_heads_and_queries(inputs: int, heads: int, weights: str) -> None:
+    torch.manual_seed(0)
+    network, tokens = nn.Sequential(ByNames(heads, weights)), torch.randn(inputs, 6, 8)
+    result = hookscope.attention(network, tokens, batch_axis=0, save_tensors=True)
+    assert [(each.windows, each.heads, each.queries, each.keys) for each in result.blocks] == [(1, heads, 6, 6)]
+    with torch.no_grad():
+        project: nn.Linear = network[0].project  # type: ignore[assignment]
+        query, key, _ = project(tokens).double().numpy().reshape(inputs, 6, 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    powers = np.exp(query @ key.swapaxes(-2, -1))
+    np.testing.assert_allclose(result.tensors["0"], powers / powers.sum(-1, keepdims=True), atol=1e-6)
+
+
+class AttentionByHead(nn.Module):
+    """Takes its heads one by one, of windows that it is given as inputs (EfficientViT, Liu et al. 2023)."""
+
+    num_heads = 4
+
+    def forward(self, windows: Tensor) -> Tensor:
+        heads = [each.flatten(2) for each in windows.chunk(self.num_heads, 1)]  # (N * windows, D, T)
+        mixed = [each @ (each.mT @ each).softmax(-1).mT for each in heads]
+        return torch.cat(mixed, 1).reshape(windows.shape)
+
+
+class CutInFour(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = AttentionByHead()
+
+    def forward(self, maps: Tensor) -> Tensor:
+        cut = maps.reshape(-1, 8, 2, 3, 2, 3).permute(0, 2, 4, 1, 3, 5).reshape(-1, 8, 3, 3)
+        return self.attention(cut)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_windows_that_are_as_many_as_heads_are_windows(inputs: int) -> None:
+    maps = torch.randn(inputs, 8, 6, 6, generator=torch.Generator().manual_seed(4))
+    result = hookscope.attention(CutInFour(), maps, batch_axis=0, save_tensors=True)
+    assert [(each.windows, each.heads, each.keys, each.key_grid) for each in result.blocks] == [(4, 1, 9, None)] * 4
+    whole = maps.double().numpy().reshape(inputs, 4, 2, 2, 3, 2, 3).transpose(0, 3, 5, 1, 4, 6, 2)
+    heads = whole.reshape(inputs, 4, 4, 9, 2)  # (inputs, windows, heads, tokens, features)
+    powers = np.exp(heads @ heads.swapaxes(-2, -1))
+    expected = powers / powers.sum(-1, keepdims=True)
+    for number, label in enumerate(block.label for block in result.blocks):
+        np.testing.assert_allclose(result.tensors[label][:, :, 0], expected[:, :, number], atol=1e-6)
+
+
+def test_heads_one_by_one_over_a_whole_map_may_be_a_softmax_for_each_channel_and_are_said_to_be() -> None:
+    with pytest.raises(NothingMatchedError) as refused:
+        hookscope.attention(nn.Sequential(AttentionByHead()), torch.randn(2, 8, 3, 3), batch_axis=0)
+    assert "it is not known whether its softmax is for each of 9 tokens or of 9 channels" in str(refused.value)

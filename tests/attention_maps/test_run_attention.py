@@ -260,6 +260,24 @@ def test_heads_folded_into_the_batch_axis_are_heads_though_nothing_counts_them()
     np.testing.assert_allclose(result.tensors["0"], expected, atol=1e-6)
 
 
+class Blind(nn.Module):
+    """A class token and 4 x 4 patches, the first of which may look at nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.first = nn.Conv2d(3, 4, 8, 8), nn.Parameter(torch.randn(1, 1, 4))
+
+    def tokens(self, pictures: Tensor) -> Tensor:
+        tokens = self.patches(pictures).flatten(2).transpose(1, 2)
+        return torch.cat([self.first.expand(len(tokens), -1, -1), tokens], 1)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        tokens = self.tokens(pictures)[:, None]
+        allowed = torch.ones(17, 17, dtype=torch.bool)
+        allowed[1] = False
+        return torch.nn.functional.scaled_dot_product_attention(tokens, tokens, tokens, attn_mask=allowed)
+
+
 ONE_ROW_EMPTY = torch.ones(7, 7, dtype=torch.bool).index_fill(0, torch.tensor([1]), value=False)
 
 
@@ -272,6 +290,22 @@ def test_weights_that_are_nan_are_a_warning_that_names_the_first_block() -> None
         "Attention weights of 1, the first of 2 blocks, hold NaN: its mask leaves a query no key, or it was given NaN "
         "(`hookscope activations`)."
     )
+
+
+def test_a_query_that_may_look_at_nothing_has_no_weight_on_other_tokens_either() -> None:
+    """Its weights are zeros, as from torch's kernels; all others may look at all."""
+    torch.manual_seed(0)
+    network = Blind()
+    pictures = torch.randn(1, 3, 32, 32)
+    blind, seeing, mean = hookscope.attention(network, pictures, query=["0,0", "9,0", "mean"]).maps
+    assert (blind.values.max(), blind.elsewhere) == (0.0, 0.0)
+    tokens = network.tokens(pictures).detach().double().numpy()[0]
+    powers = np.exp(tokens @ tokens.T / 2)
+    weights = powers / powers.sum(-1, keepdims=True)
+    weights[1] = 0.0
+    assert seeing.elsewhere == pytest.approx(weights[2, 0], abs=1e-6)
+    assert mean.elsewhere == pytest.approx(weights.mean(0)[0], abs=1e-6)
+    assert np.abs(mean.values.reshape(-1) - weights.mean(0)[1:]).max() < 1e-6
 
 
 def test_weights_whose_nan_the_network_replaces_are_seen_as_it_uses_them() -> None:
@@ -392,7 +426,7 @@ def test_a_network_of_linear_attention_is_refused_with_its_blocks() -> None:
             r"0 of 3 blocks seen; .*: its softmax is for each of 16 channels, not for each token",
         ),
         ("coat_lite_tiny", 224, r"0 of 8 blocks seen; not seen: serial_blocks1\.0\.factoratt_crpe"),
-        ("halonet26t", 256, r"0 of 3 blocks seen; .*: its softmax is over 144 channels or neighbours"),
+        ("halonet26t", 256, r"0 of 3 blocks seen; .*: its softmax is over 144 keys that are not known to be tokens"),
         ("seresnet33ts", 64, "no module of it computes any"),  # its gates are called attn
         ("gcresnet33ts", 64, "no module of it computes any"),
     ],

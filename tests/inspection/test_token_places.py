@@ -371,3 +371,216 @@ def test_layers_that_are_looked_at_alone_lie_where_they_do_among_others() -> Non
     (own,) = hookscope.activations(network, PICTURES, layer=["block.mlp", "!vision.*"])
     assert own.tokens is not None
     assert own.tokens.grid is None
+
+
+class Pyramid(nn.Module):
+    """Patches of 8, 16 and 32 pixels: 64, 16 and 4 of a picture of 64 x 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (
+            nn.Conv2d(count, WIDTH, size, size) for count, size in ((3, 8), (WIDTH, 2), (WIDTH, 2))
+        )
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        large = self.first(pixels)
+        levels = [large, self.second(large), self.third(self.second(large))]
+        return [each.flatten(2).transpose(1, 2) for each in levels]
+
+
+class DeformableLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.cross = Attention(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        return self.own(hidden_states) + self.cross(encoder_hidden_states).mean(1, keepdim=True)  # type: ignore[no-any-return]
+
+
+class Deformable(nn.Module):
+    """As Deformable DETR and RT-DETR: tokens of a decoder look at the patches of all levels together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels, self.layer, self.select = Pyramid(), DeformableLayer(), nn.Linear(WIDTH, 1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        memory = torch.cat(self.levels(pixels), 1)
+        best = self.select(memory).topk(16, 1).indices.expand(-1, -1, WIDTH)
+        return self.layer(memory.gather(1, best), encoder_hidden_states=memory)  # type: ignore[no-any-return]
+
+
+def test_tokens_that_look_at_all_levels_of_a_pyramid_together_have_no_place() -> None:
+    """There are 16, as many as patches of the second level."""
+    network, result = run(Deformable, pixels=PICTURES)
+    (seen,) = hookscope.attention(network, PICTURES).blocks
+    assert (seen.keys, seen.query_grid, seen.key_grid) == (16, None, None)
+    assert "tokens of a decoder" in seen.remark
+    assert {each for label, each in layouts(result).items() if label.startswith("layer")} == {(None, None)}
+
+
+class LevelLayer(nn.Module):
+    """Tokens come before inputs, as torch's own attention takes them by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross, self.own = nn.MultiheadAttention(WIDTH, 2), nn.MultiheadAttention(WIDTH, 2)
+
+    def forward(self, level: int, output: Tensor, features: list[Tensor], query_embeddings: Tensor) -> Tensor:
+        memory = features[level]
+        output = output + self.cross(output + query_embeddings, memory + 1, memory)[0]
+        tokens = output + query_embeddings
+        return output + self.own(tokens, tokens, output)[0]  # type: ignore[no-any-return]
+
+
+class MaskTransformer(nn.Module):
+    """As Mask2Former and OneFormer: each layer looks at another level."""
+
+    def __init__(self, queries: int) -> None:
+        super().__init__()
+        self.levels, self.layers = Pyramid(), nn.ModuleList(LevelLayer() for _ in range(3))
+        self.queries = nn.Parameter(torch.randn(queries, 1, WIDTH))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        features = [each.transpose(0, 1) for each in reversed(self.levels(pixels))]
+        queries = self.queries.repeat(1, len(pixels), 1)
+        output = queries + 0.1
+        for level, layer in enumerate(self.layers):
+            output = layer(level, output, features, query_embeddings=queries)
+        return output.transpose(0, 1)
+
+
+@pytest.mark.parametrize("count", [5, 16, 17])
+def test_queries_have_no_place_and_the_level_that_they_look_at_has_one(count: int) -> None:
+    """16 are as many as patches of the second level, 17 as those and a class token."""
+    network, _ = run(lambda: MaskTransformer(count), pixels=PICTURES)
+    result = hookscope.attention(network, PICTURES, query="mean", block=2, save_tensors=True)
+    grids = [(each.query_grid, each.key_grid) for each in result.blocks]
+    assert grids == [pair for side in (2, 4, 8) for pair in ((None, (side, side)), (None, None))]
+    weights = result.tensors["layers.1.cross"].double().numpy()
+    for each in result.maps:
+        np.testing.assert_allclose(each.values.reshape(-1), weights[each.input_index].mean((0, 1)), atol=1e-6)
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, hidden_states: Tensor, inputs: Tensor) -> Tensor:
+        return hidden_states + self.attention(hidden_states, inputs)  # type: ignore[no-any-return]
+
+
+class Perceiver(nn.Module):
+    """Tokens of its own look at patches, and a query looks at them in turn."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.vision, self.own = Encoder(), nn.Parameter(torch.randn(1, count, WIDTH))
+        self.encoder, self.block, self.decoder = Reader(), Block(), Reader()
+        self.ask = nn.Parameter(torch.randn(1, 1, WIDTH))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        patches, own, ask = (self.vision(pixels), *(each.expand(len(pixels), -1, -1) for each in (self.own, self.ask)))
+        return self.decoder(ask, self.block(self.encoder(own, patches)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("count", [16, 64])
+def test_tokens_of_the_network_s_own_have_no_place_where_others_look_at_them(count: int) -> None:
+    network, _ = run(lambda: Perceiver(count), pixels=PICTURES)
+    for batch_size in (1, 2):  # in a second pass as in the first
+        seen = hookscope.attention(network, PICTURES, batch_size=batch_size).blocks
+        assert [each.key_grid for each in seen] == [(8, 8), (8, 8), None, None]
+
+
+class Fusion(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_text, self.of_vision, self.enhance = Attention(), Attention(), Block()
+
+    def forward(self, vision_features: Tensor, text_features: Tensor) -> tuple[Tensor, Tensor]:
+        vision = vision_features + self.of_text(vision_features, text_features)
+        return vision, self.enhance(text_features + self.of_vision(text_features, vision_features))
+
+
+class Grounded(nn.Module):
+    """As Grounding DINO: words and the patches of all levels look at each other; it holds as many queries as words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query_position = nn.Parameter(torch.randn(16, WIDTH))
+        self.query = nn.Parameter(torch.randn(16, WIDTH))
+        self.text, self.levels, self.fusion = Text(), Pyramid(), Fusion()
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        text = self.text(ids)
+        vision, text = self.fusion(torch.cat(self.levels(pixels), 1), text)
+        return torch.cat([vision, text], 1)
+
+
+def test_words_that_patches_of_all_levels_look_at_have_no_place() -> None:
+    network, _ = run(Grounded, pixels=PICTURES, ids=words(16))
+    seen = hookscope.attention(network, input={"pixels": PICTURES, "ids": words(16)}).blocks
+    assert [each.key_grid for each in seen] == [None] * 4
+    assert "its 16 keys are words," in seen[0].remark  # and no tokens that the network has learned
+    assert ["as many as the words that the network was given" in each.remark for each in seen[1:]] == [
+        True,
+        False,
+        True,
+    ]
+    assert "it has 84 tokens whose grid is not known" in seen[2].remark
+
+
+class PaddedBlock(nn.Module):
+    """Pads a map to windows of 4 x 4, as Swin where it is smaller; `shift_size` where it is Swin's."""
+
+    window_size = 4
+
+    def __init__(self, swins: bool) -> None:
+        super().__init__()
+        self.attention = Attention()
+        if swins:
+            self.shift_size = 0
+
+    def forward(self, maps: Tensor) -> Tensor:
+        inputs, high, wide, width = maps.shape
+        padded = F.pad(maps, (0, 0, 0, 4 - wide, 0, 4 - high)).reshape(inputs, 16, width)
+        return self.attention(padded).reshape(inputs, 4, 4, width)[:, :high, :wide]  # type: ignore[no-any-return]
+
+
+class Padded(nn.Module):
+    def __init__(self, swins: bool) -> None:
+        super().__init__()
+        self.levels, self.block = Pyramid(), PaddedBlock(swins)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.block(self.levels(pixels)[-1].reshape(len(pixels), 2, 2, WIDTH))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("swins", [True, False])
+def test_tokens_of_a_padded_map_do_not_lie_on_another_that_has_as_many_places(swins: bool) -> None:
+    """2 x 2 patches are padded to 4 x 4, as many as those of the level before."""
+    network, result = run(lambda: Padded(swins), pixels=PICTURES)
+    assert {each for label, each in layouts(result).items() if label.startswith("block.attention")} == {(None, None)}
+    (seen,) = hookscope.attention(network, PICTURES).blocks
+    assert seen.key_grid == ((2, 2) if swins else None)
+    assert seen.remark == ("" if swins else "it has 16 tokens in windows that reach beyond the picture")
+
+
+class Learner(nn.Module):
+    """Convolves tokens as a map of one column, as MGP-STR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.learner, self.norm = Encoder(front=1), nn.Conv2d(WIDTH, WIDTH, 1), nn.LayerNorm(WIDTH)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.encoder(pixels)
+        columns = self.learner(tokens.transpose(1, 2)[..., None])
+        return self.norm(columns[..., 0].transpose(1, 2) + tokens)  # type: ignore[no-any-return]
+
+
+def test_a_sequence_that_is_convolved_is_no_map_of_one_column() -> None:
+    network, result = run(Learner, pixels=PICTURES)
+    assert layouts(result)["norm"] == (1, (8, 8))
+    assert_each_lies_where_it_changes(network, result, PICTURES, "norm")
