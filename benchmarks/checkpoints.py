@@ -1,20 +1,18 @@
 """List a checkpoint of 2 GiB: `hookscope checkpoint FILE` beside scripts that load it."""
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.findings import Measurement, Section, Work
-from benchmarks.processes import ENVIRONMENT, ROOT
+from benchmarks.processes import ROOT, run
 from benchmarks.timing import spread
 
 _ROUNDS = 3
@@ -58,31 +56,19 @@ def _measure_file(subject: str, commands: dict[str, list[str]], expected: Listin
     times: list[Measurement] = []
     peaks: list[Measurement] = []
     for way, command in commands.items():
-        runs = [_run(command) for _ in range(_ROUNDS)]
-        wrong = sum(mine != theirs for mine, theirs in zip(_listed(runs[0][2]), sorted(expected), strict=True))
+        measured = [sys.executable, "-m", "benchmarks.children.peak", *command]
+        runs = [json.loads(run(measured)) for _ in range(_ROUNDS)]
+        wrong = sum(mine != theirs for mine, theirs in zip(_listed(runs[0]["tensors"]), sorted(expected), strict=True))
         work = Work("differs" if wrong else "same", len(expected), wrong)
-        seconds, memory = spread([each[0] for each in runs]), spread([each[1] for each in runs], "MB", 1e-6)
+        seconds, memory = (
+            spread([each["seconds"] for each in runs]),
+            spread([each["bytes"] for each in runs], "MB", 1e-6),
+        )
         limits = (_AT_MOST_SECONDS, _AT_MOST_MEGABYTES) if way == "hookscope" else (None, None)
         times.append(Measurement(subject, way, seconds.median, "s", seconds, work, limits[0]))
         peaks.append(Measurement(f"{subject}, peak memory", way, memory.median, "MB", memory, work, limits[1]))
     return times + peaks
 
 
-def _run(command: Sequence[str]) -> tuple[float, int, str]:
-    """Run a module; return seconds, the peak of memory in bytes (Linux), and what it printed."""
-    began = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-m", *command], cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        printed = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)  # with the processes that it waited for
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return time.perf_counter() - began, usage.ru_maxrss * 1024, printed
-
-
-def _listed(printed: str) -> Listing:
-    tensors = json.loads(printed)["tensors"]
+def _listed(tensors: Sequence[Mapping[str, Any]]) -> Listing:
     return sorted((each["key"], tuple(each["shape"]), each["nan_count"], each["inf_count"]) for each in tensors)

@@ -16,7 +16,7 @@ from benchmarks.timing import spread
 # By public function: networks, and all ways.
 _CASES = {
     "activations": (("vgg16", "resnet152"), tuple(ACTIVATIONS.ways)),
-    "grads": (("vgg16", "resnet152", "vit_b_16"), tuple(GRADIENTS.ways)),
+    "grads": (("vgg16", "resnet152"), tuple(GRADIENTS.ways)),
     "diff": (("resnet34",), tuple(COMPARING)),
 }
 _ROUNDS = {"plain": 3, "hookscope": 3}
