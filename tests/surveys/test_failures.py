@@ -152,6 +152,22 @@ def test_labels_that_are_no_classes_are_a_note(tmp_path: Path) -> None:
     )
 
 
+def test_class_names_tell_the_order_that_folders_do_not(data: Path) -> None:
+    network = Colours()
+    with torch.no_grad():
+        for values in (network.head.weight, network.head.bias):
+            values.copy_(values.flip(0))  # red, green, blue
+    by_folder = hookscope.survey(network, data, **USUAL)
+    named = hookscope.survey(network, data, **USUAL, classes=["red", "green", "blue"])
+    assert by_folder is not None
+    assert named is not None
+    assert by_folder.accuracy is not None
+    assert named.accuracy is not None
+    assert named.accuracy.right == 180
+    assert by_folder.accuracy.right < 70
+    assert "are the classes in the order of the labels? --classes names them." in " ".join(str(by_folder).split())
+
+
 def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:
     write_pictures(tmp_path, 5)
     Image.fromarray(square("green", np.random.default_rng(0))).save(tmp_path / "red" / "swapped.png")
