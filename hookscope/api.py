@@ -999,6 +999,7 @@ def survey(  # noqa: D417 - those of `activations` are described there
     key: str | None = None,
     allow_missing: Texts = (),
     allow_unexpected: Texts = (),
+    classes: Classes | None = None,
     resize: Sizes | None = None,
     crop: Sizes | None = None,
     mean: Numbers | None = None,
@@ -1055,6 +1056,7 @@ def survey(  # noqa: D417 - those of `activations` are described there
         HookscopeError: As for `activations`; `OutputError` if a chunk cannot be written.
     """
     from hookscope.inspection.session import open_session
+    from hookscope.models import with_classes
     from hookscope.surveys.feature_files import FeatureTarget
     from hookscope.surveys.plan import ChunkFolder, parse_share
     from hookscope.surveys.run_survey import SurveyOptions, labelled_inputs, place_on_own_device, run_survey
@@ -1072,6 +1074,7 @@ def survey(  # noqa: D417 - those of `activations` are described there
     labelled = labelled_inputs(images) if by_class else None
     reading = _file_options(trust, key, allow_missing, allow_unexpected)
     loaded = _load(model, weights, arch, model_arg, reading, place_on_own_device(device), dtype, seed)
+    loaded = with_classes(loaded, classes, multi_label=loaded.multi_label)
     session = open_session(
         loaded,
         [*labelled.labels] if labelled else images,

@@ -65,6 +65,7 @@ def survey(
     key: options.Key = None,
     allow_missing: options.AllowMissing = None,
     allow_unexpected: options.AllowUnexpected = None,
+    classes: options.Classes = None,
     resize: options.Resize = None,
     crop: options.Crop = None,
     mean: options.Mean = None,

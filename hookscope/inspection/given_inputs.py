@@ -60,14 +60,14 @@ def arguments_in_file(images: Images) -> tuple[Images, tuple[NamedInput, ...]]:
         content, record = load_argument(path, Preprocessing())
     except HookscopeError:
         return images, ()
-    if isinstance(content, tuple) and len(content) > 1 and all(isinstance(each, Tensor) for each in content):
+    if isinstance(content, tuple) and content and all(isinstance(each, Tensor) for each in content):
         (first,) = as_batches(content[0])
         records = [
             replace(each, name=f"{record.name}[{at}]" if len(first.records) > 1 else record.name, sha256=record.sha256)
             for at, each in enumerate(first.records)
         ]
         return replace(first, args=content, records=tuple(records)), ()
-    if isinstance(content, dict) and len(content) > 1 and all(_is_argument(*each) for each in content.items()):
+    if isinstance(content, dict) and content and all(_is_argument(*each) for each in content.items()):
         named = (NamedInput(name, each, replace(record, shape=tuple(each.shape))) for name, each in content.items())
         return (), tuple(named)
     return images, ()

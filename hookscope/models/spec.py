@@ -1,5 +1,6 @@
 """Read the MODEL argument, and load what it names."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,6 +59,9 @@ def parse_model(text: str) -> ModelSpec:
         return ModelSpec("torchvision", name.lower())
     if looks_like_file(text):
         return ModelSpec("hugging face" if read_config(Path(text)) is not None else "weights", text)
+    module, _, factory = text.rpartition(".") if "." in text else (text, "", "NAME")
+    if module.isidentifier() and os.path.isfile(f"{module}.py"):  # noqa: PTH113 never raises
+        raise ModelNotFoundError(f"No model is called '{name}'. {module}.py is here: give {module}.py:{factory}.")
     is_timms = f"timm:{name}" in network_table("timm").networks
     others = f" timm has it: give timm:{name}." if is_timms else nearest(name, known)
     raise ModelNotFoundError(f"No model is called '{printable(name)}'.{others} List them with `hookscope models`.")

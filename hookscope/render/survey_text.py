@@ -46,14 +46,13 @@ def survey_summary(result: Survey, *, width: int, full: bool = False) -> Iterato
 
 def answer(result: Survey) -> list[str]:
     """Return the answer in sentences, the one that matters most first."""
-    found = [*_nonfinite(result), *_overflowing(result), *_dead(result)]
+    found = [*_nonfinite(result), *_overflowing(result), *_dead(result), *_accuracy(result)]
     if not any(row.channels for row in result.rows):
         found.append(f"None of {counted(len(result.rows), 'output')} has channels.")
     elif not result.dead_count:
         found.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
     return [
         *found,
-        *_accuracy(result),
         *_massive(result),
         *_tight(result),
         *_selective(result),
@@ -66,9 +65,13 @@ def inputs_text(result: Survey) -> str:
     return counted(result.input_count, "input")
 
 
-def is_broken(result: Survey) -> bool:
-    """Tell whether the answer begins with NaN, Inf or values that float16 does not hold."""
-    return any(True for _ in (*_nonfinite(result), *_overflowing(result)))
+def level_of(result: Survey) -> str:
+    """Return what the answer begins with: "fail", "warn", "good", or "" for inputs that are classified wrong."""
+    if any(True for _ in (*_nonfinite(result), *_overflowing(result))):
+        return "fail"
+    if result.dead_count:
+        return "warn"
+    return "good" if result.accuracy is None or result.accuracy.right == result.accuracy.count else ""
 
 
 def _nonfinite(result: Survey) -> Iterator[str]:

@@ -83,6 +83,8 @@ _WHOLE_NUMBERS = re.compile(
     r"|not implemented for '(?:Byte|Char|Short|Int|Long|Bool)'"
 )
 _SHAPES_OF_FILES = "--resize and --crop for pictures, --batch-axis for a tensor file (0: several inputs, none: one)"
+# The last axis is as long as that of the channels should be.
+_CHANNELS_LAST = re.compile(r"expected input\[[\d, ]*, (\d+)\] to have \1 channels")
 _NO_TENSOR = re.compile("must be Tensor, not (?:int|float|list|tuple)$")
 # In what `inspection.failures` adds to an error.
 _ONE_ARGUMENT = re.compile(r"; its one argument is (\w+)$")
@@ -157,6 +159,11 @@ class Failure:
                 kind == "RuntimeError" and "number of dimensions" in text and is_named,
                 "A tensor by name needs its batch axis: (1, 5), not (5,)",
                 ", or --input NAME=1,2,3",
+            ),
+            (
+                bool(_CHANNELS_LAST.search(text)),
+                "If channels are the last axis of the tensor, make them the first, as in (3, 224, 224)",
+                "",
             ),
             (
                 kind in ("RuntimeError", "ValueError") and bool(_SHAPES_DIFFER.search(text)),

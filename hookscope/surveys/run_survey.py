@@ -237,6 +237,7 @@ def _plan(session: Session, options: SurveyOptions, parts: Sequence[InputPipelin
         "chunks": len(parts),
         "top": options.top,
         "classes": names_digest(classes),
+        "class names": names_digest(loaded.info.categories) if classes else "",
         "features": "" if features is None else f"{features.pool} {features.dtype}",
         "seed": session.seed,
         "dtype": str(inputs.dtype),

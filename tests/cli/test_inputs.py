@@ -362,6 +362,7 @@ def flat():
             "a tensor file of an integer dtype, --input NAME=1,2,3:int64, or --input-shape SHAPE:int64 for noise",
         ),
         ("flat", ["--input-shape", "1,4:int64"], "float32, or leave out the dtype in --input and --input-shape"),
+        ("Two", ["--input-shape", "1,8,8,3", "--input", "meta=1,2,3", "--input", "scale=2"], "as in (3, 224, 224)"),
         ("words", ["--input", "input=8"], "--input NAME=1,2,3, or NAME=1,2,3:int64 for whole numbers"),
         ("flat", [str(CAT)], "--batch-axis for a tensor file (0: several inputs, none: one), --input-shape for noise"),
     ],

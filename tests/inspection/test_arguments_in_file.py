@@ -69,6 +69,16 @@ def test_a_file_of_several_tensors_gives_the_arguments(
     assert hookscope.grads(network, [path]).rows[0].shape == (2, 4, 6, 6)
 
 
+@pytest.mark.parametrize("wrapped", [lambda ids: {"ids": ids}, lambda ids: (ids,)], ids=["dict", "tuple"])
+def test_a_file_of_one_tensor_gives_the_only_argument(wrapped: Callable[[torch.Tensor], Any], tmp_path: Path) -> None:
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    torch.save(wrapped(ids), tmp_path / "ids.pt")
+    network = Tokens()
+    run = hookscope.activations(network, tmp_path / "ids.pt", layer="head")
+    assert len(run.inputs) == 2
+    assert run["head"].mean == pytest.approx(float(network(ids).detach().mean()), abs=1e-6)
+
+
 def test_an_argument_that_forward_does_not_know_is_told_with_those_it_knows(given: dict[str, torch.Tensor]) -> None:
     with pytest.raises(HookscopeError, match="unexpected keyword argument 'extra'; its arguments are image, meta"):
         hookscope.activations(Two(), given["image"], input={"extra": given["meta"]})

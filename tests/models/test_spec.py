@@ -77,6 +77,8 @@ def test_unknown_model_is_not_found_and_says_where_to_look(text: str) -> None:
     [
         ("resnet43", {}, ModelNotFoundError, r"No model is called 'resnet43'\. Nearest: 'resnet34'"),
         ("net.py", {}, UsageError, r"net\.py:NAME"),
+        ("mine", {}, ModelNotFoundError, r"No model is called 'mine'\. mine\.py is here: give mine\.py:NAME\.$"),
+        ("mine.build", {}, ModelNotFoundError, r"mine\.py is here: give mine\.py:build\.$"),
         ("model.pt", {}, ModelNotFoundError, r"model\.pt fits no network .*--arch"),
         ("model.pt", {"arch": "resnet43"}, ModelNotFoundError, "'resnet43'"),
         ("model.pt", {"arch": "other.pt"}, UsageError, "name a network"),
@@ -95,6 +97,7 @@ def test_what_cannot_be_loaded_says_why(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"w": torch.ones(1)}, "model.pt")
+    Path("mine.py").touch()
     with pytest.raises(error, match=says):
         load_model(model, **options)
 

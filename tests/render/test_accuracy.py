@@ -48,7 +48,7 @@ def test_labels_that_are_taken_for_one_another_are_named() -> None:
     two = of_labels(("a", 12, 0, "b", 12), ("b", 12, 2, "a", 7), ("c", 12, 1, "a", 9), ("d", 12, 12, "", 0))
     assert lowest_words(two) == (
         " Lowest: 'a' 0 of 12 (12 taken for 'b'). 2 labels are mostly taken for one another ('a' for 'b', 'b' for 'a'):"
-        " are the classes in the order of the labels?"
+        " are the classes in the order of the labels? --classes names them."
     )
     names = ["1", "10", "2", "3", "4"]  # sorted as texts, where the network has 1, 2, 3, 4, 10
     shifted = of_labels(

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.render.survey_text import answer, level_of
 from hookscope.results.failures import FailedInput
 from hookscope.results.runs.survey import channel_arrays, read_survey
 from hookscope.results.survey import Survey
@@ -150,6 +151,25 @@ def test_labels_that_are_no_classes_are_a_note(tmp_path: Path) -> None:
         "Whether inputs are classified right is not known. The label 'blue' is no class" in each
         for each in survey.notes
     )
+
+
+def test_class_names_tell_the_order_that_folders_do_not(data: Path) -> None:
+    network = Colours()
+    with torch.no_grad():
+        for values in (network.head.weight, network.head.bias):
+            values.copy_(values.flip(0))  # red, green, blue
+    by_folder = hookscope.survey(network, data, **USUAL)
+    named = hookscope.survey(network, data, **USUAL, classes=["red", "green", "blue"])
+    assert by_folder is not None
+    assert named is not None
+    assert by_folder.accuracy is not None
+    assert named.accuracy is not None
+    assert named.accuracy.right == 180
+    assert by_folder.accuracy.right < 70
+    assert "are the classes in the order of the labels? --classes names them." in " ".join(str(by_folder).split())
+    # All green ones but the planted two, and the inverted red one, which looks blue.
+    assert answer(by_folder)[0].startswith("61 of 184 labelled pictures are classified right")
+    assert level_of(by_folder) == ""
 
 
 def test_of_few_inputs_nothing_is_said(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import (
@@ -182,9 +181,11 @@ def constant_activation(measured: CheckMeasurements, _terms: RuleTerms) -> Itera
     """
     forward = forward_of(measured)
     constant: dict[str, tuple[LayerRow, float]] = {}
-    for before, row in pairwise((None, *forward.rows)):
+    before: LayerRow | None = None
+    for row in forward.rows:
         value = _constant_of(row)
         shown = _shown_before(row, before)
+        before = row
         if value is not None and (not shown or shown in constant):
             constant[row.label] = row, value
     fixed = _computed_without_data(forward.rows) if constant else set()
@@ -199,7 +200,9 @@ def _shown_before(row: LayerRow, before: LayerRow | None) -> str:
     """Return the label of the row that shows the same output earlier, as the last of a Sequential does; "" for none."""
     if before is None or row.owner is not None or row.layer == before.layer or not is_within(before.layer, row.layer):
         return row.repeats
-    return before.label if before.activation.element_count == row.activation.element_count else row.repeats
+    one, other = before.activation, row.activation
+    is_same = (one.element_count, one.min, one.max) == (other.element_count, other.min, other.max)
+    return before.label if is_same else row.repeats
 
 
 def _constant_of(row: LayerRow) -> float | None:

@@ -113,7 +113,9 @@ def required_class(text: str, categories: Sequence[str]) -> int:
         return index
     shown = safe_text(text.strip())
     if not categories:
-        raise UsageError(f"Target class '{shown}' is not an index from 0, and the model has no class names.")
+        raise UsageError(
+            f"Target class '{shown}' is not an index from 0, and the model has no class names: --classes gives them."
+        )
     raise UsageError(
         f"The model knows no class '{shown}'.{safe_text(nearest(text.strip(), categories))} Or give an index."
     )

@@ -21,7 +21,7 @@ from hookscope.render.survey_failures import (
     neighbour_words,
     wrong_title,
 )
-from hookscope.render.survey_text import FLOAT16, answer, is_broken, remarks_of, row_columns
+from hookscope.render.survey_text import FLOAT16, answer, level_of, remarks_of, row_columns
 from hookscope.results.runs.survey import StoredSurvey
 from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, channel_counts
 from hookscope.text import counted, safe_text
@@ -51,7 +51,7 @@ def survey_html(run: StoredSurvey) -> str:
         scripts=("survey.js",),
         title=f"{result.model.name} · survey",
         sentences=answer(result),
-        level="fail" if is_broken(result) else "warn" if result.dead_count else "good",
+        level=level_of(result),
         facts=_facts(result),
         warnings=result.warnings,
         notes=result.notes,

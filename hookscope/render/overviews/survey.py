@@ -28,7 +28,7 @@ from hookscope.render.overviews.sheet import (
     write,
 )
 from hookscope.render.survey_failures import failure_heading, failure_reasons, wrong_title
-from hookscope.render.survey_text import FLOAT16, answer, inputs_text, is_broken
+from hookscope.render.survey_text import FLOAT16, answer, inputs_text, level_of
 from hookscope.results.headroom import FORMATS
 from hookscope.results.survey import CropSheet, Survey, WrongStrip, channel_counts
 from hookscope.text import counted
@@ -82,7 +82,7 @@ def _answer(result: Survey) -> list[Line]:
 
 
 def _colour(result: Survey) -> Colour:
-    return RED if is_broken(result) else AMBER if result.dead_count else GREEN
+    return {"fail": RED, "warn": AMBER, "good": GREEN, "": INK}[level_of(result)]
 
 
 def _dead_chart(result: Survey) -> Chart:
