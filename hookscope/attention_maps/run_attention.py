@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookscope.attention_maps.census import attention_modules, unseen_blocks
+from hookscope.attention_maps.census import Refusal, attention_modules, unseen_blocks
 from hookscope.attention_maps.places import (
     Arrangement,
     Places,
@@ -99,7 +99,7 @@ class _Pass:
     """What one forward pass has shown so far.
 
     Attributes:
-        refused: By module, its class and why its attention was not seen.
+        refused: By module, why its attention was not seen.
     """
 
     wanted: Wanted
@@ -108,7 +108,7 @@ class _Pass:
     collector: TensorCollector
     room: Room
     seen: list[_Seen] = field(default_factory=list)
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     rollout: Rollout = field(default_factory=Rollout)
 
@@ -117,13 +117,13 @@ class _Pass:
         inner, inputs = call.running[0], len(self.records)
         kind = type(inner.module).__name__
         if call.rows is None:
-            self.refused[inner.name] = (kind, call.reason)
+            self.refused[inner.name] = Refusal(kind, call.reason, is_attention=call.entry != "softmax")
             return
         axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
         axes = axes if isinstance(axes, str) else with_heads_found(call, axes)
         reason = axes if isinstance(axes, str) else not_over_tokens(call, axes)
         if reason or isinstance(axes, str):
-            self.refused[inner.name] = (kind, reason)
+            self.refused[inner.name] = Refusal(kind, reason, is_attention=call.entry != "softmax")
             return
         queries, keys, remark = places_of(call, axes, self.wanted.arrangement)
         number = self.calls.get(inner.name, 0)
@@ -206,7 +206,7 @@ class _Gathered:
     maps: list[AttentionMap] = field(default_factory=list)
     head_maps: list[HeadMaps] = field(default_factory=list)
     patches: list[PatchWeights] = field(default_factory=list)
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -387,7 +387,7 @@ class _Passes:
         for name in mode.softmaxes:
             if name not in known:
                 kind = type(self.inspected.modules[name]).__name__
-                seen.refused[name] = (kind, _NOT_MET)
+                seen.refused[name] = Refusal(kind, _NOT_MET)
         return seen, output
 
     def verified(self, batch: Batch, output: object) -> tuple[str, ...]:
