@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from torch import nn
 
@@ -23,6 +24,19 @@ CANNOT_BE_SEEN = (
 )
 
 
+class Refusal(NamedTuple):
+    """A module that computed something like attention, which cannot be shown.
+
+    Attributes:
+        kind: Its class.
+        is_attention: Whether it called torch's attention; a softmax may be one over channels.
+    """
+
+    kind: str
+    reason: str
+    is_attention: bool = False
+
+
 def attention_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the modules whose class, or whose own name where they hold others, is that of an attention."""
     found = {}
@@ -41,7 +55,7 @@ def unseen_blocks(
     candidates: Mapping[str, nn.Module],
     called: Collection[str],
     seen: Iterable[str],
-    refused: Mapping[str, tuple[str, str]],
+    refused: Mapping[str, Refusal],
 ) -> tuple[UnseenBlock, ...]:
     """Return the innermost modules that ran and look like attention, and in which none was seen.
 
@@ -49,8 +63,7 @@ def unseen_blocks(
         candidates: As `attention_modules` found them.
         called: Names of those that ran.
         seen: Names of modules that computed attention that was seen.
-        refused: Names of modules that computed something like it, each with its class and the reason; those count that
-            are inside a candidate, or are called an attention.
+        refused: By name; those count that are inside a candidate, are called an attention, or have called torch's.
     """
     seen = {*seen}
     ran = [name for name in candidates if name in called]
@@ -62,10 +75,10 @@ def unseen_blocks(
         if any(other != name and _inside(other, name) for other in ran):
             continue  # it is counted by what is inside
         around = [each for each in refused if _inside(each, name) or _inside(name, each)]
-        reason = refused[around[0]][1] if around else CANNOT_BE_SEEN
+        reason = refused[around[0]].reason if around else CANNOT_BE_SEEN
         unseen[name] = UnseenBlock(name, type(candidates[name]).__name__, reason)
-    for name, (kind, reason) in refused.items():  # such as DaViT's over channels
-        is_attention = _ATTENTION.search(kind) or name.rpartition(".")[2] in _NAMES
+    for name, (kind, reason, calls_attention) in refused.items():  # such as DaViT's over channels
+        is_attention = calls_attention or _ATTENTION.search(kind) or name.rpartition(".")[2] in _NAMES
         if (
             is_attention
             and not _GATES.search(kind)

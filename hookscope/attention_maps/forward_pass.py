@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from hookscope.attention_maps.census import Refusal
 from hookscope.attention_maps.places import (
     Arrangement,
     Places,
@@ -62,7 +63,7 @@ class ForwardPass:
     """What one forward pass has shown so far.
 
     Attributes:
-        refused: By module, its class and why its attention was not seen.
+        refused: By module, why its attention was not seen.
     """
 
     wanted: Wanted
@@ -71,7 +72,7 @@ class ForwardPass:
     collector: TensorCollector
     room: Room
     blocks: list[SeenBlock] = field(default_factory=list)
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     rollout: Rollout = field(default_factory=Rollout)
 
@@ -80,13 +81,13 @@ class ForwardPass:
         inner, inputs = call.running[0], len(self.records)
         kind = type(inner.module).__name__
         if call.rows is None:
-            self.refused[inner.name] = (kind, call.reason)
+            self.refused[inner.name] = Refusal(kind, call.reason, is_attention=call.entry != "softmax")
             return
         axes = axes_of(call.rows.shape[:-2], inputs, head_count_of(call.running))
         axes = axes if isinstance(axes, str) else with_heads_found(call, axes)
         reason = axes if isinstance(axes, str) else not_over_tokens(call, axes)
         if reason or isinstance(axes, str):
-            self.refused[inner.name] = (kind, reason)
+            self.refused[inner.name] = Refusal(kind, reason, is_attention=call.entry != "softmax")
             return
         queries, keys, remark = places_of(call, axes, self.wanted.arrangement)
         number = self.calls.get(inner.name, 0)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookscope.attention_maps.census import attention_modules, unseen_blocks
+from hookscope.attention_maps.census import Refusal, attention_modules, unseen_blocks
 from hookscope.attention_maps.forward_pass import ForwardPass, SeenBlock, Wanted
 from hookscope.attention_maps.maps import head_maps, patch_weights, query_maps, rollout_maps
 from hookscope.attention_maps.places import (
@@ -68,7 +68,7 @@ class _Gathered:
     maps: list[AttentionMap] = field(default_factory=list)
     head_maps: list[HeadMaps] = field(default_factory=list)
     patches: list[PatchWeights] = field(default_factory=list)
-    refused: dict[str, tuple[str, str]] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -249,7 +249,7 @@ class _Passes:
         for name in mode.softmaxes:
             if name not in known:
                 kind = type(self.inspected.modules[name]).__name__
-                seen.refused[name] = (kind, _NOT_MET)
+                seen.refused[name] = Refusal(kind, _NOT_MET)
         return seen, output
 
     def verified(self, batch: Batch, output: object) -> tuple[str, ...]:

@@ -86,8 +86,9 @@ def _of_scaled_dot_product(
         lead = torch.broadcast_shapes(lead, key.shape[:-2])  # type: ignore[no-untyped-call]
     shape = (*lead, query.size(-2), key.size(-2))
     factor = 1 / sqrt(query.size(-1)) if scale is None else float(scale)
+    mask = _in_full(attn_mask)
+    query, key, mask = _as_autocast(query), _as_autocast(key), None if mask is None else _as_autocast(mask)
     keys = cache(lambda: _wide(key).transpose(-2, -1))
-    mask = attn_mask
 
     def part(begin: int, end: int, memory: Memory, with_entropy: bool) -> Part:
         some = _wide(query[..., begin:end, :]) * factor
@@ -97,6 +98,26 @@ def _of_scaled_dot_product(
         return _softmax(scores, memory, hides=mask is not None or is_causal, with_entropy=with_entropy)
 
     return AttentionRows(shape, part, query.size(-1), query.stride()[:-2])
+
+
+def _in_full(mask: Tensor | None) -> Tensor | None:
+    """Return a mask as it is applied: torch's causal biases are tensors that hold no values."""
+    if mask is None or type(mask) is Tensor:
+        return mask
+    from torch.nn.attention.bias import CausalBias, CausalVariant  # noqa: PLC0415 - torch itself imports it on demand
+
+    if not isinstance(mask, CausalBias):
+        return mask
+    queries, keys = mask.seq_len_q, mask.seq_len_kv
+    allowed = torch.ones(queries, keys, dtype=torch.bool, device=mask.device)
+    return allowed.tril(keys - queries if mask.variant is CausalVariant.LOWER_RIGHT else 0)
+
+
+def _as_autocast(tensor: Tensor) -> Tensor:
+    """Return what the fused function is given: autocast rounds its arguments."""
+    kind = tensor.device.type
+    is_rounded = tensor.is_floating_point() and tensor.dtype is not torch.float64 and torch.is_autocast_enabled(kind)
+    return tensor.to(torch.get_autocast_dtype(kind)) if is_rounded else tensor
 
 
 def _hide(scores: Tensor, mask: Tensor | None, begin: int, end: int, *, is_causal: bool) -> None:

@@ -102,7 +102,8 @@ def class_token_count(network: nn.Module) -> int:
 def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
     """Return a name for each of so many tokens in front of the grid: "class token", "register 1"."""
     names = ["class token"] * min(class_token_count(network), count)
-    distilled = any(getattr(module, "dist_token", None) is not None for module in network.modules())
+    given = ("dist_token", "distillation_token")  # timm's name, and transformers'
+    distilled = any(getattr(module, name, None) is not None for module in network.modules() for name in given)
     names += ["distillation token"] * (distilled and len(names) < count)
     return (*names, *(f"register {number}" for number in range(1, count - len(names) + 1)))
 

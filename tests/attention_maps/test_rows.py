@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import hookscope
 from hookscope.hooks.attention import AttentionCall, AttentionMode
@@ -117,6 +118,28 @@ def test_keys_may_be_others_than_queries() -> None:
     query, key, value = drawn(2, 3, 5, 4), drawn(2, 3, 9, 4, seed=1), drawn(2, 3, 9, 4, seed=2)
     _, (rows,), _ = seen_by_mode(Attends(F.scaled_dot_product_attention), query, key, value)
     assert np.abs(rows.numpy() - by_numpy(query, key, 0.0, 0.5)).max() < 1e-6
+
+
+@pytest.mark.parametrize(("bias", "shift"), [(causal_upper_left, 0), (causal_lower_right, 3)])
+def test_torchs_causal_biases_hide_keys(bias: Callable[[int, int], Tensor], shift: int) -> None:
+    """They are tensors that hold no values."""
+    query, key = drawn(2, 3, 4, 4), drawn(2, 3, 7, 4, seed=1)
+    attends = Attends(F.scaled_dot_product_attention, attn_mask=bias(4, 7))
+    _, (rows,), _ = seen_by_mode(attends, query, key, key)
+    hidden = np.where(np.tri(4, 7, shift, dtype=bool), 0.0, -np.inf)
+    assert np.abs(rows.numpy() - by_numpy(query, key, hidden, 0.5)).max() < 1e-6
+
+
+@pytest.mark.parametrize("bias", [None, BIAS])
+def test_under_autocast_rows_are_those_of_what_it_rounds(bias: Tensor | None) -> None:
+    query, key, value = (drawn(2, 3, 6, 4, seed=each) * 3 for each in range(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        attends = Attends(F.scaled_dot_product_attention, attn_mask=bias)
+        _, (rows,), output = seen_by_mode(attends, query, key, value)
+    assert output.dtype is torch.bfloat16
+    mask = 0.0 if bias is None else bias.bfloat16().double().numpy()
+    rounded = by_numpy(query.bfloat16(), key.bfloat16(), mask, 0.5)
+    assert np.abs(rows.numpy() - rounded).max() < 1e-6
 
 
 def test_a_query_that_may_look_at_nothing_has_no_weight_as_in_torch() -> None:

@@ -346,6 +346,18 @@ def test_flex_attention_is_named_as_not_seen() -> None:
         hookscope.attention(nn.Sequential(FlexAttention()), torch.randn(1, 16, 8))
 
 
+class Nested(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = torch.nested.nested_tensor([tokens[0, None, :3], tokens[1, None]])
+        return torch.nn.functional.scaled_dot_product_attention(parts, parts, parts).to_padded_tensor(0.0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_torchs_attention_is_a_block_whatever_the_module_is_called() -> None:
+    with pytest.raises(NothingMatchedError, match=r"0 of 1 block seen; not seen: 0: it runs over nested tensors"):
+        hookscope.attention(nn.Sequential(Nested()), torch.randn(2, 6, 8), batch_axis=0)
+
+
 def test_a_network_without_attention_is_refused(pictures: Tensor) -> None:
     with pytest.raises(NothingMatchedError, match="no module of it computes any") as refused:
         hookscope.attention(nn.Sequential(nn.Conv2d(3, 4, 3)), pictures)

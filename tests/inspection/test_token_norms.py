@@ -17,6 +17,7 @@ from hookscope.inspection.forward import inspect
 from hookscope.render.html import report_html
 from hookscope.results.runs.reading import read_run
 from hookscope.results.token_norms import TokenNorms
+from hookscope.statistics.token_layout import prefix_names
 
 GRID, PREFIX, WIDTH = 6, 1, 32
 
@@ -238,6 +239,15 @@ def test_maps_have_the_norms_of_numpy_where_the_patches_lie(pictures: Tensor) ->
         assert each.values == pytest.approx(expected[1:].reshape(GRID, GRID), rel=1e-4)
         assert each.prefix_norms == [("class token", pytest.approx(expected[0], rel=1e-4))]
         assert each.high == ["row 1, column 2"]
+
+
+@pytest.mark.parametrize("name", ["dist_token", "distillation_token"])
+def test_a_distillation_token_is_named_behind_the_class_token(name: str) -> None:
+    """As timm and transformers call it."""
+    network = vision()
+    assert prefix_names(network, 2) == ("class token", "register 1")
+    network.register_parameter(name, nn.Parameter(torch.zeros(1, 1, WIDTH)))
+    assert prefix_names(network, 2) == ("class token", "distillation token")
 
 
 def test_without_high_tokens_the_last_block_is_drawn_and_one_that_ends_in_a_norm_is_not(pictures: Tensor) -> None:
