@@ -359,17 +359,17 @@ CASES = {
 
 def looked_at(case: Case, network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Attention, list[Any]]:
     """Return the result, and the cells of keys of each block; None where they have none."""
-    from hookscope.attention_maps import run_attention
+    from hookscope.attention_maps import forward_pass
 
     cells: list[Any] = []
-    own = run_attention.places_of
+    own = forward_pass.places_of
 
     def kept(call: Any, axes: Any, arrangement: Any) -> Any:
         found = own(call, axes, arrangement)
         cells.append((axes, found[1]))
         return found
 
-    monkeypatch.setattr(run_attention, "places_of", kept)
+    monkeypatch.setattr(forward_pass, "places_of", kept)
     torch.manual_seed(0)
     given = {"input": case.inputs} if len(case.inputs) > 1 else {"images": case.inputs[PIXELS]}
     return hookscope.attention(network, **given, save_tensors=True, query="mean"), cells

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvision.models import detection
+from torchvision.models import detection, resnet18
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.hooks.autograd import graph_nodes
 from tests import networks as small
 from tests.attribution.small_network import Small
 from tests.networks import batch_of
@@ -35,6 +36,24 @@ def test_batches_give_what_each_picture_gives_alone(network: nn.Module, pictures
         for one, other in zip(together.maps[2 * at : 2 * at + 2], alone.maps, strict=True):
             assert one.target.label == other.target.label
             np.testing.assert_allclose(one.values, other.values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("own_code", [False, True])
+def test_the_backward_pass_ends_at_the_layer(monkeypatch: pytest.MonkeyPatch, own_code: bool) -> None:
+    network = resnet18(num_classes=4)
+    if own_code:
+        network.register_forward_hook(lambda *_: None)
+    backward = Tensor.backward
+    nodes: list[str] = []
+
+    def noted(score: Tensor, **options: Any) -> None:
+        nodes.extend(type(node).__name__ for node in graph_nodes(score))
+        backward(score, **options)
+
+    monkeypatch.setattr(Tensor, "backward", noted)
+    attribute(network, torch.randn(2, 3, 64, 64), layer="/^layer4$/", target="1")
+    assert "AddmmBackward0" in nodes  # of the head
+    assert "ConvolutionBackward0" not in nodes
 
 
 @pytest.mark.exhaustive
