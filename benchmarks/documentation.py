@@ -37,8 +37,8 @@ def _by_way(section: Section) -> str:
     ways = list(dict.fromkeys(each.way for each in section.measurements))
     cells = {(each.way, each.subject): _cell(each) for each in section.measurements}
     if len(subjects) > len(ways):
-        return _table(["", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
-    return _table(["", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
+        return _table(["case", *ways], ([what, *(cells.get((way, what), "") for way in ways)] for what in subjects))
+    return _table(["with", *subjects], ([way, *(cells.get((way, what), "") for what in subjects)] for way in ways))
 
 
 def _cell(measurement: Measurement) -> str:

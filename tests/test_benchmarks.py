@@ -247,7 +247,7 @@ def test_the_results_say_what_when_and_where() -> None:
     assert "AMD EPYC, 2 cores, 2 threads, Linux x86_64, Python 3.11.7, hookscope 0.1.0, torch 2.15.0" in text
     assert "### Statistics\n\n`python -m benchmarks --only 'training, start'`, 2026-11-21.\n\nHow.\n\n" in text
     assert text.partition("How.\n\n")[2].splitlines() == [
-        "|  | resnet34 | faults |",
+        "| with | resnet34 | faults |",
         "| --- | --- | --- |",
         "| plain forward | ×1.00 |  |",
         "| hookscope | ×1.25 (limit ×1.30) | all 37 right |",
