@@ -197,3 +197,16 @@ def test_the_largest_page_opens_and_sorts(open_html: Open) -> None:
     assert rows(page, "gradient-norm")[0] == name_of(999)
     page.evaluate(f"location.hash = '#layer={name_of(999)}'")
     page.wait_for_selector("#panel[open]")
+
+
+def test_a_link_is_followed_while_the_state_waits_to_be_written(open_html: Open) -> None:
+    page = open_html(training_html(long_training(100, parameters=3, every=10, spikes={}))).page
+    page.wait_for_selector("html.ready")
+    page.evaluate(
+        """() => {
+          document.querySelector("table[data-key=gradient-norm] button[data-sort=last]").click();
+          setTimeout(() => { for (const end = performance.now() + 500; performance.now() < end; ); }); // a busy browser
+        }"""
+    )
+    page.evaluate(f"location.hash = '#layer={name_of(2)}'")
+    page.wait_for_selector("#panel[open]")

@@ -14,3 +14,14 @@ function stateInFragment() {
   }
   return given;
 }
+
+let waiting = 0;
+
+// Writes the state into the fragment a moment later, unless a link has changed it by then.
+function keepInFragment(state) {
+  clearTimeout(waiting);
+  const before = location.hash;
+  waiting = setTimeout(() => {
+    if (location.hash === before) history.replaceState(null, "", state());
+  }, 200);
+}

@@ -33,10 +33,8 @@ function address(layer) {
   return `#${kept.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
 }
 
-let waiting = 0;
 function remember() {
-  clearTimeout(waiting);
-  waiting = setTimeout(() => history.replaceState(null, "", address(shown ? shown.label : "")), 200);
+  keepInFragment(() => address(shown ? shown.label : ""));
 }
 
 function follow() {

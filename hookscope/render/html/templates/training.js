@@ -26,10 +26,8 @@ function address(layer) {
   return `#${kept.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}`;
 }
 
-let waiting = 0;
 function remember() {
-  clearTimeout(waiting);
-  waiting = setTimeout(() => history.replaceState(null, "", address(shown ? shown.name : "")), 200);
+  keepInFragment(() => address(shown ? shown.name : ""));
 }
 
 function go(name) {
