@@ -1,7 +1,7 @@
 """Measure hookscope beside other tools: print tables, and write the figures as JSON.
 
 Each section has a separate process, in which all that it compares takes turns: what other sections' peers leave
-behind in a process, memory or changed functions, costs nobody anything. A whole run takes about half an hour, on a
+behind in a process, memory or changed functions, costs nobody anything. A whole run takes about 45 minutes, on a
 machine that does nothing else, and is kept in `benchmarks/results/`. A run of some sections is kept only where
 `--output` says; there it replaces these sections and keeps the others.
 
@@ -22,12 +22,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from benchmarks.documentation import RESULTS
 from benchmarks.findings import Machine, Report, from_json, to_json
 from benchmarks.machine import describe
 from benchmarks.sections import SECTIONS, THREADS, measure_apart
 from benchmarks.table import limit_table, section_table
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> int:

@@ -1,24 +1,30 @@
-"""Write the figures of docs/benchmarks.md from a results file: `python -m benchmarks.documentation RESULTS`."""
+"""Write the figures of docs/benchmarks.md from all results on the CPU: `python -m benchmarks.documentation`."""
 
 import shlex
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from textwrap import fill
 
 from benchmarks.findings import Machine, Measurement, Report, Section, Work, from_json, shown
 
+RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
 
-def performance(report: Report) -> str:
-    """Return the sections' text in Markdown, without the markers."""
-    parts = [_wrapped(_origin(report.machine))]
+def performance(reports: Iterable[Report]) -> str:
+    """Return the sections' text in Markdown, machine by machine, without the markers."""
+    return "\n\n".join(part for report in reports for part in _parts(report))
+
+
+def _parts(report: Report) -> Iterator[str]:
+    yield f"### On {report.machine.processor}"
+    yield _wrapped(_origin(report.machine))
     for name, section in report.sections.items():
-        origin = f"`python -m benchmarks --only {shlex.quote(name)}`, {section.date}."
-        parts += [f"### {section.title}", origin, _wrapped(section.note), _by_way(section)]
-    return "\n\n".join(parts)
+        yield f"#### {section.title}"
+        yield f"`python -m benchmarks --only {shlex.quote(name)}`, {section.date}."
+        yield _wrapped(section.note)
+        yield _by_way(section)
 
 
 def _wrapped(text: str) -> str:
@@ -66,7 +72,7 @@ def _table(header: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def rewritten(page: str, report: Report) -> str:
+def rewritten(page: str, reports: Iterable[Report]) -> str:
     """Return the page with its figures made anew.
 
     Raises:
@@ -76,23 +82,18 @@ def rewritten(page: str, report: Report) -> str:
     _, end, after = rest.partition(END)
     if not (begin and end) or BEGIN in rest or END in after:
         raise ValueError(f"{PAGE.name} needs one line {BEGIN} and, below it, one line {END}.")
-    return f"{before}{BEGIN}\n{performance(report)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{performance(reports)}\n{END}{after}"
 
 
-def newest(folder: Path) -> Path | None:
-    """Return the newest results of a whole run on the CPU, by the date they are named with; None without any."""
-    return max(folder.glob("*-cpu-*.json"), key=lambda path: path.name, default=None)
+def measured() -> list[Report]:
+    """Return the results on the CPU, by date."""
+    return [from_json(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*-cpu-*.json"))]
 
 
-def main() -> int:
-    """Rewrite the page; return the exit code."""
-    if len(sys.argv) != 2:
-        print(f"usage: {(__doc__ or '').partition('`')[2].partition('`')[0]}", file=sys.stderr)
-        return 2
-    report = from_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), report), encoding="utf-8")
-    return 0
+def main() -> None:
+    """Rewrite the page."""
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8"), measured()), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -20,7 +20,7 @@ from torchvision.models import VisionTransformer
 import hookscope
 from benchmarks import __main__ as command
 from benchmarks import documentation
-from benchmarks.__main__ import RESULTS, file_name
+from benchmarks.__main__ import file_name
 from benchmarks.activations import ACTIVATIONS, four
 from benchmarks.attention import _measured as attention_rows
 from benchmarks.comparing import UNCHECKED, Layerwise, Ready, Way, over_first
@@ -243,9 +243,9 @@ def test_results_are_named_by_date_device_and_machine() -> None:
 
 
 def test_the_results_say_what_when_and_where() -> None:
-    text = documentation.performance(report())
+    text = documentation.performance([report()])
     assert "AMD EPYC, 2 cores, 2 threads, Linux x86_64, Python 3.11.7, hookscope 0.1.0, torch 2.15.0" in text
-    assert "### Statistics\n\n`python -m benchmarks --only 'training, start'`, 2026-11-21.\n\nHow.\n\n" in text
+    assert "#### Statistics\n\n`python -m benchmarks --only 'training, start'`, 2026-11-21.\n\nHow.\n\n" in text
     assert text.partition("How.\n\n")[2].splitlines() == [
         "| with | resnet34 | faults |",
         "| --- | --- | --- |",
@@ -259,8 +259,8 @@ def test_the_results_say_what_when_and_where() -> None:
 def test_only_the_text_between_the_markers_is_rewritten() -> None:
     begun = f"# Title\n{documentation.BEGIN}\nold\n{documentation.END}\n## Next\n"
     assert (
-        documentation.rewritten(begun, report())
-        == f"# Title\n{documentation.BEGIN}\n{documentation.performance(report())}\n{documentation.END}\n## Next\n"
+        documentation.rewritten(begun, [report()])
+        == f"# Title\n{documentation.BEGIN}\n{documentation.performance([report()])}\n{documentation.END}\n## Next\n"
     )
     for broken in (
         "# Title\n",
@@ -269,24 +269,12 @@ def test_only_the_text_between_the_markers_is_rewritten() -> None:
         f"{documentation.END}\n{documentation.BEGIN}\n",
     ):
         with pytest.raises(ValueError, match="performance: begin"):
-            documentation.rewritten(broken, report())
+            documentation.rewritten(broken, [report()])
 
 
-def test_the_newest_results_are_those_of_the_latest_date_on_the_cpu(tmp_path: Path) -> None:
-    assert documentation.newest(tmp_path) is None
-    for name in ("2026-11-09-cpu-a.json", "2026-11-21-cpu-a.json", "2026-12-01-cuda-a.json"):
-        (tmp_path / name).touch()
-    assert documentation.newest(tmp_path) == tmp_path / "2026-11-21-cpu-a.json"
-
-
-def test_the_documentation_says_what_the_newest_results_say() -> None:
-    newest = documentation.newest(RESULTS)
-    assert newest is not None, f"no results in {RESULTS}; `python -m benchmarks` makes them"
-    found = from_json(newest.read_text(encoding="utf-8"))
+def test_the_documentation_has_what_the_results_have() -> None:
     text = documentation.PAGE.read_text(encoding="utf-8")
-    assert documentation.rewritten(text, found) == text, (
-        f"run `python -m benchmarks.documentation {newest.relative_to(ROOT)}`"
-    )
+    assert documentation.rewritten(text, documentation.measured()) == text, "run `python -m benchmarks.documentation`"
 
 
 def test_every_figure_of_the_readme_is_measured() -> None:
