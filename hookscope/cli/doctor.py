@@ -132,7 +132,7 @@ def _kernel() -> Fact:
     if kernel is None:
         remedy = "reinstall hookscope where the package ziglang is available (Linux, macOS); the numbers are the same"
         because = missing_because() or "it is not there"
-        state = f"missing ({because}): `activations` of resnet34 takes ×6 of a forward pass instead of ×1.5"
+        state = f"missing ({because}): `activations` of resnet34 takes about four times as long"
         return Fact("kernel", state, remedy)
     if kernel.runtime is None:
         return Fact("kernel", "compiled, on one thread: this torch does not use OpenMP's threads")
