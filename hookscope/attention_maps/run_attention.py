@@ -22,7 +22,7 @@ from hookscope.attention_maps.places import (
 )
 from hookscope.attention_maps.queries import read_queries
 from hookscope.attention_maps.reductions import Room
-from hookscope.attribution.forward_backward import model_errors, run_batches
+from hookscope.attribution.forward_backward import model_errors, run_model
 from hookscope.attribution.padding import padded_extents
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
 from hookscope.hooks.attention import AttentionMode
@@ -123,7 +123,7 @@ def run_attention(
         state.mark_hooks()
         passes = _Passes(inspected, state, captured, wanted, collector, verify)
         look = partial(_look_at, passes=passes, gathered=gathered)
-        run_batches(queue, state, look, gathered.records, collector.end_batch)
+        run_model(queue, state, look, gathered.records, collector.end_batch)
     if not gathered.records and session.unusable:
         raise session.unusable[0]
     seconds = time.perf_counter() - began
@@ -269,13 +269,12 @@ class _Passes:
             self.state.rewind()
 
 
-def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> tuple[()]:
-    """Run a batch, and add what it shows; no input is unfit by itself."""
+def _look_at(batch: Batch, passes: _Passes, gathered: _Gathered) -> None:
+    """Run a batch, and add what it shows."""
     seen, output = passes.run(batch, len(gathered.records))
     if passes.verify and not gathered.records:
         gathered.warnings = passes.verified(batch, output)
     _gather(batch, seen, passes, gathered)
-    return ()
 
 
 def _gather(batch: Batch, seen: ForwardPass, passes: _Passes, gathered: _Gathered) -> None:

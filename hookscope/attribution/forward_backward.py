@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hookscope.attribution.input_places import embedding_name, main_input, place_axes
 from hookscope.attribution.layer_choice import Choice, LayerOutputs, choose_layer, reached_inputs, sum_of
 from hookscope.attribution.scores import BatchTarget
-from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import GradientSite, ModuleCall, Place
@@ -21,6 +21,7 @@ from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
+from hookscope.inspection.run import Break, run_batches
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_layout import Layout
@@ -113,47 +114,34 @@ def model_errors(inspected: InspectedNetwork, phase: str) -> Iterator[None]:
         raise ModelRaisedError(failure_message(inspected.info.name, failure, error, phase), error) from None
 
 
-def run_batches(
+def run_model(
     queue: BatchQueue,
     state: Preserved,
-    run: Callable[[Batch], Sequence[UnfitInputError]],
+    run: Callable[[Batch], None],
     records: Sequence[InputRecord],
     finished: Callable[[int], None],
 ) -> None:
-    """Run all batches; after one that raised, the network's state is rewound.
+    """Run all batches; arguments are those of `run_batches`, but that `run` raises ModelRaisedError.
 
-    With an `on_error`, inputs that the model raises on, or that `run` has errors for, are left out. If nothing is left
-    then, the first error counts.
-
-    Args:
-        queue: The batches.
-        state: Of the network.
-        run: Runs a batch; returns an error for each of its inputs that cannot be used.
-        records: Of the inputs that could be, as `run` gathers them.
-        finished: Called after each batch with the number of these.
+    Raises:
+        ModelError: If the network raised, with an `on_error` on every input.
     """
-    first: HookscopeError | None = None
-    for at, batch in enumerate(queue):
-        if at:
+    has_run = False
+
+    def attempt(batch: Batch) -> Break | None:
+        nonlocal has_run
+        if has_run:
             state.mark()
-        unfit: Sequence[UnfitInputError] = ()
+        has_run = True
         try:
-            unfit = run(batch)
+            run(batch)
         except ModelRaisedError as raised:
-            error = ModelError(str(raised))
-            if queue.on_error is None:
-                raise error from raised.raised
-            if queue.set_aside(batch, str(raised), raised.raised):
-                first = first or error
-            state.rewind()
-        for each in unfit:
-            if queue.on_error is None:
-                raise each
-            queue.on_error(each)
-            first = first or each
-        finished(len(records))
-    if first is not None and not records:
-        raise first
+            return Break(str(raised), error=raised.raised)
+        return None
+
+    ended = run_batches(queue, attempt, records, finished, keep=lambda _batch: None, undo=state.rewind)
+    if ended is not None:
+        raise ModelError(ended[0].message) from ended[0].error
 
 
 def run_and_choose(

@@ -14,7 +14,7 @@ from torch import nn
 
 from hookscope.attribution.batch_maps import Explained, as_method, explain, needs_layers
 from hookscope.attribution.checking import Checking, Sanity
-from hookscope.attribution.forward_backward import ForwardBackward, frozen, run_batches
+from hookscope.attribution.forward_backward import ForwardBackward, frozen, run_model
 from hookscope.attribution.input_places import input_size, main_input, places_of
 from hookscope.attribution.layer_choice import layer_outputs_of
 from hookscope.attribution.map_layers import MapLayer, MapLayers, NotReachedError, given_layers
@@ -24,7 +24,7 @@ from hookscope.errors import UnfitInputError, UsageError, nearest
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, part_of
 from hookscope.inspection.execution import execution_order
-from hookscope.inspection.network import InspectedNetwork, inspected_network
+from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import preserved
 from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions, Extent, LayerChoice, Method
@@ -102,8 +102,10 @@ def run_attribution(
             inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
         )
         with closing(MapLayers(passes=passes, given=given)) as map_layers:
-            explain_batch = partial(_explain, map_layers=map_layers, method=chosen, gathered=gathered)
-            run_batches(queue, state, explain_batch, gathered.records, finished)
+            explain_batch = partial(_explain, queue=queue, map_layers=map_layers, method=chosen, gathered=gathered)
+            run_model(queue, state, explain_batch, gathered.records, finished)
+    if not gathered.records and session.unusable:
+        raise session.unusable[0]
     seconds = time.perf_counter() - began
     device, dtype = inspected.placed
     checks = checking.judged()
@@ -180,11 +182,8 @@ def _refuse_quantised(inspected: InspectedNetwork) -> None:
             )
 
 
-def _explain(batch: Batch, map_layers: MapLayers, method: Method, gathered: _Gathered) -> list[UnfitInputError]:
+def _explain(batch: Batch, queue: BatchQueue, map_layers: MapLayers, method: Method, gathered: _Gathered) -> None:
     """Add the maps of a batch; where one layer does not do for all its inputs, of each input by itself.
-
-    Returns:
-        An error for each input that has no gradient.
 
     Raises:
         ModelRaisedError: If the network raises.
@@ -195,15 +194,14 @@ def _explain(batch: Batch, map_layers: MapLayers, method: Method, gathered: _Gat
         count = len(batch.indices)
         if count == 1:
             names = [safe_text(record.name) for record in batch.records]
-            return [UnfitInputError(names, f"{error}.", batch.indices)]
-        unfit = []
+            queue.leave_out(UnfitInputError(names, f"{error}.", batch.indices))
+            return
         for place in range(count):
             map_layers.passes.state.rewind()
-            unfit += _explain(part_of(batch, place), map_layers, method, gathered)
-        return unfit
+            _explain(part_of(batch, place), queue, map_layers, method, gathered)
+        return
     _gather(map_layers.passes.inspected.network, batch, explained, method, gathered)
     gathered.checking.add(map_layers, batch, explained)
-    return []
 
 
 def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Method, gathered: _Gathered) -> None:

@@ -20,10 +20,12 @@ from hookscope.inspection.batch_shapes import BatchShapes
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.differentiation import LossFunction
 from hookscope.inspection.network import BatchQueue
+from hookscope.inspection.run import Break, run_batches
 from hookscope.models import LoadedModel
 from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Match, Origin
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow, parameter_owner
+from hookscope.results.inputs import InputRecord
 from hookscope.text import figure
 
 _PARAMETER = " grad"
@@ -180,33 +182,35 @@ def compare_gradients(
     totals: tuple[dict[str, Tensor], ...] = ({}, {}, {}, {})
     notes: dict[str, None] = {}
     sites: tuple[GradientRow, ...] = ()
-    first_input = 0
-    failed: PassError | None = None
-    for batch in queue:
+    records: list[InputRecord] = []
+    error: PassError | None = None
+
+    def run(batch: Batch) -> Break | None:
+        nonlocal sites, parameters, notes, error
         try:
             passes = [_differentiate(side, batch, loss) for side in sides]
             of_whole = {} if whole is None else _differentiate(whole, batch, loss)[1]
-        except PassError as error:
-            if queue.on_error is None or error.__cause__ is None:
-                raise
-            failed = failed or error
-            queue.set_aside(batch, str(error), error.__cause__)
-            continue
+        except PassError as raised:
+            error = raised
+            return Break(str(raised), error=raised.__cause__)
         (one, ours), (other, theirs) = passes[:2]
         exact = passes[2][1] if len(passes) > 2 else {}
         sites = sites or one.gradients
         for rows in pair_sites(one.gradients, other.gradients, forward.pairing):
             pair = pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
             three = ours.get(rows.label), theirs.get(rows.label_b), exact.get(rows.label)
-            pair.add(*three, rows, first_input=first_input, count=len(batch.indices))
+            pair.add(*three, rows, first_input=len(records), count=len(batch.indices))
         found_parameters = pair_parameters(one.parameters, other.parameters, _layers(forward.pairing))
         parameters |= {each.label: each for each in found_parameters}
         for total, gradients in zip(totals, (ours, theirs, exact, of_whole), strict=True):
             _add_parameters(total, gradients)
         notes |= {f"{letter}: {text}": None for letter, each in (("A", one), ("B", other)) for text in each.warnings}
-        first_input += len(batch.indices)
-    if failed is not None and not first_input:
-        raise failed
+        records.extend(batch.records)
+        return None
+
+    ended = run_batches(queue, run, records, lambda _count: None, keep=lambda _batch: error, undo=lambda: None)
+    if ended is not None and ended[1] is not None:
+        raise ended[1]
     summed = [_Pair(rows) for rows in parameters.values()]
     for each in summed:
         label, label_b = each.rows.label, each.rows.label_b

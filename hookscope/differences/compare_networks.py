@@ -22,7 +22,6 @@ from hookscope.differences.compared_networks import (
 from hookscope.differences.difference_maps import KeptMaps
 from hookscope.differences.first_differences import with_origins
 from hookscope.differences.hooked_network import (
-    Finished,
     HookedNetwork,
     coarsest_eps,
     layers_to_hook,
@@ -46,7 +45,7 @@ from hookscope.inspection.losses import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
 from hookscope.inspection.parameter_edits import edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
-from hookscope.inspection.run import choose
+from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.session import (
     OnError,
     OnProgress,
@@ -99,7 +98,6 @@ class _Comparison:
     outputs: Outputs
     maps: Sequence[str]
     records: list[InputRecord] = field(default_factory=list)
-    first_error: ModelError | None = None
     pairing: Pairing = field(default_factory=lambda: Pairing({}))
     compiled: Compiled | None = None
 
@@ -131,15 +129,17 @@ class _Comparison:
             shared = None if compiled or shadow else share_cpu_threads(self.networks)
             maps = KeptMaps(coarsest_eps(self.networks))
             lockstep = Lockstep(self.networks, threads[: len(self.networks)], maps, shadow, shared)
-            for batch in self.queue:
-                self._run_batch(batch, lockstep)
-                finished(len(self.records))
+            run = partial(self._run_batch, lockstep)
+            ended = run_batches(
+                self.queue, run, self.records, finished, keep=lambda _batch: None, undo=self._rewind_networks
+            )
             for each in threads:
                 each.finish()
+        if ended is not None:
+            raise ModelError(ended[0].message) from ended[0].error
         return lockstep
 
-    def _run_batch(self, batch: Batch, lockstep: Lockstep) -> None:
-        """Run one batch; with an `on_error`, split or leave out a batch that a network raises on."""
+    def _run_batch(self, lockstep: Lockstep, batch: Batch) -> Break | None:
         finished = None
         while finished is None:
             for network in self.networks:
@@ -151,18 +151,13 @@ class _Comparison:
             finished = self.compiled.ended(finished, _placed_for(self.networks[B], batch))
         failed = next((each for each in finished if each.message), None)
         if failed is not None:
-            self._leave_out(batch, failed)
-            return
+            return Break(failed.message, error=failed.error)
         self.outputs.add([each.output for each in finished], len(self.records), len(batch.indices))
         lockstep.keep()
         self.records.extend(batch.records)
+        return None
 
-    def _leave_out(self, batch: Batch, failed: Finished) -> None:
-        error = ModelError(failed.message)
-        if self.queue.on_error is None or failed.error is None:
-            raise error from failed.error
-        if self.queue.set_aside(batch, failed.message, failed.error):
-            self.first_error = self.first_error or error
+    def _rewind_networks(self) -> None:
         for network in self.networks:
             network.rewinds = True
 
@@ -249,8 +244,8 @@ def compare_networks(
     finished = batch_progress(session, on_progress)
     began = time.perf_counter()
     lockstep = comparison.run(finished, shadow=shadow, compiles=options_b.compiles, chosen=bool(layers))
-    if not comparison.records and (errors := [*filter(None, [comparison.first_error]), *session.unusable]):
-        raise errors[0]
+    if not comparison.records and session.unusable:
+        raise session.unusable[0]
     compiled, eps = comparison.compiled, coarsest_eps(networks)
     paired = paired_rows(networks, lockstep, comparison.pairing)
     every_row, first_differences = with_origins(

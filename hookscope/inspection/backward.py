@@ -1,8 +1,8 @@
 """Run a model forward and backward and gather the gradients: the pipeline behind `hookscope grads`."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from hookscope.inspection.gradient_rows import (
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.network import BatchQueue, inspected_network, queue_of
 from hookscope.inspection.rows import Recorder, Rows, feature_maps, layer_rows, uncalled, unlisted
-from hookscope.inspection.run import Break, choose
+from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.state.preservation import Mode, preserved
 from hookscope.models import LoadedModel
 from hookscope.results.gradients import Gradients, InputGradients
@@ -171,9 +171,23 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
                 gradient_recorder=gradient_recorder,
                 parameter_ids={*map(id, parameters)},
             )
-            broken = _run_batches(run, takes_apart=mode == "eval", finished=on_batch or (lambda _count: None))
+            batches = _Batches(run)
+            ended = run_batches(
+                queue,
+                batches.run_one,
+                run.records,
+                on_batch or (lambda _count: None),
+                keep=batches.keep,
+                undo=batches.undo,
+                takes_apart=mode == "eval",
+            )
             with torch._C.DisableTorchFunction():  # which would see `.grad` read
                 named = named_parameters(network)
+    broken = None
+    if ended is not None:
+        broken, seen = ended
+        for name, value in seen.items():
+            setattr(run, name, value)
     _end(run, broken, ends, verify=verify)
     inspection = _result(run, broken, named, on_tensor, mode=mode, seed=seed)
     if broken is not None:
@@ -269,57 +283,54 @@ def _result(
     )
 
 
-# What a run gathers of each batch, in lists.
+# What a run gathers of each batch, in lists; and what its hooks have shown.
 _GATHERED = ("records", "best", "losses", "loss_warnings")
+_SHOWN = ("rows", "gradients", "steps")
 
 
-def _run_batches(run: GradientRun, *, takes_apart: bool, finished: Callable[[int], None]) -> Break | None:
-    """Run all batches; return how the run failed, if it did.
+@dataclass(slots=True)
+class _Batches:
+    """The batches of a run; one that the model raises on can be left out and leaves no trace.
 
-    With an `on_error`, batches that the model raises on are set aside and leave no trace: so the gradients of
-    parameters are copied before every batch but the first. If nothing is left then, the first of them counts.
+    Attributes:
+        lengths: Of what the run had gathered before the latest batch.
+        held: Copies of the parameters' gradients from before it.
     """
-    queue = run.queue
-    first_broken: tuple[Break, dict[str, Any]] | None = None
-    for batch in queue:
+
+    run: GradientRun
+    lengths: dict[str, int] = field(default_factory=dict)
+    held: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+
+    def run_one(self, batch: Batch) -> Break | None:
+        run = self.run
         merge_batch(run)
-        before = {name: [*getattr(run, name)] for name in _GATHERED}
-        parameters = run.inspected.parameters() if queue.on_error is not None and run.losses else []
-        held = {each: _held(each.grad) for each in parameters if each.grad is not None}
-        broken = run_batch(run, batch)
-        if broken is not None:
-            if queue.on_error is None or broken.error is None or broken.overwritten:
-                return broken
-            is_left_out = queue.set_aside(batch, broken.message, broken.error, takes_apart=takes_apart)
-            if is_left_out and not before["records"] and first_broken is None:
-                if queue.peek() is None:  # no other input ran
-                    return broken
-                merge_batch(run)
-                first_broken = broken, {name: getattr(run, name) for name in ("rows", "gradients", "steps", *_GATHERED)}
-                run.rows, run.gradients, run.steps = Rows(), {}, {}
-            _undo(run, before, held)
-        finished(len(run.records))
-    if first_broken is None or run.records:
-        return None
-    broken, seen = first_broken
-    for name, value in seen.items():
-        setattr(run, name, value)
-    return broken
+        self.lengths = {name: len(getattr(run, name)) for name in _GATHERED}
+        parameters = run.inspected.parameters() if run.queue.on_error is not None and run.losses else []
+        self.held = {parameter: _held(parameter.grad) for parameter in parameters if parameter.grad is not None}
+        return run_batch(run, batch)
+
+    def keep(self, _batch: Batch) -> dict[str, Any]:
+        run = self.run
+        merge_batch(run)
+        seen = {name: getattr(run, name) for name in _SHOWN} | {name: [*getattr(run, name)] for name in _GATHERED}
+        if not self.lengths["records"]:
+            run.rows, run.gradients, run.steps = Rows(), {}, {}
+        return seen
+
+    def undo(self) -> None:
+        run = self.run
+        run.captured.restart()
+        run.recorder.forget()
+        run.gradient_recorder.maps.forget()
+        run.state.rewind()
+        for name, length in self.lengths.items():
+            del getattr(run, name)[length:]
+        for parameter in run.inspected.parameters():
+            parameter.grad = self.held.get(parameter)
 
 
 def _held(gradient: Tensor) -> Tensor:
     return gradient if missing_memory(gradient) else gradient.clone()
-
-
-def _undo(run: GradientRun, before: Mapping[str, Any], held: Mapping[nn.Parameter, Tensor]) -> None:
-    run.captured.restart()
-    run.recorder.forget()
-    run.gradient_recorder.maps.forget()
-    run.state.rewind()
-    for name, value in before.items():
-        setattr(run, name, value)
-    for parameter in run.inspected.parameters():
-        parameter.grad = held.get(parameter)
 
 
 def _sum_note(batch_count: int) -> tuple[str, ...]:

@@ -4,14 +4,15 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from hookscope.errors import LayerNotFoundError, ModelError, UnfitInputError
 from hookscope.hooks.forward_hooks import capture
-from hookscope.hooks.observed import ModuleCall, Observation
+from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import parse_operation_pattern
 from hookscope.hooks.selection import module_index, select_from, unwrap
@@ -29,16 +30,15 @@ from hookscope.inspection.rows import (
     uncalled,
     unlisted,
 )
-from hookscope.inspection.run import Break, Run, choose, split_patterns, verified
+from hookscope.inspection.run import Break, Run, choose, run_batches, split_patterns, verified
 from hookscope.inspection.state.preservation import preserved
 from hookscope.inspection.token_norms import TokenRecorder
 from hookscope.inspection.verification import Outcome, outcome_of
 from hookscope.models import LoadedModel
 from hookscope.results.activations import Activations, Verification
-from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.repeats import reduced
-from hookscope.statistics import Measured, Reducer
+from hookscope.statistics import Reducer
 from hookscope.statistics.token_places import TokenPlaces
 
 
@@ -159,19 +159,28 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
             output_key=output_key,
             verify=verify and not edits,
         )
-        broken = _run_batches(run, on_batch or (lambda _count: None), on_output)
+        ended = run_batches(
+            queue,
+            partial(_run_batch, run, on_output),
+            run.records,
+            on_batch or (lambda _count: None),
+            keep=lambda batch: (batch.records, captured.restart()),
+            undo=partial(_undo, run),
+        )
     seconds = time.perf_counter() - began
 
-    if broken is not None:
+    broken = None
+    if ended is not None:
+        broken, (records, seen) = ended
         run.is_broken = True
-        merge_observations(run.rows, broken.seen, len(broken.records))
-        run.records.extend(broken.records)
+        merge_observations(run.rows, seen, len(records))
+        run.records.extend(records)
     elif missing := run.missing_operations():
         raise LayerNotFoundError(missing)
-    failure = None if broken is None else broken.ended.failure
+    failure = None if broken is None else broken.failure
     inspection = _result(run, failure, {"forward": seconds}, judged=judged, seed=seed)
     if broken is not None:
-        raise ForwardError(broken.ended.message, inspection) from broken.ended.error
+        raise ForwardError(broken.message, inspection) from broken.error
     return inspection
 
 
@@ -210,54 +219,35 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, 
     return result if judged or not left_out else reduced(result, left_out, numbers=True)
 
 
-class _Broken(NamedTuple):
-    """A batch that the model raised on: what was seen of it until then, and how it failed."""
+def _run_batch(run: Run, on_output: Callable[[Batch, object], None] | None, batch: Batch) -> Break | None:
+    may_leave_out = run.queue.on_error is not None
+    if run.records and may_leave_out:
+        run.state.mark()
+    places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
+    run.recorder.start(places, pictures=batch.pictures)
+    to_verify = run.verify and not run.records
+    # The network may overwrite its inputs, and the batch may have to run again.
+    again = to_verify or on_output is not None or (may_leave_out and len(places) > 1)
+    output, broken = _outcome(run, copy_of(batch) if again else batch)
+    run.recorder.settle()
+    if broken is not None:
+        return broken
+    if to_verify:
+        run.verification = _verified(run, batch, output)
+    if not run.records:
+        run.find_forward_calls(batch)
+    merge_observations(run.rows, run.captured.restart(), len(places))
+    run.finish(batch)
+    run.predict(output, places)
+    if on_output is not None:
+        on_output(batch, output)
+    return None
 
-    records: Sequence[InputRecord]
-    seen: Sequence[Observation[Measured]]
-    ended: Break
 
-
-def _run_batches(
-    run: Run, finished: Callable[[int], None], on_output: Callable[[Batch, object], None] | None
-) -> _Broken | None:
-    """Run all batches; return the one that ended the run, if one did.
-
-    With an `on_error`, inputs that the model raises on are left out. If nothing is left then, the first of them counts.
-    """
-    queue = run.queue
-    first_broken: _Broken | None = None
-    for batch in queue:
-        if run.records and queue.on_error is not None:
-            run.state.mark()
-        places = tuple(range(len(run.records), len(run.records) + len(batch.indices)))
-        run.recorder.start(places, pictures=batch.pictures)
-        to_verify = run.verify and not run.records
-        # The network may overwrite its inputs, and the batch may have to run again.
-        again = to_verify or on_output is not None or (queue.on_error is not None and len(places) > 1)
-        output, ended = _outcome(run, copy_of(batch) if again else batch)
-        run.recorder.settle()
-        if to_verify and ended is None:
-            run.verification = _verified(run, batch, output)
-        if ended is None and not run.records:
-            run.find_forward_calls(batch)
-        seen = run.captured.restart()
-        if ended is None:
-            merge_observations(run.rows, seen, len(places))
-            run.finish(batch)
-            run.predict(output, places)
-            if on_output is not None:
-                on_output(batch, output)
-        else:
-            broken = _Broken(batch.records, seen, ended)
-            if queue.on_error is None or ended.error is None:
-                return broken
-            if queue.set_aside(batch, ended.message, ended.error):
-                first_broken = first_broken or broken
-            run.recorder.forget()
-            run.state.rewind()
-        finished(len(run.records))
-    return None if run.records else first_broken
+def _undo(run: Run) -> None:
+    run.captured.restart()
+    run.recorder.forget()
+    run.state.rewind()
 
 
 def _outcome(run: Run, batch: Batch) -> tuple[object, Break | None]:

@@ -154,13 +154,18 @@ class BatchQueue:
         names = [safe_text(record.name) for record in batch.records if record.sha256]
         count = len(batch.indices)
         if count == 1 or not takes_apart:
-            if self.on_error is not None:
-                self.on_error(UnfitInputError(names, reason, batch.indices))
+            self.leave_out(UnfitInputError(names, reason, batch.indices))
             return True
         self._next.extendleft(part_of(batch, index) for index in reversed(range(count)))
         which = f" ({names[0]} to {names[-1]})" if names else ""
         self._apart.append(f"a batch of {count} inputs{which}")
         return False
+
+    def leave_out(self, error: UnfitInputError) -> None:
+        """Report inputs that cannot be used; without an `on_error`, raise the error."""
+        if self.on_error is None:
+            raise error
+        self.on_error(error)
 
 
 def queue_of(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ from hookscope.results.network import Failure
 from hookscope.statistics import Measured, native
 from hookscope.statistics.library import missing_because
 from hookscope.text import printable, some_of
+
+Seen = TypeVar("Seen")
 
 # Measured on two idle cores, statistics of every layer, a picture of 224 pixels: resnet34 183 ms by torch and 58 ms by
 # the kernel, efficientnet_b0 292 ms and 41 ms.
@@ -136,6 +139,48 @@ class Run:
         remarks = self.queue.remarks if not self.is_broken else ()
         everything = (*self.inspected.warnings, *own, *verification, *self.edits.warnings(), *remarks)
         return tuple(dict.fromkeys([*everything, *unnamed]))
+
+
+def run_batches(
+    queue: BatchQueue,
+    run: Callable[[Batch], Break | None],
+    records: Sequence[InputRecord],
+    finished: Callable[[int], None],
+    *,
+    keep: Callable[[Batch], Seen],
+    undo: Callable[[], None],
+    takes_apart: bool = True,
+) -> tuple[Break, Seen] | None:
+    """Run all batches; with an `on_error`, leave out the inputs that the model raises on.
+
+    Args:
+        queue: The batches.
+        run: Runs one batch, and returns how it failed.
+        records: The inputs that ran; `run` adds to them.
+        finished: Called after each batch with the number of these.
+        keep: Returns what the hooks saw of the batch that failed.
+        undo: Undoes what the batch that failed has changed.
+        takes_apart: Whether the inputs of a larger batch are run again, one by one.
+
+    Returns:
+        How the run ended early, or, where every input was left out, how the first one failed, with what `keep`
+        returned for that batch; None otherwise.
+    """
+    first: tuple[Break, Seen] | None = None
+    for batch in queue:
+        count = len(records)
+        broken = run(batch)
+        if broken is not None:
+            if queue.on_error is None or broken.error is None or broken.overwritten:
+                return broken, keep(batch)
+            is_left_out = queue.set_aside(batch, broken.message, broken.error, takes_apart=takes_apart)
+            if is_left_out and not count and first is None:
+                first = broken, keep(batch)
+                if queue.peek() is None:  # no other input ran: nothing is to be undone
+                    return first
+            undo()
+        finished(len(records))
+    return None if records else first
 
 
 def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
