@@ -47,8 +47,6 @@ def _draw() -> None:
     [grid] = Path("conv", "grids").glob("*-_conv_stem.png")
     shutil.copyfile(grid, _IMAGES / "first-convolution.png")
     _keep("conv", "overview.jpg")
-    _hookscope("grads", "demo", _CAT, "--loss", "ce", "--target", "tabby", "--out", "grads")
-    shutil.copyfile(Path("grads", "plots", "gradient-flow.png"), _IMAGES / "gradient-flow.png")
     _hookscope("attribute", "demo", _CAT, "--top", "3", "--out", "attribute")
     _keep("attribute", "where-it-looks.jpg")
 

@@ -105,14 +105,6 @@ def grads(
     max_channels: options.MaxChannels = None,
     cmap: options.Cmap = "auto",
     scale: options.Scale = "channel",
-    histogram: Annotated[
-        list[str] | None,
-        under.write(
-            "--histogram",
-            metavar="LABEL",
-            help="Layers to draw histograms for, at most twelve; default: twelve spread over depth.",
-        ),
-    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     autocast: Annotated[
@@ -131,7 +123,7 @@ def grads(
     quiet: options.Quiet = False,
     full: options.Full = False,
 ) -> int:
-    """Run MODEL forward and backward; write gradients of layers and parameters, plots, and verdicts.
+    """Run MODEL forward and backward; write gradients of layers and parameters, and verdicts.
 
     \b
     hookscope grads model.pt --loss mse

@@ -55,8 +55,8 @@ def run_model(
     """
     from hookscope.results.runs.directory import check_target, command_of
 
-    option = SimpleNamespace(**{"histogram": (), "tensorboard": None, **given})
-    images, named, histogram = option.images or (), option.input or (), option.histogram or ()
+    option = SimpleNamespace(**{"tensorboard": None, **given})
+    images, named = option.images or (), option.input or ()
     check_early(given)
     target = run_path(function.__name__, [option.model], option.out, images, named, otherwise)
     replaced = command_of(target)
@@ -73,15 +73,13 @@ def run_model(
         from hookscope.inspection.backward import PassError
         from hookscope.inspection.forward import ForwardError
         from hookscope.render.grids import check_cmap
-        from hookscope.render.run_files import check_histograms, save_result
+        from hookscope.render.run_files import save_result
         from hookscope.render.terminal import note_lines
         from hookscope.results.gradients import Gradients
 
         check_cmap(given.get("cmap", "auto"))
         try:
             result = function(**arguments, on_progress=advance, on_error=failures.append)
-            if isinstance(result, Gradients):
-                check_histograms(histogram, result)
         except (ForwardError, PassError) as error:
             result = error.inspection
             if all(getattr(each, "reason", None) != str(error) for each in failures):  # not reported for single inputs
@@ -90,8 +88,7 @@ def run_model(
         show_result(result, tables, messages, quiet=option.quiet, full=option.full)
     saved = None
     if result.inputs and result.provenance is not None:
-        save = {"histogram": histogram} if isinstance(result, Gradients) else {}
-        save |= {name: given[name] for name in ("cmap", "scale") if name in given}
+        save = {name: given[name] for name in ("cmap", "scale") if name in given}
         saved = save_result(result, target, **save, command=command_line(), numbered=option.out is None)
         if not option.quiet:
             tables.print(note_lines(getattr(saved, "remarks", ())))

@@ -1,4 +1,4 @@
-"""The run directory of `diff`: the overview, rows as CSV and JSON, the plot over depth, and grids of A-B."""
+"""The run directory of `diff`: the overview, rows as CSV and JSON, and grids of A-B."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -6,14 +6,12 @@ from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.render import grids
-from hookscope.render.difference_plots import differences_over_depth
 from hookscope.render.overviews.differences import draw_differences
-from hookscope.render.plot_axes import figure_png
 from hookscope.render.tables import differences_to_csv, weights_to_csv
 from hookscope.render.weights_text import without_gradients
 from hookscope.results.differences import Differences
 from hookscope.results.grids import Grid
-from hookscope.results.runs.differences import PLOT, differences_to_dict
+from hookscope.results.runs.differences import differences_to_dict
 from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.serialize import provenance_to_dict
 from hookscope.text import counted, strict_json
@@ -64,9 +62,6 @@ def save_differences(
         drawn = _draw_grids(run.path, result)
         (run.path / "diff.json").write_text(strict_json(document), encoding="utf-8")
         names = _write_tables(run.path, result)
-        if result.way != "weights":
-            (run.path / PLOT).write_bytes(figure_png(differences_over_depth(result)))
-            names.append(PLOT)
         made = provenance_to_dict(provenance)
         record: dict[str, Any] = {
             "verb": "diff",

@@ -1,4 +1,4 @@
-"""Write the run directory of a result: the overview, tables, grids, plots, tensors, and `run.json` last."""
+"""Write the run directory of a result: the overview, tables, grids, tensors, and `run.json` last."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
-from hookscope.errors import LayerNotFoundError, UsageError, nearest
+from hookscope.errors import UsageError
 from hookscope.render import conversion, grids, tables
 from hookscope.render.attention_files import save_attention
 from hookscope.render.attribution_files import save_attributions
@@ -33,9 +33,7 @@ from hookscope.results.runs.directory import OVERVIEW, new_run
 from hookscope.results.runs.sketches import write_sketches
 from hookscope.results.runs.tensors import write_tensors
 from hookscope.results.survey import Survey
-from hookscope.text import safe_text
 
-MOST_HISTOGRAMS = 12
 TOKENS = "tokens.png"
 
 # Written to files: `run.json` has everything else.
@@ -80,7 +78,6 @@ def save_run(
     *,
     cmap: str = "auto",
     scale: Literal["channel", "layer"] = "channel",
-    histogram: Sequence[str] = (),
     command: str = "",
     numbered: bool = False,
 ) -> SavedRun:
@@ -91,26 +88,24 @@ def save_run(
         path: The run directory: nothing yet, an empty folder, or an earlier run, which is replaced.
         cmap: Matplotlib colour map of the grids; "auto" as in `draw_grid`.
         scale: Colour range of each channel by itself, or one for the layer.
-        histogram: Labels of outputs whose gradients to draw histograms of, twelve at most; none: twelve over depth.
         command: The command line for `run.json`; "" for none.
         numbered: Append a number to the path rather than replace a run of another command.
 
     Raises:
-        UsageError: If the run did not finish, or for a `histogram` that `check_histograms` refuses.
+        UsageError: If the run did not finish.
         OutputError: If something cannot be written.
     """
     provenance = result.provenance
     if provenance is None or result.failure is not None or not result.inputs:
         raise UsageError("This run did not finish, so it cannot be saved.")
     if isinstance(result, Gradients):
-        check_histograms(histogram, result)
         maps, row_count, tensor_file = result.gradient_maps, len(result.gradients), "gradients.safetensors"
     else:
         maps, row_count, tensor_file = result.feature_maps, len(result.rows), "activations.safetensors"
     with new_run(Path(path), numbered=numbered) as run:
         draw_overview(result).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
-        files = [*_write_tables(run.path, result), *_draw_plots(run.path, result, histogram)]
+        files = _write_tables(run.path, result)
         if isinstance(result, Activations) and result.token_maps:
             photographs = [photograph_of(result, each) for each in range(1 + _last_drawn(result))]
             draw_token_norms(result, photographs).save(run.path / TOKENS, compress_level=6)
@@ -142,21 +137,6 @@ def _last_drawn(result: Activations) -> int:
 def draw_overview(result: Activations | Gradients) -> Image.Image:
     """Draw the one picture of a run to look at first."""
     return draw_gradients(result) if isinstance(result, Gradients) else draw_activations(result)
-
-
-def check_histograms(labels: Sequence[str], result: Gradients) -> None:
-    """Raise the LayerNotFoundError of a label without a gradient, or a UsageError for more than a picture holds."""
-    if len(labels) > MOST_HISTOGRAMS:
-        raise UsageError(f"{len(labels)} histograms are asked for: a picture holds {MOST_HISTOGRAMS}.")
-    outputs = [row for row in result.gradients if row.role == "output"]
-    known = [row.label for row in outputs if row.status == "gradient"]
-    folded = {label: row.label for row in outputs for label in row.also}
-    for label in labels:
-        if label not in known:
-            hint = safe_text(nearest(label, known))
-            if label in folded:
-                hint = f" Its row repeats '{safe_text(folded[label])}': give that."
-            raise LayerNotFoundError(f"No histogram of '{safe_text(label)}': it is no output with a gradient.{hint}")
 
 
 def _draw_grids(
@@ -201,20 +181,6 @@ def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return list(texts)
-
-
-def _draw_plots(folder: Path, result: Activations | Gradients, histogram: Sequence[str]) -> list[str]:
-    if not isinstance(result, Gradients):
-        return []
-    from hookscope.render import plot_axes, plots  # noqa: PLC0415 - load Matplotlib, which activations do without
-
-    (folder / "plots").mkdir()
-    drawn = {f"plots/{name}.png": draw(result) for name, draw in plots.PLOTS.items()}
-    if histogram:
-        drawn["plots/gradient-histograms.png"] = plots.gradient_histograms(result, histogram)
-    for name, figure in drawn.items():
-        (folder / name).write_bytes(plot_axes.figure_png(figure))
-    return list(drawn)
 
 
 def _write_pictures(folder: Path, inputs: Sequence[InputRecord], provenance: Provenance) -> list[str | None]:

@@ -175,12 +175,6 @@ def run(
     return run_here
 
 
-@pytest.fixture
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `grads` draw no plots, which take most of the time of a small network."""
-    monkeypatch.setattr("hookscope.render.run_files._draw_plots", lambda *_: [])
-
-
 @pytest.fixture(scope="session")
 def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python file of small networks."""

@@ -10,8 +10,6 @@ from torch import nn
 
 from tests.cli.conftest import Run, built, names_below, record_of, table
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
 CASE = """
 from collections import OrderedDict
 

@@ -134,10 +134,6 @@ RUN_FILES = {
     "gradients.json",
     "parameters.csv",
     "sketches.safetensors",
-    "plots",
-    "plots/gradient-flow.png",
-    "plots/gradient-histograms.png",
-    "plots/parameter-ratios.png",
 }
 
 
@@ -214,7 +210,7 @@ def test_the_textbook_network_has_the_textbook_gradients(run: Run, folder: Path)
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == expected
 
 
-def test_the_run_holds_tables_and_plots_and_is_said_to_be_where_it_is(run: Run, folder: Path) -> None:
+def test_the_run_holds_tables_and_is_said_to_be_where_it_is(run: Run, folder: Path) -> None:
     ended = run("grads", "case.py:Textbook", "ones.npy")
     [path] = (folder / "hookscope-runs").iterdir()
     assert names_below(path) == RUN_FILES
@@ -222,9 +218,6 @@ def test_the_run_holds_tables_and_plots_and_is_said_to_be_where_it_is(run: Run, 
     assert picture == f"Picture: {path.relative_to(folder)}/overview.png"
     assert others.startswith("Same folder: layers.csv, ")
     assert others.endswith(", run.json")
-    for name in ("gradient-flow", "gradient-histograms", "parameter-ratios"):
-        with Image.open(path / "plots" / f"{name}.png") as plot:
-            assert min(plot.size) > 100
 
 
 def test_json_holds_the_same_numbers_and_nothing_else_goes_to_stdout(run: Run, folder: Path) -> None:
@@ -259,7 +252,6 @@ LOSS_CASES: dict[tuple[str, ...], Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize(("options", "mode"), [(options, "eval") for options in LOSS_CASES] + [(CE_OF_3, "train")])
-@pytest.mark.usefixtures("without_plots")
 def test_gradients_of_parameters_are_autograds(run: Run, folder: Path, options: tuple[str, ...], mode: str) -> None:
     arguments = ("--mode", mode, "--save-tensors", "--out", "out", "--quiet")
     ended = run("grads", "case.py:classifier", "picture.npy", *options, *arguments)
@@ -277,7 +269,6 @@ def test_gradients_of_parameters_are_autograds(run: Run, folder: Path, options: 
         assert_row(row, tensors[f"{name} grad"])
 
 
-@pytest.mark.usefixtures("without_plots")
 def test_the_input_itself_can_be_the_target_and_dropout_is_seeded(run: Run, folder: Path) -> None:
     options = ("--loss", "mse", "--target", "self", "--mode", "train", "--quiet")
     values = []
@@ -289,7 +280,6 @@ def test_the_input_itself_can_be_the_target_and_dropout_is_seeded(run: Run, fold
     assert values[0] == values[1] != values[2]
 
 
-@pytest.mark.usefixtures("without_plots")
 def test_autocast_runs_layers_in_the_lower_precision(run: Run, folder: Path) -> None:
     ended = run("grads", "case.py:classifier", "picture.npy", "--autocast", "bfloat16", "--out", "out", "-q")
     assert ended.code == 0
@@ -310,7 +300,6 @@ def test_an_output_is_chosen_by_its_key(run: Run, folder: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("without_plots")
 def test_without_a_picture_the_input_is_noise_of_the_networks_own_or_the_given_shape(run: Run, folder: Path) -> None:
     assert run("grads", "case.py:classifier", "--input-shape", "2,3,9,10", "--out", "given", "-q").code == 0
     shapes = [row["shape"] for row in table(folder / "given" / "gradients.csv")]
@@ -370,18 +359,6 @@ def test_gradients_are_drawn_as_grids_when_asked_for(run: Run, folder: Path) -> 
     assert "1 grid, layers.csv" in ended.stdout
 
 
-@pytest.mark.exhaustive
-def test_histograms_are_of_the_layers_named(run: Run, folder: Path) -> None:
-    assert run("grads", "case.py:classifier", "picture.npy", "--out", "all", "-q").code == 0
-    ended = run("grads", "case.py:classifier", "picture.npy", "--histogram", "5", "--out", "one", "-q")
-    assert (ended.code, ended.stderr) == (0, "")
-    name = "plots/gradient-histograms.png"
-    assert (folder / "one" / name).read_bytes() != (folder / "all" / name).read_bytes()
-    for name in ("plots/gradient-flow.png", "gradients.csv"):
-        assert (folder / "one" / name).read_bytes() == (folder / "all" / name).read_bytes()
-
-
-@pytest.mark.usefixtures("without_plots")
 def test_a_limit_decides_where_a_verdict_begins(run: Run, folder: Path) -> None:
     np.save(folder / "one.npy", np.ones((1, 2), np.float32))
 
@@ -537,8 +514,6 @@ REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     ((*ONES, "--limit", "vanishing=x"), 2, ["no number"]),
     ((*ONES, "--limit", "vanishing=nan"), 2, ["not a positive number"]),
     ((*ONES, "--limit", "vanishing=0"), 2, ["not a positive number"]),
-    ((*ONES, "--histogram", "fc3"), 5, ["'fc3'", "'fc2'"]),
-    ((*ONES, *(["--histogram", "fc1"] * 13)), 2, ["13 histograms", "12"]),
     ((*ONES, "--input-shape", "1,3"), 2, ["--input-shape"]),
     (("case.py:classifier", "--input-shape", "1,x"), 2, ["'1,x'"]),
     (("case.py:classifier", "--per-image"), 2, ["--per-image", "IMAGE"]),

@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from tests.cli.conftest import CAT, Run, built, names_below, record_of, rows_of
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
 AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--no-grids", "--out", "out")
 
 NETWORKS = """

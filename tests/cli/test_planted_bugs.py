@@ -13,8 +13,6 @@ import pytest
 
 from tests.cli.conftest import Run
 
-pytestmark = pytest.mark.usefixtures("without_plots")
-
 NETWORK = """
 import random
 

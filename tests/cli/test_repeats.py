@@ -115,11 +115,3 @@ def test_an_edit_of_a_module_that_passes_its_input_through_shows_it(run: Run, he
     assert folded(rows_of(here / "out")) == [(0, "0", ""), (1, "1", "2"), (2, "3", "4"), (3, "5", "")]
     changed = [row["label"] for row in table(here / "out" / "changes.csv")]
     assert changed == ["1", "3", "5"]
-
-
-@pytest.mark.exhaustive
-def test_a_histogram_of_a_row_that_is_folded_is_asked_for_by_the_one_that_stays(run: Run, here: Path) -> None:
-    ended = run("grads", "dropout.py:build", "picture.npy", "--histogram", "1", "--out", "out")
-    assert ended.code == 5
-    assert ended.errors[0].endswith("Its row repeats '0': give that.")
-    assert names_below(here) == {"dropout.py", "net.py", "picture.npy"}

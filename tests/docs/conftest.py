@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 # Fixtures of the command line's tests.
-from tests.cli.conftest import environment, networks, run, without_plots  # noqa: F401
+from tests.cli.conftest import environment, networks, run  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,6 @@ def test_a_run_with_a_loss_that_is_no_number(run: Run, tmp_path: Path) -> None:
     assert check("grads", ended.stdout)["loss"]["value"] in ("nan", "inf", "-inf")
 
 
-@pytest.mark.usefixtures("without_plots")
 def test_grads(run: Run, tmp_path: Path) -> None:
     ended = run("grads", "net.py:tiny", CAT, "--resize", "32", "--crop", "32", "--per-image", "--json")
     document = check("grads", ended.stdout)

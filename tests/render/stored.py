@@ -70,20 +70,6 @@ def row(index: int, layer: str, kind: str = "Conv2d", **values: Any) -> dict[str
     return {"index": index, "layer": layer, "kind": kind, "activation": statistics()} | known | values
 
 
-def operation(index: int, owner: str, kind: str, **values: Any) -> dict[str, Any]:
-    """Return a row of `layers.json` for an operation that a module's code calls."""
-    return row(index, f"{owner or '(model)'}:{kind}", kind, owner=owner, source="net.py:1", **values)
-
-
-def hostile_rows() -> list[dict[str, Any]]:
-    """Return the rows of a network whose blocks, types and parameters have hostile names."""
-    rows = [row(0, "stem", inputs=["input", *HOSTILE_NAMES])]
-    for name in HOSTILE_NAMES:
-        rows.append(row(len(rows), f"{name}.conv", name, inputs=["stem"]))
-        rows.append(operation(len(rows), name, "add", inputs=["stem", f"{name}.conv", name]))
-    return rows
-
-
 def gradient(index: int, layer: str, **values: Any) -> dict[str, Any]:
     """Return a row of `gradients.json`."""
     place = {"index": index, "backward_index": 0, "layer": layer, "kind": "Conv2d", "call": 0, "slot": ""}

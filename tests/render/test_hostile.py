@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from unittest.mock import patch
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -30,8 +29,6 @@ from hookscope.render.html import report_html
 from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
 from hookscope.render.notebook import result_html
-from hookscope.render.plot_axes import figure_png
-from hookscope.render.plots import PLOTS
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, UncalledLayer, Verification
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
@@ -148,19 +145,11 @@ JSON: Mapping[str, Callable[[str], str]] = {
 }
 
 
-def without_plots(name: str) -> str:
-    with (
-        patch("hookscope.render.plot_axes.figure_png", lambda _figure: b""),
-        patch("hookscope.render.plots.gradient_flow"),
-    ):
-        return result_html(gradients(name))
-
-
 HTML: Mapping[str, Callable[[str], str]] = {
     "report": page,
     "check": lambda name: checks_html([checked.hostile(name)], meanings={}, holds={}),
     "activations": lambda name: result_html(activations(name)),
-    "gradients": without_plots,
+    "gradients": lambda name: result_html(gradients(name)),
     "maps": lambda name: result_html(feature_maps(name)),
 }
 
@@ -268,14 +257,6 @@ def test_pictures_draw_what_their_fonts_have(name: str) -> None:
     picture, grid = draw_for_run(feature_maps(name), "a.png", input_name=name)
     encode_png(picture)
     assert all(letter.isprintable() and ord(letter) in DEJAVU for part in grid.caption for letter in part)
-
-
-@pytest.mark.parametrize("plot", PLOTS)
-@settings(deadline=None, max_examples=10)
-@given(name=TEXTS)
-@pytest.mark.sample("parameter-ratios")
-def test_plots_draw_any_name(plot: str, name: str) -> None:
-    figure_png(PLOTS[plot](gradients(name)))  # mathematics that does not parse would raise, a missing glyph would warn
 
 
 def test_what_is_shown_is_what_it_is() -> None:

@@ -373,7 +373,7 @@ def test_a_plot_names_the_place_under_the_pointer_and_leads_there(open_page: Ope
 
 @pytest.mark.exhaustive
 def test_hostile_names_run_nothing_and_can_be_opened_and_filtered(open_page: Open, tmp_path: Path) -> None:
-    rows = [row(i, name, kind=name, aliases=[name]) for i, name in enumerate(HOSTILE_NAMES)]
+    rows = [row(i, name, kind=name, aliases=[name], inputs=list(HOSTILE_NAMES)) for i, name in enumerate(HOSTILE_NAMES)]
     names = dict.fromkeys(("name", "kind", "weights"), "".join(HOSTILE_NAMES))
     run = write_run(
         tmp_path / "hostile",

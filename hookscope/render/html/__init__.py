@@ -13,7 +13,6 @@ from hookscope.render.columns import number_text, percent_text, probability_text
 from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.grids import colour_marks
 from hookscope.render.html.figures import FRAME, Figure, bars, distributions, logarithmic
-from hookscope.render.html.flow import flows_of
 from hookscope.render.html.layers import COLUMNS, Layer, LayerColumn, findings_of, layers_of, tree_of
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
@@ -99,7 +98,6 @@ def report_html(run: StoredRun) -> str:
         layers=layers,
         kinds=sorted({layer.row.kind for layer in layers}),
         tree=tree_of(layers),
-        flows=flows_of(layers),
         pictures=pictures,
         statistics=_STATISTICS,
         nothing=TensorStatistics((), "", 0),

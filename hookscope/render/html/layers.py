@@ -24,7 +24,7 @@ _MOST_CALLS = 32
 _NOTABLE = frozenset({"non-finite", "constant", "all zero", "dead channels", "massive activations", "unmeasured"})
 
 # Only a name made to break a page nests deeper.
-MOST_LEVELS = 24
+_MOST_LEVELS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,6 @@ class Node:
     """A part of the network in the tree."""
 
     name: str  # last part of its dotted name
-    path: str = ""  # all of it; "" is the network
     layers: list[Layer] = field(default_factory=list)  # of the module itself
     children: dict[str, "Node"] = field(default_factory=dict)
 
@@ -193,11 +192,6 @@ def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
     return [ShownFinding(**asdict(verdict), href=pages.get(verdict.where, "")) for verdict in run.result.verdicts]
 
 
-def row_numbers(rows: Sequence[LayerRow]) -> dict[str, int]:
-    """Return the position of the row that shows each tensor, by the labels of all that put it out."""
-    return {name: number for number, row in enumerate(rows) for name in (*row.also, row.label)}
-
-
 def layers_of(run: StoredRun) -> list[Layer]:
     """Assemble the details of each row."""
     outputs = {gradient.label: gradient for gradient in run.gradients if gradient.role == "output"}
@@ -217,7 +211,7 @@ def layers_of(run: StoredRun) -> list[Layer]:
         for place in verdict.places:
             verdicts[place].append(ShownFinding(**asdict(verdict)))
     calls: dict[str, list[Layer]] = defaultdict(list)
-    shown = {name: run.result.rows[number].label for name, number in row_numbers(run.result.rows).items()}
+    shown = {name: row.label for row in run.result.rows for name in (*row.also, row.label)}
     takers: dict[str, dict[str, None]] = defaultdict(dict)
     for row in run.result.rows:
         for source in row.inputs:
@@ -253,9 +247,9 @@ def tree_of(layers: Sequence[Layer]) -> Node:
     for layer in layers:
         node = root
         module = layer.row.layer if layer.row.owner is None else layer.row.owner
-        parts = module.split(".", MOST_LEVELS - 1) if module else []
+        parts = module.split(".", _MOST_LEVELS - 1) if module else []
         parts += [] if layer.row.owner is None else [f":{layer.row.kind}"]
-        for depth, part in enumerate(parts, 1):
-            node = node.children.setdefault(part, Node(part, ".".join(parts[:depth])))
+        for part in parts:
+            node = node.children.setdefault(part, Node(part))
         node.layers.append(layer)
     return root

@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 _LEFT_OUT = ("provenance", "categories", "maps")
 
-FILE, PLOT = "diff.json", "difference_over_depth.png"
+FILE = "diff.json"
 
 # Entries whose numbers may be infinite or none.
 _NUMERIC = frozenset(

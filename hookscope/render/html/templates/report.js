@@ -16,7 +16,6 @@ for (const row of rows) {
 }
 const boxes = [...document.querySelectorAll('input[name="column"]')];
 const usual = boxes.filter((box) => box.checked).map((box) => box.value).join(",");
-const flows = new Set([...document.querySelectorAll("figure.flow")].map((figure) => figure.id));
 const sections = new Set([...document.querySelectorAll("main > section")].map((section) => section.id));
 let order = rows;
 let shown = null;
@@ -40,7 +39,6 @@ function remember() {
 function follow() {
   clearTimeout(waiting);
   if (sections.has(location.hash.slice(1))) return;
-  if (flows.has(location.hash.slice(1))) return reveal($(location.hash.slice(1)));
   const given = stateInFragment();
   $("q").value = given.q || "";
   $("type").value = given.type || "";
@@ -54,27 +52,6 @@ function follow() {
   const row = given.layer === undefined ? undefined : places.get(given.layer);
   if (row) open(row);
   else if (panel.open) panel.close();
-}
-
-// --- the drawings of data flow
-
-function reveal(figure) {
-  if (panel.open) panel.close();
-  for (let each = figure; each; each = each.parentElement) {
-    if (each.tagName === "DETAILS") each.open = true;
-  }
-  figure.scrollIntoView();
-  // The browser may have brought the focus here already, and the reader moved it on.
-  if (!figure.contains(document.activeElement)) figure.focus({ preventScroll: true });
-}
-
-function placed(figure, row) {
-  const copy = figure.cloneNode(true);
-  copy.removeAttribute("id");
-  for (const link of copy.querySelectorAll("a")) {
-    if (link.hash.startsWith("#layer=") && decodeURIComponent(link.hash.slice(7)) === row.label) link.setAttribute("aria-current", "true");
-  }
-  return copy;
 }
 
 // --- the table
@@ -149,7 +126,6 @@ function open(row) {
   shown = row;
   $("panel-title").textContent = row.label;
   $("body").replaceChildren($(`layer-${row.number}`).content.cloneNode(true));
-  for (const place of $("body").querySelectorAll("[data-flow]")) place.append(placed($(`flow-${place.dataset.flow}`), row));
   $("body").scrollTop = 0;
   const visible = order.filter((each) => !each.tr.hidden);
   const at = visible.indexOf(row);
@@ -290,7 +266,6 @@ panel.addEventListener("close", () => {
   shown = null;
   $("body").replaceChildren();
   if (stateInFragment().layer !== undefined) history.pushState(null, "", address(""));
-  if (flows.has(location.hash.slice(1))) return;
   const link = last && !last.tr.hidden && last.tr.querySelector("a");
   if (link) link.focus({ preventScroll: true });
 });
