@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hookscope.differences.alignment import is_inside
 from hookscope.results.differences import DifferenceRow, FirstDifference, Origin
 
 # The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
@@ -107,7 +108,7 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
     inside |= {rows[at].layer for at in differing if rows[at].input_relative_l2 is None}
     layers = {each.layer for each in rows}
     for row in later:
-        if not any(_is_inside(layer, row.layer) for layer in inside):
+        if not any(is_inside(layer, row.layer) for layer in inside):
             in_own_code = _has_parts(row.layer, layers)
             begins.append(FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row)))
     by_layer: dict[str, FirstDifference] = {}
@@ -176,7 +177,7 @@ def _around(layer: str) -> str:
 
 
 def _has_parts(layer: str, layers: set[str]) -> bool:
-    return any(_is_inside(other, layer) for other in layers)
+    return any(is_inside(other, layer) for other in layers)
 
 
 def _of_single_layers(
@@ -198,17 +199,13 @@ def _of_single_layers(
 def _adding(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[DifferenceRow]:
     layers = [row.layer for row in rows]
     adding = [row for row in rows if exceeds(_added(row), rounding_limit(eps, _size(row.layer, layers, sizes)))]
-    return [row for row in adding if not any(_is_inside(other.layer, row.layer) for other in adding)]
+    return [row for row in adding if not any(is_inside(other.layer, row.layer) for other in adding)]
 
 
 def _size(layer: str, layers: Sequence[str], sizes: Mapping[str, int]) -> int:
-    inside = [each for each in layers if _is_inside(each, layer)]
+    inside = [each for each in layers if is_inside(each, layer)]
     return sizes.get(layer, 1) + sum(sizes.get(each, 1) for each in inside)
 
 
 def _added(row: DifferenceRow) -> float:
     return row.added.relative_l2 if row.added else 0.0
-
-
-def _is_inside(layer: str, around: str) -> bool:
-    return layer != around and (not around or layer.startswith((f"{around}.", f"{around}:")))

@@ -400,9 +400,7 @@ def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     chosen = None if network.operations is None else OperationChoice(network.operations.patterns)
     captured = run_once(network, batch, network.hooked, observe, chosen)
     unchanged = {(each.layer, each.call) for each in captured.observations if each.passed_through}
-    return [
-        Call(key, kind, tuple(shapes), owned) for key, (kind, shapes, owned) in calls.items() if key not in unchanged
-    ]
+    return [Call(key, kind, tuple(shapes), owned, key in unchanged) for key, (kind, shapes, owned) in calls.items()]
 
 
 def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:

@@ -1,12 +1,13 @@
 """Rows of networks that ran in lockstep: of the outputs that have a partner, and which have none."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from hookscope.differences.alignment import Pairing
 from hookscope.differences.hooked_network import HookedNetwork, Key, OutputForm
 from hookscope.differences.lockstep import Lockstep, Row
 from hookscope.differences.measures import culprit
-from hookscope.results.differences import DifferenceRow, Match, Unmatched
+from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
 
 A, B, REFERENCE = range(3)
 """Positions of the networks in all that has one entry for each."""
@@ -83,14 +84,19 @@ def _unpaired(
 
 
 def _reason(place: Key, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
-    name = pairing.names.get(place[0])
-    if name is None:
+    namesake = pairing.namesake(place[0])
+    own, others = (
+        Counter((layer, call) for layer, call, _ in side.output_forms if layer == name)
+        for side, name in ((network, place[0]), (other, namesake[0] if namesake is not None else None))
+    )
+    if namesake is None or (not others and place[0] not in network.hooked):
         return f"{title} has no such layer" if place[0] in network.hooked else f"{title} calls no such operation"
-    own = len({call for layer, call, _ in network.output_forms if layer == place[0]})
-    others = len({call for layer, call, _ in other.output_forms if layer == name[0]})
-    if others == own:
-        return f"{title} returns fewer tensors there"
-    return f"{title} does not call it" if not others else f"called {_times(own)} here, {_times(others)} by {title}"
+    if not others:
+        return f"{title} does not call it"
+    if len(own) != len(others):
+        return f"called {_times(len(own))} here, {_times(len(others))} by {title}"
+    fewer = others[namesake[0], place[1]] < own[place[:2]]
+    return f"{title} {FEWER_TENSORS}" if fewer else UNPAIRED_CALL
 
 
 def _times(count: int) -> str:

@@ -22,9 +22,17 @@ from hookscope.render.weights_text import (
 )
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.comparison import Prediction
-from hookscope.results.differences import DifferenceRow, Differences, Exceeded, FirstDifference, OutputDifference, Side
+from hookscope.results.differences import (
+    PARTS_ALONE,
+    DifferenceRow,
+    Differences,
+    Exceeded,
+    FirstDifference,
+    OutputDifference,
+    Side,
+)
 from hookscope.results.findings import Finding
-from hookscope.text import counted, printable, shape_text
+from hookscope.text import counted, printable, shape_text, some_of
 
 # What a screen has room for.
 _MOST_FIRST = 5
@@ -140,7 +148,8 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     if first.gone_at:
         return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
     if result.way != "lockstep":  # what a layer was given is not known
-        return f"The difference first shows at {name}{kind}: {amount}.{_called_alone(_owner(first.layer), result)}"
+        around = f"{_called_alone(_owner(first.layer), result)}{_of_parts_alone(result) if is_first else ''}"
+        return f"The difference first shows at {name}{kind}: {amount}.{around}"
     begins = "First difference in" if is_first else "Another difference in"
     if first.in_own_code:
         is_own = first.row in ("", name) or (row is not None and row.layer == first.layer)
@@ -155,11 +164,9 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
 
 
 def _called_alone(layer: str, result: Differences) -> str:
-    """Return the layers called by a module that have no partner: one of them may cause the difference."""
-    labels = {
-        side: [each.label for each in result.unmatched if each.side == side and _owner(each.label) == layer]
-        for side in ("A", "B")
-    }
+    """Return the layers that a module calls on one side alone: one of them may cause the difference."""
+    alone = [each for each in result.unmatched if each.is_called_alone and _owner(each.label) == layer]
+    labels = {side: [each.label for each in alone if each.side == side] for side in ("A", "B")}
     parts = [
         f"only {side} calls {', '.join(names[:_FEW_ALONE])}{', …' if len(names) > _FEW_ALONE else ''}"
         for side, names in labels.items()
@@ -167,6 +174,16 @@ def _called_alone(layer: str, result: Differences) -> str:
     ]
     sentence = ", and ".join(parts)
     return f" {sentence[0].upper()}{sentence[1:]} there." if parts else ""
+
+
+def _of_parts_alone(result: Differences) -> str:
+    """Return which layers were not compared, though both runs have them."""
+    left_out = [each for each in result.unmatched if each.reason.endswith(PARTS_ALONE)]
+    return (
+        f" {some_of([each.label for each in left_out], _FEW_ALONE)} not compared: {left_out[0].reason}."
+        if left_out
+        else ""
+    )
 
 
 def _owner(label: str) -> str:

@@ -19,6 +19,11 @@ Match = Literal["name", "prefix", "order", "map"]
 Way = Literal["lockstep", "tensors", "sketches", "weights"]
 """What was compared: two networks side by side; two runs by their saved tensors or sketches; weights alone."""
 
+FEWER_TENSORS = "returns fewer tensors there"
+"""The end of `Unmatched.reason` where both sides call the layer; so are the next two."""
+UNPAIRED_CALL = "not called in the first batch, in which layers are paired"
+PARTS_ALONE = "'s run only has rows of its parts"
+
 Origin = Literal["equal", "rounding", "begins", "passed on", "unclear"]
 """Where a row's difference comes from: there is none; rounding explains it; this layer; its inputs; either or both."""
 
@@ -141,7 +146,7 @@ class Unmatched:
     """A row, or a tensor of the weights, that has no partner on the other side.
 
     Attributes:
-        reason: Why, in a few words: "B has no such layer", "called twice by A, once by B".
+        reason: Why, in a few words: "B has no such layer", "called twice here, once by B".
     """
 
     side: Literal["A", "B"]
@@ -149,6 +154,11 @@ class Unmatched:
     kind: str
     shape: tuple[int, ...]
     reason: str
+
+    @property
+    def is_called_alone(self) -> bool:
+        """Whether the other side does not call it: that may cause a difference."""
+        return not self.reason.endswith((FEWER_TENSORS, UNPAIRED_CALL, PARTS_ALONE))
 
 
 @dataclass(frozen=True, slots=True)

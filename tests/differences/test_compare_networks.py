@@ -490,6 +490,17 @@ def test_modules_that_were_in_training_mode_are_noted() -> None:
     replaced = copy.deepcopy(network).eval()
     replaced[2] = nn.Sequential(nn.Identity(), copy.deepcopy(network[2]))  # both modes are the same to them
     assert hookscope.diff(copy.deepcopy(network).eval(), replaced, x).notes == ()
+    residual = nn.Sequential(Functional(1.0), nn.Linear(6, 2)).eval()
+    partly = copy.deepcopy(residual)
+    partly[0].training = True  # its parts are not
+    (found,) = hookscope.diff(residual, partly, torch.randn(3, 6)).notes
+    assert found.startswith("B was in training mode at 0, and runs")
+    partly.training, partly[0].training = True, False
+    (found,) = hookscope.diff(residual[0], partly[0].train(), torch.randn(3, 6)).notes
+    assert found.startswith("B was in training mode, and runs")
+    partly[0].first.eval()
+    (found,) = hookscope.diff(residual[0], partly[0], torch.randn(3, 6)).notes
+    assert found.startswith("B was in training mode at (model), and runs")
 
 
 def test_operations_name_the_line_itself() -> None:
