@@ -495,9 +495,7 @@ def _wrapped(
     return wrapped_a & a.selected.keys() if chosen else wrapped_a, wrapped_b & around_b
 
 
-def _to_align(
-    calls: Sequence[Call], layers: Collection[str], wrapped: Collection[str], named: Collection[str]
-) -> list[Call]:
+def _to_align(calls: Sequence[Call], layers: Collection[str], wrapped: set[str], named: Collection[str]) -> list[Call]:
     """Return the calls of layers and operations; parts of a `wrapped` module that runs have a partner by name alone."""
     running = wrapped & {call.key[0] for call in calls}
     return [

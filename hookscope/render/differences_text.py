@@ -79,6 +79,7 @@ def answer(result: Differences) -> list[str]:
         sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
     elif not begins:
         sentences += [*_gradients(result), _of_inputs(result) or _small(result)]
+    sentences += _first_unequal(result)
     sentences += map(_output, result.outputs)
     return [*sentences, *_worse(result)]
 
@@ -156,11 +157,17 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
         shows = f"{'its output' if is_own else first.row} is the first to show it, {amount}"
         alone = _called_alone(first.layer, result)
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
-    before = row.input_relative_l2 if row is not None and is_first else None
-    inputs = "" if before is None else f", its inputs differ by {number_text(before, 3)}"
-    inputs = ", its inputs are equal" if before == 0 else inputs
+    inputs = _inputs(row) if row is not None and is_first else ""
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
+
+
+def _inputs(row: DifferenceRow) -> str:
+    """Return how far the inputs of a layer differ, if that is known."""
+    before = row.input_relative_l2
+    if before == 0:
+        return ", its inputs are equal"
+    return "" if before is None else f", its inputs differ by {number_text(before, 3)}"
 
 
 def _called_alone(layer: str, result: Differences) -> str:
@@ -224,6 +231,26 @@ def _small(result: Differences) -> str:
         return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
     amount = number_text(worst.measures.relative_l2, 3)
     return f"A and B differ no more than rounding explains: relative L2 at most {amount}, at {worst.label}."
+
+
+def _first_unequal(result: Differences) -> Iterator[str]:
+    """Yield which row is the first that is not equal, where rounding may explain it and all before it is equal.
+
+    Not where the sides compute in other dtypes, or on other values from the start: then every row differs.
+    """
+    at = next((at for at, row in enumerate(result.rows) if row.measures is None or row.measures.relative_l2), None)
+    if at is None or result.inputs_b:
+        return
+    row = result.rows[at]
+    before, same_dtype = row.input_relative_l2, row.dtype == row.dtype_b
+    if row.measures is None or not row.measures.relative_l2 <= row.limit or not same_dtype or (before and not at):
+        return
+    sure = "equal bit for bit" if row.measures.standard_error is None else "equal as far as the sketches tell"
+    amount, limit = number_text(row.measures.relative_l2, 3), number_text(row.limit, 3)
+    yield (
+        f"The first row that is not {sure} is {row.label} ({row.kind}): relative L2 {amount}{_inputs(row)}. "
+        f"Rounding may explain up to {limit} there."
+    )
 
 
 def _growth(result: Differences) -> str:

@@ -27,6 +27,7 @@ from torchvision.models import VisionTransformer
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.render.columns import number_text
 from hookscope.render.differences_text import answer
 from hookscope.results.differences import NonFinite
 from hookscope.results.runs.differences import read_differences
@@ -501,6 +502,50 @@ def test_modules_that_were_in_training_mode_are_noted() -> None:
     partly[0].first.eval()
     (found,) = hookscope.diff(residual[0], partly[0], torch.randn(3, 6)).notes
     assert found.startswith("B was in training mode at (model), and runs")
+
+
+def test_the_first_row_that_is_not_equal_is_named_though_rounding_may_explain_it() -> None:
+    one, other = small(), small()
+    other.norm.eps = 1.5e-5
+    x = pictures()
+    result = hookscope.diff(one, other, x)
+    ours, theirs = activations_of(one, x), activations_of(other, x)
+    distance, limit = numpys(ours["norm"], theirs["norm"]), (4 + 64) * 2.0**-23 * math.sqrt(2)
+    assert 0 < distance < limit
+    assert answer(result)[1] == (
+        f"The first row that is not equal bit for bit is norm (BatchNorm2d): relative L2 {number_text(distance, 3)}, "
+        f"its inputs are equal. Rounding may explain up to {number_text(limit, 3)} there."
+    )
+    result = hookscope.diff(Functional(1.0), Functional(1.0 + 1e-6), torch.randn(3, 6))
+    before = number_text(result["second"].input_relative_l2, 3)
+    assert f"is second (Linear): relative L2 {number_text(result['second'].measures.relative_l2, 3)}, its " in " ".join(
+        answer(result)
+    )
+    assert f", its inputs differ by {before}." in answer(result)[1]
+
+
+@pytest.mark.parametrize("way", ["equal", "beyond rounding", "another dtype", "autocast", "other inputs"])
+def test_no_row_is_said_to_be_the_first_that_is_not_equal_where_that_means_nothing(way: str) -> None:
+    other = small()
+    other.norm.eps = 1.5e-5 if way == "other inputs" else 1e-2 if way == "beyond rounding" else 1e-5
+    options: dict[str, dict[str, Any]] = {
+        "another dtype": {"dtype_b": "bfloat16"},
+        "autocast": {"autocast_b": "bfloat16"},
+        "other inputs": {"input_b": pictures() * (1 + 1e-6)},
+    }
+    b = "same" if way == "another dtype" else other
+    result = hookscope.diff(small(), b, pictures(), **options.get(way, {}))
+    assert not any("The first row" in sentence for sentence in answer(result))
+
+
+def test_a_small_difference_before_a_large_one_is_named_too() -> None:
+    other = small()
+    other.norm.eps = 1.5e-5
+    with torch.no_grad():
+        other.fc.weight *= 2
+    first, *_, second, _ = answer(hookscope.diff(small(), other, pictures()))
+    assert first.startswith("First difference in fc (Linear)")
+    assert second.startswith("The first row that is not equal bit for bit is norm (BatchNorm2d)")
 
 
 def test_operations_name_the_line_itself() -> None:
