@@ -84,8 +84,8 @@ def _origin(row: DifferenceRow, single: float, *, first_seen: bool) -> Origin:
         origin = "rounding"
     elif total is not None and row.added is not None:
         origin = "passed on"
-    elif _differs(row) and row.input_relative_l2 is not None:
-        arrives = exceeds(row.input_relative_l2, row.limit)
+    elif _differs(row) and row.arriving_relative_l2 is not None:
+        arrives = exceeds(row.arriving_relative_l2, row.limit)
         origin = "begins" if not arrives else "unclear" if first_seen else "passed on"
     return origin
 
@@ -101,11 +101,11 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
     row = rows[differing[0]]
     begins: list[FirstDifference] = []
     single = rounding_limit(eps, sizes.get(row.layer, 1))
-    if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.input_relative_l2, row.limit):
+    if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.arriving_relative_l2, row.limit):
         begins.append(_first(rows, differing[0]))
     later = [rows[at] for at in differing[1:] if rows[at].added is None and _has_equal_inputs(rows[at])]
     inside = {each.layer for each in begins} | {each.layer for each in later}
-    inside |= {rows[at].layer for at in differing if rows[at].input_relative_l2 is None}
+    inside |= {rows[at].layer for at in differing if rows[at].arriving_relative_l2 is None}
     layers = {each.layer for each in rows}
     for row in later:
         if not any(is_inside(layer, row.layer) for layer in inside):
@@ -118,7 +118,7 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
 
 
 def _has_equal_inputs(row: DifferenceRow) -> bool:
-    given, total = row.input_relative_l2, _relative_l2(row)
+    given, total = row.arriving_relative_l2, _relative_l2(row)
     return given is not None and given <= row.limit and not (total is not None and total <= row.limit + _GROWTH * given)
 
 
@@ -133,13 +133,13 @@ def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
     container that is called with a difference only passes it on.
     """
     row = rows[at]
-    if not exceeds(row.input_relative_l2, row.limit):
+    if not exceeds(row.arriving_relative_l2, row.limit):
         in_own_code = _has_parts(row.layer, {each.layer for each in rows})
         return FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row))
     owner, colon, _ = row.layer.partition(":")
     around = owner.removeprefix("(model)") if colon else _around(row.layer)
     calls = {each.layer: each for each in reversed(rows[at:])}  # a module around the row finishes after it
-    while around and not (around in calls and not exceeds(calls[around].input_relative_l2, row.limit)):
+    while around and not (around in calls and not exceeds(calls[around].arriving_relative_l2, row.limit)):
         around = _around(around)
     return FirstDifference(around, row.label, in_own_code=True, relative_l2=_relative_l2(row))
 
@@ -166,7 +166,7 @@ def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
         return rows[0].label
     for at, row in enumerate(rows):
         if not _differs(row) and (
-            exceeds(row.input_relative_l2, row.limit) or (is_last and row.input_relative_l2 is None)
+            exceeds(row.arriving_relative_l2, row.limit) or (is_last and row.arriving_relative_l2 is None)
         ):
             return "" if any(map(_differs, rows[at:])) else row.label
     return ""

@@ -46,6 +46,7 @@ class RowPair:
             dtype=one.dtype,
             dtype_b=other.dtype,
             measures=measures,
+            source=self.a.source if isinstance(self.a, LayerRow) else "",
             note=note,
         )
 

@@ -138,7 +138,9 @@ def _placed(side: Side) -> list[str]:
 def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
     name = first.layer or "(model)"
     row = next((each for each in result.rows if each.label == first.row), None)
-    kind = f" ({row.kind})" if row is not None and row.layer == first.layer else ""
+    kind = (
+        f" ({', '.join(filter(None, (row.kind, row.source)))})" if row is not None and row.layer == first.layer else ""
+    )
     amount = f"relative L2 {number_text(first.relative_l2, 3)}"
     if first.relative_l2 is None and row is not None:
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
@@ -154,16 +156,20 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     begins = "First difference in" if is_first else "Another difference in"
     if first.in_own_code:
         is_own = first.row in ("", name) or (row is not None and row.layer == first.layer)
-        shows = f"{'its output' if is_own else first.row} is the first to show it, {amount}"
+        line = f" ({row.source})" if row is not None and row.source else ""
+        shows = f"{'its output' if is_own else f'{first.row}{line}'} is the first to show it, {amount}"
         alone = _called_alone(first.layer, result)
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
-    inputs = _inputs(row) if row is not None and is_first else ""
+    inputs = "" if row is None else _inputs(row) if is_first else f", {row.given}" if row.given else ""
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
 
 
 def _inputs(row: DifferenceRow) -> str:
-    """Return how far the inputs of a layer differ, if that is known."""
+    """Return how far the inputs of a layer differ, if that is known, and what else it is given that differs."""
+    if row.given:
+        others = row.arriving_relative_l2
+        return f", {row.given}" + (f", its other inputs differ by {number_text(others, 3)}" if others else "")
     before = row.input_relative_l2
     if before == 0:
         return ", its inputs are equal"
@@ -415,6 +421,8 @@ def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
         parts.append(MATCHES[row.matched])
     if row.dtype != row.dtype_b and (row.dtype, row.dtype_b) != usual:
         parts.append(f"{row.dtype} / {row.dtype_b}")
+    if row.given:
+        parts.append(row.given)
     if row.channel is not None:
         parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
     return "; ".join([*parts, *nonfinite_remarks(row.measures), *([row.note] if row.note else [])])

@@ -102,6 +102,9 @@ class DifferenceRow:
         measures: None if the two cannot be compared; `note` has the reason.
         input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; infinite where the shapes of
             one differ, None if it is not known.
+        arriving_relative_l2: The same without parameters, buffers and other tensors of modules that an operation takes.
+        source: The line that calls an operation of A, "net.py:14"; "" for a module.
+        given: What an operation takes that no layer returns and that differs, in words: "given 1.0 in A and 1.3 in B".
         added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
             without `--shadow`.
         error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.
@@ -123,6 +126,9 @@ class DifferenceRow:
     measures: Measures | None
     origin: Origin = "unclear"
     input_relative_l2: float | None = None
+    arriving_relative_l2: float | None = None
+    source: str = ""
+    given: str = ""
     added: Measures | None = None
     error: float | None = None
     error_b: float | None = None

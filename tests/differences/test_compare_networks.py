@@ -200,6 +200,72 @@ def test_a_difference_between_layers_is_the_module_around_them() -> None:
     assert (first.layer, first.row, first.in_own_code) == ("0", "0.second", True)
 
 
+class Operands(nn.Module):
+    """Its own code takes a number, a buffer, a parameter and a tensor that it only holds."""
+
+    def __init__(self, **changes: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        values = {"base": 100.0, "slope": 0.1, "offset": 1.0, "buffer": 1.0, "weight": 1.0, "held": 1.0} | changes
+        self.fc, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.base, self.slope, self.offset = values["base"], values["slope"], values["offset"]
+        self.register_buffer("buffer", torch.full((6,), values["buffer"]))
+        self.weight = nn.Parameter(torch.full((6,), values["weight"]))
+        self.held = torch.full((6,), values["held"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = self.base ** (torch.arange(6) / -6)
+        x = F.leaky_relu(self.fc(x) - angles, negative_slope=self.slope)
+        x.sub_(self.offset)
+        x = x * self.buffer
+        x = x / self.weight
+        x = torch.hypot(x, self.held)
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "operation", "line", "given"),
+    [
+        ("base", 5000.0, "pow", 1, "given 100.0 in A and 5000.0 in B"),
+        ("slope", 0.9, "leaky_relu", 2, "given negative_slope=0.1 in A and negative_slope=0.9 in B"),
+        ("offset", 2.0, "sub", 3, "given 1.0 in A and 2.0 in B"),
+        ("buffer", 1.3, "mul", 4, "given buffer, which differs by 0.3"),
+        ("weight", 2.0, "div", 5, "given weight, which differs by 1"),
+        ("held", 3.0, "hypot", 6, "given held, which differs by 2"),
+    ],
+)
+def test_an_operand_that_no_layer_returns_is_an_input_that_differs(
+    name: str, value: float, operation: str, line: int, given: str
+) -> None:
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    result = hookscope.diff(Operands(), Operands(**{name: value}), x, ops=True)
+    first, number = result.first_differences[0], Operands.forward.__code__.co_firstlineno + line
+    assert (first.layer, first.in_own_code) == (f"(model):{operation}", False)
+    sentence = answer(result)[0]
+    assert sentence.startswith(
+        f"First difference in (model):{operation} ({operation}, {Path(__file__).name}:{number}): "
+    )
+    assert f", {given}" in sentence
+    assert "inputs are equal" not in sentence
+    assert [row.layer for row in result.rows if row.given] == [f"(model):{operation}"]
+
+
+def test_operands_that_are_the_same_are_equal_inputs_wherever_they_are_written() -> None:
+    class Slope(Operands):
+        by_name = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.fc(x)
+            x = F.leaky_relu(x, negative_slope=self.slope) if self.by_name else F.leaky_relu(x, self.slope)
+            return self.last(x.flip(0) if self.base > 100 else x.flip(1))
+
+    one, other = Slope(), Slope(base=5000.0)
+    other.by_name = False
+    result = hookscope.diff(one, other, torch.randn(3, 6), ops=True)
+    assert [row.given for row in result.rows if row.given] == ["given 1 in A and 0 in B"]
+    assert result["(model):leaky_relu"].origin == "equal"
+
+
 class BeforeAContainer(nn.Module):
     """Adds a parameter before it calls a container."""
 
