@@ -83,8 +83,8 @@ def some_of(names: Sequence[object], most: int) -> str:
 
 
 def in_words(words: Sequence[str]) -> str:
-    """Return "a, b and c"."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    """Return "a, b and c"; "" for none."""
+    return "".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def once_per_file(sentences: Iterable[tuple[str, str]]) -> list[str]:

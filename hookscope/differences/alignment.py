@@ -1,6 +1,6 @@
 """Find the partner of each layer: by a map, by name with and without wrapping prefixes, by order, type and shapes."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,12 +30,14 @@ class Call:
         kind: Class name of the module, or the operation's name.
         shapes: Of its outputs.
         parameters: Shapes of the parameters that the module owns.
+        is_unchanged: Whether it returned its input: such a call has a partner by name, and none by order.
     """
 
     key: CallKey
     kind: str
     shapes: tuple[Shape, ...]
     parameters: tuple[Shape, ...]
+    is_unchanged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,18 @@ class Pairing:
             return self.calls[key], "order"
         if self.known is not None and key not in self.known and key[0] not in self.around:
             return None
-        if key[0] in self.names:
-            layer, how = self.names[key[0]]
-            return (layer, key[1]), how
-        owner, colon, operation = key[0].rpartition(":")
+        named = self.namesake(key[0])
+        return None if named is None else ((named[0], key[1]), named[1])
+
+    def namesake(self, layer: str) -> tuple[str, Match] | None:
+        """Return the layer or operation of B that has the name of one of A, and how it was matched."""
+        if layer in self.names:
+            return self.names[layer]
+        owner, colon, operation = layer.rpartition(":")
         if not colon or (owner := "" if owner == "(model)" else owner) not in self.names:
             return None
-        layer, how = self.names[owner]
-        return (f"{layer or '(model)'}:{operation}", key[1]), how
+        partner, how = self.names[owner]
+        return f"{partner or '(model)'}:{operation}", how
 
     def inverse(self) -> "Pairing":
         """Return which call of B belongs to which of A."""
@@ -109,10 +115,37 @@ def match_names(
         add(name, name, "name")
     rest_a = [name for name in a if name not in matched]
     rest_b = [name for name in b if name not in taken]
+    around_a, around_b = around(a), around(b)
     for name, partner in _without_prefixes(rest_a, rest_b):
-        if a[name] == b[partner]:
+        if (name in around_a) == (partner in around_b):
+            is_partner = a[name] == b[partner]
+        else:
+            is_partner = _holds(b, partner, a[name]) or _holds(a, name, b[partner])
+        if is_partner:
             add(name, partner, "prefix")
     return matched
+
+
+def _holds(layers: Mapping[str, tuple[Shape, ...]], module: str, shapes: tuple[Shape, ...]) -> bool:
+    """Tell whether a module without parameters of its own is a wrapper of a layer with parameters of these shapes."""
+    inside = (own for name, own in layers.items() if is_inside(name, module))
+    return bool(shapes) and not layers[module] and shapes in inside
+
+
+def around(layers: Iterable[str]) -> set[str]:
+    """Return the names around layers: "a" and "a.b" for "a.b.c", and the network's, ""."""
+    names = {name for name in layers if name}
+    return {name[:at] for name in names for at, letter in enumerate(name) if letter == "."} | ({""} if names else set())
+
+
+def is_inside(layer: str, module: str) -> bool:
+    """Tell whether a layer or an operation belongs to a module, by their names."""
+    return layer != module and (not module or layer.startswith((f"{module}.", f"{module}:")))
+
+
+def inside_any(call: Call, modules: Collection[str]) -> bool:
+    """Tell whether a call is that of a layer or an operation inside one of some modules."""
+    return any(is_inside(call.key[0], each) for each in modules)
 
 
 def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str, str]]:
@@ -199,11 +232,15 @@ def align(
     named_a, named_b = {one for one, _ in fixed}, {other for _, other in fixed}
     start_a = start_b = 0
     for end_a, end_b in [*_in_order(fixed), (len(a), len(b))]:
-        rest_a = [call for at, call in enumerate(a[start_a:end_a], start_a) if at not in named_a]
-        rest_b = [call for at, call in enumerate(b[start_b:end_b], start_b) if at not in named_b]
+        rest_a = [call for at, call in enumerate(a[start_a:end_a], start_a) if _is_open(at, call, named_a)]
+        rest_b = [call for at, call in enumerate(b[start_b:end_b], start_b) if _is_open(at, call, named_b)]
         aligned |= {one.key: other.key for one, other in _best(rest_a, rest_b)}
         start_a, start_b = end_a + 1, end_b + 1
     return aligned, {a[place].key for place in named_a}
+
+
+def _is_open(at: int, call: Call, named: Collection[int]) -> bool:
+    return at not in named and not call.is_unchanged
 
 
 def _in_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Compare two networks on the same inputs: batches in, differences out, and nothing of either network changed."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from hookscope.differences.alignment import CallKey, Pairing, align, match_names
+from hookscope.differences.alignment import Call, CallKey, Pairing, align, around, inside_any, match_names
 from hookscope.differences.compare_gradients import Differentiated, Forward, GradientDifferences, compare_gradients
 from hookscope.differences.compare_outputs import Outputs
 from hookscope.differences.compared_networks import (
@@ -58,7 +58,7 @@ from hookscope.inspection.session import (
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
-from hookscope.results.differences import DifferenceRow, Differences, Side
+from hookscope.results.differences import DifferenceRow, Differences, Match, Side
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_places import TokenPlaces
 from hookscope.text import counted
@@ -112,7 +112,7 @@ class _Comparison:
             if compiles:
                 brought = [_placed_for(each, first) for each in self.networks[:2]]
                 self.compiled = compile_in_blocks(self.networks, brought, self.maps, chosen=chosen)
-            self.pairing = _pairing(self.networks, first, self.maps)
+            self.pairing = _pairing(self.networks, first, self.maps, chosen=chosen)
             _set_partners(self.networks, self.pairing)
         compiled = self.compiled
         everyone = [*self.networks, *([compiled.whole] if compiled else [])]
@@ -450,7 +450,7 @@ def _hooked_network(
     )
 
 
-def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str]) -> Pairing:
+def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str], *, chosen: bool) -> Pairing:
     """Pair the layers by name, and the rest by order, type and shapes, which takes a forward pass of each network."""
     a, b = networks[:2]
     owned_a, owned_b = ({name: parameter_shapes(each) for name, each in side.hooked.items()} for side in (a, b))
@@ -458,18 +458,46 @@ def _pairing(networks: Sequence[HookedNetwork], batch: Batch, maps: Sequence[str
     # Parametrisations have no rows, but the operations that they call do.
     rest_a, rest_b = ([name for name in side.inspected.modules if name not in side.hooked] for side in (a, b))
     named = match_names(dict.fromkeys(rest_a, ()), dict.fromkeys(rest_b, ())) | named
+    wrapped_a, wrapped_b = _wrapped(a, b, named, chosen=chosen)
+    for network in networks:
+        wrapped = wrapped_b if network is b else wrapped_a
+        network.selected = {**network.selected, **{name: network.hooked[name] for name in wrapped}}
     taken = {partner for partner, _ in named.values()}
     if all(name in named for name in a.selected) and all(name in taken for name in b.selected):
         return Pairing(named)
     # Containers that --layer selects in A may pair with containers of B.
-    has_blocks = bool(a.selected.keys() - default_layers(a.inspected.modules))
-    calls_a, calls_b = (
-        [call for call in traced(side, _placed_for(side, batch)) if call.key[0] in wanted or ":" in call.key[0]]
-        for side, wanted in ((a, a.selected), (b, b.hooked if has_blocks else b.selected))
-    )
+    has_blocks = bool(a.selected.keys() - wrapped_a - default_layers(a.inspected.modules))
+    traced_a, traced_b = (traced(side, _placed_for(side, batch)) for side in (a, b))
+    calls_a = _to_align(traced_a, a.selected, wrapped_a, named)
+    calls_b = _to_align(traced_b, b.hooked if has_blocks else b.selected, wrapped_b, taken)
     aligned, matched = align(calls_a, calls_b, named)
-    around = {name for name in named if name not in a.selected}
-    return Pairing(named, aligned, frozenset(matched | aligned.keys()), frozenset(around))
+    unselected = frozenset(name for name in named if name not in a.selected)
+    return Pairing(named, aligned, frozenset(matched | aligned.keys()), unselected)
+
+
+def _wrapped(
+    a: HookedNetwork, b: HookedNetwork, named: Mapping[str, tuple[str, Match]], *, chosen: bool
+) -> tuple[set[str], set[str]]:
+    """Return the modules of A, and those of B, that have parts where the other network has one layer of that name.
+
+    They are compared with that layer, whatever is inside. Where layers of A were chosen, A's are those among them.
+    """
+    around_a, around_b = (around(side.hooked) & side.hooked.keys() for side in (a, b))
+    wrapped_a = {
+        name for name in around_a if name in named and named[name][0] in b.selected and named[name][0] not in around_b
+    }
+    wrapped_b = {named[name][0] for name in a.selected if name in named and name not in around_a}
+    return wrapped_a & a.selected.keys() if chosen else wrapped_a, wrapped_b & around_b
+
+
+def _to_align(calls: Sequence[Call], layers: Collection[str], wrapped: set[str], named: Collection[str]) -> list[Call]:
+    """Return the calls of layers and operations; parts of a `wrapped` module that runs have a partner by name alone."""
+    running = wrapped & {call.key[0] for call in calls}
+    return [
+        call
+        for call in calls
+        if (call.key[0] in layers or ":" in call.key[0]) and (call.key[0] in named or not inside_any(call, running))
+    ]
 
 
 def _set_partners(networks: Sequence[HookedNetwork], pairing: Pairing) -> None:

@@ -120,10 +120,11 @@ def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> lis
         names = [name for name, module in modules.items() if training[name] and any(map(_has_modes, module.modules()))]
         if not names or mode == "train":
             continue
-        # A module in training mode whose parts all are stands for them.
+        # A module in training mode whose parts all are stands for them; the others stand for their own code.
         whole = [name for name in names if all(training[each] for each in training if _is_within(each, name))]
-        shown = [name for name in whole if not any(name != each and _is_within(name, each) for each in whole)]
-        where = "" if shown == [""] else f" at {some_of([printable(name, 80) for name in shown], 3)}"
+        shown = [name for name in names if not any(name != each and _is_within(name, each) for each in whole)]
+        at = [printable(name, 80) or "(model)" for name in shown]
+        where = "" if "" in whole else f" at {some_of(at, 3)}"
         option = ", unless --mode-b train is given" if letter == "B" else ""
         notes.append(f"{letter} was in training mode{where}, and runs in eval mode here{option}.")
     return notes

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hookscope.differences.alignment import is_inside
 from hookscope.results.differences import DifferenceRow, FirstDifference, Origin
 
 # The largest rounding of one layer, as a relative L2 norm, in units in the last place: of the dtype that stores values,
@@ -83,8 +84,8 @@ def _origin(row: DifferenceRow, single: float, *, first_seen: bool) -> Origin:
         origin = "rounding"
     elif total is not None and row.added is not None:
         origin = "passed on"
-    elif _differs(row) and row.input_relative_l2 is not None:
-        arrives = exceeds(row.input_relative_l2, row.limit)
+    elif _differs(row) and row.arriving_relative_l2 is not None:
+        arrives = exceeds(row.arriving_relative_l2, row.limit)
         origin = "begins" if not arrives else "unclear" if first_seen else "passed on"
     return origin
 
@@ -100,14 +101,14 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
     row = rows[differing[0]]
     begins: list[FirstDifference] = []
     single = rounding_limit(eps, sizes.get(row.layer, 1))
-    if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.input_relative_l2, row.limit):
+    if row.added is None or exceeds(row.added.relative_l2, single) or exceeds(row.arriving_relative_l2, row.limit):
         begins.append(_first(rows, differing[0]))
     later = [rows[at] for at in differing[1:] if rows[at].added is None and _has_equal_inputs(rows[at])]
     inside = {each.layer for each in begins} | {each.layer for each in later}
-    inside |= {rows[at].layer for at in differing if rows[at].input_relative_l2 is None}
+    inside |= {rows[at].layer for at in differing if rows[at].arriving_relative_l2 is None}
     layers = {each.layer for each in rows}
     for row in later:
-        if not any(_is_inside(layer, row.layer) for layer in inside):
+        if not any(is_inside(layer, row.layer) for layer in inside):
             in_own_code = _has_parts(row.layer, layers)
             begins.append(FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row)))
     by_layer: dict[str, FirstDifference] = {}
@@ -117,7 +118,7 @@ def _begins(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int])
 
 
 def _has_equal_inputs(row: DifferenceRow) -> bool:
-    given, total = row.input_relative_l2, _relative_l2(row)
+    given, total = row.arriving_relative_l2, _relative_l2(row)
     return given is not None and given <= row.limit and not (total is not None and total <= row.limit + _GROWTH * given)
 
 
@@ -132,13 +133,13 @@ def _first(rows: Sequence[DifferenceRow], at: int) -> FirstDifference:
     container that is called with a difference only passes it on.
     """
     row = rows[at]
-    if not exceeds(row.input_relative_l2, row.limit):
+    if not exceeds(row.arriving_relative_l2, row.limit):
         in_own_code = _has_parts(row.layer, {each.layer for each in rows})
         return FirstDifference(row.layer, row.label, in_own_code, _relative_l2(row))
     owner, colon, _ = row.layer.partition(":")
     around = owner.removeprefix("(model)") if colon else _around(row.layer)
     calls = {each.layer: each for each in reversed(rows[at:])}  # a module around the row finishes after it
-    while around and not (around in calls and not exceeds(calls[around].input_relative_l2, row.limit)):
+    while around and not (around in calls and not exceeds(calls[around].arriving_relative_l2, row.limit)):
         around = _around(around)
     return FirstDifference(around, row.label, in_own_code=True, relative_l2=_relative_l2(row))
 
@@ -165,7 +166,7 @@ def _gone_at(rows: Sequence[DifferenceRow], *, is_last: bool) -> str:
         return rows[0].label
     for at, row in enumerate(rows):
         if not _differs(row) and (
-            exceeds(row.input_relative_l2, row.limit) or (is_last and row.input_relative_l2 is None)
+            exceeds(row.arriving_relative_l2, row.limit) or (is_last and row.arriving_relative_l2 is None)
         ):
             return "" if any(map(_differs, rows[at:])) else row.label
     return ""
@@ -176,7 +177,7 @@ def _around(layer: str) -> str:
 
 
 def _has_parts(layer: str, layers: set[str]) -> bool:
-    return any(_is_inside(other, layer) for other in layers)
+    return any(is_inside(other, layer) for other in layers)
 
 
 def _of_single_layers(
@@ -198,17 +199,13 @@ def _of_single_layers(
 def _adding(rows: Sequence[DifferenceRow], eps: float, sizes: Mapping[str, int]) -> list[DifferenceRow]:
     layers = [row.layer for row in rows]
     adding = [row for row in rows if exceeds(_added(row), rounding_limit(eps, _size(row.layer, layers, sizes)))]
-    return [row for row in adding if not any(_is_inside(other.layer, row.layer) for other in adding)]
+    return [row for row in adding if not any(is_inside(other.layer, row.layer) for other in adding)]
 
 
 def _size(layer: str, layers: Sequence[str], sizes: Mapping[str, int]) -> int:
-    inside = [each for each in layers if _is_inside(each, layer)]
+    inside = [each for each in layers if is_inside(each, layer)]
     return sizes.get(layer, 1) + sum(sizes.get(each, 1) for each in inside)
 
 
 def _added(row: DifferenceRow) -> float:
     return row.added.relative_l2 if row.added else 0.0
-
-
-def _is_inside(layer: str, around: str) -> bool:
-    return layer != around and (not around or layer.startswith((f"{around}.", f"{around}:")))

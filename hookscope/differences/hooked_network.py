@@ -18,7 +18,7 @@ from hookscope.differences.tensor_versions import TensorVersion, TensorVersions
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
-from hookscope.hooks.observed import ModuleCall
+from hookscope.hooks.observed import ModuleCall, Operation
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.selection import default_layers, owned_parameters
@@ -79,13 +79,21 @@ Stop = PairedOutput | Finished | Ready
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """What is known of an output without its values, from the first batch."""
+    """What is known of an output without its values, from the first batch.
+
+    Attributes:
+        operation: The operation; None for a module.
+        inputs: For each input of an operation the name of the parameter, buffer or attribute that it is; "" for others,
+            None for an input that the operation has overwritten.
+    """
 
     label: str
     layer: str
     kind: str
     shape: tuple[int, ...]
     dtype: str
+    operation: Operation | None = None
+    inputs: tuple[str | None, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,6 +140,7 @@ class HookedNetwork:
     _counts: Counter[object] = field(default_factory=Counter)
     _versions: TensorVersions = field(default_factory=TensorVersions)
     _overwrote: dict[CallKey, TensorVersion] = field(default_factory=dict)
+    _stored: Mapping[int, tuple[Tensor, str, int]] = field(default_factory=dict)
     _is_paused: bool = False
 
     def run(self, thread: PausableThread[Stop]) -> None:
@@ -145,6 +154,7 @@ class HookedNetwork:
         module = self.inspected.network
         modules = self.inspected.modules.values()
         state = block.enter_context(preserved(module, self.seed, self.mode, modules))
+        self._stored = {} if self.operations is None else _stored_tensors(self.inspected.modules)
         self.captured = block.enter_context(
             capture(
                 module,
@@ -245,8 +255,10 @@ class HookedNetwork:
             kind = type(call.module).__name__ if call.operation is None else call.operation.name
             shape = () if tensor.is_nested else tuple(tensor.shape)
             dtype = str(tensor.dtype).removeprefix("torch.")
+            inputs = () if call.operation is None else [self._stored_name(each, tensor) for _, each in call.inputs]
+            label = row_label(call.layer, call.call, slot)
             self.output_forms[*place, which] = OutputForm(
-                row_label(call.layer, call.call, slot), call.layer, kind, shape, dtype
+                label, call.layer, kind, shape, dtype, call.operation, tuple(inputs)
             )
         partner = self.partner(place)
         if partner is not None:
@@ -257,6 +269,10 @@ class HookedNetwork:
                 PairedOutput((*partner, which), call.layer, self._versions.of(tensor), tuple(given), axis, grids)
             )
         return which
+
+    def _stored_name(self, given: Tensor, output: Tensor) -> str | None:
+        tensor, name, version = self._stored.get(id(given), (given, "", 0))
+        return None if given is output else name if tensor._version == version else ""
 
     @contextmanager
     def _before_calls(self) -> Iterator[None]:
@@ -323,6 +339,16 @@ class HookedNetwork:
             with torch._C.DisableTorchFunction(), plain_arithmetic():
                 value = self._versions.of(given[0][1])
                 self._overwrote[place] = self._versions.kept(value, known_too=self.copies_all)[0]
+
+
+def _stored_tensors(modules: Mapping[str, nn.Module]) -> dict[int, tuple[Tensor, str, int]]:
+    """Return the parameters, buffers and other tensors that modules hold, by `id`, with names and versions."""
+    found: dict[int, tuple[Tensor, str, int]] = {}
+    for name, module in modules.items():
+        for key, value in {**vars(module), **module._buffers, **module._parameters}.items():
+            if isinstance(value, Tensor) and not value.is_inference():
+                found.setdefault(id(value), (value, f"{name}.{key}" if name else key, value._version))
+    return found
 
 
 def layers_to_hook(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -400,9 +426,7 @@ def traced(network: HookedNetwork, batch: Batch) -> list[Call]:
     chosen = None if network.operations is None else OperationChoice(network.operations.patterns)
     captured = run_once(network, batch, network.hooked, observe, chosen)
     unchanged = {(each.layer, each.call) for each in captured.observations if each.passed_through}
-    return [
-        Call(key, kind, tuple(shapes), owned) for key, (kind, shapes, owned) in calls.items() if key not in unchanged
-    ]
+    return [Call(key, kind, tuple(shapes), owned, key in unchanged) for key, (kind, shapes, owned) in calls.items()]
 
 
 def _autocast(device: str, dtype: torch.dtype | None, *, enabled: bool) -> AbstractContextManager[object]:

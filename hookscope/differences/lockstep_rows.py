@@ -1,12 +1,15 @@
 """Rows of networks that ran in lockstep: of the outputs that have a partner, and which have none."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from hookscope.differences.alignment import Pairing
 from hookscope.differences.hooked_network import HookedNetwork, Key, OutputForm
 from hookscope.differences.lockstep import Lockstep, Row
 from hookscope.differences.measures import culprit
-from hookscope.results.differences import DifferenceRow, Match, Unmatched
+from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
+from hookscope.text import figure, in_words, printable
 
 A, B, REFERENCE = range(3)
 """Positions of the networks in all that has one entry for each."""
@@ -28,6 +31,7 @@ def paired_rows(networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: 
 
 def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: Row) -> DifferenceRow:
     measured = row.sums.get((A, B))
+    given, total, arriving = _given(form, other, row)
     errors = [row.sums[pair].error if pair in row.sums else None for pair in ((A, REFERENCE), (B, REFERENCE))]
     return DifferenceRow(
         index=index,
@@ -42,13 +46,47 @@ def _row(index: int, form: OutputForm, other: OutputForm, matched: Match, row: R
         dtype=form.dtype,
         dtype_b=other.dtype,
         measures=None if measured is None else measured.measured(row.coarser),
-        input_relative_l2=row.input_relative_l2,
+        input_relative_l2=total,
+        arriving_relative_l2=arriving,
+        source="" if form.operation is None else form.operation.source,
+        given=given,
         added=None if row.added is None else row.added.measured(row.coarser),
         error=errors[0],
         error_b=errors[1],
         channel=None if measured is None else culprit(measured),
         note=row.note,
     )
+
+
+def _given(form: OutputForm, other: OutputForm, row: Row) -> tuple[str, float | None, float | None]:
+    """Return what an operation takes that no layer returns and that differs, in words, and how far its inputs differ.
+
+    That is how far all of them do, and those that layers return; None where an input was overwritten.
+    """
+    total = row.input_relative_l2
+    if form.operation is None or other.operation is None:
+        return "", total, total
+    one, two = (
+        {path: repr(value) for path, value in operation.constants} for operation in (form.operation, other.operation)
+    )
+    differing = [path for path in one if two.get(path, one[path]) != one[path]]
+    parts = [] if sorted(one.values()) == sorted(two.values()) else [_constant(path, one, two) for path in differing]
+    if None in form.inputs:
+        return in_words(parts), None, None
+    if row.input_shapes_differ or len(row.inputs) != len(form.inputs):
+        return in_words(parts), total, total
+    amounts = [(name, each.relative_l2) for name, each in zip(form.inputs, row.inputs, strict=True)]
+    stored = [(printable(name), figure(value, 3)) for name, value in amounts if name and value]
+    parts += [f"given {name}, which differs by {amount}" for name, amount in stored]
+    arriving = [value for name, value in amounts if not name]
+    if not arriving:
+        return in_words(parts), total, 0.0 if parts else None
+    return in_words(parts), total, math.nan if any(map(math.isnan, arriving)) else max(arriving)
+
+
+def _constant(path: str, one: Mapping[str, str], two: Mapping[str, str]) -> str:
+    name = f"{path[2:-2]}=" if path.startswith("['") else ""
+    return f"given {name}{printable(one[path], 40)} in A and {name}{printable(two[path], 40)} in B"
 
 
 def rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict[Key, DifferenceRow]:
@@ -83,14 +121,19 @@ def _unpaired(
 
 
 def _reason(place: Key, network: HookedNetwork, other: HookedNetwork, title: str, pairing: Pairing) -> str:
-    name = pairing.names.get(place[0])
-    if name is None:
+    namesake = pairing.namesake(place[0])
+    own, others = (
+        Counter((layer, call) for layer, call, _ in side.output_forms if layer == name)
+        for side, name in ((network, place[0]), (other, namesake[0] if namesake is not None else None))
+    )
+    if namesake is None or (not others and place[0] not in network.hooked):
         return f"{title} has no such layer" if place[0] in network.hooked else f"{title} calls no such operation"
-    own = len({call for layer, call, _ in network.output_forms if layer == place[0]})
-    others = len({call for layer, call, _ in other.output_forms if layer == name[0]})
-    if others == own:
-        return f"{title} returns fewer tensors there"
-    return f"{title} does not call it" if not others else f"called {_times(own)} here, {_times(others)} by {title}"
+    if not others:
+        return f"{title} does not call it"
+    if len(own) != len(others):
+        return f"called {_times(len(own))} here, {_times(len(others))} by {title}"
+    fewer = others[namesake[0], place[1]] < own[place[:2]]
+    return f"{title} {FEWER_TENSORS}" if fewer else UNPAIRED_CALL
 
 
 def _times(count: int) -> str:

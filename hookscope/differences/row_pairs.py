@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hookscope.differences.alignment import Call, CallKey, Pairing, align, match_names
+from hookscope.differences.alignment import Call, CallKey, Pairing, align, around, inside_any, match_names
 from hookscope.results.activations import LayerRow
-from hookscope.results.differences import DifferenceRow, Match, Measures, Unmatched
+from hookscope.results.differences import PARTS_ALONE, DifferenceRow, Match, Measures, Unmatched
 from hookscope.results.gradients import GradientRow, ParameterRow
 
 Row = LayerRow | GradientRow | ParameterRow
@@ -46,6 +46,7 @@ class RowPair:
             dtype=one.dtype,
             dtype_b=other.dtype,
             measures=measures,
+            source=self.a.source if isinstance(self.a, LayerRow) else "",
             note=note,
         )
 
@@ -61,7 +62,11 @@ def pair_rows(
     """
     names_a, names_b = _names(a), _names(b)
     named = match_names(names_a, names_b, maps)
-    calls_a, calls_b = _calls(a), _calls(b)
+    wrapped_a, wrapped_b = _wrapped(b, a), _wrapped(a, b)
+    calls_a, calls_b = (
+        [call for call in _calls(rows) if not inside_any(call, wrapped)]
+        for rows, wrapped in ((a, wrapped_a), (b, wrapped_b))
+    )
     aligned, matched = align(calls_a, calls_b, named)
     pairing = Pairing(named, aligned, frozenset(matched | aligned.keys()))
     by_place = {(row.layer, row.call, row.slot): row for row in b}
@@ -75,7 +80,7 @@ def pair_rows(
             taken.add(other.index)
             pairs.append(RowPair(row, other, _call(row), _call(other), row.label, other.label, how))
     have = {pair.a.index for pair in pairs}
-    alone = [*_alone(a, have, "A", {*names_b}), *_alone(b, taken, "B", {*names_a})]
+    alone = [*_alone(a, have, "A", {*names_b}, wrapped_b), *_alone(b, taken, "B", {*names_a}, wrapped_a)]
     return pairs, tuple(alone)
 
 
@@ -169,10 +174,20 @@ def _calls(rows: Sequence[LayerRow]) -> list[Call]:
     ]
 
 
-def _alone(rows: Sequence[LayerRow], taken: set[int], side: Literal["A", "B"], others: set[str]) -> Iterator[Unmatched]:
+def _wrapped(layers: Sequence[LayerRow], others: Sequence[LayerRow]) -> set[str]:
+    """Return the layers without parts of which the other run has rows of parts alone: modules of their name."""
+    own, named = ({row.layer for row in rows if row.owner is None} for rows in (layers, others))
+    inside, parts = (around(row.layer.replace(":", ".") for row in rows) for rows in (layers, others))
+    return (own - named - inside) & parts
+
+
+def _alone(
+    rows: Sequence[LayerRow], taken: set[int], side: Literal["A", "B"], others: set[str], wrapped: set[str]
+) -> Iterator[Unmatched]:
     other = "B" if side == "A" else "A"
     for row in rows:
         if row.index not in taken:
             what = "operation" if row.owner is not None else "layer"
             reason = f"{other} has no such {'output' if row.layer in others else what}"
+            reason = f"{other}{PARTS_ALONE}" if row.layer in wrapped else reason
             yield Unmatched(side, row.label, row.kind, row.shape, reason)

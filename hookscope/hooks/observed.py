@@ -26,11 +26,13 @@ class Operation(NamedTuple):
         name: Name of the torch function, shared by operators and in-place variants: "add" for `+`, `+=` and `add_`.
         owner: Dotted name of the module whose forward calls it.
         source: The line that calls it, "net.py:14"; "" if that is not Python code of the network.
+        constants: Numbers, texts and slices among its arguments, with their paths as in `ModuleCall.inputs`.
     """
 
     name: str
     owner: str
     source: str
+    constants: tuple[tuple[str, object], ...] = ()
 
 
 class ModuleCall(NamedTuple):

@@ -34,7 +34,7 @@ from hookscope.hooks.calls import CallHooks, Hook
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
 from hookscope.hooks.patterns import ACTIVATIONS, NOT_JUDGED, OperationPattern
-from hookscope.hooks.pytree import tensors_given, tensors_in
+from hookscope.hooks.pytree import constants_given, tensors_given, tensors_in
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
             output = edit_operation(kind.edits, name, output)
             outputs = _returned(output) or outputs
         if kind.is_observed:
-            operation = Operation(name, kind.owner, source_line(caller))
+            operation = Operation(name, kind.owner, source_line(caller), tuple(constants_given(args, kwargs)))
             output = self.hooks.operation_ends(kind.label, module, operation, inputs, begun, output, outputs)
         return separate_operation(kind.edits, name, output) if kind.edits else output
 

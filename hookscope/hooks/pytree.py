@@ -113,6 +113,20 @@ def tensors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tupl
     return found  # nothing to walk through
 
 
+def constants_given(args: Sequence[object], kwargs: Mapping[str, object]) -> list[tuple[str, object]]:
+    """List the numbers, texts and slices in the arguments of a call, also in tuples and lists: ("[1]", 0.5)."""
+    found: list[tuple[str, object]] = []
+    for path, value in [
+        *((f"[{at}]", each) for at, each in enumerate(args)),
+        *((f"[{key!r}]", kwargs[key]) for key in kwargs),
+    ]:
+        if isinstance(value, bool | int | float | complex | str | slice | np.generic):
+            found.append((path, value))
+        elif type(value) in (tuple, list, torch.Size):
+            found += [(f"{path}{inner}", each) for inner, each in constants_given(value, {})]
+    return found
+
+
 def replaceable_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """List the tensors of `tensors_given` that can be replaced in a module's arguments.
 

@@ -304,7 +304,7 @@ def list_modules(
     of_modules: dict[str, list[ModuleRow]] = {}
     for label, call in calls.items():
         if call.operation is not None:
-            name, owner, source = call.operation
+            name, owner, source, _ = call.operation
             is_selected = marked is None or marked.observes(owner, name)
             shapes = (call.input_shapes, tuple(call.output_shapes))
             row = ModuleRow(label, name, 0, 0, call.call_count, *shapes, is_selected, source, owner)

@@ -22,9 +22,17 @@ from hookscope.render.weights_text import (
 )
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.comparison import Prediction
-from hookscope.results.differences import DifferenceRow, Differences, Exceeded, FirstDifference, OutputDifference, Side
+from hookscope.results.differences import (
+    PARTS_ALONE,
+    DifferenceRow,
+    Differences,
+    Exceeded,
+    FirstDifference,
+    OutputDifference,
+    Side,
+)
 from hookscope.results.findings import Finding
-from hookscope.text import counted, printable, shape_text
+from hookscope.text import counted, printable, shape_text, some_of
 
 # What a screen has room for.
 _MOST_FIRST = 5
@@ -71,6 +79,7 @@ def answer(result: Differences) -> list[str]:
         sentences += ["All other rows differ no more than rounding explains.", *_gradients(result)]
     elif not begins:
         sentences += [*_gradients(result), _of_inputs(result) or _small(result)]
+    sentences += _first_unequal(result)
     sentences += map(_output, result.outputs)
     return [*sentences, *_worse(result)]
 
@@ -129,7 +138,9 @@ def _placed(side: Side) -> list[str]:
 def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> str:
     name = first.layer or "(model)"
     row = next((each for each in result.rows if each.label == first.row), None)
-    kind = f" ({row.kind})" if row is not None and row.layer == first.layer else ""
+    kind = (
+        f" ({', '.join(filter(None, (row.kind, row.source)))})" if row is not None and row.layer == first.layer else ""
+    )
     amount = f"relative L2 {number_text(first.relative_l2, 3)}"
     if first.relative_l2 is None and row is not None:
         amount = f"shapes differ, {shape_text(row.shape)} in A and {shape_text(row.shape_b)} in B"
@@ -140,26 +151,35 @@ def _begins(first: FirstDifference, result: Differences, *, is_first: bool) -> s
     if first.gone_at:
         return f"{name}{kind} differs, {amount}, but the difference is gone at {first.gone_at}."
     if result.way != "lockstep":  # what a layer was given is not known
-        return f"The difference first shows at {name}{kind}: {amount}.{_called_alone(_owner(first.layer), result)}"
+        around = f"{_called_alone(_owner(first.layer), result)}{_of_parts_alone(result) if is_first else ''}"
+        return f"The difference first shows at {name}{kind}: {amount}.{around}"
     begins = "First difference in" if is_first else "Another difference in"
     if first.in_own_code:
         is_own = first.row in ("", name) or (row is not None and row.layer == first.layer)
-        shows = f"{'its output' if is_own else first.row} is the first to show it, {amount}"
+        line = f" ({row.source})" if row is not None and row.source else ""
+        shows = f"{'its output' if is_own else f'{first.row}{line}'} is the first to show it, {amount}"
         alone = _called_alone(first.layer, result)
         return f"{begins} {name}{kind}, in its own code between the layers that it calls: {shows}.{alone}"
-    before = row.input_relative_l2 if row is not None and is_first else None
-    inputs = "" if before is None else f", its inputs differ by {number_text(before, 3)}"
-    inputs = ", its inputs are equal" if before == 0 else inputs
+    inputs = "" if row is None else _inputs(row) if is_first else f", {row.given}" if row.given else ""
     channel = f", mostly in channel {row.channel.channel} of {row.channel.channel_count}" if row and row.channel else ""
     return f"{begins} {name}{kind}: {amount}{inputs}{channel}."
 
 
+def _inputs(row: DifferenceRow) -> str:
+    """Return how far the inputs of a layer differ, if that is known, and what else it is given that differs."""
+    if row.given:
+        others = row.arriving_relative_l2
+        return f", {row.given}" + (f", its other inputs differ by {number_text(others, 3)}" if others else "")
+    before = row.input_relative_l2
+    if before == 0:
+        return ", its inputs are equal"
+    return "" if before is None else f", its inputs differ by {number_text(before, 3)}"
+
+
 def _called_alone(layer: str, result: Differences) -> str:
-    """Return the layers called by a module that have no partner: one of them may cause the difference."""
-    labels = {
-        side: [each.label for each in result.unmatched if each.side == side and _owner(each.label) == layer]
-        for side in ("A", "B")
-    }
+    """Return the layers that a module calls on one side alone: one of them may cause the difference."""
+    alone = [each for each in result.unmatched if each.is_called_alone and _owner(each.label) == layer]
+    labels = {side: [each.label for each in alone if each.side == side] for side in ("A", "B")}
     parts = [
         f"only {side} calls {', '.join(names[:_FEW_ALONE])}{', …' if len(names) > _FEW_ALONE else ''}"
         for side, names in labels.items()
@@ -167,6 +187,16 @@ def _called_alone(layer: str, result: Differences) -> str:
     ]
     sentence = ", and ".join(parts)
     return f" {sentence[0].upper()}{sentence[1:]} there." if parts else ""
+
+
+def _of_parts_alone(result: Differences) -> str:
+    """Return which layers were not compared, though both runs have them."""
+    left_out = [each for each in result.unmatched if each.reason.endswith(PARTS_ALONE)]
+    return (
+        f" {some_of([each.label for each in left_out], _FEW_ALONE)} not compared: {left_out[0].reason}."
+        if left_out
+        else ""
+    )
 
 
 def _owner(label: str) -> str:
@@ -207,6 +237,26 @@ def _small(result: Differences) -> str:
         return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
     amount = number_text(worst.measures.relative_l2, 3)
     return f"A and B differ no more than rounding explains: relative L2 at most {amount}, at {worst.label}."
+
+
+def _first_unequal(result: Differences) -> Iterator[str]:
+    """Yield which row is the first that is not equal, where rounding may explain it and all before it is equal.
+
+    Not where the sides compute in other dtypes, or on other values from the start: then every row differs.
+    """
+    at = next((at for at, row in enumerate(result.rows) if row.measures is None or row.measures.relative_l2), None)
+    if at is None or result.inputs_b:
+        return
+    row = result.rows[at]
+    before, same_dtype = row.input_relative_l2, row.dtype == row.dtype_b
+    if row.measures is None or not row.measures.relative_l2 <= row.limit or not same_dtype or (before and not at):
+        return
+    sure = "equal bit for bit" if row.measures.standard_error is None else "equal as far as the sketches tell"
+    amount, limit = number_text(row.measures.relative_l2, 3), number_text(row.limit, 3)
+    yield (
+        f"The first row that is not {sure} is {row.label} ({row.kind}): relative L2 {amount}{_inputs(row)}. "
+        f"Rounding may explain up to {limit} there."
+    )
 
 
 def _growth(result: Differences) -> str:
@@ -371,6 +421,8 @@ def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
         parts.append(MATCHES[row.matched])
     if row.dtype != row.dtype_b and (row.dtype, row.dtype_b) != usual:
         parts.append(f"{row.dtype} / {row.dtype_b}")
+    if row.given:
+        parts.append(row.given)
     if row.channel is not None:
         parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
     return "; ".join([*parts, *nonfinite_remarks(row.measures), *([row.note] if row.note else [])])

@@ -19,6 +19,11 @@ Match = Literal["name", "prefix", "order", "map"]
 Way = Literal["lockstep", "tensors", "sketches", "weights"]
 """What was compared: two networks side by side; two runs by their saved tensors or sketches; weights alone."""
 
+FEWER_TENSORS = "returns fewer tensors there"
+"""The end of `Unmatched.reason` where both sides call the layer; so are the next two."""
+UNPAIRED_CALL = "not called in the first batch, in which layers are paired"
+PARTS_ALONE = "'s run only has rows of its parts"
+
 Origin = Literal["equal", "rounding", "begins", "passed on", "unclear"]
 """Where a row's difference comes from: there is none; rounding explains it; this layer; its inputs; either or both."""
 
@@ -97,6 +102,9 @@ class DifferenceRow:
         measures: None if the two cannot be compared; `note` has the reason.
         input_relative_l2: As `Measures.relative_l2`, the largest over the layer's inputs; infinite where the shapes of
             one differ, None if it is not known.
+        arriving_relative_l2: The same without parameters, buffers and other tensors of modules that an operation takes.
+        source: The line that calls an operation of A, "net.py:14"; "" for a module.
+        given: What an operation takes that no layer returns and that differs, in words: "given 1.0 in A and 1.3 in B".
         added: B's layer on A's input, compared with A's output: the difference that this layer adds by itself; None
             without `--shadow`.
         error: L2 norm of A minus the reference over that of the reference; None without one. `error_b` is B's.
@@ -118,6 +126,9 @@ class DifferenceRow:
     measures: Measures | None
     origin: Origin = "unclear"
     input_relative_l2: float | None = None
+    arriving_relative_l2: float | None = None
+    source: str = ""
+    given: str = ""
     added: Measures | None = None
     error: float | None = None
     error_b: float | None = None
@@ -141,7 +152,7 @@ class Unmatched:
     """A row, or a tensor of the weights, that has no partner on the other side.
 
     Attributes:
-        reason: Why, in a few words: "B has no such layer", "called twice by A, once by B".
+        reason: Why, in a few words: "B has no such layer", "called twice here, once by B".
     """
 
     side: Literal["A", "B"]
@@ -149,6 +160,11 @@ class Unmatched:
     kind: str
     shape: tuple[int, ...]
     reason: str
+
+    @property
+    def is_called_alone(self) -> bool:
+        """Whether the other side does not call it: that may cause a difference."""
+        return not self.reason.endswith((FEWER_TENSORS, UNPAIRED_CALL, PARTS_ALONE))
 
 
 @dataclass(frozen=True, slots=True)

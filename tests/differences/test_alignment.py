@@ -1,6 +1,7 @@
 """Layers find their partners."""
 
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,6 +203,158 @@ def test_a_layer_that_only_one_side_calls_is_named_where_the_difference_begins()
     sentence = answer(result)[0]
     assert sentence.startswith("First difference in stage, in its own code between the layers that it calls:")
     assert sentence.endswith(" Only B calls stage.extra there.")
+
+
+class Adapted(nn.Module):
+    """A linear layer and a term of low rank, as LoRA adds it, which is 0 at first."""
+
+    def __init__(self, base: nn.Linear, changes: bool) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
+        nn.init.constant_(self.up.weight, 0.3 * changes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: Tensor = self.base(x) + self.up(self.down(x))
+        return values
+
+
+class Int8(nn.Module):
+    """A linear layer with weights of 8 bits, between two scalings that are modules too."""
+
+    def __init__(self, base: nn.Linear, changes: bool) -> None:
+        super().__init__()
+        self.before, self.after, self.bias = nn.Identity(), nn.Identity(), base.bias
+        self.step = float(base.weight.detach().abs().max()) / (7 if changes else 2**30)
+        self.levels = (base.weight.detach().double() / self.step).round()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(
+            nn.functional.linear(self.before(x * 1.0), (self.levels * self.step).float(), self.bias) * 1.0
+        )
+
+
+def layers_of_8() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 4)).eval()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "around"),
+    [(Adapted, nn.Sequential), (Int8, nn.Sequential), (Adapted, Wrapped)],  # a prefix counts if shapes are the same
+    ids=["a low-rank term", "8 bits", "inside another module"],
+)
+@pytest.mark.parametrize("changes", [True, False], ids=["changed", "the same"])
+def test_a_layer_is_compared_with_the_module_of_its_name_whatever_is_inside(
+    wrap: Any, around: Any, changes: bool
+) -> None:
+    plain, wrapped = layers_of_8(), layers_of_8()
+    wrapped[2] = wrap(wrapped[2], changes).eval()
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        before = plain[:2](x)
+        one, other = plain[2](before), wrapped[2](before)
+    outer = Wrapped(wrapped) if around is Wrapped else wrapped
+    for a, b, label in ((plain, outer, "2"), (outer, plain, "network.2" if around is Wrapped else "2")):
+        result = hookscope.diff(a, b, x)
+        row = result[label]
+        assert len(result.rows) == 5
+        assert {row.kind, row.kind_b} == {"Linear", wrap.__name__}
+        assert [each.row for each in result.first_differences] == ([row.label] if changes else [])
+        assert row.measures is not None
+        reference = one if a is plain else other
+        assert row.measures.relative_l2 == pytest.approx(float((one - other).norm() / reference.norm()), rel=1e-4)
+        sentences = " ".join(answer(result))
+        assert not any(word in sentences for word in ("calls", "own code", "there"))
+        assert (", its inputs are equal." in sentences) == changes
+
+
+def test_a_layer_that_runs_past_its_wrapper_keeps_its_partner_by_order() -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = layers_of_8()
+            self.parts[2] = Adapted(self.parts[2], changes=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, relu, second, _, last = self.parts
+            return last(relu(second.base(relu(first(x)))))
+
+    class Whole(Fused):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = layers_of_8()
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, relu, second, _, last = self.parts
+            return last(relu(second(relu(first(x)))))
+
+    result = hookscope.diff(Whole(), Fused(), torch.randn(3, 8))
+    assert [(row.label, row.label_b) for row in result.rows][2] == ("parts.2", "parts.2.base")
+    assert result.first_differences == ()
+
+
+def test_a_layer_that_returns_its_input_on_one_side_is_still_its_namesakes_partner() -> None:
+    one, other = layers_of_8(), nn.Sequential(*layers_of_8(), nn.Softmax(1))
+    one[1], other[1] = nn.Tanh(), nn.Identity()
+    result = hookscope.diff(one, other, torch.randn(3, 8))
+    assert (result["1"].label_b, result["1"].origin) == ("1", "begins")
+    assert [(each.side, each.label, each.reason) for each in result.unmatched] == [("B", "5", "A has no such layer")]
+
+
+def test_a_layer_that_returns_fewer_tensors_is_not_said_to_be_called_on_one_side_alone() -> None:
+    class Two(nn.Module):
+        def __init__(self, both: bool) -> None:
+            super().__init__()
+            self.both = both
+
+        def forward(self, x: Tensor) -> Any:
+            return (x * 2, x * 3) if self.both else (x * 2,)
+
+    class Net(nn.Module):
+        def __init__(self, both: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.two, self.fc = Two(both), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.fc(sum(self.two(x)))
+
+    result = hookscope.diff(Net(both=True), Net(both=False), torch.randn(3, 4))
+    assert [(each.label, each.reason) for each in result.unmatched] == [("two[1]", "B returns fewer tensors there")]
+    assert not any("calls" in sentence.partition("layers that it calls")[2] for sentence in answer(result))
+
+
+def test_operations_that_one_side_calls_more_often_are_listed_with_their_number() -> None:
+    class Sums(nn.Module):
+        def __init__(self, times: int) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc, self.times = nn.Linear(4, 4), times
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(self.times):
+                x = x + 1
+            return self.fc(x)
+
+    result = hookscope.diff(Sums(3), Sums(1), torch.randn(3, 4), ops=True)
+    assert [(each.label, each.reason) for each in result.unmatched] == [
+        ("(model):add#1", "called 3 times here, once by B"),
+        ("(model):add#2", "called 3 times here, once by B"),
+    ]
+
+
+def test_stored_runs_say_that_a_wrapped_layer_was_not_compared(tmp_path: Path) -> None:
+    plain, wrapped = layers_of_8(), layers_of_8()
+    wrapped[0] = Adapted(wrapped[0], changes=True).eval()
+    x = torch.randn(3, 8)
+    folders = [
+        str(hookscope.activations(each, x).save(tmp_path / name)) for name, each in (("a", plain), ("b", wrapped))
+    ]
+    result = hookscope.diff(*folders)
+    assert [row.label for row in result.rows] == ["1", "2", "3", "4"]
+    assert [each.label for each in result.unmatched] == ["0", "0.base", "0.down", "0.up"]
+    assert answer(result)[0].endswith(" 0 not compared: B's run only has rows of its parts.")
 
 
 def test_a_network_that_is_given_compiled_is_said_to_run_as_written() -> None:

@@ -27,6 +27,7 @@ from torchvision.models import VisionTransformer
 
 import hookscope
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.render.columns import number_text
 from hookscope.render.differences_text import answer
 from hookscope.results.differences import NonFinite
 from hookscope.results.runs.differences import read_differences
@@ -197,6 +198,72 @@ def test_a_difference_between_layers_is_the_module_around_them() -> None:
     )
     (first,) = result.first_differences
     assert (first.layer, first.row, first.in_own_code) == ("0", "0.second", True)
+
+
+class Operands(nn.Module):
+    """Its own code takes a number, a buffer, a parameter and a tensor that it only holds."""
+
+    def __init__(self, **changes: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        values = {"base": 100.0, "slope": 0.1, "offset": 1.0, "buffer": 1.0, "weight": 1.0, "held": 1.0} | changes
+        self.fc, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.base, self.slope, self.offset = values["base"], values["slope"], values["offset"]
+        self.register_buffer("buffer", torch.full((6,), values["buffer"]))
+        self.weight = nn.Parameter(torch.full((6,), values["weight"]))
+        self.held = torch.full((6,), values["held"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = self.base ** (torch.arange(6) / -6)
+        x = F.leaky_relu(self.fc(x) - angles, negative_slope=self.slope)
+        x.sub_(self.offset)
+        x = x * self.buffer
+        x = x / self.weight
+        x = torch.hypot(x, self.held)
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "operation", "line", "given"),
+    [
+        ("base", 5000.0, "pow", 1, "given 100.0 in A and 5000.0 in B"),
+        ("slope", 0.9, "leaky_relu", 2, "given negative_slope=0.1 in A and negative_slope=0.9 in B"),
+        ("offset", 2.0, "sub", 3, "given 1.0 in A and 2.0 in B"),
+        ("buffer", 1.3, "mul", 4, "given buffer, which differs by 0.3"),
+        ("weight", 2.0, "div", 5, "given weight, which differs by 1"),
+        ("held", 3.0, "hypot", 6, "given held, which differs by 2"),
+    ],
+)
+def test_an_operand_that_no_layer_returns_is_an_input_that_differs(
+    name: str, value: float, operation: str, line: int, given: str
+) -> None:
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    result = hookscope.diff(Operands(), Operands(**{name: value}), x, ops=True)
+    first, number = result.first_differences[0], Operands.forward.__code__.co_firstlineno + line
+    assert (first.layer, first.in_own_code) == (f"(model):{operation}", False)
+    sentence = answer(result)[0]
+    assert sentence.startswith(
+        f"First difference in (model):{operation} ({operation}, {Path(__file__).name}:{number}): "
+    )
+    assert f", {given}" in sentence
+    assert "inputs are equal" not in sentence
+    assert [row.layer for row in result.rows if row.given] == [f"(model):{operation}"]
+
+
+def test_operands_that_are_the_same_are_equal_inputs_wherever_they_are_written() -> None:
+    class Slope(Operands):
+        by_name = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.fc(x)
+            x = F.leaky_relu(x, negative_slope=self.slope) if self.by_name else F.leaky_relu(x, self.slope)
+            return self.last(x.flip(0) if self.base > 100 else x.flip(1))
+
+    one, other = Slope(), Slope(base=5000.0)
+    other.by_name = False
+    result = hookscope.diff(one, other, torch.randn(3, 6), ops=True)
+    assert [row.given for row in result.rows if row.given] == ["given 1 in A and 0 in B"]
+    assert result["(model):leaky_relu"].origin == "equal"
 
 
 class BeforeAContainer(nn.Module):
@@ -490,6 +557,61 @@ def test_modules_that_were_in_training_mode_are_noted() -> None:
     replaced = copy.deepcopy(network).eval()
     replaced[2] = nn.Sequential(nn.Identity(), copy.deepcopy(network[2]))  # both modes are the same to them
     assert hookscope.diff(copy.deepcopy(network).eval(), replaced, x).notes == ()
+    residual = nn.Sequential(Functional(1.0), nn.Linear(6, 2)).eval()
+    partly = copy.deepcopy(residual)
+    partly[0].training = True  # its parts are not
+    (found,) = hookscope.diff(residual, partly, torch.randn(3, 6)).notes
+    assert found.startswith("B was in training mode at 0, and runs")
+    partly.training, partly[0].training = True, False
+    (found,) = hookscope.diff(residual[0], partly[0].train(), torch.randn(3, 6)).notes
+    assert found.startswith("B was in training mode, and runs")
+    partly[0].first.eval()
+    (found,) = hookscope.diff(residual[0], partly[0], torch.randn(3, 6)).notes
+    assert found.startswith("B was in training mode at (model), and runs")
+
+
+def test_the_first_row_that_is_not_equal_is_named_though_rounding_may_explain_it() -> None:
+    one, other = small(), small()
+    other.norm.eps = 1.5e-5
+    x = pictures()
+    result = hookscope.diff(one, other, x)
+    ours, theirs = activations_of(one, x), activations_of(other, x)
+    distance, limit = numpys(ours["norm"], theirs["norm"]), (4 + 64) * 2.0**-23 * math.sqrt(2)
+    assert 0 < distance < limit
+    assert answer(result)[1] == (
+        f"The first row that is not equal bit for bit is norm (BatchNorm2d): relative L2 {number_text(distance, 3)}, "
+        f"its inputs are equal. Rounding may explain up to {number_text(limit, 3)} there."
+    )
+    result = hookscope.diff(Functional(1.0), Functional(1.0 + 1e-6), torch.randn(3, 6))
+    before = number_text(result["second"].input_relative_l2, 3)
+    assert f"is second (Linear): relative L2 {number_text(result['second'].measures.relative_l2, 3)}, its " in " ".join(
+        answer(result)
+    )
+    assert f", its inputs differ by {before}." in answer(result)[1]
+
+
+@pytest.mark.parametrize("way", ["equal", "beyond rounding", "another dtype", "autocast", "other inputs"])
+def test_no_row_is_said_to_be_the_first_that_is_not_equal_where_that_means_nothing(way: str) -> None:
+    other = small()
+    other.norm.eps = 1.5e-5 if way == "other inputs" else 1e-2 if way == "beyond rounding" else 1e-5
+    options: dict[str, dict[str, Any]] = {
+        "another dtype": {"dtype_b": "bfloat16"},
+        "autocast": {"autocast_b": "bfloat16"},
+        "other inputs": {"input_b": pictures() * (1 + 1e-6)},
+    }
+    b = "same" if way == "another dtype" else other
+    result = hookscope.diff(small(), b, pictures(), **options.get(way, {}))
+    assert not any("The first row" in sentence for sentence in answer(result))
+
+
+def test_a_small_difference_before_a_large_one_is_named_too() -> None:
+    other = small()
+    other.norm.eps = 1.5e-5
+    with torch.no_grad():
+        other.fc.weight *= 2
+    first, *_, second, _ = answer(hookscope.diff(small(), other, pictures()))
+    assert first.startswith("First difference in fc (Linear)")
+    assert second.startswith("The first row that is not equal bit for bit is norm (BatchNorm2d)")
 
 
 def test_operations_name_the_line_itself() -> None:

@@ -17,7 +17,16 @@ FILE = "diff.json"
 
 # Entries whose numbers may be infinite or none.
 _NUMERIC = frozenset(
-    {*(each.name for each in fields(Measures)), "input_relative_l2", "error", "error_b", "limit", "kl", "value"}
+    {
+        *(each.name for each in fields(Measures)),
+        "input_relative_l2",
+        "arriving_relative_l2",
+        "error",
+        "error_b",
+        "limit",
+        "kl",
+        "value",
+    }
 )
 
 
