@@ -189,7 +189,9 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, 
         model=inspected.info,
         inputs=tuple(run.records),
         rows=rows,
-        uncalled=uncalled(inspected, run.selected, called, run.forward_calls, broke_off=run.is_broken),
+        uncalled=uncalled(
+            inspected, run.selected, called, run.silent, broke_off=run.is_broken, traced=run.captured.traced
+        ),
         feature_maps=feature_maps(rows, recorder.kept),
         map_summaries=map_summaries(rows, () if maps is None else maps.saved),
         token_maps=()
@@ -240,7 +242,7 @@ def _run_batches(
         if to_verify and ended is None:
             run.verification = _verified(run, batch, output)
         if ended is None and not run.records:
-            run.find_forward_calls(batch)
+            run.find_silent(batch)
         seen = run.captured.restart()
         if ended is None:
             merge_observations(run.rows, seen, len(places))
