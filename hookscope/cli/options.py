@@ -72,7 +72,7 @@ Depth = Annotated[
 Csv = Annotated[Path | None, under.write("--csv", metavar="FILE", help="Also write the rows as CSV, FILE.")]
 Verify = Annotated[
     bool,
-    under.run("--verify/--no-verify", help="Run the first batch again without hooks, and compare output and loss."),
+    under.run("--verify/--no-verify", help="Run the first batch again without hooks, and compare what it computes."),
 ]
 Trust = Annotated[
     bool,

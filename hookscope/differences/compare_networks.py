@@ -35,8 +35,8 @@ from hookscope.differences.pausable_threads import pausable_threads
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.differences.torch_compile import Compiled, compile_in_blocks
 from hookscope.errors import HookscopeError, ModelError, NothingMatchedError, UnfitInputError, UsageError
-from hookscope.hooks.forward_hooks import eager
 from hookscope.hooks.selection import default_layers
+from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.device import cpu_threads, floating_dtype

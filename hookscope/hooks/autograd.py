@@ -41,7 +41,20 @@ def history_is_lost(tensor: Tensor) -> bool:
 def can_require_grad(tensor: Tensor) -> bool:
     """Tell whether autograd would track operations on this tensor if it required a gradient."""
     differentiable = tensor.is_floating_point() or tensor.is_complex()
-    return differentiable and torch.is_grad_enabled() and not tensor.is_inference()
+    return differentiable and torch.is_grad_enabled() and not tensor.is_inference() and not is_below_autograd()
+
+
+def is_below_autograd() -> bool:
+    """Tell whether an operator is running that autograd differentiates as a whole: nothing inside is tracked."""
+    return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+
+
+def is_traced() -> bool:
+    """Tell whether torch records what runs as a graph, on tensors without values."""
+    return _dispatch_modes() > 0 and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: nn.Module | str | None = None) -> str:
@@ -55,6 +68,8 @@ def why_untracked(tensor: Tensor, inputs: Sequence[tuple[str, Tensor]], maker: n
         reason = f"{str(tensor.dtype).removeprefix('torch.')} values have no gradient"
     elif tensor.is_inference():
         reason = "it was computed in inference mode"
+    elif is_below_autograd() and not torch.is_inference_mode_enabled():
+        reason = "it was computed inside an operator that autograd differentiates as a whole"
     elif not torch.is_grad_enabled():
         reason = "it was computed without gradients (no_grad)"
     elif maker is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path, PurePath
 from types import CodeType, FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -34,6 +34,10 @@ _MODULE = str(Path(_TORCH, "nn", "modules", "module.py"))
 CALL = nn.Module.__call__.__code__
 """The code of the outermost frame of a module's call."""
 _HOOKSCOPE = f"{Path(__file__).parent.parent}{os.sep}"
+# Operators that torch traces, and flex attention, which is one.
+_OPERATORS = (f"{_TORCH}_higher_order_ops{os.sep}", str(Path(_TORCH, "nn", "attention", "flex_attention.py")))
+# It forwards calls of the network.
+_TRACING = str(Path(_HOOKSCOPE, "hooks", "tracing.py"))
 # These files run the graphs of exported programs, and so count as the network's own code.
 _GRAPH_CODE = (
     str(Path(_TORCH, "fx", "interpreter.py")),
@@ -97,10 +101,38 @@ def _whose(path: str) -> Whose:
     if path in _GRAPH_CODE or not path.startswith((_TORCH, _HOOKSCOPE)):
         return "network"
     if path.startswith(_HOOKSCOPE):
-        return "torch"
+        return "wrapper" if path == _TRACING else "torch"
     if path == _MODULE:
         return "module"
     return "torch" if path.startswith(_LAYERS) and not path.endswith("functional.py") else "wrapper"
+
+
+class Operator(NamedTuple):
+    """An operator that torch traces, in progress: its name, such as "cond", and the frame that calls it, if known."""
+
+    name: str
+    caller: FrameType | None
+
+    @property
+    def place(self) -> str:
+        """Its name and the line that calls it: "cond at net.py:14"."""
+        line = "" if self.caller is None else source_line(self.caller)
+        return f"{self.name} at {line}" if line else self.name
+
+
+def operator_around(frame: FrameType | None) -> Operator | None:
+    """Return the outermost operator that torch traces around a frame; None outside all of them."""
+    outermost: FrameType | None = None
+    while frame is not None:
+        if is_operators(frame.f_code):
+            outermost = frame
+        frame = frame.f_back
+    return None if outermost is None else Operator(outermost.f_code.co_name, caller_of(outermost.f_back))
+
+
+def is_operators(code: CodeType) -> bool:
+    """Tell whether code belongs to the operators that torch traces, such as `torch.cond`."""
+    return code.co_filename.startswith(_OPERATORS)
 
 
 def has_own_operations(module: nn.Module) -> bool:

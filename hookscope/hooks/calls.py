@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.hooks.autograd import is_traced, plain_arithmetic
 from hookscope.hooks.gradient_hooks import GradientWatch
 from hookscope.hooks.observed import ModuleCall, Observation, Operation, Place, physical
 from hookscope.hooks.pytree import tensors_given, tensors_in
@@ -205,9 +205,9 @@ class CallHooks(Generic[T]):
         return None if index is None else ModuleCall(layer, module, index, inputs)
 
     def _count(self, layer: str, inputs: Sequence[tuple[str, Tensor]], *, recomputes: bool) -> int | None:
-        """Return the number of the layer's call; None as in `_begin`."""
+        """Return the number of the layer's call; None as in `_begin`, and for one that is not to be observed."""
         watch = self.watch
-        if self.is_counted is not None and not self.is_counted():
+        if is_traced() or (self.is_counted is not None and not self.is_counted()):
             return None
         if recomputes:
             index = None if watch is None else watch.replays.call_of(layer, inputs)

@@ -6,14 +6,12 @@ runs a forward twice; `torch.compile` skips hooks that are added after compiling
 afterwards, also after an exception, and from copies that the network makes of itself.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -24,17 +22,23 @@ from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
 from hookscope.hooks.operations import OperationChoice, OperationMode, operations_observed
 from hookscope.hooks.selection import module_index
 from hookscope.hooks.step_gradients import StepWatch
+from hookscope.hooks.tracing import eager, operators_left_to_torch
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Capture(Generic[T]):
-    """The observations of a `with` block so far."""
+    """The observations of a `with` block so far.
+
+    Attributes:
+        traced: Operators that ran as torch traces them, so that their inside is not observed: "cond at net.py:14".
+    """
 
     _hooks: CallHooks[T]
     _watch: GradientWatch[T] | None
     _mode: OperationMode[T] | None = None
+    traced: dict[str, None] = field(default_factory=dict)
     _called_before: set[str] = field(default_factory=set)
     _key: Any = field(default_factory=object)
     _attached: list[MutableMapping[Any, Any]] = field(default_factory=list)
@@ -155,7 +159,7 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
         call_hooks.resume = mode.resume
     captured = Capture(call_hooks, watch, mode)
     handles: list[RemovableHandle] = []
-    with eager(), ExitStack() as block:
+    with eager(captured.traced), ExitStack() as block:
         try:
             if mode is not None:
                 block.enter_context(operations_observed(mode, module_index(model)[0] if modules is None else modules))
@@ -192,8 +196,9 @@ def observed(
     hooks = CallHooks(observe, None, RLock(), is_counted=is_counted)
     captured: Capture[T] = Capture(hooks, None)
     try:
-        _hook(layers, captured)
-        yield captured
+        with operators_left_to_torch(captured.traced):
+            _hook(layers, captured)
+            yield captured
     finally:
         for held in captured._attached:
             held.pop(captured._key, None)
@@ -244,9 +249,3 @@ def _only_returns(kind: type[nn.Module], state: Mapping[str, Any]) -> bool:
         and not (state["_modules"] or state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
         and not (state.get("inplace") and kind.__module__ != "torch.nn.modules.activation")  # Dropout: in train mode
     )
-
-
-def eager() -> AbstractContextManager[object]:
-    """Run compiled modules and functions as written: torch skips hooks that are added after compiling."""
-    # If dynamo is not imported, nothing is compiled, and importing it would cost a second.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -172,6 +172,11 @@ class GradientWatch(Generic[T]):
         """Whether a tensor of the latest forward pass was replaced by an alias, which a check by identity would see."""
         return bool(self._aliases)
 
+    @property
+    def replaced_tensors(self) -> bool:
+        """Whether aliases or copies took the place of tensors: gradients are then summed in another order."""
+        return bool(self._aliases or self._clone_at or (self.steps is not None and self.steps.found))
+
     def give_up_aliases(self, reason: str) -> None:
         """Stop replacing inputs, and outputs that are inputs, by aliases; their gradients then include all uses."""
         self._no_aliases_because = reason

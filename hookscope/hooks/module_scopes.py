@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from hookscope.hooks.calls import Hook
-from hookscope.hooks.forward_hooks import eager
+from hookscope.hooks.tracing import eager
 
 
 @contextmanager

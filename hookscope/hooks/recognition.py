@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hookscope.hooks.observed import Place
+from hookscope.hooks.observed import Place, physical
 
 _Known = tuple[weakref.ref[Tensor], int, list[Place]]
 """A tensor, its version, and where it was first shown, if it was; its replacements share that list."""
@@ -144,4 +144,12 @@ class Replays:
 
 
 def _addresses(inputs: Sequence[tuple[str, Tensor]]) -> list[int]:
-    return [tensor.data_ptr() if tensor.layout == torch.strided else 0 for _, tensor in inputs]
+    return [_address(physical(tensor)[0]) for _, tensor in inputs]
+
+
+def _address(tensor: Tensor) -> int:
+    """Return where a tensor lies in memory; 0 for one without memory of its own, such as a sparse or wrapping one."""
+    try:
+        return tensor.data_ptr() if tensor.layout == torch.strided else 0
+    except RuntimeError:
+        return 0

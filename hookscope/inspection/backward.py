@@ -167,6 +167,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
                 loss=loss,
                 with_inputs=include_inputs,
                 track_inputs=ends.at_inputs,
+                ends_at_parameters=ends.at_parameters,
                 autocast=autocast,
                 gradient_recorder=gradient_recorder,
                 parameter_ids={*map(id, parameters)},
@@ -262,7 +263,9 @@ def _result(
         rows=rows,
         gradients=gradients,
         parameters=parameter_rows(named, on_tensor, run.recorder.reducer, raised=raised),
-        uncalled=uncalled(inspected, run.selected, called, run.forward_calls, broke_off=broke_off, mode=mode),
+        uncalled=uncalled(
+            inspected, run.selected, called, run.silent, broke_off=broke_off, mode=mode, traced=run.captured.traced
+        ),
         gradient_maps=tuple(
             replace(maps, note="; ".join(filter(None, ("gradient of the loss", maps.note))))
             for maps in feature_maps(outputs, recorder.maps.kept)

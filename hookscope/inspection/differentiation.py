@@ -20,7 +20,14 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
 from hookscope.inputs import Batch
 from hookscope.inspection.failures import failure_message, locate, reraise_internal, reraise_of_own_loss
-from hookscope.inspection.gradient_rows import Gradient, GradientRecorder, Steps, merge_gradients, merge_steps
+from hookscope.inspection.gradient_rows import (
+    Gradient,
+    GradientRecorder,
+    Steps,
+    merge_gradients,
+    merge_steps,
+    named_parameters,
+)
 from hookscope.inspection.losses import LossValue
 from hookscope.inspection.overwriting import find_overwriting, overwriting_message
 from hookscope.inspection.rows import merge_observations
@@ -39,6 +46,8 @@ LossFunction = Callable[[object, Batch], LossValue | Tensor]
 # that add in varying order stay far below.
 _SAME_LOSS = 1e-3
 
+_NO_ALIASES = "{} if its inputs are replaced by aliases"
+
 
 @dataclass(slots=True, kw_only=True)
 class GradientRun(Run):
@@ -47,6 +56,7 @@ class GradientRun(Run):
     Attributes:
         with_inputs: Whether gradients of layers' inputs are wanted too.
         track_inputs: Whether the network's floating inputs require a gradient.
+        ends_at_parameters: Whether parameters require one.
         parameter_ids: The ids of the parameters that the network came with.
         differentiated: The loss of the latest batch, with its graph; None before there is one.
     """
@@ -54,6 +64,7 @@ class GradientRun(Run):
     loss: LossFunction
     with_inputs: bool
     track_inputs: bool
+    ends_at_parameters: bool
     autocast: torch.dtype | None
     gradient_recorder: GradientRecorder
     parameter_ids: set[int]
@@ -84,17 +95,18 @@ def run_batch(run: GradientRun, batch: Batch) -> Break | None:
     began = copy.copy(run.state)
     done = _differentiated(run, batch)
     if first and _aliases_may_have_failed(run, done) and not _fails_without_hooks(run, batch):
-        done = _again_without_aliases(run, batch, began, "torch cannot differentiate the network")
+        run.captured.watch.give_up_aliases(_NO_ALIASES.format("torch cannot differentiate the network"))
+        done = _again(run, batch, began)
     if first and done.broken is None and (run.verify or _aliases_may_matter(run)):
         _verify(run, batch, done, began)
-        differs = run.verification is not None and run.verification.status == "differs"
-        if differs and run.captured.watch.gave_aliases:
-            done = _again_without_aliases(run, batch, began, "the network computes a different result")
-            if done.broken is None:
-                _verify(run, batch, done, began)
+        for give_up in (_give_up_tracking, _give_up_aliases):
+            if done.broken is None and _differs(run) and give_up(run):
+                done = _again(run, batch, began)
+                if done.broken is None:
+                    _verify(run, batch, done, began)
     run.gradient_recorder.release()
     if first and done.broken is None:
-        run.find_forward_calls(batch)
+        run.find_silent(batch)
     if done.value is not None:
         run.losses.append((done.value, done.amount))
         run.loss_warnings.extend(done.value.warnings)
@@ -135,15 +147,32 @@ def _fails_without_hooks(run: GradientRun, batch: Batch) -> bool:
     run.state.rewind()
     try:
         with _quietly(), run.captured.detached():
-            return _fails_backward(_output_and_loss(run, batch)[1].value)
+            return _fails_backward(_output_and_loss(run, batch, tracks=run.track_inputs)[1].value)
     except (Exception, SystemExit):  # noqa: BLE001 - the model's code may raise anything
         return True
     finally:
         run.state.rewind()
 
 
-def _again_without_aliases(run: GradientRun, batch: Batch, began: Preserved, what_aliases_do: str) -> _Pass:
-    run.captured.watch.give_up_aliases(f"{what_aliases_do} if its inputs are replaced by aliases")
+def _differs(run: GradientRun) -> bool:
+    return run.verification is not None and run.verification.status == "differs"
+
+
+def _give_up_tracking(run: GradientRun) -> bool:
+    """Stop making inputs require a gradient, which parameters inside an operator may get another gradient by."""
+    was_tracking, run.track_inputs = run.track_inputs, run.track_inputs and not run.ends_at_parameters
+    return was_tracking != run.track_inputs
+
+
+def _give_up_aliases(run: GradientRun) -> bool:
+    watch = run.captured.watch
+    gave_aliases = watch.gave_aliases
+    if gave_aliases:
+        watch.give_up_aliases(_NO_ALIASES.format("the network computes a different result"))
+    return gave_aliases
+
+
+def _again(run: GradientRun, batch: Batch, began: Preserved) -> _Pass:
     run.gradient_recorder.waiting = None
     run.state = began
     run.state.rewind()
@@ -165,7 +194,7 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
     run.gradient_recorder.axes = {(seen.layer, seen.call, seen.slot): _axis(seen.value) for seen in observations}
     if value is None:
         return _Pass(output, None, amount, broken)
-    if not run.losses and _aliases_may_matter(run):
+    if not run.losses and (_aliases_may_matter(run) or (run.verify and run.captured.watch.gave_aliases)):
         run.gradient_recorder.waiting = []
     run.differentiated = value.value
     began = time.perf_counter()
@@ -179,18 +208,38 @@ def _differentiated(run: GradientRun, batch: Batch) -> _Pass:
 
 
 def _verify(run: GradientRun, batch: Batch, done: _Pass, began: Preserved) -> None:
-    """Compare the output and the loss of the first batch to those without hooks."""
+    """Compare the output, the loss and the gradients of parameters of the first batch to those without hooks.
+
+    Whether aliases matter shows in the output: without `verify` there is no backward pass.
+    """
+    is_exact = run.inspected.placed[0] == "cpu"
 
     def forward() -> Outcome:
         with _quietly():
-            output, loss = _output_and_loss(run, batch)
-            return outcome_of(output, _amount(loss))
+            output, loss = _output_and_loss(run, batch, tracks=run.track_inputs and not run.ends_at_parameters)
+            outcome = outcome_of(output, _amount(loss))
+            if not run.verify:
+                return outcome
+            broken = _backward(run, loss.value)
+            if broken is not None and broken.error is not None:
+                raise broken.error
+            return outcome._replace(gradients=_gradients(run), is_exact=is_exact)
 
     def hooks(layers: Mapping[str, nn.Module], operations: OperationChoice | None) -> AbstractContextManager[object]:
         network, inputs, ignore = run.inspected.network, run.with_inputs, lambda *_: None
         return capture(network, layers, ignore, gradients=ignore, with_inputs=inputs, operations=operations)
 
-    run.verification = verified(run, outcome_of(done.output, done.amount), began, forward, hooks)
+    hooked = outcome_of(done.output, done.amount)
+    if run.verify:
+        hooked = hooked._replace(
+            gradients=_gradients(run), is_exact=is_exact and not run.captured.watch.replaced_tensors
+        )
+    run.verification = verified(run, hooked, began, forward, hooks)
+
+
+def _gradients(run: GradientRun) -> dict[str, Tensor | None]:
+    with torch._C.DisableTorchFunction():
+        return {each.names[0]: each.gradient for each in named_parameters(run.inspected.network)}
 
 
 def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
@@ -200,7 +249,9 @@ def _protected(run: GradientRun, batch: Batch, broken: Break) -> Break:
 
     run.state.rewind()  # before other hooks are put on: it takes away those that came since the mark
     with _quietly(), run.captured.detached():
-        found = find_overwriting(run.inspected.modules, lambda: _output_and_loss(run, batch)[1].value)
+        found = find_overwriting(
+            run.inspected.modules, lambda: _output_and_loss(run, batch, tracks=run.track_inputs)[1].value
+        )
     _forget_batch(run)
     run.state.rewind()
     with _quietly(), torch.autograd.graph.allow_mutation_on_saved_tensors():
@@ -231,9 +282,9 @@ def _places(run: GradientRun, batch: Batch) -> tuple[int, ...]:
     return tuple(range(len(run.records) - len(batch.records), len(run.records)))
 
 
-def _output_and_loss(run: GradientRun, batch: Batch) -> tuple[object, LossValue]:
+def _output_and_loss(run: GradientRun, batch: Batch, *, tracks: bool) -> tuple[object, LossValue]:
     with _autocast(run):
-        args, kwargs = _given(run, batch)
+        args, kwargs = _given(batch, tracks=tracks)
         output = run.inspected.network(*args, **kwargs)
         return output, _loss_of(run.loss, output, batch)
 
@@ -247,7 +298,7 @@ def _forward(run: GradientRun, batch: Batch) -> tuple[object, LossValue | None, 
         run.gradient_recorder.maps.start(places)
         try:
             with _autocast(run):
-                args, kwargs = _given(run, batch)
+                args, kwargs = _given(batch, tracks=run.track_inputs)
                 output = run.inspected.network(*args, **kwargs)  # called here: see `reraise_internal`
                 del args, kwargs
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
@@ -303,14 +354,14 @@ def _quietly() -> AbstractContextManager[object]:
     return warnings.catch_warnings(action="ignore")
 
 
-def _given(run: GradientRun, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _given(batch: Batch, *, tracks: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return copies of the arguments; those that require a gradient, or all floating ones, lead to a leaf of ours."""
     given = (batch.args, dict(batch.kwargs))
     copies: dict[int, Tensor] = {}
     found = tensors_in(given)
     for _, tensor in found:
         source = tensor.clone() if tensor.is_inference() else tensor.detach()
-        if tensor.requires_grad or (run.track_inputs and differentiable(tensor)):
+        if tensor.requires_grad or (tracks and differentiable(tensor)):
             source.requires_grad_()  # the clone is no leaf: the model may overwrite it
         copies[id(tensor)] = strided_copy(source)
     try:

@@ -1,6 +1,7 @@
 """Fit edit expressions to the layers of one run, and count what they did."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -28,8 +29,17 @@ class PlacedEdits:
 
     by_name: Mapping[str, Sequence[Intervention]]
     of_operations: Sequence[tuple[OperationPattern, Intervention]]
-    applications: Mapping[str, int]
+    applications: dict[str, int]
     layers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count no application in a `with` block, whose passes are not reported."""
+        before = {**self.applications}
+        try:
+            yield
+        finally:
+            self.applications.update(before)
 
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each edit that was never applied."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from hookscope.hooks.callers import code_of, source_line, whose_code
+from hookscope.hooks.callers import code_of, operator_around, source_line, whose_code
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import ModuleCall, Operation, physical_shape, shape_of
@@ -83,6 +83,28 @@ def first_calls(
         if seen.call == 0 and seen.value is not None:
             known.output_shapes.append(output)
     return calls, failure
+
+
+def calls_in_operators(
+    network: nn.Module, modules: Mapping[str, nn.Module], args: Sequence[object], kwargs: Mapping[str, object]
+) -> dict[str, str]:
+    """Find modules that run inside operators that torch traces; return these by module, such as "cond at net.py:14".
+
+    It takes a pass without gradients, in which the operators run as written.
+    """
+    places: dict[str, str] = {}
+
+    def note(call: ModuleCall, _slot: str, _tensor: Tensor) -> None:
+        operator = operator_around(sys._getframe(1))
+        if operator is not None:
+            places.setdefault(call.layer, operator.place)
+
+    with preserved(network, seed=0), capture(network, modules, note):
+        copies = copied_inputs(args, kwargs)
+        # If this pass raises, though the same with gradients has just run, the calls until then are used.
+        with torch.no_grad(), suppress(Exception):
+            network(*copies[0], **copies[1])
+    return places
 
 
 def may_call_forward(modules: Iterable[nn.Module]) -> bool:

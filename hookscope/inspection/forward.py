@@ -198,7 +198,9 @@ def _result(run: Run, failure: Failure | None, timings: Mapping[str, float], *, 
         model=inspected.info,
         inputs=tuple(run.records),
         rows=rows,
-        uncalled=uncalled(inspected, run.selected, called, run.forward_calls, broke_off=run.is_broken),
+        uncalled=uncalled(
+            inspected, run.selected, called, run.silent, broke_off=run.is_broken, traced=run.captured.traced
+        ),
         feature_maps=feature_maps(rows, recorder.kept),
         map_summaries=map_summaries(rows, () if maps is None else maps.saved),
         token_maps=()
@@ -235,7 +237,7 @@ def _run_batch(run: Run, on_output: Callable[[Batch, object], None] | None, batc
     if to_verify:
         run.verification = _verified(run, batch, output)
     if not run.records:
-        run.find_forward_calls(batch)
+        run.find_silent(batch)
     merge_observations(run.rows, run.captured.restart(), len(places))
     run.finish(batch)
     run.predict(output, places)

@@ -30,7 +30,7 @@ from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, s
 from hookscope.statistics.channel_axis import AxisReader, arrange
 from hookscope.statistics.storage import gathered
 from hookscope.statistics.token_places import TokenPlaces
-from hookscope.text import counted
+from hookscope.text import counted, some_of
 
 # A layer is flagged from this share of dead channels on: after a ReLU a few are dead for any one picture.
 _DEAD_FRACTION = 0.5
@@ -343,20 +343,21 @@ def uncalled(
     inspected: InspectedNetwork,
     selected: Mapping[str, nn.Module],
     called: set[str],
-    forward_calls: Mapping[str, str],
+    silent: Mapping[str, str],
     *,
     broke_off: bool,
     mode: str = "eval",
+    traced: Iterable[str] = (),
 ) -> tuple[UncalledLayer, ...]:
-    """List the selected modules that never ran, and why as far as known; `forward_calls` as in `Run`."""
+    """List the selected modules that never ran, and why as far as known; `silent` as in `Run`, `traced` as observed."""
     result = []
+    outside = f" outside {some_of([*traced], 3)}" if traced else ""
     for name, module in selected.items():
         if name in called:
             continue
         parent = inspected.modules[name.rpartition(".")[0]]
-        if name in forward_calls:
-            line = forward_calls[name] and f" at {forward_calls[name]}"
-            reason = f"called as {name}.forward(…){line}, which skips hooks: call {name}(…) instead"
+        if name in silent:
+            reason = silent[name]
         elif broke_off:
             reason = "the forward pass raised before it"
         elif isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
@@ -364,7 +365,7 @@ def uncalled(
         elif isinstance(parent, nn.MultiheadAttention):
             reason = f"{type(parent).__name__} uses its weight directly; select that module instead"
         else:
-            reason = f"the forward pass did not call it in {mode} mode, or used its weight directly"
+            reason = f"the forward pass did not call it in {mode} mode{outside}, or used its weight directly"
         result.append(UncalledLayer(name, type(module).__name__, inspected.parameter_counts[name], reason))
     return tuple(result)
 

@@ -16,7 +16,7 @@ from hookscope.hooks.selection import select_from
 from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits
 from hookscope.inspection.edits import Edit
-from hookscope.inspection.execution import calls_of_forward, execution_order, may_call_forward
+from hookscope.inspection.execution import calls_in_operators, calls_of_forward, execution_order, may_call_forward
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.rows import Recorder, Rows, predictions, unnamed_warning
@@ -68,7 +68,7 @@ class Run:
         repeated: Of the batches that ran.
         best: The best classes of the inputs that ran.
         is_broken: Whether the network raised on every input.
-        forward_calls: As `calls_of_forward` returns, of the first batch.
+        silent: Why layers that ran in the first batch have no row.
         verification: How the comparison ended; None before it, or without one.
     """
 
@@ -86,7 +86,7 @@ class Run:
     records: list[InputRecord] = field(default_factory=list)
     repeated: frozenset[str] = frozenset()
     best: list[Prediction] = field(default_factory=list)
-    forward_calls: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
     is_broken: bool = False
     unnamed: str = ""  # why predictions have no names, once an output shows it
     verification: Verification | None = None
@@ -97,13 +97,22 @@ class Run:
         failure = locate(self.inspected.modules, error)
         return Break(failure_message(self.inspected.info.name, failure, error), failure, error)
 
-    def find_forward_calls(self, batch: Batch) -> None:
-        """Find out which of the modules that did not run in this batch, the first, are called by `forward`."""
+    def find_silent(self, batch: Batch) -> None:
+        """Find out why modules that did not run in this batch, the first, are silent: they may run all the same."""
         called = self.captured.called
         silent = {name: each for name, each in self.selected.items() if name not in called}
-        if silent and may_call_forward(self.inspected.modules.values()):
-            with self.captured.detached():
-                self.forward_calls = calls_of_forward(self.inspected.network, silent, batch.args, batch.kwargs)
+        if not silent:
+            return
+        with self.captured.detached(), self.edits.uncounted():
+            if self.captured.traced:
+                for name, place in calls_in_operators(self.inspected.network, silent, batch.args, batch.kwargs).items():
+                    self.silent[name] = f"it runs inside {place}, which torch traces without hooks"
+            if may_call_forward(self.inspected.modules.values()):
+                lines = calls_of_forward(self.inspected.network, silent, batch.args, batch.kwargs)
+                for name, line in lines.items():
+                    where = line and f" at {line}"
+                    reason = f"called as {name}.forward(…){where}, which skips hooks: call {name}(…) instead"
+                    self.silent.setdefault(name, reason)
 
     def predict(self, output: object, places: Sequence[int]) -> None:
         """Note the best classes of a batch whose inputs have these positions in the run."""
@@ -123,6 +132,7 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
         known = (*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes)
+        known = (*known, *_traced(self.captured.traced))
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             known = (*known, _WITHOUT_KERNEL.format(missing_because()))
         return known if self.operations is None else (*known, *unseen_in_scripts(self.inspected.modules))
@@ -189,6 +199,11 @@ def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
     names = some_of([*dict.fromkeys(each.split("'")[1] for each in arguments)], 3)
     seen = f"layers that are computed from {names} alone have seen 1 input, not {count:,}"
     return (f"All {count:,} inputs share the same {names}: {seen}.",)
+
+
+def _traced(operators: Iterable[str]) -> tuple[str, ...]:
+    places = some_of([*operators], 3)
+    return (f"Layers and operations inside {places} have no rows: torch traces what runs there.",) if places else ()
 
 
 def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Compare a network's output with hooks to its output without them."""
+"""Compare what a network computes with hooks to what it computes without them."""
 
 import dis
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import pairwise
 from types import CodeType, FunctionType, MethodType
@@ -21,10 +21,19 @@ from hookscope.text import exception_line, figure
 
 
 class Outcome(NamedTuple):
-    """The result of a forward pass: the tensors of its output by path, without their graph, and its loss, if any."""
+    """The result of a pass.
+
+    Attributes:
+        tensors: Those of the output by path, without their graph.
+        loss: None without one.
+        gradients: Those of the parameters by name; empty if they are not compared.
+        is_exact: Whether gradients are summed in the same order each time, and so to the same bits.
+    """
 
     tensors: dict[str, Tensor]
     loss: float | None = None
+    gradients: Mapping[str, Tensor | None] = {}
+    is_exact: bool = True
 
 
 def outcome_of(output: object, loss: float | None = None) -> Outcome:
@@ -73,7 +82,10 @@ def verification_warnings(verification: Verification | None, model: str) -> tupl
 
 
 def difference(first: Outcome, second: Outcome) -> str:
-    """Return how two outcomes differ, in a few words; "" where they are the same, bit for bit."""
+    """Return how two outcomes differ, in a few words; "" where they are the same, bit for bit.
+
+    Gradients that are not exact may differ by rounding.
+    """
     if first.tensors.keys() != second.tensors.keys():
         return "the outputs have different parts"
     for path, tensor in first.tensors.items():
@@ -89,7 +101,40 @@ def difference(first: Outcome, second: Outcome) -> str:
         loss is not None and math.isnan(loss) for loss in (first.loss, second.loss)
     ):
         return f"the losses are {first.loss!r} and {second.loss!r}"
+    return _difference_of_gradients(first, second)
+
+
+def _difference_of_gradients(first: Outcome, second: Outcome) -> str:
+    for name, gradient in first.gradients.items():
+        other = second.gradients.get(name)
+        if gradient is None or other is None:
+            if gradient is not other:
+                return f"only one of the two passes gives {name} a gradient"
+            continue
+        if missing_memory(gradient) or missing_memory(other):
+            continue
+        if _stored(gradient).shape != _stored(other).shape:
+            return f"the gradients of {name} have different shapes"
+        if not _same_bits(gradient, other) and not (
+            not (first.is_exact and second.is_exact) and _same_up_to_rounding(gradient, other, second.gradients)
+        ):
+            return f"the gradients of {name} differ by up to {figure(_largest_difference(gradient, other))}"
     return ""
+
+
+def _same_up_to_rounding(first: Tensor, second: Tensor, others: Mapping[str, Tensor | None]) -> bool:
+    """Tell whether two gradients of a parameter differ by no more than sums do whose terms come in another order.
+
+    By half of the digits of their dtype or, where terms cancel, by some last digits of the greatest gradient. Ours.
+    """
+    epsilon = torch.finfo(first.dtype).eps
+    greatest = max(_norm(each) for each in others.values() if each is not None and not missing_memory(each))
+    allowed = math.sqrt(epsilon) * _norm(second) + 64 * epsilon * greatest
+    return _norm(_stored(first).detach() - _stored(second).detach()) <= allowed
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(_stored(tensor.detach()).double().flatten()))
 
 
 def asks_for_identity(modules: Iterable[nn.Module]) -> bool:

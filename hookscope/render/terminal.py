@@ -211,7 +211,7 @@ def findings_panel(findings: Sequence[Finding]) -> RenderableType:
 
 def verification_line(verification: Verification, *, with_loss: bool) -> RenderableType:
     """Return in one line whether hooks changed what the network computes: "verified: the same output as ..."."""
-    what = "output and loss" if with_loss else "output"
+    what = "output, loss and parameter gradients" if with_loss else "output"
     if verification.status == "same":
         return safe_line(f"verified: the same {what} as without hooks", style="green")
     if verification.status == "not repeatable":

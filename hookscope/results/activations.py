@@ -163,7 +163,11 @@ class UncalledLayer:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Whether the network returns the same output and loss with hooks as without; compared on the first batch.
+    """Whether the network computes the same with hooks as without; compared on the first batch.
+
+    Compared are the output and, in a run with a backward pass, the loss and the gradients of parameters: bit for bit.
+    Only gradients that are summed in another order, on an accelerator or where hooks put aliases in the place of
+    tensors, may differ by rounding.
 
     Attributes:
         status: "same"; "differs"; or "not repeatable": it differs between two passes without hooks as well.
@@ -191,7 +195,7 @@ class Run(RowContainer):
         failure: Set when the model raised; rows then hold what was reached.
         dtype: Floating dtype of the parameters: "float32".
         timings: Seconds by phase.
-        verification: Whether hooks changed the output or the loss; None with `verify=False` or with edits.
+        verification: Whether hooks changed what the network computes; None with `verify=False` or with edits.
         comparison: What edits changed; None without edits.
         tensors: With `save_tensors=True`, the activations on the CPU by label, read from a temporary file one by one.
             A run with a backward pass has the gradients instead: "LABEL grad_output", "LABEL grad_input", and

@@ -351,6 +351,17 @@ def dual(net: Any, x: Tensor) -> Any:
         return forward_ad.unpack_dual(net.block(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
 
 
+def without_tracking(transformed: Callable[[Any, Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """Scale what a linear layer returns by what a block returns inside a transform under `no_grad`."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = transformed(net.block, x)
+        return net.linear(x) * scale
+
+    return written(forward, linear=linear, block=Block)
+
+
 def used_inside_and_outside(transformed: Callable[[Callable[[Tensor], Tensor], Tensor], Any]) -> Any:
     """Give a plain tensor to a module inside a transform, and use it outside, too."""
 
@@ -491,6 +502,9 @@ ODD: dict[str, Callable[[], nn.Module]] = {
     "plain input inside vmap": used_inside_and_outside(lambda function, x: torch.vmap(function)(x)),
     "plain input inside grad": used_inside_and_outside(lambda function, x: torch.func.grad(function)(x)),
     "plain input inside jacrev": used_inside_and_outside(lambda function, x: torch.func.jacrev(function)(x)),
+    "vmap under no_grad": without_tracking(lambda block, x: torch.vmap(block)(x)),
+    "jvp under no_grad": without_tracking(lambda block, x: torch.func.jvp(block, (x,), (x,))[1]),
+    "grad under no_grad": without_tracking(lambda block, x: torch.func.grad(lambda x: block(x).sum())(x)),
     "vmap over batches": written(over_batches, conv=lambda: nn.Conv1d(1, 2, 1)),
     "vmap in vmap": written(lambda net, x: torch.vmap(torch.vmap(net.block))(x.view(2, 1, 3)), block=Block),
     "strided nested": written(ragged(torch.strided), linear=linear, part=of_torchs_layers),

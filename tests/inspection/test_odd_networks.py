@@ -12,9 +12,11 @@ import hookscope
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import inspect
+from hookscope.results.activations import Verification
 from hookscope.results.gradients import Gradients
 from hookscope.results.runs.reading import read_run
 from hookscope.statistics.channel_axis import AxisReader
+from hookscope.text import figure
 from tests.inspection.odd_networks import LOST, ODD, Block, Twice
 from tests.networks import Written, batch_of
 
@@ -499,6 +501,33 @@ def test_a_network_that_computes_something_else_while_hooked_is_caught_with_the_
         verification = inspection.verification
         assert (verification.status, verification.layer) == ("differs", "2")
         assert verification.difference.startswith("the outputs differ by up to ")
+
+
+class OtherGradients(nn.Module):
+    """Returns the same while hooked, but `first` then gets no gradient, or twice as much."""
+
+    def __init__(self, *, cut_off: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.cut_off = nn.Linear(3, 3), nn.Linear(3, 1), cut_off
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.first._forward_hooks:
+            y = y.detach() if self.cut_off else y + (y - y.detach())
+        return self.second(y)
+
+
+@pytest.mark.parametrize("cut_off", [True, False])
+def test_gradients_that_only_the_hooked_network_has_are_caught(cut_off: bool) -> None:
+    model = OtherGradients(cut_off=cut_off)
+    (truth,) = torch.autograd.grad(total(model(X)), model.first.weight)
+    difference = "only one of the two passes gives first.weight a gradient"
+    if not cut_off:
+        difference = f"the gradients of first.weight differ by up to {figure(truth.abs().max().item())}"
+    inspection = inspect_gradients(model, X.clone(), total, ["*"], verify=True)
+    assert inspection.verification == Verification("differs", difference, "first")
+    [warning] = inspection.warnings
+    assert f"OtherGradients computes a different result with hooks than without: {difference}" in warning
 
 
 class Unrepeatable(nn.Module):
