@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
@@ -267,12 +267,12 @@ def weights_are_random(measured: CheckMeasurements) -> bool:
     """
     if any(values.name.rpartition(".")[2] == "running_var" for values in measured.stored):
         return measured.model.random
-    return measured.model.random or weights_look_random(measured)
+    return measured.model.random or weights_look_random(measured.stored)
 
 
-def weights_look_random(measured: CheckMeasurements) -> bool:
+def weights_look_random(stored: Sequence[StoredValues]) -> bool:
     """Tell whether nearly all weights that are large enough to tell look drawn at random."""
-    spreads = [each.spread_beyond_chance for each in measured.stored if each.spread_beyond_chance is not None]
+    spreads = [each.spread_beyond_chance for each in stored if each.spread_beyond_chance is not None]
     random = sum(spread < _RANDOM_SPREAD for spread in spreads)
     return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
 
