@@ -4,10 +4,12 @@ Our exception hierarchy::
 
     HookscopeError
     ├── UsageError                2   an option or argument that cannot be right
+    │   └── NetworkNeededError    2   adapters without the network that they are for
     ├── InputError                3   a file that cannot be read, or is not what it should be
     │   ├── ImageError            3   an image or input tensor
     │   ├── CheckpointError       3   a weights file
     │   │   └── MisfitError       3   weights with names or shapes that do not fit the network
+    │   ├── UnmergedError         3   sound adapters that cannot be merged into their network
     │   └── OutputError           3   a place that cannot be written, or that is not ours
     ├── UntrustedFileError        4   reading it would run code from the file
     ├── NothingMatchedError       5   a name or pattern that selects nothing
@@ -48,6 +50,10 @@ class UsageError(HookscopeError):
     exit_code = 2
 
 
+class NetworkNeededError(UsageError):
+    """A file of adapters is sound, and the network that they are for was not named."""
+
+
 class InputError(HookscopeError):
     """A file is missing, unreadable, corrupt, unsupported or over a limit."""
 
@@ -64,6 +70,10 @@ class CheckpointError(InputError):
 
 class MisfitError(CheckpointError):
     """A weights file is sound, but its names or shapes do not fit the network."""
+
+
+class UnmergedError(InputError):
+    """A file of adapters is sound, but cannot be merged: their alpha is not there, or their names are not peft's."""
 
 
 class OutputError(InputError):

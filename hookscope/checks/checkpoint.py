@@ -34,7 +34,9 @@ from hookscope.errors import (
     MisfitError,
     ModelError,
     ModelNotFoundError,
+    NetworkNeededError,
     OutputError,
+    UnmergedError,
     UsageError,
     is_out_of_memory,
 )
@@ -68,9 +70,9 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
 ) -> CheckReport:
     """Load a checkpoint, run it, judge it; keep evidence if it fails.
 
-    For a weights file alone (`settings.arch` "none"), a state dict, and a file that no network fits, only the rules
-    that need no network are judged; in the last case the report also has the error. What a user can put right is an
-    `error` in the report; exceptions are bugs.
+    For a weights file alone (`settings.arch` "none"), a state dict, adapters without their network, and a file that no
+    network fits, only the rules that need no network are judged; in the last case the report also has the error. What a
+    user can put right is an `error` in the report; exceptions are bugs.
 
     Args:
         model: A weights file or any other form of MODEL, a network, or a state dict.
@@ -107,15 +109,18 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
         measured = None
         lacks_memory = isinstance(error, ModelError) and is_out_of_memory(str(error))  # raised while it was built
         refusal, alone = _lack_of_memory(name) if lacks_memory else error, None
-        not_loaded = prepared is None and isinstance(error, ModelNotFoundError | MisfitError)
-        if not_loaded and not isinstance(model, Mapping):
+        unfit = (ModelNotFoundError, MisfitError, NetworkNeededError, UnmergedError)
+        if prepared is None and isinstance(error, unfit) and not isinstance(model, Mapping):
+            is_adapter = isinstance(error, NetworkNeededError | UnmergedError)
+            reason = str(error).removesuffix(".") if is_adapter else "none fits the weights"
             try:
-                alone = _judged_alone(model, name, settings, wanted, "none fits the weights", trust=trust)
+                alone = _judged_alone(model, name, settings, wanted, reason, trust=trust)
             except CheckpointError as cause:  # nothing can be read, which is why no network fits
                 refusal = cause
             except HookscopeError:  # the first error is reported, whatever else is wrong
                 pass
-        report = refused(name, refusal, wanted, alone)
+        is_whole = alone is not None and isinstance(refusal, NetworkNeededError)  # all that a file of adapters needs
+        report = alone if alone is not None and is_whole else refused(name, refusal, wanted, alone)
     if measured is not None:
         forward = measured.forward
         rows = () if forward is None else forward.rows

@@ -4,7 +4,7 @@ Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: B
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from hookscope.text import counted, printable, some_of
@@ -14,8 +14,12 @@ from hookscope.text import counted, printable, some_of
 _DOWN = ("lora_A", "lora_embedding_A", "lora_down", "lora.down")
 _UP = ("lora_B", "lora_embedding_B", "lora_up", "lora.up")
 _NAME = re.compile(
-    rf"(?:(?P<path>.*)\.)?(?P<side>{'|'.join(map(re.escape, (*_DOWN, *_UP)))})(?P<adapter>\.[^.]+)?(?:\.weight)?"
+    rf"(?:(?P<path>.*)[._])?(?P<side>{'|'.join(map(re.escape, (*_DOWN, *_UP)))})(?P<adapter>\.[^.]+)?(?:\.weight)?"
 )
+_ALPHA = ".alpha"
+
+# What else an adapter may hold for its layer: magnitudes of DoRA, the scale, a bias.
+_OTHER_PARTS = re.compile(r"(.*\.)?(lora[^.]*(\..+)?|alpha|dora_scale|bias)")
 
 # Layers that a sentence lists.
 _LISTED_TARGETS = 6
@@ -29,18 +33,74 @@ class NamedShape(NamedTuple):
     is_zero: bool
 
 
-def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:
-    """Return a sentence about the low-rank adapters among tensors: rank, layers, what is untrained; "" for none."""
+class Adapters(NamedTuple):
+    """The halves of adapters among tensors, by layer and by name of the adapter, and how many tensors are none."""
+
+    down: Mapping[tuple[str, str], NamedShape]
+    up: Mapping[tuple[str, str], NamedShape]
+    zero_scales: frozenset[str]
+    other_count: int
+
+    @property
+    def halves(self) -> tuple[str, ...]:
+        """The names of those without their other half."""
+        return tuple(sorted((self.down.get(each) or self.up[each]).key for each in self.down.keys() ^ self.up.keys()))
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """The names of the halves that are zero, or whose scale is, if all adapters have one; else ()."""
+        names = []
+        for each in self.down.keys() & self.up.keys():
+            zeros = [half.key for half in (self.up[each], self.down[each]) if half.is_zero]
+            if each[0] in self.zero_scales:
+                zeros.append(f"{each[0]}{_ALPHA}")
+            if not zeros:
+                return ()
+            names += zeros
+        return tuple(sorted(names))
+
+
+def adapters_in(tensors: Iterable[NamedShape]) -> Adapters:
+    """Return the adapters among tensors."""
     down: dict[tuple[str, str], NamedShape] = {}
     up: dict[tuple[str, str], NamedShape] = {}
-    others = 0
+    zero_scales, others = set[str](), 0
     for each in tensors:
         found = _NAME.fullmatch(each.key) if each.shape else None
-        if found is None:
-            others += not each.key.endswith(".alpha")  # the scale of an adapter
-        else:
+        if found is not None:
             (down if found["side"] in _DOWN else up)[found["path"] or "", found["adapter"] or ""] = each
-    whole, halves = down.keys() & up.keys(), down.keys() ^ up.keys()
+        elif not each.key.endswith(_ALPHA):
+            others += 1
+        elif each.is_zero:
+            zero_scales.add(each.key.removesuffix(_ALPHA))
+    return Adapters(down, up, frozenset(zero_scales), others)
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Tell whether tensors are those of adapters, without the weights of the layers that they are for."""
+    known = {*names}
+    halves = {name: found["path"] or "" for name in known if (found := _NAME.fullmatch(name))}
+    layers = {*halves.values()}
+    return bool(layers) and not any(
+        layer in layers and not _OTHER_PARTS.fullmatch(rest)
+        for name in known - halves.keys()
+        for layer, rest in _owners(name)
+    )
+
+
+def _owners(name: str) -> Iterator[tuple[str, str]]:
+    """Yield each module that a name is inside of, with the rest of the name."""
+    yield "", name
+    for at, letter in enumerate(name):
+        if letter == ".":
+            yield name[:at], name[at + 1 :]
+
+
+def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:
+    """Return a sentence about the low-rank adapters among tensors: rank, layers, what is untrained; "" for none."""
+    adapters = adapters_in(tensors)
+    down, up, halves = adapters.down, adapters.up, adapters.halves
+    whole = down.keys() & up.keys()
     if not (whole or halves):
         return ""
     owner = "its" if len(halves) == 1 else "their"
@@ -50,7 +110,7 @@ def adapter_remark(name: str, tensors: Iterable[NamedShape]) -> str:
     ranks = sorted({down[each].shape[0] for each in whole})
     targets = sorted({printable(path.rpartition(".")[2], 40) for path, _ in whole if path})
     layers = f" for {some_of(targets, _LISTED_TARGETS)}" if targets else ""
-    base = "" if others else "; it needs the network that it was trained on"
+    base = "" if adapters.other_count else "; it needs the network that it was trained on"
     untrained = "; every lora_B is 0: untrained" if all(each.is_zero for each in up.values()) else ""
     return (
         f"{printable(name)}: {counted(len(whole), 'LoRA adapter')} of rank {', '.join(map(str, ranks))}{layers}"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import open_regular
-from hookscope.errors import CheckpointError, MisfitError
+from hookscope.errors import CheckpointError, MisfitError, UnmergedError
 from hookscope.text import counted, printable
 
 _CONFIG = "adapter_config.json"
@@ -45,11 +45,12 @@ class AdapterSettings:
         return next(fitting, self.alpha) / (math.sqrt(rank) if self.by_root else rank)
 
 
-def is_adapter(names: Iterable[str]) -> bool:
-    """Return whether a state dict is one of adapters alone, without the weights that they are for."""
-    known = {*names}
-    layers = {found["layer"] for name in known if (found := _PART.fullmatch(name))}
-    return bool(layers) and not any(f"{layer}.base_layer.weight" in known for layer in layers)
+def unmergeable(names: Iterable[str]) -> str:
+    """Return the first name of a file of adapters if none is as `merge_adapter` needs it; "" if one is."""
+    known = [*names]
+    if any(_PART.fullmatch(name) for name in known):
+        return ""
+    return next(name for name in known if "lora" in name and not name.endswith(".alpha"))
 
 
 def adapter_config(path: Path) -> Path | None:
@@ -61,13 +62,11 @@ def adapter_config(path: Path) -> Path | None:
 def read_settings(path: Path) -> AdapterSettings:
     """Read the settings beside a file of adapters.
 
-    Raises CheckpointError if they are missing, damaged, or of another method.
+    Raises UnmergedError if they are missing, CheckpointError if they are damaged, or of another method.
     """
     config, shown = adapter_config(path), printable(str(path.with_name(_CONFIG)))
     if config is None:
-        raise CheckpointError(
-            f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it."
-        )
+        raise UnmergedError(f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it.")
     with open_regular(config) as file:
         content = file.read(_CONFIG_BYTES_LIMIT + 1)
     try:

@@ -11,12 +11,21 @@ from typing import Any, Literal
 from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind, read_config, weights_file
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import ReadingRules
-from hookscope.errors import CheckpointError, MisfitError, ModelNotFoundError, UsageError, nearest
+from hookscope.errors import (
+    CheckpointError,
+    MisfitError,
+    ModelNotFoundError,
+    NetworkNeededError,
+    UnmergedError,
+    UsageError,
+    nearest,
+)
 from hookscope.models import architecture
+from hookscope.models.adapters import is_adapter
 from hookscope.models.checkpoint import Checkpoint, exists, looks_like_file, read_checkpoint
 from hookscope.models.construction import FileOptions, LoadedModel, model_info
 from hookscope.models.input_spec import default_preprocessing
-from hookscope.models.merged_adapters import adapter_config, is_adapter, merge_adapter, read_settings
+from hookscope.models.merged_adapters import adapter_config, merge_adapter, read_settings, unmergeable
 from hookscope.models.names import model_names, refuse_by_form, torchvision_names
 from hookscope.models.network_table import network_table
 from hookscope.models.python_source import load_python, parse_arguments
@@ -185,13 +194,22 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
 
 def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, options: BuildOptions) -> LoadedModel:
     """Load the network that adapters were trained on, with its own weights, and merge them into it."""
-    settings = read_settings(path)
-    if base is None:
-        named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings.base else ""
-        raise UsageError(
-            f"{checkpoint.name} holds LoRA adapters, which need the network that they were trained on{named}: name it "
-            "with --arch, such as --arch net.py:build."
+    if odd := unmergeable(checkpoint.state):
+        alpha = "" if any(name.endswith(".alpha") for name in checkpoint.state) else ", given their alpha"
+        message = (
+            f"{checkpoint.name} holds LoRA adapters, which are only merged here as peft's save_pretrained names them, "
+            f"unlike '{printable(odd, 80)}': merge them into their network with the program that trained them{alpha}."
         )
+        raise NetworkNeededError(message) if base is None else UnmergedError(message)
+    if base is None:
+        settings = None if adapter_config(path) is None else read_settings(path)
+        named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings and settings.base else ""
+        alpha = "" if settings else " Merging also takes their alpha, in an adapter_config.json next to the file."
+        raise NetworkNeededError(
+            f"{checkpoint.name} holds LoRA adapters, which need the network that they were trained on{named}: name it "
+            f"with --arch, such as --arch net.py:build.{alpha}"
+        )
+    settings = read_settings(path)
     loaded = _load_network(
         base, replace(options, file=FileOptions(options.file.trust, allowed_globals=options.file.allowed_globals))
     )

@@ -233,6 +233,8 @@ class CheckMeasurements:
         forward: The forward passes over all inputs, every module hooked; `failure` is set where one raised.
         optimisers, scalers: States of optimisers and GradScalers in the file.
         copies: Averaged copies of the weights in the same file.
+        idle_adapters: Of a file of low-rank adapters, the tensors that are zero, if each adapter has one: together they
+            change nothing.
         origin: Where NaN or Inf begins in the forward pass; None if all is finite but for -Inf that the network takes
             up again, as attention masks are, or if it follows from an input that is not finite (see `unmeasured`).
         channel_peaks: For each output of a smooth activation function (GELU, SiLU, Mish…) by label, the greatest
@@ -267,6 +269,7 @@ class CheckMeasurements:
     optimisers: tuple[OptimiserValues, ...] = ()
     scalers: tuple[ScalerValues, ...] = ()
     copies: tuple[CopyValues, ...] = ()
+    idle_adapters: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     signatures: Mapping[str, OutputSignature] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from hookscope.errors import CheckpointError, MisfitError, UsageError
+from hookscope.errors import CheckpointError, MisfitError, UnmergedError, UsageError
 from hookscope.models import spec
 from hookscope.models.contents import list_contents
 from hookscope.models.spec import load_model
@@ -177,5 +177,6 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path, name: str) -> None:
     adapted(tmp_path, CASES["linear"])
     change, phrase = WRONG[name]
     change(tmp_path / "adapter")
-    with pytest.raises((CheckpointError, MisfitError), match=phrase.replace("(", r"\(")):
+    expected = UnmergedError if name == "no settings" else (CheckpointError, MisfitError)
+    with pytest.raises(expected, match=phrase.replace("(", r"\(")):
         load_model(str(tmp_path / "adapter" / "adapter_model.safetensors"), arch=f"{tmp_path / 'net.py'}:build")

@@ -64,16 +64,15 @@ class BatchNormInputs:
         known = (mean, variance, seen_mean, seen_variance, _start_share(norm))
         return BatchNormInput(layer, moments.value_count, float(norm.eps), *known)  # type: ignore[arg-type]
 
-    def reason_to_skip(self, input_count: int, *, is_noise: bool) -> str:
-        """Return why no BatchNorm can be judged, in a sentence; "" if one can."""
+    def reason_to_skip(self, input_count: int, *, is_noise: bool, is_new: bool) -> str:
+        """Return why no BatchNorm can be judged, in a sentence; "" if one can. `is_new`: see `statistics_are_new`."""
         few = f"{input_count} {_were(input_count)} given"
         reasons = {
             "No BatchNorm stores statistics, or its eps is not known (TorchScript, exported programs).": not self.norms,
             "The input is noise, which BatchNorm was not trained on: give pictures.": is_noise,
             f"At least {FEWEST_INPUTS} pictures are needed, {few}.": input_count < FEWEST_INPUTS,
-            "All statistics of BatchNorm are as they start: mean 0, variance 1.": all(
-                map(_as_they_start, self.norms.values())
-            ),
+            "All statistics of BatchNorm are as they start: mean 0, variance 1.": is_new
+            and all(map(_as_they_start, self.norms.values())),
             "No BatchNorm was seen to run, as in TorchScript.": not self.seen,
             f"No BatchNorm was given {FEWEST_VALUES} values in each channel: give more or larger pictures.": all(
                 moments.value_count < FEWEST_VALUES for moments in self.seen.values()

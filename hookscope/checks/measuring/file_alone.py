@@ -17,7 +17,7 @@ from hookscope.checks.rules.stored import is_zero
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import CheckpointError, UsageError
 from hookscope.models import FileOptions, parse_model
-from hookscope.models.adapters import NamedShape, adapter_remark
+from hookscope.models.adapters import NamedShape, adapter_remark, adapters_in, is_adapter
 from hookscope.models.checkpoint import Checkpoint, exists, read_checkpoint
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.statedict import named_tensors
@@ -95,7 +95,7 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
     """Measure what was read of a file at the time `began`; for the `reason` as `measure_file`.
 
     Raises:
-        CheckpointError: If it holds names without values.
+        CheckpointError: If it holds names without values, or half of an adapter.
     """
     loaded = time.perf_counter()
     stored, unread = stored_tensors(as_named(read.state))
@@ -103,6 +103,13 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
         raise CheckpointError(
             f"{read.name} does not hold its weights: {lack}. Training with sharded parameters (DeepSpeed ZeRO-3, FSDP) "
             "leaves such files: gather the weights before saving, or convert the checkpoint (zero_to_fp32.py)."
+        )
+    adapters = _adapters(read.state, stored)
+    alone = adapters_in(adapters) if is_adapter(read.state) else None
+    if alone is not None and alone.halves:
+        lone = printable(alone.halves[0], 80)
+        raise CheckpointError(
+            f"{read.name} lacks the other half of '{lone}', a LoRA adapter; save or download it again."
         )
     parameters = sum(each.element_count for each in stored if each.role == "parameter")
     broken = any(each.nan_count or each.inf_count for each in stored)
@@ -115,16 +122,20 @@ def measure_read(read: Checkpoint, reason: str, began: float) -> CheckMeasuremen
         optimisers=optimiser_values(read.training),
         scalers=scaler_values(read.training),
         copies=copy_values(read.training),
-        warnings=(*read.notes, *read.warnings, *_remarks(read.name, read.state, stored), *unread),
+        idle_adapters=() if alone is None else alone.idle,
+        warnings=(*read.notes, *read.warnings, *_remarks(read.name, read.state, adapters), *unread),
         seconds={"load": loaded - began, "stored": time.perf_counter() - loaded},
     )
 
 
-def _remarks(name: str, state: Mapping[str, Any], stored: Sequence[StoredValues]) -> Iterator[str]:
-    """Yield sentences about what the names tell: adapters of another network, a network that is there twice."""
+def _adapters(state: Mapping[str, Any], stored: Sequence[StoredValues]) -> list[NamedShape]:
     zeros = {alias for each in stored if is_zero(each) for alias in (each.name, *each.aliases)}
+    return [NamedShape(key, tuple(tensor.shape), key in zeros) for key, tensor in named_tensors(state)]
+
+
+def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]) -> Iterator[str]:
+    """Yield sentences about what the names tell: adapters of another network, a network that is there twice."""
     tensors = dict(named_tensors(state))
-    adapters = [NamedShape(key, tuple(tensor.shape), key in zeros) for key, tensor in tensors.items()]
     if remark := adapter_remark(name, adapters):
         yield remark
     if (twins := twin_names({key: tensor.shape for key, tensor in tensors.items()})) is None:

@@ -26,6 +26,7 @@ from hookscope.checks.measuring.surveyed import read_survey_of, survey_words
 from hookscope.checks.measuring.training_state import copy_values, optimiser_values, scaler_values
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Needs, of_modules
+from hookscope.checks.rules.weights import statistics_are_new
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
 from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
@@ -124,7 +125,8 @@ def measure(
                 norms.add if norms.norms and not prepared.is_noise else None,
                 signatures,
             )
-        if reason := norms.reason_to_skip(prepared.input_count, is_noise=prepared.is_noise):
+        is_new = statistics_are_new(stored)
+        if reason := norms.reason_to_skip(prepared.input_count, is_noise=prepared.is_noise, is_new=is_new):
             found.leave_out(wanted & {"batchnorm-statistics"}, reason)
         with found.timed("again"):
             found.run_again(subject, forward, outputs)

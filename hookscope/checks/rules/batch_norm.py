@@ -167,10 +167,11 @@ def batchnorm_statistics(measured: CheckMeasurements, terms: RuleTerms) -> Itera
     may be much flatter than photographs, but hardly more varied.
 
     Judged with at least four pictures, in layers with at least 100 values per channel; with fewer than 500, three times
-    the factor and the distance are allowed. Not judged on noise, nor for statistics at their initial values. It is a
-    warning if weights are pruned, or if the network was trained on so few batches that much of the initial values
-    remains: every batch replaces a share of the running statistics, normally a tenth. A single channel whose variance
-    is thousands of times the stored one is also a warning: a few filters before it, or its own statistics, are wrong.
+    the factor and the distance are allowed. Not judged on noise. Statistics that all have their initial values are only
+    judged if weight and bias of a BatchNorm are trained: they were then never updated. It is a warning if weights are
+    pruned, or if the network was trained on so few batches that much of the initial values remains: every batch
+    replaces a share of the running statistics, normally a tenth. A single channel whose variance is thousands of times
+    the stored one is also a warning: a few filters before it, or its own statistics, are wrong.
 
     Drawings, scans and microscopy also differ from training photographs: give pictures like those of the training. The
     rule finds a square kernel before a BatchNorm whose input and output channels were exchanged (all 12 in 6 networks
@@ -262,7 +263,7 @@ def _begins(
         f" (limit {apart:g}){correlation}; medians over"
         f" {counted(far.channel_count, 'channel')}. {follow}"
     ).rstrip()
-    if judged is first:
+    if judged is first or _is_as_new(judged.layer):
         message += _preparation(measured, judged)
     pruned = _pruned(measured)
     if pruned:
@@ -273,13 +274,22 @@ def _begins(
     return Objection(target if stray is None else stray.target, message, "warn" if pruned or begun else "fail")
 
 
+def _is_as_new(layer: BatchNormInput) -> bool:
+    return bool((layer.running_mean == 0).all() and (layer.running_var == 1).all())
+
+
 def _named(judged: _Judged) -> str:
     row = judged.row
     return f"'{row.label}' ({row.kind})" + (f", which '{row.inputs[0]}' feeds" if row.inputs else "")
 
 
 def _preparation(measured: CheckMeasurements, judged: _Judged) -> str:
-    """Return what the first BatchNorm implies about the preprocessing in training, and the preprocessing here."""
+    """Return what the first BatchNorm implies about the preprocessing in training, and the preprocessing here.
+
+    Of a layer with initial statistics, return that: they imply nothing.
+    """
+    if _is_as_new(judged.layer):
+        return " It stores mean 0 and variance 1 in all channels, as a new layer does."
     if not judged.far.alike:
         return ""
     steps = next((each.steps for each in _inputs(measured) if each.steps), ())

@@ -73,12 +73,14 @@ def stored_in(values: StoredValues) -> FindingTarget:
 class Objection:
     """What a rule yields: one sentence with the measured value and the limit, about a target.
 
-    It becomes a `Finding` at the level of the rule; `at_most` "warn" keeps it from failing the check.
+    It becomes a `Finding` at the level of the rule; `at_most` "warn" keeps it from failing the check, `at_least` "fail"
+    lets it fail where the rule would only warn, unless the settings have a level for the rule.
     """
 
     target: FindingTarget
     message: str
     at_most: Literal["fail", "warn"] = "fail"
+    at_least: Literal["fail", "warn"] = "warn"
 
 
 Evaluate = Callable[["CheckMeasurements", "RuleTerms"], Iterator[Objection]]
@@ -192,8 +194,14 @@ class RuleTerms:
         if level == "off":
             return None
         message = safe_text(objection.message)  # names come from the file, and a finding goes into logs
+        if objection.at_least == "fail" and not self._is_level_set(objection.target):
+            level = "fail"
         level = "warn" if "warn" in (level, objection.at_most) else "fail"
         return Finding(self.rule.identifier, level, objection.target.where, message)
+
+    def _is_level_set(self, target: FindingTarget) -> bool:
+        changes = (self.settings.rules.get(self.rule.identifier, RuleSettings()), *self._layers_of(target))
+        return any(each.level for each in changes)
 
     def _with_followers(self, first: Finding, rest: Sequence[Finding]) -> Finding:
         if not rest:

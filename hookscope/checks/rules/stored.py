@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hookscope.checks.rules.rule import Objection, RuleTerms, limit, rule, stored_in
+from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, listed, rule, stored_in
 from hookscope.text import counted, figure, some_of
 
 if TYPE_CHECKING:
@@ -79,9 +79,18 @@ def zero_parameter(measured: CheckMeasurements, _terms: RuleTerms) -> Iterator[O
     Judged are weights with at least two axes longer than 1; not biases, including attention's tables of biases, and
     scales. Tables of positions ("pos" in the name) are not judged while weights are random or BatchNorm is untrained,
     because some start at zero.
+
+    A file of low-rank adapters (LoRA) fails if each of them has a half or a scale that is zero everywhere, as every
+    lora_B is before training: the adapters then change nothing in their network.
     """
     passing = ("bias", "pos") if is_untrained(measured) else ("bias",)
+    idle = measured.idle_adapters
+    if idle:
+        message = f"The adapters change nothing: each has a tensor of zeros, as before training ({listed(idle)})."
+        yield Objection(WHOLE_NETWORK, message, at_least="fail")
     for values in measured.stored:
+        if values.name in idle:
+            continue
         leaf = values.name.rpartition(".")[2]
         if is_weight(values) and is_zero(values) and not any(word in leaf for word in passing):
             yield _about(values, f" is 0 in all of its {values.element_count:,} values")
@@ -267,12 +276,12 @@ def weights_are_random(measured: CheckMeasurements) -> bool:
     """
     if any(values.name.rpartition(".")[2] == "running_var" for values in measured.stored):
         return measured.model.random
-    return measured.model.random or weights_look_random(measured)
+    return measured.model.random or weights_look_random(measured.stored)
 
 
-def weights_look_random(measured: CheckMeasurements) -> bool:
+def weights_look_random(stored: Sequence[StoredValues]) -> bool:
     """Tell whether nearly all weights that are large enough to tell look drawn at random."""
-    spreads = [each.spread_beyond_chance for each in measured.stored if each.spread_beyond_chance is not None]
+    spreads = [each.spread_beyond_chance for each in stored if each.spread_beyond_chance is not None]
     random = sum(spread < _RANDOM_SPREAD for spread in spreads)
     return len(spreads) >= _FEWEST_SPREADS and random >= _RANDOM_FRACTION * len(spreads)
 

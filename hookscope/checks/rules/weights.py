@@ -239,7 +239,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     "fail",
     "stored",
     followers="layer",
-    holds="No normalisation layer has its initial values while nearly all others have moved.",
+    holds="No normalisation layer has its initial values while most others, or its own weight and bias, have moved.",
 )
 @limit(
     "min_trained_fraction",
@@ -248,7 +248,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     "as for untrained-weight; none of 21 trained networks has such a layer",
 )
 def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Objection]:
-    """A normalisation layer has its initial values, while nearly all others have moved.
+    """A normalisation layer has its initial values, while nearly all others, or its own weight and bias, have moved.
 
     Training always moves a normalisation layer, so an unmoved one was reset, never loaded, or is not used: load it
     again. A layer has not moved if its mean is exactly 0 and its variance exactly 1, if only one of them is but the
@@ -256,13 +256,17 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
     too: the last layer of a residual branch may start so, and passes nothing on.
 
     A BatchNorm that has counted batches but has not moved is impossible, unless its momentum is 0, and fails;
-    everything else warns. The rule also warns if no statistics have moved although the weights are trained, as where
-    they were folded into weights and biases. For a file it warns if the weights look random too: the file was then
-    saved before training. Layers after the last trained one pass, because a new head on a trained body is on purpose.
+    everything else warns. The rule also warns if no statistics have moved although the weights are trained, and about
+    any layer whose statistics have not moved although its own weight and bias are trained: they were never updated (an
+    average of parameters without buffers, training in eval mode), never loaded, or folded into weight and bias;
+    batchnorm-statistics fails if pictures contradict them. For a file it warns if the weights look random too: the file
+    was then saved before training. Layers after the last trained one pass, because a new head on a trained body is on
+    purpose.
     """
     norms = _norms(measured.stored)
-    looks_random = weights_look_random(measured)
-    is_new = batch_norm_is_untrained(measured) and looks_random
+    looks_random = weights_look_random(measured.stored)
+    never_updated = {at for at, norm in norms if _is_never_updated(norm, looks_random=looks_random)}
+    is_new = batch_norm_is_untrained(measured) and looks_random and not never_updated
     if measured.model.sha256 and is_new and not any(_batches(norm) for _, norm in norms):
         statistics = "all statistics of BatchNorm are as they start, mean 0 and variance 1"
         message = f"The file looks as saved before training: {statistics}, and the weights as drawn at random."
@@ -286,7 +290,7 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
         if not none_moved and moved < max(
             _FEWEST_TRAINED, terms.limit("min_trained_fraction") * (moved + len(unmoved))
         ):
-            continue
+            unmoved = [(at, norm) for at, norm in unmoved if at in never_updated]
         for at, norm in unmoved:
             batches = 0.0 if what in ("affine", "zeros") else _batches(norm)
             counted_in_vain = batches > 0
@@ -298,7 +302,9 @@ def untrained_norm(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Ob
             after = f", after {batches:,.0f} batches" if counted_in_vain else ""
             unmoved_too = "the weights are trained" if weights_are_trained else "so are those of all layers"
             others = f"{moved} other layers have moved" if moved else unmoved_too
-            message = f"{start} everywhere{after}, as a new layer's; {others}."
+            if at in never_updated:
+                others = "though weight and bias of the same layer are trained"
+            message = f"{start} everywhere{after}, as a new layer's{',' if at in never_updated else ';'} {others}."
             yield Objection(stored_in(first), message, "fail" if counted_in_vain else "warn")
 
 
@@ -310,6 +316,9 @@ _STARTS: Mapping[str, Mapping[str, float]] = {
     "affine": {"weight": 1.0, "bias": 0.0},
     "zeros": {"weight": 0.0, "bias": 0.0},
 }
+
+# Distance from 1 that a scale keeps in a training of seconds; RepVGG's first scales are 0.1 on average, +-0.1.
+_NEAR_START = 0.5
 
 # What has to differ from channel to channel where only the other is as it starts: a layer that is given zeros in all of
 # training keeps its means of 0, and its variances decay alike.
@@ -327,6 +336,27 @@ def _norms(stored: Sequence[StoredValues]) -> list[tuple[int, Mapping[str, Store
     return [
         (positions[name], held) for name, held in layers.items() if all(len(each.shape) < 2 for each in held.values())
     ]
+
+
+def statistics_are_new(stored: Sequence[StoredValues]) -> bool:
+    """Tell whether no layer with statistics as they start is trained otherwise: the network is new."""
+    looks_random = weights_look_random(stored)
+    return not any(_is_never_updated(norm, looks_random=looks_random) for _, norm in _norms(stored))
+
+
+def _is_never_updated(norm: Mapping[str, StoredValues], *, looks_random: bool) -> bool:
+    """Tell whether statistics are as they start, while weight and bias of the same layer differ between channels.
+
+    Where all weights look random, as after a short training, the layer's weight must also be near its start of 1:
+    RepVGG draws weight and bias at random, around 0.1 and 0.
+    """
+    if not _is_at_start(norm, _STARTS["statistics"]) or not {"weight", "bias"} <= norm.keys():
+        return False
+    weight, bias = norm["weight"], norm["bias"]
+    low, high = weight.min, weight.max
+    if low is None or high is None or low == high or bias.min == bias.max:
+        return False
+    return not looks_random or (low > 1 - _NEAR_START and high < 1 + _NEAR_START)
 
 
 def _batches(norm: Mapping[str, StoredValues]) -> float:

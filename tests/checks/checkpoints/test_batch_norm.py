@@ -15,7 +15,7 @@ from torch import nn
 from torchvision import models
 
 from hookscope.checks.checkpoint import check_checkpoint
-from hookscope.checks.judging import judge
+from hookscope.checks.judging import judge, wanted_rules
 from hookscope.checks.measuring import measure, prepare
 from hookscope.checks.settings import CheckSettings
 from hookscope.inputs import load_batches
@@ -290,3 +290,128 @@ def test_a_network_that_was_just_built_is_no_file_and_passes() -> None:
     settings = CheckSettings(shape=(2, 3, 64, 64))
     report = check_checkpoint(models.resnet18(), settings, {"untrained-norm"})
     assert [each.status for each in report.outcomes if each.rule == "untrained-norm"] == ["pass"]
+
+
+# --- statistics that were never updated ---
+
+
+class Net(nn.Module):
+    """A convolution, a normalisation of sixteen channels, and a head; the test's `net.py` has the same."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 16, 3, bias=False), norm, nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+NET = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 16, 3, bias=False), norm, nn.Linear(16, 3)
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+def batch(): return Net(nn.BatchNorm2d(16))
+def instance(): return Net(nn.InstanceNorm2d(16, affine=True, track_running_stats=True))
+"""
+
+
+def trained(norm: nn.Module, batches: int = 40, *, updates: bool = True) -> nn.Module:
+    """Train on pictures whose class is their brightest colour; then forget the statistics, or not."""
+    torch.manual_seed(0)
+    net = Net(norm).train()
+    optimiser = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for _ in range(batches):
+        x, target = labelled_colours()
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(x), target).backward()
+        optimiser.step()
+    if not updates:
+        net.norm.reset_running_stats()  # type: ignore[operator, union-attr]
+    return net.eval()
+
+
+def labelled_colours() -> tuple[torch.Tensor, torch.Tensor]:
+    target = torch.randint(3, (16,))
+    return torch.rand(16, 3, 12, 12) / 4 + 3 * nn.functional.one_hot(target, 3)[..., None, None], target
+
+
+NEVER_UPDATED = {
+    "never updated": (lambda: trained(nn.BatchNorm2d(16), updates=False), "warn", ""),
+    "momentum of 0": (lambda: trained(nn.BatchNorm2d(16, momentum=0.0)), "fail", ", after 40 batches"),
+}
+
+
+def verdicts(**settings: Any) -> list[tuple[str, str, str]]:
+    """Check the file `w.pt` by all rules."""
+    chosen = CheckSettings(**settings)
+    report = check_checkpoint("w.pt", chosen, wanted_rules(chosen))
+    assert not report.error
+    return [(each.rule, each.level, each.message) for each in report.findings]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET, "utf-8")
+    torch.manual_seed(1)
+    torch.save(labelled_colours()[0], "x.pth")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("fault", NEVER_UPDATED)
+def test_statistics_beside_a_trained_weight_and_bias_were_never_updated(fault: str) -> None:
+    make, level, after = NEVER_UPDATED[fault]
+    torch.save(make().state_dict(), "w.pt")
+    start = f"'norm.running_mean' is 0 and 'norm.running_var' is 1 everywhere{after}"
+    beside = "as a new layer's, though weight and bias of the same layer are trained."
+    stored = ("untrained-norm", level, f"{start}, {beside}")
+    assert verdicts(arch="none") == [stored]
+    assert verdicts(arch="net.py:batch", shape=(4, 3, 12, 12)) == [stored]
+    (rule, level, message), other = sorted(verdicts(arch="net.py:batch", images=(Path("x.pth"),)))
+    assert (rule, level, other) == (RULE, "fail", stored)
+    assert "It stores mean 0 and variance 1 in all channels, as a new layer does." in message
+
+
+@pytest.mark.usefixtures("here")
+def test_statistics_of_an_instance_norm_that_were_never_updated_are_a_warning() -> None:
+    norm = nn.InstanceNorm2d(16, affine=True, track_running_stats=True)
+    torch.save(trained(norm, updates=False).state_dict(), "w.pt")
+    ((rule, level, _),) = verdicts(arch="net.py:instance", images=(Path("x.pth"),))
+    assert (rule, level) == ("untrained-norm", "warn")
+
+
+def drawn(norm: nn.BatchNorm2d) -> nn.Module:
+    nn.init.normal_(norm.weight, 1.0, 0.02)
+    return norm
+
+
+HEALTHY = {
+    "trained": lambda: trained(nn.BatchNorm2d(16)),
+    "fresh": lambda: trained(nn.BatchNorm2d(16), 0),
+    "scales drawn at random, as DCGAN's": lambda: trained(drawn(nn.BatchNorm2d(16)), 0),
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_healthy_or_fresh_network_is_said_to_lack_updates(name: str) -> None:
+    torch.save(HEALTHY[name]().state_dict(), "w.pt")
+    assert verdicts(arch="net.py:batch", images=(Path("x.pth"),)) == []
+
+
+def test_scales_and_biases_that_repvgg_draws_at_random_are_not_said_to_be_trained(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(each for _ in range(4) for each in (nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32))))
+    for norm in net[1::2]:
+        nn.init.normal_(norm.weight, 0.1, 0.1)  # type: ignore[arg-type]
+        nn.init.normal_(norm.bias, 0.0, 0.1)  # type: ignore[arg-type]
+    (finding,) = stored_outcome(net, tmp_path / "w.pt").findings
+    assert finding.message.startswith("The file looks as saved before training")
+    for norm in net[1::2]:  # near where torch starts them: trained for seconds
+        nn.init.normal_(norm.weight, 1.0, 0.02)  # type: ignore[arg-type]
+    (finding,) = stored_outcome(net, tmp_path / "w.pt").findings
+    assert "though weight and bias of the same layer are trained" in finding.message

@@ -261,15 +261,16 @@ def test_adapters_are_told(tmp_path: Path, down: str, up: str) -> None:
     assert said == "x.pt: 1 LoRA adapter of rank 2 for q_proj; every lora_B is 0: untrained."
 
 
-def test_half_an_adapter_is_told(tmp_path: Path) -> None:
-    (said,) = remarks(tmp_path / "x.pt", {"q.lora_A.weight": torch.ones(2, 8)})
-    assert said == "x.pt: 1 LoRA tensor without its other half."
-    state = {
-        "q.lora_A.weight": torch.ones(2, 8),
-        "q.lora_B.weight": torch.ones(8, 2),
-        "k.lora_B.weight": torch.ones(8, 2),
-    }
+def test_half_an_adapter_beside_its_layer_is_told(tmp_path: Path) -> None:
+    state = {"q.lora_A.weight": torch.ones(2, 8), "q.weight": torch.ones(8, 8)}
     (said,) = remarks(tmp_path / "x.pt", state)
-    assert said.endswith(
-        "of rank 2 for q; it needs the network that it was trained on; 1 LoRA tensor without its other half."
-    )
+    assert said == "x.pt: 1 LoRA tensor without its other half."
+    state |= {"q.lora_B.weight": torch.ones(8, 2), "k.lora_B.weight": torch.ones(8, 2)}
+    (said,) = remarks(tmp_path / "x.pt", state)
+    assert said == "x.pt: 1 LoRA adapter of rank 2 for q; 1 LoRA tensor without its other half."
+
+
+def test_half_an_adapter_alone_is_refused(tmp_path: Path) -> None:
+    halves = {"q.lora_A.weight": torch.ones(2, 8), "q.lora_B.weight": torch.ones(8, 2), "k.lora_B": torch.ones(8, 2)}
+    with pytest.raises(CheckpointError, match=r"x\.pt lacks the other half of 'k\.lora_B', a LoRA adapter"):
+        remarks(tmp_path / "x.pt", halves)

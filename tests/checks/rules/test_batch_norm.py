@@ -19,9 +19,10 @@ STEPS = ("resized to 224", "normalised by mean 0, std 1")
 
 
 def norm(layer: str = "bn", **changes: Any) -> BatchNormInput:
-    """Return a layer of four channels that is given what it stores: means 0, variances 1."""
+    """Return a layer of four channels that is given what it stores: means about 0, unlike a new layer, variances 1."""
     known: dict[str, Any] = {"value_count": 1000, "eps": 0.0}
-    arrays = {"running_mean": [0.0] * 4, "running_var": [1.0] * 4, "mean": [0.0] * 4, "variance": [1.0] * 4}
+    means = [1e-9, 0.0, 0.0, 0.0]
+    arrays = {"running_mean": means, "running_var": [1.0] * 4, "mean": means, "variance": [1.0] * 4}
     known |= {name: np.array(values, np.float64) for name, values in arrays.items()}
     return BatchNormInput(
         layer, **known | {k: np.array(v, np.float64) if k in arrays else v for k, v in changes.items()}
@@ -178,6 +179,13 @@ def test_a_first_layer_that_varies_more_as_a_whole_warns_of_the_preprocessing() 
         " over 4 channels. All its channels vary 2 times as much as in training (standard deviation): preprocess the"
         " pictures as in training (mean, std, range). Here: normalised by mean 0, std 1."
     )
+
+
+def test_a_layer_with_the_statistics_of_a_new_one_blames_no_preprocessing() -> None:
+    (finding,) = found(norm(running_mean=[0.0] * 4, variance=[0.01] * 4))
+    assert finding.level == "fail"
+    assert "It stores mean 0 and variance 1 in all channels, as a new layer does." in finding.message
+    assert "preprocess" not in finding.message
 
 
 def test_a_first_layer_that_is_off_as_a_whole_blames_the_preprocessing_too() -> None:

@@ -123,18 +123,21 @@ def test_norms_pass_where_as_many_are_new(layers: list[tuple[bool | str, bool, i
 
 def test_where_no_statistics_moved_though_weights_are_trained_it_fails_if_batches_were_counted() -> None:
     trained = spreads(10.0, 99.0, 99.0).stored
-    for affine, batches, level in ((True, 9, "fail"), (False, None, "warn")):
+    own = "as a new layer's, though weight and bias of the same layer are trained. 2 more layers follow"
+    all_weights = "as a new layer's; the weights are trained. 2 more layers follow"
+    for affine, batches, level, words in ((True, 9, "fail", own), (False, None, "warn", all_weights)):
         reset = [each for at in range(3) for each in norm(f"bn{at}", statistics=False, affine=affine, batches=batches)]
         (finding,) = judged(replace(HEALTHY, stored=(*reset, *trained))).findings
         assert (finding.rule, finding.level, finding.where) == ("untrained-norm", level, "bn0.running_mean")
-        assert "as a new layer's; the weights are trained. 2 more layers follow" in finding.message
+        assert words in finding.message
 
 
 def test_weights_and_biases_that_moved_show_that_statistics_were_reset() -> None:
     reset = [each for at in range(4) for each in norm(f"{at}", statistics=False, affine=True, batches=0)]
     (finding,) = judged(replace(HEALTHY, stored=tuple(reset))).findings
     assert (finding.rule, finding.level, finding.where) == ("untrained-norm", "warn", "0.running_mean")
-    assert "everywhere, as a new layer's; the weights are trained. 3 more layers follow" in finding.message
+    assert "everywhere, as a new layer's, though weight and bias of the same layer are trained." in finding.message
+    assert "3 more layers follow" in finding.message
 
 
 def test_where_no_statistics_moved_for_any_batch_it_fails() -> None:
