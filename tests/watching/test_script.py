@@ -224,8 +224,12 @@ def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork
 # --- As Python runs it -----------------------------------------------------------------------------------------------
 
 ABOUT = """
-    import pickle, sys
+    import builtins, pickle, sys
     assert "torch" not in sys.modules
+    print(sorted(globals()), __doc__, __package__, __cached__, type(__loader__), __builtins__ is builtins)
+    print(__annotations__, sys.excepthook is sys.__excepthook__, sys.flags)
+    count: int = 1
+    print(__annotations__, sys.modules["__main__"].__dict__ is globals())
     class Here: pass
     print(__name__, __file__, sys.argv, sys.path[0], __spec__, pickle.loads(pickle.dumps(Here())).__class__ is Here)
     print(sys.modules["__main__"].Here is Here)
@@ -280,9 +284,7 @@ def test_a_module_runs_as_under_python(tmp_path: Path, name: str) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "sibling.py").write_text("VALUE = 5\n")
-    source = (
-        "import sys\nfrom .sibling import VALUE\nprint(__name__, __package__, __spec__.name, sys.argv, sys.path[0])\n"
-    )
+    source = textwrap.dedent(ABOUT).replace("__spec__", "__spec__.name") + "from .sibling import VALUE\n"
     for file in ("__main__.py", "train.py"):
         (package / file).write_text(source)
     plain = python("-m", name, "--lr", "1", folder=tmp_path)
