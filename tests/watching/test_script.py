@@ -104,6 +104,8 @@ def test_weights_and_random_numbers_are_those_of_the_plain_run(
     assert len(watched) == len(plain) > 3
     assert all(map(torch.equal, watched, plain))
     assert FOUND[VARIANTS[variant][0]] in said(done)
+    if variant.startswith("compiled"):
+        assert {OF_COMPILED_NETWORKS, IN_COMPILED_CODE} & {*said(done)}
     log = read_training(tmp_path / "run")
     count = {"scaled": 24, "workers": 6}.get(VARIANTS[variant][0], 12)
     first = 2 if variant == "by-hand" else 1
@@ -219,6 +221,55 @@ def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork
     steps = read_training(tmp_path / "run").steps
     assert [each.loss for each in steps] == [None] * 3
     assert all(each.gradient_norm for each in steps)
+
+
+COMPILED_PARTS = (
+    HEAD
+    + """
+network, compiled, lossy = Net(), sys.argv[3], F.cross_entropy
+model = network
+if compiled == "network":
+    model = torch.compile(network, backend="aot_eager")
+elif compiled == "in place":
+    network.compile(backend="aot_eager")
+elif compiled == "a part":
+    network.first = torch.compile(network.first, backend="aot_eager")
+elif compiled == "a function":
+    model = torch.compile(lambda given: network(given), backend="aot_eager")
+elif compiled == "the loss":
+    lossy = torch.compile(lossy, backend="aot_eager")
+optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+for step in range(1, 4):
+    given, labels = batch(step)
+    lossy(model(given), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+IN_COMPILED_CODE = "The loss comes out of compiled code, where hooks do not fire: activations are not watched."
+OF_COMPILED_NETWORKS = (
+    "Net is compiled, where hooks do not fire: activations are not watched, parameters, gradients and updates are."
+)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("compiled", "line"),
+    [
+        *((each, OF_COMPILED_NETWORKS) for each in ("network", "in place", "a part")),
+        ("a function", IN_COMPILED_CODE),
+        ("the loss", None),
+        ("nothing", None),
+    ],
+)
+def test_activations_in_compiled_code_are_said_not_to_be_watched(
+    tmp_path: Path, compiled: str, line: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(COMPILED_PARTS)
+    done = python("-m", "hookscope", "watch", "train.py", "--every", "3", "--", "x.pt", "0", compiled, folder=tmp_path)
+    assert [each for each in said(done) if "compiled" in each] == ([] if line is None else [line])
+    last = "No rule objected in 3 steps; 1 was measured in full."
+    assert said(done)[-1] == (last if line is None else f"{last} Not judged: activations.")
 
 
 # --- As Python runs it -----------------------------------------------------------------------------------------------
