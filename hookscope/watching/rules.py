@@ -64,9 +64,7 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
         "warn", 20, "The gradient of a parameter has been exactly 0 for this many steps.", _HEALTHY
     ),
     "frozen-parameter": TrainingRule("warn", None, "A parameter that was trained before is now frozen."),
-    "unoptimised-parameter": TrainingRule(
-        "warn", None, "A parameter was unfrozen, or added, but belongs to no optimiser.", patience=1
-    ),
+    "unoptimised-parameter": TrainingRule("warn", None, "A trainable parameter belongs to no optimiser.", patience=1),
     "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped this many steps in a row.", patience=1),
     "gradients-not-reset": TrainingRule(
         "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1

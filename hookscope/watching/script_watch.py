@@ -322,9 +322,6 @@ class ScriptWatch:
             )
         elif hides_layers:
             self._say("The loss comes out of compiled code, where hooks do not fire: activations are not watched.")
-        idle = [] if self._leaves is not None else watch.not_optimised()
-        if idle:
-            self._say(f"Trainable, but in no optimizer: {listed(idle)}.")
         frozen = watch.frozen_in_optimizers()
         if frozen:
             self._say(f"In an optimizer, but frozen (requires_grad is False): {listed(frozen)}.")
