@@ -88,7 +88,8 @@ class Judge:
         }
         found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
         found["loss-diverges"] = diverging
-        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
+        grown = rules.grown_gradients(record, norm_jump, self.ring)
+        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump, grown)
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
         found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
