@@ -163,7 +163,9 @@ def main() -> NoReturn:
 
 def _watch_script() -> NoReturn:
     """Run the script of `hookscope watch` as Python does: signals, streams, environment and exit are as it has them."""
+    excepthook = sys.excepthook
     result = _result(sys.argv[1:])
+    sys.excepthook = excepthook  # typer has set its own
     if isinstance(result, Script):
         try:
             result.run()

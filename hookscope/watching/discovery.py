@@ -106,7 +106,10 @@ def _shared_by(roots: Sequence[int], held: Mapping[int, _Held]) -> _Held:
 
 
 def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
-    """Return the leaves of a loss's graph, only parameters if there are any, and whether the graph is compiled."""
+    """Return the leaves of a loss's graph, only parameters if there are any, and whether compiled code uses a leaf.
+
+    Where only the loss is compiled, the layers run as written.
+    """
     leaves: list[Tensor] = []
     is_compiled = False
     todo = [loss.grad_fn]
@@ -115,7 +118,8 @@ def graph_of(loss: Tensor) -> tuple[list[Tensor], bool]:
         node = todo.pop()
         if node is None:
             continue
-        is_compiled |= "CompiledFunction" in node.name()
+        if "CompiledFunction" in node.name():
+            is_compiled |= any(hasattr(below, "variable") for below, _ in node.next_functions)
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, Tensor):
             leaves.append(leaf)

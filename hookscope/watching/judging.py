@@ -12,7 +12,7 @@ from hookscope.results.training import WatchedStep
 from hookscope.watching import rules
 from hookscope.watching.idle import IdleParameters
 from hookscope.watching.journal import Journal
-from hookscope.watching.networks import ParameterNames, WatchedNetwork
+from hookscope.watching.networks import GraphLeaves, ParameterNames, WatchedNetwork
 from hookscope.watching.parameters import ParameterNumbers
 from hookscope.watching.ring import Jump, Ring
 from hookscope.watching.rules import Objection
@@ -44,14 +44,13 @@ class Judge:
         self._journal = journal
         self._is_distributed = is_distributed
         self._is_adaptive = any(type(each) is not torch.optim.SGD for each in optimizers)
+        self._has_optimizer = not any(isinstance(each, GraphLeaves) for each in optimizers)
         self.ring = Ring()
         self._verdicts = Verdicts()
         self._idle = IdleParameters()
         self._skips = 0
         self._was_broken = False
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
-        self._frozen_at_first = {name for name, each in names.all.items() if not each.requires_grad}
-        self._known_at_first = frozenset(names.all)
 
     @property
     def open_count(self) -> int:
@@ -71,6 +70,8 @@ class Judge:
             not_finite = rules.first_not_finite(
                 record, self.ring, broken, len(arrived.norms), bad_weights, is_distributed=self._is_distributed
             )
+        if not len(self.ring):
+            self._report(record.step, {"unoptimised-parameter": self._unoptimised()})
         loss_jump, norm_jump = self.ring.add(record)
         diverging = rules.diverging_loss(record.loss, self.ring.growth(record.loss))
         has_more_zeros = not record.skipped and self._idle.count(arrived)
@@ -87,7 +88,8 @@ class Judge:
         }
         found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
         found["loss-diverges"] = diverging
-        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
+        grown = rules.grown_gradients(record, norm_jump, self.ring)
+        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump, grown)
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
         found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
@@ -156,14 +158,9 @@ class Judge:
         return judged
 
     def _unoptimised(self) -> list[Objection]:
-        """Return the objections to parameters that were unfrozen or added since the start and have no optimiser."""
-        new = [
-            name
-            for name in self._names.not_optimised()
-            if name in self._frozen_at_first or name not in self._known_at_first
-        ]
-        message = "'{}' is trainable now, but is in no watched optimizer: add it with add_param_group."
-        return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in new]
+        names = self._names.not_optimised() if self._has_optimizer else ()
+        message = "'{}' is trainable, but in no watched optimizer: add it to one, or freeze it."
+        return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in names]
 
     def _report(self, step: int, found: Mapping[str, Sequence[Objection]]) -> None:
         """Record the verdicts that begin or end with the objections, by rule."""

@@ -64,9 +64,7 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
         "warn", 20, "The gradient of a parameter has been exactly 0 for this many steps.", _HEALTHY
     ),
     "frozen-parameter": TrainingRule("warn", None, "A parameter that was trained before is now frozen."),
-    "unoptimised-parameter": TrainingRule(
-        "warn", None, "A parameter was unfrozen, or added, but belongs to no optimiser.", patience=1
-    ),
+    "unoptimised-parameter": TrainingRule("warn", None, "A trainable parameter belongs to no optimiser.", patience=1),
     "skipped-steps": TrainingRule("warn", 10, "GradScaler has skipped this many steps in a row.", patience=1),
     "gradients-not-reset": TrainingRule(
         "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1
@@ -116,6 +114,9 @@ _WATCHED_PATIENCE = 2
 
 _SHOWN_NAMES = 3
 
+# Factors by which gradients have grown are alike up to this ratio.
+_NOT_ALIKE = 3
+
 # With fewer steps, "as usual" is not claimed.
 _FEWEST_USUAL = 5
 
@@ -148,16 +149,57 @@ def objection(rule: str, where: str, value: float | None, message: str) -> Objec
     return Objection(rule, known.level, where, value, known.limit, safe_text(message))
 
 
-def jump_objection(rule: str, what: str, jump: Jump | None) -> list[Objection]:
-    """Return the objection to a loss or norm that is far above the last steps; none below the limit."""
+def jump_objection(rule: str, what: str, jump: Jump | None, where: str = "") -> list[Objection]:
+    """Return the objection to a loss or norm that is far above the last steps; none below the limit.
+
+    `where` is a sentence on the part that has jumped.
+    """
     limit = TRAINING_RULES[rule].limit or math.inf
     if jump is None or jump.deviations <= limit:
         return []
     message = (
         f"The {what} is {figure(jump.value, 4)}, {figure(jump.deviations, 3)} robust deviations above "
-        f"{figure(jump.median, 4)}, the median of the last {jump.count} steps (limit {limit:g})."
+        f"{figure(jump.median, 4)}, the median of the last {jump.count} steps (limit {limit:g}).{where}"
     )
     return [objection(rule, "", jump.deviations, message)]
+
+
+def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
+    """Return a sentence on the parameters whose gradients have grown at a jump of the norm; "" if it is not known.
+
+    Among the ten largest gradients those have grown whose factor is above the square root of the norm's. Clipping
+    changes the factors, so they are compared with each other only.
+    """
+    if jump is None:
+        return ""
+    usual = _usual_gradients([each for each in ring if each.step < step.step and not each.skipped])
+    times = {name: norm / usual[name] for name, norm in step.largest if usual.get(name) and norm}
+    is_clipped = step.norm_before_clipping is not None and step.norm_before_clipping != step.gradient_norm
+    least, most = min(times.values(), default=1.0), max(times.values(), default=1.0)
+    limit = math.sqrt(least * most) if is_clipped else math.sqrt(jump.value / jump.median)
+    names = sorted((name for name in times if times[name] > limit), key=times.__getitem__, reverse=True)
+    grown = f"The gradient{'s' if names[1:] else ''} of {listed(names)} {'have' if names[1:] else 'has'}"
+    if is_clipped:
+        return f" {grown} grown most, compared with the others." if most > _NOT_ALIKE * least else ""
+    if not names:
+        return ""
+    if len(names) == len(times):
+        which = f" All of the largest gradients have grown, most that of '{names[0]}'"
+        return f"{which}: {figure(most, 3)} times its usual norm."
+    others = max(times[name] for name in times if name not in names)
+    up_to = "up to " if names[1:] else ""
+    return f" {grown} {up_to}{figure(most, 3)} times the usual norm, the others at most {figure(others, 2)} times."
+
+
+def _usual_gradients(steps: Sequence[TrainingStep]) -> dict[str, float]:
+    """Return the median norm of each parameter's gradient; where it is not listed, at most the smallest listed one."""
+    names = {name for step in steps for name, _ in step.largest}
+    norms: dict[str, list[float]] = {name: [] for name in names}
+    for step in steps:
+        largest = dict(step.largest)
+        for name in names if largest else ():
+            norms[name].append(largest.get(name, min(largest.values())))
+    return {name: median_low(values) for name, values in norms.items() if values}
 
 
 def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> list[Objection]:

@@ -6,6 +6,7 @@ although functions of the script may still be called at exit.
 """
 
 import atexit
+import builtins
 import importlib.util
 import os
 import sys
@@ -58,6 +59,9 @@ class Script:
         else:
             sys.meta_path.insert(0, _FindsTorch(watching.begin))
         main = ModuleType("__main__")
+        main.__dict__.update(__builtins__=builtins, __cached__=None)
+        if "__annotations__" in vars(sys.modules["__main__"]):  # not in every version of Python
+            main.__annotations__ = {}
         code: CodeType | None = None
         try:
             code = _prepare_module(main, self.name) if self.is_module else _prepare_file(main, self.name)
@@ -139,9 +143,7 @@ def _set_path(folder: str) -> None:
 
 def _prepare_file(main: ModuleType, name: str) -> CodeType:
     path = os.path.abspath(name)  # noqa: PTH100 - as Python does, links are kept
-    main.__dict__.update(
-        __file__=path, __builtins__=__builtins__, __cached__=None, __loader__=SourceFileLoader("__main__", path)
-    )
+    main.__dict__.update(__file__=path, __loader__=SourceFileLoader("__main__", path))
     with open_regular(Path(path)) as file:
         return compile(file.read(), path, "exec", dont_inherit=True)
 
@@ -156,12 +158,10 @@ def _prepare_module(main: ModuleType, name: str) -> CodeType:
         raise UsageError(f"There is no module '{printable(name)}' to run: give its name as for `python -m`.")
     main.__dict__.update(
         __file__=spec.origin,
-        __builtins__=__builtins__,
         __cached__=spec.cached,
         __loader__=spec.loader,
         __package__=spec.parent,
         __spec__=spec,
-        __doc__=None,
     )
     sys.argv[0] = str(spec.origin)
     return code

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -268,13 +268,14 @@ class ScriptWatch:
         parameters = [each for one in optimizers for each in parameters_of(one)]
         networks = networks_of(parameters, modules)
         sharded = is_sharded(parameters)
+        hides_layers = self._is_compiled and not any(map(is_compiled, networks))  # in a compiled function
         self._watch = Watch(
             tuple(networks),
             optimizers,
             every=self._every if is_first else _NEVER,
             out=self._out if is_first else None,
             layer=self._layer,
-            activations=not self._is_compiled and not sharded and is_first,
+            activations=not hides_layers and not sharded and is_first,
             eager_forward=self._eager_forward and not sharded and is_first,
             resume=True,
             on_line=self._say,
@@ -293,7 +294,7 @@ class ScriptWatch:
         if self._edits:
             begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
             self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
-        self._say_what_is_not_seen(self._watch, networks, last_step, sharded=sharded)
+        self._say_what_is_not_seen(self._watch, last_step, hides_layers=hides_layers, sharded=sharded)
 
     def _refuse_compiled(self) -> None:
         if self._edits_layers and self._is_compiled:
@@ -313,19 +314,14 @@ class ScriptWatch:
         self._print(f"The training ends, because its edits cannot be made: {why}")
         raise SystemExit(code)
 
-    def _say_what_is_not_seen(
-        self, watch: Watch, networks: Sequence[nn.Module], last_step: int, *, sharded: bool
-    ) -> None:
+    def _say_what_is_not_seen(self, watch: Watch, last_step: int, *, hides_layers: bool, sharded: bool) -> None:
         if sharded:
             self._say(
                 "The network is sharded: its modules gather and free parameters around each call, so hooks stay off "
                 f"them and activations are not watched. Norms begin at step {last_step + FIRST_STEP}."
             )
-        elif self._is_compiled and not any(map(is_compiled, networks)):
+        elif hides_layers:
             self._say("The loss comes out of compiled code, where hooks do not fire: activations are not watched.")
-        idle = [] if self._leaves is not None else watch.not_optimised()
-        if idle:
-            self._say(f"Trainable, but in no optimizer: {listed(idle)}.")
         frozen = watch.frozen_in_optimizers()
         if frozen:
             self._say(f"In an optimizer, but frozen (requires_grad is False): {listed(frozen)}.")

@@ -605,10 +605,6 @@ class Watch:
         trained = {id(each) for reading in step.readings.values() for each in reading.parameters}
         return any(id(each) in trained for _, each in network.parameters())
 
-    def not_optimised(self) -> list[str]:
-        """Return the trainable parameters that are in no watched optimiser."""
-        return self._names.not_optimised()
-
     def frozen_in_optimizers(self) -> list[str]:
         """Return the frozen parameters that are in an optimiser, except those that edits freeze."""
         frozen = [each for one in self._optimizers for each in parameters_of(one) if not each.requires_grad]

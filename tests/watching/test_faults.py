@@ -111,6 +111,40 @@ def test_a_relu_that_dies_is_named_one_step_later() -> None:
     assert reasons[35] == "zero gradient"
 
 
+@pytest.mark.parametrize("clip", [None, nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_])
+@pytest.mark.parametrize(
+    ("grown", "named"),
+    [
+        (["2.weight"], ["2.weight"]),
+        (["2.weight", "2.bias"], ["2.weight", "2.bias"]),
+        (["0.bias"], ["0.bias"]),
+        (["0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias"], []),  # the loss, times 10,000
+    ],
+)
+def test_the_parameter_whose_gradient_jumps_is_named(grown: list[str], named: list[str], clip: Any) -> None:
+    network = mlp()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    with hookscope.watch(network, optimizer, on_line=lambda _: None) as watch:
+        for number, (given, labels) in enumerate(batches(40), start=1):
+            loss = F.cross_entropy(network(given), labels)
+            loss.backward()
+            for name in grown if number == 40 else ():
+                network.get_parameter(name).grad.mul_(10_000)  # type: ignore[union-attr]
+            if clip is not None:
+                clip(network.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step(loss)
+    verdict = began(watch, "gradient-jump")
+    assert verdict.step == 40
+    if named:
+        assert {name for name, _ in network.named_parameters() if f"'{name}'" in verdict.message} == {*named}
+    elif clip is None:
+        assert "All of the largest gradients have grown" in verdict.message
+    elif clip is nn.utils.clip_grad_norm_:
+        assert "'" not in verdict.message
+
+
 def test_a_batch_with_nan_is_named_with_what_was_before() -> None:
     def spoil(number: int, _optimizer: Any, given: Tensor) -> None:
         if number == 40:

@@ -104,12 +104,15 @@ def test_weights_and_random_numbers_are_those_of_the_plain_run(
     assert len(watched) == len(plain) > 3
     assert all(map(torch.equal, watched, plain))
     assert FOUND[VARIANTS[variant][0]] in said(done)
+    if variant.startswith("compiled"):
+        assert {OF_COMPILED_NETWORKS, IN_COMPILED_CODE} & {*said(done)}
     log = read_training(tmp_path / "run")
     count = {"scaled": 24, "workers": 6}.get(VARIANTS[variant][0], 12)
     first = 2 if variant == "by-hand" else 1
     assert [each.step for each in log.steps] == [*range(first, count + 1)]
     assert {each.step for each in log.watched} >= {*range(4, count + 1, 4)}
-    assert not log.verdicts
+    unoptimised = [("unoptimised-parameter", "first.0.bias")] if variant == "partly-optimised" else []
+    assert [(each.rule, each.where) for each in log.verdicts] == unoptimised
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -117,7 +120,7 @@ def test_weights_and_random_numbers_are_those_of_the_plain_run(
 def test_a_planted_fault_is_named_at_its_step(variant: str, tmp_path: Path, fork_server: ForkServer) -> None:
     step = 3 if variant.startswith("workers") else 7
     done, _ = runs_of(variant, tmp_path, fork_server, break_at=step, watched_only=True)
-    first = next(each for each in read_training(tmp_path / "run").verdicts)
+    first = next(each for each in read_training(tmp_path / "run").verdicts if each.rule != "unoptimised-parameter")
     if variant == "partly-optimised":
         assert (first.step, first.rule) == (step, "non-finite-gradient")
     else:
@@ -190,9 +193,13 @@ for step in range(1, 4):
     optimizer.zero_grad()
 """
 )
+UNOPTIMISED = (
+    "step 1: unoptimised-parameter: 'unused.weight' is trainable, but in no watched optimizer: add it to one, or "
+    "freeze it. The same holds for 1 more: 'unused.bias'."
+)
 UNMEASURED = (
-    "No rule objected in 3 steps. None was measured in full, so activations, weights and updates were not judged: try "
-    "--every 1."
+    "Rules objected once in 3 steps, at step 1 (unoptimised-parameter). None was measured in full, so activations, "
+    "weights and updates were not judged: try --every 1."
 )
 BACKWARDS = {
     "list": "torch.autograd.backward([losses.mean(), losses.sum() * 0])",
@@ -212,8 +219,8 @@ def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork
     assert said(done) == [
         *([line] if how != "grad" else []),
         "watching Net (SGD, lr 0.1), loss not seen",
-        "Trainable, but in no optimizer: 'unused.weight', 'unused.bias'.",
         "In an optimizer, but frozen (requires_grad is False): 'first.0.bias'.",
+        UNOPTIMISED,
         f"{UNMEASURED} Not judged: the loss. As a page: hookscope report run",
     ]
     steps = read_training(tmp_path / "run").steps
@@ -221,11 +228,64 @@ def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork
     assert all(each.gradient_norm for each in steps)
 
 
+COMPILED_PARTS = (
+    HEAD
+    + """
+network, compiled, lossy = Net(), sys.argv[3], F.cross_entropy
+model = network
+if compiled == "network":
+    model = torch.compile(network, backend="aot_eager")
+elif compiled == "in place":
+    network.compile(backend="aot_eager")
+elif compiled == "a part":
+    network.first = torch.compile(network.first, backend="aot_eager")
+elif compiled == "a function":
+    model = torch.compile(lambda given: network(given), backend="aot_eager")
+elif compiled == "the loss":
+    lossy = torch.compile(lossy, backend="aot_eager")
+optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+for step in range(1, 4):
+    given, labels = batch(step)
+    lossy(model(given), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+IN_COMPILED_CODE = "The loss comes out of compiled code, where hooks do not fire: activations are not watched."
+OF_COMPILED_NETWORKS = (
+    "Net is compiled, where hooks do not fire: activations are not watched, parameters, gradients and updates are."
+)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("compiled", "line"),
+    [
+        *((each, OF_COMPILED_NETWORKS) for each in ("network", "in place", "a part")),
+        ("a function", IN_COMPILED_CODE),
+        ("the loss", None),
+        ("nothing", None),
+    ],
+)
+def test_activations_in_compiled_code_are_said_not_to_be_watched(
+    tmp_path: Path, compiled: str, line: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(COMPILED_PARTS)
+    done = python("-m", "hookscope", "watch", "train.py", "--every", "3", "--", "x.pt", "0", compiled, folder=tmp_path)
+    assert [each for each in said(done) if "compiled" in each] == ([] if line is None else [line])
+    last = "No rule objected in 3 steps; 1 was measured in full."
+    assert said(done)[-1] == (last if line is None else f"{last} Not judged: activations.")
+
+
 # --- As Python runs it -----------------------------------------------------------------------------------------------
 
 ABOUT = """
-    import pickle, sys
+    import builtins, pickle, sys
     assert "torch" not in sys.modules
+    print(sorted(globals()), __doc__, __package__, __cached__, type(__loader__), __builtins__ is builtins)
+    print(__annotations__, sys.excepthook is sys.__excepthook__, sys.flags)
+    count: int = 1
+    print(__annotations__, sys.modules["__main__"].__dict__ is globals())
     class Here: pass
     print(__name__, __file__, sys.argv, sys.path[0], __spec__, pickle.loads(pickle.dumps(Here())).__class__ is Here)
     print(sys.modules["__main__"].Here is Here)
@@ -280,9 +340,7 @@ def test_a_module_runs_as_under_python(tmp_path: Path, name: str) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "sibling.py").write_text("VALUE = 5\n")
-    source = (
-        "import sys\nfrom .sibling import VALUE\nprint(__name__, __package__, __spec__.name, sys.argv, sys.path[0])\n"
-    )
+    source = textwrap.dedent(ABOUT).replace("__spec__", "__spec__.name") + "from .sibling import VALUE\n"
     for file in ("__main__.py", "train.py"):
         (package / file).write_text(source)
     plain = python("-m", name, "--lr", "1", folder=tmp_path)
