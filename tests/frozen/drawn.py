@@ -5,16 +5,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-import matplotlib.text
-from PIL import ImageDraw
+from matplotlib.text import Text
+from PIL.ImageDraw import ImageDraw
 
 
 @contextmanager
 def drawing_recorded(path: str) -> Iterator[None]:
     """Write the different texts that are drawn into a file, sorted: threads draw them. A number is #."""
     texts: set[str] = set()
-    draw, draw_plot = ImageDraw.ImageDraw.text, matplotlib.text.Text.draw
+    draw, draw_plot = ImageDraw.text, Text.draw
 
     def recorded(pen: Any, xy: Any, text: Any, *args: Any, **options: Any) -> None:
         texts.add(str(text))
@@ -24,10 +25,9 @@ def drawing_recorded(path: str) -> Iterator[None]:
         texts.add(text.get_text())
         draw_plot(text, *args, **options)
 
-    ImageDraw.ImageDraw.text = recorded  # type: ignore[method-assign]
-    matplotlib.text.Text.draw = recorded_plot  # type: ignore[method-assign]
     try:
-        yield
+        with patch.object(ImageDraw, "text", recorded), patch.object(Text, "draw", recorded_plot):
+            yield
     finally:
         if path:
             masked = {re.sub(r"[-\u2212]?\d[\d.,]*(?:e[-+]?\d+)?", "#", text) for text in texts}

@@ -213,6 +213,7 @@ _MASKS = {
     r"(?<![\w.])\d+\.\d+\.\d+(?:[.+]\w+)*": "VERSION",
     r"(?<![\w.-])(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}\b": "HASH",
     r"0x[0-9a-f]{6,}": "ADDRESS",
+    r'\b(time|timestamp|hostname)="[^"]*"': r'\1="MASKED"',
     r"^timings\.(\w+) = .*": r"timings.\1 = MASKED",
     r"TIME \([a-z][^)]*\)": "TIME (PARTS)",
 }

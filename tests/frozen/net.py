@@ -89,9 +89,8 @@ class Functions(nn.Module):
 def dead() -> nn.Module:
     """All channels of a ReLU but one are below zero."""
     network = cnn()
-    assert isinstance(network, nn.Sequential)
     with torch.no_grad():
-        network[1].bias[1:] = -100.0
+        network.get_parameter("1.bias")[1:] = -100.0
     return network
 
 
