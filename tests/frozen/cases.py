@@ -102,7 +102,6 @@ CASES = [
         ("net.py:cnn", "picture.png", *_AS_THEY_ARE, "--loss", "ce", "--target", "3", "--per-image"),
     ),
     Case("attention", "rollout", ("net.py:vit", "picture.png", *_AS_THEY_ARE, "--rollout", "--query", "mean")),
-    Case("diff", "weights", ("ckpt/epoch1.pt", "ckpt/epoch2.pt")),
     Case(
         "diff", "gradients", ("net.py:cnn", "net.py:cnn_changed", "picture.png", *_AS_THEY_ARE, "--grads", "--shadow")
     ),
