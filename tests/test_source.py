@@ -1,5 +1,6 @@
 """What must hold of the source itself, beside what ruff, mypy and import-linter look at."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -66,3 +67,13 @@ def test_pages_count_the_rules_right() -> None:
     assert f"up to {len(RULES)} rules" in README
     release = (ROOT / "docs" / "questions" / "release.md").read_text(encoding="utf-8")
     assert f"up to {len(RULES)} rules with stated limits; {off} of them are off" in release
+
+
+def test_every_promise_is_held_by_tests_that_exist() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    promises = [line for line in page.partition("## Promises")[2].partition("\n## ")[0].splitlines() if "::" in line]
+    assert len(promises) >= 12
+    for promise in promises:
+        for path, name in re.findall(r"`(tests/[\w/.]+)::(\w+)`", promise):
+            functions = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+            assert name in {each.name for each in functions if isinstance(each, ast.FunctionDef)}, promise
