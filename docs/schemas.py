@@ -337,8 +337,7 @@ def _run_record(results: Mapping[str, Schema]) -> Schema:
     record |= {name: _of(kind) for name, kind in _COUNTS_OF_SURVEY.items()}
     common = ("verb", "command", "versions", "inputs", "seed", "files")
     networks = {"anyOf": [{"required": each} for each in (["model", "device"], ["a", "b"], ["checkpoints"])]}
-    layers = {"anyOf": [results["layers"], record["layers"]]}  # of `attribute`, and of the evidence of `check`
-    properties = {**results, **record, "platform": _TEXT, "layers": layers}
+    properties = {**results, **record, "platform": _TEXT}
     optional = [name for name in properties if name not in common]
     schema = _document("run.json", RUN_VERSION, properties)
     required = ["schema_version", *(name for name in properties if name not in optional)]

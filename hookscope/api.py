@@ -824,8 +824,7 @@ def check(  # noqa: D417 - those of `activations` are described there
         ignore: Rules or globs to leave out.
         limit: Limits of rules: a mapping, `{"dead-channels.max-fraction": 0.5}`, or texts "RULE.LIMIT=VALUE"; they
             override the configuration and the defaults.
-        evidence: Folder for an overview, and for grids, histograms and rows of the layers that failed; None writes
-            nothing.
+        evidence: Folder for an overview, and for grids and rows of the layers that failed; None writes nothing.
         trust: Let a weights file run code while it is read.
         device: For MODEL: where it runs.
 

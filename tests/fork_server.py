@@ -155,8 +155,7 @@ def _import_everything() -> None:
     for module in pkgutil.walk_packages(hookscope.__path__, "hookscope."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for name in ("torchvision.models", "matplotlib.figure", "matplotlib.backends.backend_agg"):
-        importlib.import_module(name)
+    importlib.import_module("torchvision.models")
     gc.collect()
     gc.freeze()
 

@@ -172,7 +172,7 @@ def _with_evidence(
     settings: CheckSettings,
     measured: CheckMeasurements | None,
 ) -> CheckReport:
-    """Write an overview, `report.json`, and of the failing layers `rows.csv`, `grids/` and `plots/`; all or nothing.
+    """Write an overview, `report.json`, and of the failing layers `rows.csv` and `grids/`; all or nothing.
 
     The report that is returned has what the overview shows.
 
@@ -183,7 +183,7 @@ def _with_evidence(
     `prepared` and `measured`, as for a checkpoint that could not be loaded, there is the report alone.
     """
     from hookscope.render.overviews.checks import draw_check  # noqa: PLC0415 (most checkpoints pass)
-    from hookscope.render.tables import rows_to_csv  # noqa: PLC0415 (likewise, and matplotlib)
+    from hookscope.render.tables import rows_to_csv  # noqa: PLC0415 (likewise)
 
     told = replace(report, evidence=str(folder))
     forward = measured.forward if measured is not None else None
@@ -201,16 +201,12 @@ def _with_evidence(
             draw_check(told).save(run.path / OVERVIEW, compress_level=6)
             (run.path / "report.json").write_text(checks_to_json([told]), encoding="utf-8")
             if seen is not None and forward is not None:
-                forward = replace(forward, rows=rows, uncalled=())
-                (run.path / "rows.csv").write_text(rows_to_csv(forward), encoding="utf-8")
-                grids = _draw(run.path, seen, forward)
+                failing = replace(forward, rows=rows, uncalled=())
+                (run.path / "rows.csv").write_text(rows_to_csv(failing), encoding="utf-8")
+                grids = _draw(run.path, seen, rows)
             if parts.pictures:
                 _write_pictures(run.path / "pictures", parts.pictures)
-            entries = {
-                "overview": OVERVIEW,
-                "layers": [row.label for row in rows],
-                "grids": [asdict(grid) for grid in grids],
-            }
+            entries = {"overview": OVERVIEW, "grids": [asdict(grid) for grid in grids]}
             run.finish({"verb": "check", "checkpoint": told.checkpoint, **entries})
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
@@ -257,16 +253,10 @@ def _first_maps(rows: Sequence[LayerRow], seen: Activations | None) -> tuple[Map
     return tuple(each for each in maps if each.label in labels and each.input_index == 0)
 
 
-def _draw(folder: Path, seen: Activations, forward: Activations) -> list[Grid]:
+def _draw(folder: Path, seen: Activations, rows: Sequence[LayerRow]) -> list[Grid]:
     from hookscope.render.grids import draw_for_run, encode_png, grid_name  # noqa: PLC0415 (likewise)
-    from hookscope.render.plot_axes import figure_png  # noqa: PLC0415 (likewise)
-    from hookscope.render.plots import activation_histograms  # noqa: PLC0415 (likewise)
 
-    rows = forward.rows[:_MOST_DRAWN]
-    (folder / "plots").mkdir()
-    figure = activation_histograms(rows, forward.model.name)
-    (folder / "plots" / "histograms.png").write_bytes(figure_png(figure))
-    labels = {row.label for row in rows}
+    labels = {row.label for row in rows[:_MOST_DRAWN]}
     maps = [each for each in seen.feature_maps if each.label in labels]
     if maps:
         (folder / "grids").mkdir()

@@ -15,7 +15,7 @@ from hookscope.errors import HookscopeError, InputError, UsageError
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.text import printable
 
-# torchvision builds the networks that are recognised; matplotlib waits until there is evidence to draw.
+# torchvision builds the networks that are recognised.
 _PRELOAD = ("hookscope.checks.checkpoint", "torchvision")
 
 

@@ -82,7 +82,7 @@ def _pieces(text: str, size: int, width: int) -> Iterator[str]:
 
 
 def font(size: int, text: str = "") -> ImageFont.FreeTypeFont:
-    """Return the font of pictures that are drawn without Matplotlib: Pillow's own, or DejaVu for what that lacks."""
+    """Return the font of pictures: Pillow's own, or DejaVu for what that lacks."""
     is_written_whole = all(letter.isascii() or letter in _IN_OWN_FONT for letter in text)
     return _own_font(size) if is_written_whole else _dejavu(size)
 

@@ -250,14 +250,14 @@ def histogram(distribution: Distribution | None) -> Histogram | None:
     if distribution is None:
         return None
     ((low, high),) = quantiles([distribution], (_TAIL, 1 - _TAIL))
-    inner = even_edges(low, high, BIN_COUNT)
+    inner = _even_edges(low, high, BIN_COUNT)
     inner[-1] = math.nextafter(high, math.inf)  # what is equal to it is within
     counts = distribution.histogram(np.array([distribution.low, *inner, max(distribution.high, inner[-1])]))
     below, *inside, above = np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(int).tolist()  # whole, and none lost
     return Histogram(low, high, tuple(inside), below, above)
 
 
-def even_edges(low: float, high: float, count: int) -> NDArray[np.float64]:
+def _even_edges(low: float, high: float, count: int) -> NDArray[np.float64]:
     """Return the edges of so many equal bins; of one, where a range is too narrow for more or too wide to divide."""
     edges = np.linspace(low, high, count + 1) if high / 2 - low / 2 < _WIDEST / 2 else np.zeros(1)
     return edges if np.unique(edges).size == count + 1 else np.array([low, high])

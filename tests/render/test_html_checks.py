@@ -49,7 +49,7 @@ def kept(tmp_path: Path) -> Callable[..., Path]:
 
     def write(files: dict[str, bytes] | None = None, **record: Any) -> Path:
         folder = tmp_path / "evidence" / "broken.pt"
-        pictures = files or {"grids/layer1.0.relu": PNG, "plots/histograms.png": picture_png()}
+        pictures = files or {"grids/layer1.0.relu": PNG, "grids/layer1.0.bn1": picture_png()}
         for name, content in pictures.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
@@ -58,7 +58,6 @@ def kept(tmp_path: Path) -> Callable[..., Path]:
             "tool": "hookscope",
             "verb": "check",
             "checkpoint": "broken.pt",
-            "layers": ["layer1.0.relu"],
             "grids": [grid_of(name) for name in pictures if name.startswith("grids/")],
             "files": [*pictures, "report.json", "rows.csv"],
         }
@@ -94,7 +93,7 @@ def test_a_page_begins_as_every_report_does_and_allows_its_style_and_pictures_on
 
 def test_each_wrong_picture_stands_beside_what_it_is_taken_for(kept: Callable[..., Path]) -> None:
     first = picture_png()
-    folder = kept({"overview.png": picture_png(), "pictures/0.png": first}, overview="overview.png", layers=[])
+    folder = kept({"overview.png": picture_png(), "pictures/0.png": first}, overview="overview.png")
     page = Page(checks_html([replace(LABELLED, evidence=str(folder))]))
     (shown,) = (each.attributes for each in page.all("img"))
     assert base64.b64decode((shown["src"] or "").partition(",")[2]) == first
@@ -216,16 +215,15 @@ def test_a_rule_of_another_version_is_shown_without_its_meaning() -> None:
 def test_evidence_is_embedded_byte_for_byte_with_words_and_findings_lead_there(kept: Callable[..., Path]) -> None:
     folder = kept()
     page = Page(checks_html([replace(FAILED, evidence=str(folder))]))
-    grid, plot = (picture.attributes for picture in page.all("img"))
-    for attributes, name in ((grid, "grids/layer1.0.relu"), (plot, "plots/histograms.png")):
+    first, second = (picture.attributes for picture in page.all("img"))
+    for attributes, name in ((first, "grids/layer1.0.relu"), (second, "grids/layer1.0.bn1")):
         content = (folder / name).read_bytes()
         kind, _, encoded = (attributes["src"] or "").partition(",")
         assert kind == "data:image/png;base64"
         assert base64.b64decode(encoded) == content
         with Image.open(io.BytesIO(content)) as picture:
             assert (attributes["width"], attributes["height"]) == tuple(map(str, picture.size))
-    assert (grid["alt"] or "").startswith("Feature maps of layer1.0.relu")
-    assert plot["alt"] == "Histograms of the outputs of layer1.0.relu"
+    assert (first["alt"] or "").startswith("Feature maps of layer1.0.relu")
     assert page.named("picture=1") == "Feature maps of layer1.0.relu"
     assert page.said("a", href="#picture=1") == ["layer1.0.relu"]
 
@@ -238,7 +236,7 @@ def test_the_overview_stays_in_the_folder(kept: Callable[..., Path]) -> None:
 
 
 def test_a_finding_about_a_parameter_leads_to_its_layer(kept: Callable[..., Path]) -> None:
-    folder = kept({"grids/layer1.0.bn1": PNG}, layers=["layer1.0.bn1"])
+    folder = kept({"grids/layer1.0.bn1": PNG})
     page = Page(checks_html([replace(FAILED, evidence=str(folder))]))
     assert page.said("a", href="#picture=1") == ["layer1.0.bn1.running_var"]
 
@@ -266,19 +264,19 @@ def test_what_is_gone_or_damaged_is_counted_and_the_rest_is_shown(kept: Callable
 
 @pytest.mark.parametrize("name", ["grids/../../secret.png", "../secret.png", "/secret.png", "grids/\\0.png", ""])
 def test_only_files_inside_the_folder_are_read(kept: Callable[..., Path], name: str) -> None:
-    folder = kept({"plots/histograms.png": picture_png()}, grids=[grid_of(name)])
+    folder = kept({"grids/good": picture_png()}, grids=[grid_of(name), grid_of("grids/good")])
     (folder.parent / "secret.png").write_bytes(PNG)
     evidence = read_evidence(folder, ROOM)
-    assert [each.layer for each in evidence.pictures] == [""]
+    assert [each.layer for each in evidence.pictures] == ["good"]
     assert evidence.remarks == ("1 picture of the folder cannot be read any more.",)
 
 
 def test_links_are_not_followed(kept: Callable[..., Path], tmp_path: Path) -> None:
-    folder = kept({"grids/a": PNG, "plots/histograms.png": picture_png()})
+    folder = kept({"grids/a": PNG, "pictures/b": PNG}, grids=[grid_of("grids/a"), grid_of("pictures/b")])
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "a").write_bytes(PNG)
-    (folder / "plots" / "histograms.png").unlink()
-    (folder / "plots" / "histograms.png").symlink_to(tmp_path / "outside" / "a")
+    (folder / "pictures" / "b").unlink()
+    (folder / "pictures" / "b").symlink_to(tmp_path / "outside" / "a")
     (folder / "grids" / "a").unlink()
     (folder / "grids").rmdir()
     (folder / "grids").symlink_to(tmp_path / "outside")
@@ -302,7 +300,7 @@ def test_a_folder_that_has_become_a_link_or_holds_a_pipe_for_a_record_is_not_rea
     assert read_evidence(folder, ROOM).pictures == ()
 
 
-UNFIT = [f'{{"verb": "check", "{name}": {value}}}' for name in ("files", "grids", "layers") for value in (3, [3])]
+UNFIT = [f'{{"verb": "check", "{name}": {value}}}' for name in ("files", "grids") for value in (3, [3])]
 
 
 @pytest.mark.parametrize("record", ["", "[]", "3", "{}", *UNFIT])

@@ -30,12 +30,11 @@ def failed(tmp_path: Path) -> CheckReport:
     """A checkpoint with every status there is, and with evidence."""
     folder = tmp_path / "evidence"
     png, grid = drawn(maps())
-    grid = replace(grid, path="grids/000.png", label="layer1.0.relu")
-    names = {grid.path: png, "plots/histograms.png": picture_png()}
-    for name, content in names.items():
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_bytes(content)
-    record = json.dumps({"verb": "check", "grids": [asdict(grid)], "files": list(names), "layers": ["layer1.0.relu"]})
+    grids = [replace(grid, path=f"grids/{name}.png", label=name) for name in ("layer1.0.relu", "fc")]
+    (folder / "grids").mkdir(parents=True)
+    for each, content in zip(grids, (png, picture_png()), strict=True):
+        (folder / each.path).write_bytes(content)
+    record = json.dumps({"verb": "check", "grids": [asdict(each) for each in grids], "files": []})
     (folder / "run.json").write_text(record, encoding="utf-8")
     warned = outcome("dead-filter", Finding("dead-filter", "warn", "fc.weight", "3 of 10 filters are zero."))
     outcomes = (*FAILED.outcomes, warned, PASSING.outcomes[-1])

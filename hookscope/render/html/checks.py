@@ -44,7 +44,6 @@ _MOST_CLASSES = 20
 _MOST_INPUTS = 32
 
 _MAX_RECORD_BYTES = 64 * 2**20
-_HISTOGRAMS = "plots/histograms.png"
 
 _VERDICTS = ("fail", "warn", "pass")
 _NO_VERDICTS = ("skipped", "off")
@@ -54,7 +53,7 @@ _STATUS_WORDS = {"fail": "failed", "warn": "warned", "pass": "passed"}
 class EvidencePicture(NamedTuple):
     """One picture as the page shows it."""
 
-    layer: str  # whose feature maps it shows; "" for the histograms of all layers
+    layer: str  # whose feature maps it shows; "" for a wrong picture
     alternative: str
     uri: str
     width: int
@@ -63,7 +62,7 @@ class EvidencePicture(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a folder holds to be shown: grids in execution order, then histograms; wrong pictures by their place."""
+    """What a folder holds to be shown: grids in execution order; wrong pictures by their place."""
 
     pictures: Sequence[EvidencePicture] = ()
     wrong: Mapping[int, EvidencePicture] = field(default_factory=dict)
@@ -147,7 +146,7 @@ def _anchors(reports: Sequence[CheckReport]) -> list[str]:
 def _checked(report: CheckReport, name: str, evidence: Evidence, *, several: bool) -> dict[str, Any]:
     prefix = f"checkpoint={name}&" if several else ""
     pictures = [(f"{prefix}picture={number}", picture) for number, picture in enumerate(evidence.pictures, 1)]
-    by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures) if picture.layer}
+    by_layer = {picture.layer: anchor for anchor, picture in reversed(pictures)}
     judged, unjudged = (
         [each for status in statuses for each in report.outcomes if each.status == status]
         for statuses in (_VERDICTS, _NO_VERDICTS)
@@ -223,8 +222,6 @@ def read_evidence(folder: Path, room: int, worst: Sequence[WrongPicture] = ()) -
     for grid in record.grids:
         name = readable(grid.label)
         wanted.append((grid.path, name, f"Feature maps of {name}: {', '.join(grid.caption)}"))
-    if _HISTOGRAMS in record.files:
-        wanted.append((_HISTOGRAMS, "", f"Histograms of the outputs of {', '.join(record.layers)}"))
     places = {f"pictures/{place}.png": place for place in range(len(worst))}
     wanted += [
         (path, "", f"{readable(worst[place].name)}, as the network got it")

@@ -11,7 +11,7 @@ from hookscope.render.lettering import font, line_height
 from hookscope.render.overviews.sheet import DIM, INK, INNER, MARGIN, NAME, PAPER, SMALL, TEXT, Block, Colour, in_font
 from hookscope.text import figure
 
-# Okabe and Ito 2008, "Color Universal Design", as in the plots.
+# Okabe and Ito 2008, "Color Universal Design".
 BLUE, ORANGE, VERMILION, GREY = (86, 180, 233), (230, 159, 0), (213, 94, 0), (160, 160, 160)
 PALE_BLUE = (44, 88, 120)
 
@@ -19,7 +19,7 @@ PALE_BLUE = (44, 88, 120)
 _PLOT_HEIGHT = 150
 _AXIS = 64  # left of the plot, for its numbers
 _SMOOTH = 3  # drawn so many times larger, then averaged: lines and dots without steps
-GRID_LINE = (66, 72, 80)
+_GRID_LINE = (66, 72, 80)
 _GROUND = (92, 50, 38)  # behind what is pointed at
 _MOST_DOTS = 80  # of more layers, lines have no dots
 
@@ -125,7 +125,7 @@ class Chart:
         for place in self.ground:
             pen.box(self._x(place) - half, 0, self._x(place) + half, _PLOT_HEIGHT, _GROUND)
         for height in heights:
-            pen.line([(_AXIS, height), (INNER, height)], GRID_LINE, 1)
+            pen.line([(_AXIS, height), (INNER, height)], _GRID_LINE, 1)
         for _, place in self.letters:
             for dash in range(0, _PLOT_HEIGHT, 8):
                 pen.line([(self._x(place), dash), (self._x(place), dash + 3)], GREY, 1)

@@ -135,8 +135,7 @@ def read_attributions(folder: Path) -> StoredAttributions:
             if isinstance(check, dict) and check.get("value") is None:
                 check["value"] = math.nan
         result: Attributions = checked(Attributions, {**fields, "maps": []})
-        # In evidence of a check `layers` are labels.
-        told = record_from_dict({name: value for name, value in record.items() if name != "layers"})
+        told = record_from_dict(record)
     except ValueError as error:
         raise misfit(folder, error, "run.json") from error
     if len(files.pictures) != len(result.inputs) or any(each.input_index >= len(result.inputs) for each in files.maps):

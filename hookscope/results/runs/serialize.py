@@ -61,9 +61,8 @@ class RunRecord:
     """The entries of `run.json` besides the result.
 
     Of its fields, `threads` are torch's, `patterns` as given with `--layer`, `unusable_inputs` one sentence each,
-    `overview` a path inside the run, "" in runs of earlier versions, `thumbnails` for the first inputs a picture of
-    what the network saw, as a path inside the run, or None, and `layers`, of evidence, the labels of the rows that a
-    rule fails.
+    `overview` a path inside the run, "" in runs of earlier versions, and `thumbnails` for the first inputs a picture of
+    what the network saw, as a path inside the run, or None.
     """
 
     verb: Literal["activations", "grads", "attribute", "attention", "check", "diff", "history", "survey"]
@@ -78,7 +77,6 @@ class RunRecord:
     thumbnails: tuple[str | None, ...] = ()
     edits: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
     token_maps: tuple[TokenMap, ...] = ()
 
 
