@@ -379,8 +379,8 @@ def attribute(  # noqa: D417 - those of `activations` are described there
 
     Args:
         method: "grad-cam", "grad-cam++", "layer-cam" and "hires-cam" map a layer; "gradient", "input-x-gradient",
-            "guided-backprop", "deconvnet", "integrated-gradients", "smoothgrad" and "occlusion" map the pixels;
-            "guided-grad-cam" maps both. Sources of the formulas are in `hookscope.attribution`.
+            "guided-backprop", "integrated-gradients", "smoothgrad" and "occlusion" map the pixels. Sources of the
+            formulas are in `hookscope.attribution`.
         target: What to explain: classes by index or name, one against another ("tabby-tiger cat"), a detector's boxes
             ("box:0", or the best of a class), a class's pixels where each pixel has scores, or the number per input
             that a function of the network's output returns ("file.py:function"). Every target in a list, or

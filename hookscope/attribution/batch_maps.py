@@ -1,4 +1,4 @@
-"""Make the maps of one batch by any method: of layers, of the picture itself, or of both."""
+"""Make the maps of one batch by any method: of layers, or of the picture itself."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,9 +21,6 @@ from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Extent, Method
 
-# The methods of layer and picture at once, and whose maps and pixels they multiply.
-_OF_BOTH: Mapping[str, tuple[str, Method]] = {"guided-grad-cam": ("grad-cam", "guided-backprop")}
-
 
 @dataclass(frozen=True, slots=True)
 class Explained:
@@ -39,15 +36,10 @@ class Explained:
     targets: Sequence[BatchTarget]
     layers: Sequence[MapLayer]
     maps: Sequence[Sequence[Tensor]]
-    pixels: Sequence[Sequence[Tensor]] = ()
+    pixels: Sequence[Tensor] = ()
     unchanged: Mapping[str, str] = field(default_factory=dict)
     gap: float | None = None
     notes: tuple[str, ...] = ()
-
-
-def needs_layers(method: str) -> bool:
-    """Return whether a method makes its maps from what layers returned."""
-    return method in CAMS or method in _OF_BOTH
 
 
 def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
@@ -59,12 +51,9 @@ def explain(map_layers: MapLayers, batch: Batch, method: Method) -> Explained:
         UsageError: If the network, a layer or a target does not go with the method.
     """
     passes = map_layers.passes
-    if needs_layers(method):
+    if method in CAMS:
         targets, layers = map_layers.run(batch)
-        if method in CAMS:
-            return Explained(targets, layers, maps_of_layers(method, layers, len(targets)))
-        with map_layers.paused():
-            return _of_both(passes, passes.inspected.network, batch, method, targets, layers)
+        return Explained(targets, layers, maps_of_layers(method, layers, len(targets)))
     # With a graph, which shows whether the scores are logits.
     targets = passes.targets_of(run_output(passes, batch, track=True), batch)
     return of_pixels(passes, passes.inspected.network, batch, method, targets)
@@ -85,7 +74,7 @@ def of_pixels(
         targets,
         (),
         [[map_of(method, each.values).float().cpu()] for each in found],
-        [[each.values.float().cpu()] for each in found],
+        [each.values.float().cpu() for each in found],
         {label: reason for each in found for label, reason in each.unchanged.items()},
         max(gaps, default=None),
         tuple(dict.fromkeys(note for each in found for note in each.notes)),
@@ -108,7 +97,7 @@ def explain_again(
         ModelRaisedError: If the network raises.
         UsageError: As in `explain`.
     """
-    if not needs_layers(method):
+    if method not in CAMS:
         return of_pixels(passes, network, batch, method, targets)
     modules, _ = module_index(network)
     names = dict.fromkeys(each.place[0] for each in layers)
@@ -136,34 +125,7 @@ def explain_again(
     for each in layers:
         values, gradients = by_place.get(each.place, (torch.zeros_like(each.values), [None] * len(targets)))
         again.append(each._replace(values=values, gradients=arrived(values, gradients)))
-    if method in CAMS:
-        return Explained(targets, again, maps_of_layers(method, again, len(targets)))
-    return _of_both(passes, network, batch, method, targets, again)
-
-
-def _of_both(
-    passes: ForwardBackward,
-    network: nn.Module,
-    batch: Batch,
-    method: Method,
-    targets: Sequence[BatchTarget],
-    layers: Sequence[MapLayer],
-) -> Explained:
-    """Multiply the map of each layer, resized to the picture, with each value of the picture's map.
-
-    Source:
-        Selvaraju et al., Grad-CAM, ICCV 2017, section 3.1.
-    """
-    of_layer, of_picture = _OF_BOTH[method]
-    found = _pixels(passes, network, batch, of_picture, targets)
-    pixels = []
-    for maps, each in zip(maps_of_layers(of_layer, layers, len(targets)), found, strict=True):
-        size = each.values.shape[2:]
-        on_picture = [resized(one, size, layer.extents) for one, layer in zip(maps, layers, strict=True)]
-        pixels.append([one * each.values.float().cpu() for one in on_picture])
-    maps_of_both = [[map_of(of_picture, one) for one in by_layer] for by_layer in pixels]
-    unchanged = {label: reason for each in found for label, reason in each.unchanged.items()}
-    return Explained(targets, layers, maps_of_both, pixels, unchanged)
+    return Explained(targets, again, maps_of_layers(method, again, len(targets)))
 
 
 def resized(maps: Tensor, size: Sequence[int], extents: Sequence[Extent]) -> Tensor:

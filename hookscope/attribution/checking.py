@@ -170,7 +170,7 @@ class Checking:
                 self.notes[_NO_ORDER] = None
             if not ranking:
                 continue
-            if explained.layers and not explained.pixels:
+            if explained.layers:
                 extents = explained.layers[layer].extents
                 of_layer = resized(of_layer, layout.size, extents)[:, 0]  # noqa: PLW2901 - the same maps
             ranked = deletions(inputs, [each.numpy() for each in of_layer], probability, self.seed)

@@ -1,6 +1,6 @@
-"""Guided backpropagation and deconvnet: what a ReLU does to the gradient on its way back to the picture.
+"""Guided backpropagation: ReLUs pass no negative gradient on its way back to the picture.
 
-The rules stand on autograd's graph: every ReLU and ReLU6 leaves a node there, wherever it was called, as a module or
+The rule stands on autograd's graph: every ReLU and ReLU6 leaves a node there, wherever it was called, as a module or
 a function, in any thread, in an exported program's graph. A hook on the node changes the gradient of that very call;
 other uses of its input are left alone, and the forward pass runs as it always does. What cannot be seen is a ReLU in
 TorchScript, which is refused, and in a custom autograd function, which is named.
@@ -10,9 +10,8 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
@@ -25,10 +24,8 @@ from hookscope.hooks.autograd import graph_nodes
 from hookscope.hooks.callers import CALL, caller_of, operation_name, source_line
 from hookscope.text import counted
 
-Rule = Literal["guided-backprop", "deconvnet"]
-
 # Names in labels, by that of autograd's node without "Backward0". A smooth gate lets part of every negative value
-# through, for which neither rule is defined.
+# through, for which the rule is not defined.
 _SMOOTH = {"Gelu": "GELU", "Silu": "SiLU", "Mish": "Mish"}
 _OTHER = {
     "Celu": "CELU",
@@ -59,28 +56,15 @@ _IN_PLACE = frozenset(
     | {"leaky_relu", "rrelu", "silu", "mish", "hardswish", "hardsigmoid", "gelu"}
 )
 ADVICE = "Use --method gradient, input-x-gradient or integrated-gradients."
-"""What to do where a rule cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ruled:
-    """What a rule was put on.
-
-    Attributes:
-        changed: How many calls of ReLU and ReLU6 it changed.
-        unchanged: Other activations on the way from the score to the picture by label, "blocks.0.se:sigmoid", each with
-            the reason why the rule left it alone.
-    """
-
-    changed: int
-    unchanged: Mapping[str, str]
+"""What to do where the rule cannot be used."""
+IN_SCRIPT = f"guided-backprop cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}"
 
 
 class ActivationCalls(TorchFunctionMode):
     """Notes which module or operation made each of autograd's nodes that stands for an activation.
 
-    An activation that overwrites a view has no node that a rule could be put on: autograd hides it in one for the whole
-    tensor. So it is computed in a tensor beside the view and copied into it, which gives the same values.
+    An activation that overwrites a view has no node that the rule could be put on: autograd hides it in one for the
+    whole tensor. So it is computed in a tensor beside the view and copied into it, which gives the same values.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -127,28 +111,25 @@ def _overwrites_a_view(func: Callable[..., Any], args: Any, kwargs: dict[str, An
 
 
 @contextmanager
-def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
-    """Put a rule on every exact ReLU and ReLU6 behind a score, for the length of a `with` block.
+def ruled(score: Tensor, calls: ActivationCalls) -> Iterator[Mapping[str, str]]:
+    """Put the rule on every exact ReLU and ReLU6 behind a score, for the length of a `with` block.
 
-    With y = ReLU(x), R the gradient that arrives at y and f the derivative of the ReLU as torch has it:
-
-    - "guided-backprop" passes max(R, 0) · f(x) on (Springenberg et al. 2015, Striving for simplicity, figure 1);
-    - "deconvnet" passes max(R, 0) on (Zeiler and Fergus 2014, Visualizing and understanding convolutional networks,
-      section 2.1).
+    With y = ReLU(x), R the gradient that arrives at y and f the derivative of the ReLU as torch has it, the ReLU passes
+    on max(R, 0) · f(x) (Springenberg et al. 2015, Striving for simplicity, figure 1).
 
     Exact ReLUs are `relu`, `relu6`, `clamp(min=0)`, `clamp(0, 6)` and `hardtanh(0, 6)`, in place or not. One that is
     written with `maximum`, `where`, `threshold` or a product is not recognised.
 
     Args:
-        rule: "guided-backprop" or "deconvnet".
         score: What the backward pass in the block begins with.
         calls: Was on during the forward pass.
 
     Yields:
-        What was changed, and what was not.
+        The other activations on the way from the score to the picture by label, "blocks.0.se:sigmoid", each with the
+        reason why the rule left it alone.
 
     Raises:
-        UsageError: If there is a GELU, SiLU (Swish) or Mish, on which the rules are another method; if there is no ReLU
+        UsageError: If there is a GELU, SiLU (Swish) or Mish, on which the rule is another method; if there is no ReLU
             at all, or some code cannot be looked into.
     """
     nodes = sorted(graph_nodes(score), key=lambda node: node._sequence_nr())  # as they were called
@@ -157,14 +138,14 @@ def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
         if name in _SMOOTH.values():
             count = sum(other == name for other in names.values())
             raise UsageError(
-                f"{rule} is defined for ReLU, and {calls.places.get(node, ('the network',))[0]!r} is {name} "
+                f"guided-backprop is defined for ReLU, and {calls.places.get(node, ('the network',))[0]!r} is {name} "
                 f"({counted(count, 'call')} in all): its gate is smooth, so this would be another method. {ADVICE}"
             )
         if name == _SCRIPT:
-            raise UsageError(f"{rule} cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}")
+            raise UsageError(IN_SCRIPT)
     relus = [node for node, name in names.items() if name in {"ReLU", "ReLU6"}]
     if not relus:
-        raise UsageError(f"{rule} would be the plain gradient: no ReLU or ReLU6 leads to the score. {ADVICE}")
+        raise UsageError(f"guided-backprop would be the plain gradient: no ReLU or ReLU6 leads to the score. {ADVICE}")
     unchanged: dict[str, str] = {}
     for node, name in names.items():
         if name and name not in {"ReLU", "ReLU6"}:
@@ -173,11 +154,10 @@ def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
             unchanged.setdefault(
                 label, f"{name}{inside}{f', {line}' if line else ''}: no ReLU, so its gradient is kept"
             )
-    change = _guided if rule == "guided-backprop" else _deconvnet
     handles: list[RemovableHandle] = []
     try:
-        handles += [node.register_hook(change) for node in relus]
-        yield Ruled(len(relus), unchanged)
+        handles += [node.register_hook(_guided) for node in relus]
+        yield unchanged
     finally:
         for handle in handles:
             handle.remove()
@@ -186,11 +166,6 @@ def ruled(rule: Rule, score: Tensor, calls: ActivationCalls) -> Iterator[Ruled]:
 def _guided(grad_inputs: tuple[Tensor | None, ...], _outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
     first = grad_inputs[0]
     return (None if first is None else first.clamp(min=0), *grad_inputs[1:])
-
-
-def _deconvnet(inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    first = grad_outputs[0]
-    return (None if first is None else first.clamp(min=0), *inputs[1:])
 
 
 _SCRIPT = "TorchScript"

@@ -1,8 +1,8 @@
 """Look at layers, batch after batch: those that the user gave, or the last whose output is a map of the picture."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -157,15 +157,6 @@ class MapLayers:
     def close(self) -> None:
         """Take the hooks off."""
         self._hooks.close()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Take all hooks of the run off for the length of a `with` block."""
-        with ExitStack() as block:
-            for each in (self.passes.capturing, self._captured):
-                if each is not None:
-                    block.enter_context(each.detached())
-            yield
 
     def run(self, batch: Batch) -> tuple[list[BatchTarget], list[MapLayer]]:
         """Return the targets of a batch, and the layers with their gradients.

@@ -1,7 +1,7 @@
 """Methods that look at the input itself: one number for each value that the network was given.
 
-The gradient, and what rules for ReLUs make of it, is computed here; integrated gradients, SmoothGrad and occlusion come
-from captum, always with as many inputs at a time as the batch holds, so that memory does not grow with their steps.
+The gradient and guided backpropagation are computed here; integrated gradients, SmoothGrad and occlusion come from
+captum, always with as many inputs at a time as the batch holds, so that memory does not grow with their steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.attribution.guided import ADVICE, ActivationCalls, Rule, ruled
+from hookscope.attribution.guided import ADVICE, IN_SCRIPT, ActivationCalls, ruled
 from hookscope.attribution.input_places import InputPlaces, embedding_name, places_of
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch, copy_of
@@ -59,7 +59,7 @@ class Pixels:
 
     Attributes:
         values: (N, C, *size), detached, on the network's device.
-        unchanged: Activations that a guided rule left alone, by label, each with the reason.
+        unchanged: Activations that guided backpropagation left alone, by label, each with the reason.
         gap: (N,), how far integrated gradients fall short of the score's difference, as a share of it; else None.
         notes: Sentences about how they were made.
     """
@@ -102,17 +102,17 @@ def input_x_gradient(scored: ScoredBatch) -> Pixels:
     return Pixels(_inputs(scored).detach() * gradient(scored).values)
 
 
-def guided(rule: Rule, scored: ScoredBatch) -> Pixels:
-    """Return what a rule for ReLUs makes of the gradient, see `hookscope.attribution.guided.ruled`.
+def guided_backprop(scored: ScoredBatch) -> Pixels:
+    """Return the gradient that ReLUs pass on only where it is positive, see `hookscope.attribution.guided.ruled`.
 
     The network is run once more without observing its activations, and must give the same output.
 
     Raises:
-        UsageError: As in `gradient`, or if the rule cannot be put on this network.
+        UsageError: As in `gradient`, or if the network's activations do not go with it.
         ModelError: If the network's two outputs are not equal, bit for bit.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in scored.network.modules()):
-        raise UsageError(f"{rule} cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}")
+        raise UsageError(IN_SCRIPT)
     calls = ActivationCalls(scored.network)
     with _frozen(scored.network):
         pixels = _inputs(scored)
@@ -121,10 +121,10 @@ def guided(rule: Rule, scored: ScoredBatch) -> Pixels:
         with calls:
             output = _output(scored, pixels)
         if differs := difference(outcome_of(output), plain):
-            raise ModelError(f"{rule}: the network gives different results in two passes: {differs}. {ADVICE}")
+            raise ModelError(f"guided-backprop: the network gives different results in two passes: {differs}. {ADVICE}")
         score = scored.score(output)
-        with ruled(rule, score, calls) as rules:
-            return Pixels(_gradient(score, pixels), rules.unchanged)
+        with ruled(score, calls) as unchanged:
+            return Pixels(_gradient(score, pixels), unchanged)
 
 
 def integrated_gradients(scored: ScoredBatch) -> Pixels:
@@ -204,8 +204,7 @@ def occlusion(scored: ScoredBatch) -> Pixels:
 PIXEL_METHODS: Mapping[Method, Callable[[ScoredBatch], Pixels]] = {
     "gradient": gradient,
     "input-x-gradient": input_x_gradient,
-    "guided-backprop": partial(guided, "guided-backprop"),
-    "deconvnet": partial(guided, "deconvnet"),
+    "guided-backprop": guided_backprop,
     "integrated-gradients": integrated_gradients,
     "smoothgrad": smoothgrad,
     "occlusion": occlusion,

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hookscope.attribution.batch_maps import Explained, as_method, explain, needs_layers
+from hookscope.attribution.batch_maps import Explained, as_method, explain
+from hookscope.attribution.cams import CAMS
 from hookscope.attribution.checking import Checking, Sanity
 from hookscope.attribution.forward_backward import ForwardBackward, frozen, run_batches
 from hookscope.attribution.input_places import input_size, main_input, places_of
@@ -31,8 +32,6 @@ from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attribu
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.statistics.token_layout import parse_tokens
 from hookscope.text import safe_text
-
-_POOLED: frozenset[Method] = frozenset({"grad-cam", "guided-grad-cam"})
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ def run_attribution(
         torch.enable_grad(),
         preserved(inspected.network, session.seed, modules=inspected.modules.values()) as state,
         frozen(inspected.modules),
-        capture(inspected.network, inspected.modules if needs_layers(method) else {}, outputs.observe) as capturing,
+        capture(inspected.network, inspected.modules if method in CAMS else {}, outputs.observe) as capturing,
     ):
         state.mark()  # with parameters frozen: a graph from the first layer on would triple the time of a map
         targets_of = partial(_targets_of, inspected=inspected, wanted=wanted, top=top, output_key=output_key)
@@ -136,7 +135,7 @@ def _check_options(method: str, targets: Sequence[str], top: int | None, layers:
         raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
     if targets and top is not None:
         raise UsageError("--target and --top are both given: give either targets or how many of the best.")
-    if layers and not needs_layers(method):
+    if layers and method not in CAMS:
         raise UsageError(f"--method {method} looks at the input itself: leave out --layer.")
     if top is not None and top < 1:
         raise UsageError(f"--top {top} is not possible: give 1 or more.")
@@ -214,7 +213,7 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
     gathered.notes.update(
         dict.fromkeys((*explained.notes, *(each.remark for each in explained.targets if each.remark)))
     )
-    if method in _POOLED and any(each.is_box for each in explained.targets):
+    if method == "grad-cam" and any(each.is_box for each in explained.targets):
         gathered.notes[
             f"{method} averages gradients over the whole picture, so that boxes of one class look alike: "
             "hires-cam and layer-cam keep to the box."
@@ -224,9 +223,7 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
     labels = [each.label for each in explained.layers] or [""]
     axes = explained.maps[0][0].dim() - 1
     whole = (*((0.0,) * axes), *((1.0,) * axes))
-    extents: list[Sequence[Extent]] = [[whole] * len(batch.records)] * len(labels)
-    if not explained.pixels:
-        extents = [each.extents for each in explained.layers]
+    extents: list[Sequence[Extent]] = [each.extents for each in explained.layers] or [[whole] * len(batch.records)]
     if axes != PICTURE_AXES:
         gathered.given |= _given(network, batch, first)
     size = input_size(network, batch)
@@ -241,7 +238,7 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
                 if warning := _suspicious(values, wanted.label, label, record):
                     gathered.warnings[warning] = None
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
-                pixels = explained.pixels[at][layer][place].numpy().copy() if keeps_pixels else None
+                pixels = explained.pixels[at][place].numpy().copy() if keeps_pixels else None
                 extent = extents[layer][place]
                 gathered.maps.append(AttributionMap(first + place, wanted, label, values, extent, pixels, size))
 

@@ -3,7 +3,7 @@
 A map can look right and be an edge detector. Each check takes away one thing that a map must depend on, and asks
 whether it notices. Limits were fitted on EfficientNet-Lite0, 1 and 2 with ImageNet weights over seven photographs, and
 on six small networks that were trained to tell shapes apart. Grad-CAM, LayerCAM, the gradient and input times gradient
-stood for methods to be trusted; an edge detector, noise, guided backpropagation and deconvnet for those that are not.
+stood for methods to be trusted; an edge detector, noise, guided backpropagation and deconvolution for the others.
 """
 
 import copy
@@ -160,7 +160,7 @@ def weights_check(found: Numbers) -> SanityCheck:
         ": they depend on what the network has learnt."
         if passed
         else f" (limit {_WEIGHTS_LIMIT}): they hardly depend on what the network has learnt, like those of an edge "
-        "detector. Guided backpropagation and deconvnet are known for that. Try another --method."
+        "detector. Guided backpropagation is known for that. Try another --method."
     )
     return SanityCheck("weights", value, passed, (), meaning)
 

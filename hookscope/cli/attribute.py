@@ -21,8 +21,8 @@ def attribute(
         under.looks(
             metavar="METHOD",
             help="Maps of a layer: grad-cam, grad-cam++, layer-cam, hires-cam. Maps of the input itself: "
-            "gradient, input-x-gradient, guided-backprop, deconvnet; with hookscope[attribute] integrated-gradients, "
-            "smoothgrad, occlusion. Both combined: guided-grad-cam.",
+            "gradient, input-x-gradient, guided-backprop; with hookscope[attribute] integrated-gradients, smoothgrad, "
+            "occlusion.",
         ),
     ] = "grad-cam",
     target: Annotated[

@@ -21,8 +21,6 @@ Method = Literal[
     "layer-cam",
     "hires-cam",
     "guided-backprop",
-    "guided-grad-cam",
-    "deconvnet",
     "gradient",
     "input-x-gradient",
     "integrated-gradients",
@@ -164,7 +162,7 @@ class Attributions(RowContainer):
         maps: By input, then target, then layer, in the order given.
         sanity: Checks over all maps of the run; () with `sanity="none"`.
         given: The first inputs as the network got them, (C, *size) float32, for drawing; only signals and volumes.
-        unchanged: Activations to which a guided method could not apply its rule, by label, with the reason.
+        unchanged: Activations to which guided backpropagation could not apply its rule, by label, with the reason.
         warnings: Sentences that a reader must see; `notes` need no action.
         timings: Seconds by phase.
     """

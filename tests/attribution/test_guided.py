@@ -1,4 +1,4 @@
-"""Guided backpropagation and deconvnet against arithmetic, a rule written by hand, and other libraries."""
+"""Guided backpropagation against arithmetic, a rule written by hand, and other libraries."""
 
 import threading
 import warnings
@@ -12,24 +12,21 @@ import torch
 import torch.nn.functional as F
 import torchlens.attribution
 import torchvision
-from captum.attr import Deconvolution, GuidedBackprop
+from captum.attr import GuidedBackprop
 from torch import Tensor, nn
 
-from hookscope.attribution.guided import Rule
-from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, guided
+from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, guided_backprop
 from hookscope.errors import ModelError, UsageError
 from hookscope.models import load_model
 from tests.networks import batch_of
-
-RULES: tuple[Rule, ...] = ("guided-backprop", "deconvnet")
 
 
 def of_class(index: int) -> Callable[[Any], Tensor]:
     return lambda output: output[:, index]
 
 
-def explained(network: nn.Module, pictures: Tensor, rule: Rule = "guided-backprop", target: int = 0) -> Pixels:
-    return guided(rule, ScoredBatch(network.eval(), batch_of(pictures, count=len(pictures)), of_class(target)))
+def explained(network: nn.Module, pictures: Tensor, target: int = 0) -> Pixels:
+    return guided_backprop(ScoredBatch(network.eval(), batch_of(pictures, count=len(pictures)), of_class(target)))
 
 
 class Written(nn.Module):
@@ -47,17 +44,16 @@ class Written(nn.Module):
 
 
 class RuleByHand(torch.autograd.Function):
-    """ReLU, or ReLU6, whose backward is a rule: the oracle."""
+    """ReLU, or ReLU6, whose backward is guided: the oracle."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rule: str, top: float) -> Tensor:
-        ctx.rule, ctx.passed = rule, (x > 0) & (x < top)
+    def forward(ctx: Any, x: Tensor, top: float) -> Tensor:
+        ctx.passed = (x > 0) & (x < top)
         return x.clamp(0, top)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        positive = gradient * (gradient > 0)
-        return (positive if ctx.rule == "deconvnet" else positive * ctx.passed), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * (gradient > 0) * ctx.passed, None
 
 
 def ways() -> dict[str, tuple[Callable[[Tensor], Tensor], float]]:
@@ -103,15 +99,14 @@ def bodies() -> dict[str, Callable[[Callable[[Tensor], Tensor], Written, Tensor]
     return {each.__name__: each for each in (second_consumer, part_of_a_tensor, several_times)}
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("body", bodies())
 @pytest.mark.parametrize("way", ways())
-def test_every_exact_relu_is_ruled_as_by_hand(way: str, body: str, rule: Rule) -> None:
+def test_every_exact_relu_is_ruled_as_by_hand(way: str, body: str) -> None:
     act, top = ways()[way]
     forward = bodies()[body]
     pictures = 4 * torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(1))
-    found = explained(Written(partial(forward, act)), pictures, rule)
-    oracle = Written(partial(forward, lambda x: RuleByHand.apply(x, rule, top)))
+    found = explained(Written(partial(forward, act)), pictures)
+    oracle = Written(partial(forward, lambda x: RuleByHand.apply(x, top)))
     pixels = pictures.clone().requires_grad_()
     expected = torch.autograd.grad(oracle(pixels)[:, 0].sum(), pixels)[0]
     torch.testing.assert_close(found.values, expected)
@@ -130,16 +125,15 @@ def overwriting(act: Callable[[Tensor], Tensor]) -> Callable[[Written, Tensor], 
     return body
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("way", [each for each in ways() if "in place" in each or each.endswith("_")])
-def test_a_relu_that_overwrites_part_of_a_tensor_is_ruled_and_overwrites_it(way: str, rule: Rule) -> None:
+def test_a_relu_that_overwrites_part_of_a_tensor_is_ruled_and_overwrites_it(way: str) -> None:
     act, top = ways()[way]
     pictures = 4 * torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
-    found = explained(Written(overwriting(act)), pictures, rule)
+    found = explained(Written(overwriting(act)), pictures)
 
     def beside(net: Written, x: Tensor) -> Tensor:
         x = net.first(x)
-        return net.second(torch.cat([RuleByHand.apply(x[:, :4], rule, top), x[:, 4:]], 1))
+        return net.second(torch.cat([RuleByHand.apply(x[:, :4], top), x[:, 4:]], 1))
 
     pixels = pictures.clone().requires_grad_()
     expected = torch.autograd.grad(Written(beside)(pixels)[:, 0].sum(), pixels)[0]
@@ -158,8 +152,6 @@ def test_b1_guided_backpropagation_of_the_textbook_network() -> None:
     ones = torch.ones(1, 3, 1, 1)
     # fc2's row 1 2 3 4 is positive; the ReLU was open at 7 and 27: 1·(1, 2, 3) + 3·(7, 8, 9).
     assert explained(on_pictures, ones).values.flatten().tolist() == [22, 26, 30]
-    # The forward's signs do not count: 1·(1, 2, 3) - 2·(4, 5, 6) + 3·(7, 8, 9) - 4·(10, 11, 12).
-    assert explained(on_pictures, ones, "deconvnet").values.flatten().tolist() == [-26, -28, -30]
     with torch.no_grad():
         last.weight.copy_(torch.tensor([[1.0, 2, -3, 4]]))
     # Now what arrives at the third is negative: 1·(1, 2, 3) alone.
@@ -225,26 +217,23 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_both_rules_equal_torchlens_on_relu_networks(name: str, rule: Rule) -> None:
+def test_maps_equal_torchlens_on_relu_networks(name: str) -> None:
     torch.manual_seed(7)
     network, picture = NETWORKS[name]().eval(), torch.randn(1, 3, 64, 64)
-    peer = torchlens.attribution.guided_backprop if rule == "guided-backprop" else torchlens.attribution.deconvolution
-    expected = peer(network, picture, target=3).values
+    expected = torchlens.attribution.guided_backprop(network, picture, target=3).values
     expected = expected[0] if isinstance(expected, tuple) else expected
-    found = explained(network, picture, rule, target=3).values
+    found = explained(network, picture, target=3).values
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     assert found.abs().max() > 0
 
 
-@pytest.mark.parametrize(("rule", "peer"), [("guided-backprop", GuidedBackprop), ("deconvnet", Deconvolution)])
-def test_both_rules_equal_captum_where_all_relus_are_modules(rule: Rule, peer: Any) -> None:
+def test_maps_equal_captum_where_all_relus_are_modules() -> None:
     network, pictures = of_modules().eval(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # captum says that it sets hooks
-        expected = peer(network).attribute(pictures.clone().requires_grad_(), target=1).detach()
-    torch.testing.assert_close(explained(network, pictures, rule, target=1).values, expected)
+        expected = GuidedBackprop(network).attribute(pictures.clone().requires_grad_(), target=1).detach()
+    torch.testing.assert_close(explained(network, pictures, target=1).values, expected)
 
 
 def test_activations_that_are_no_relu_are_named_by_place_and_line() -> None:
@@ -271,11 +260,12 @@ def test_activations_that_are_no_relu_are_named_by_place_and_line() -> None:
         (lambda x: x * torch.tanh(F.softplus(x)), "Mish"),
     ],
 )
-@pytest.mark.parametrize("rule", RULES)
-def test_smooth_gates_are_refused_in_one_line(rule: Rule, gate: Callable[[Tensor], Tensor], name: str) -> None:
+def test_smooth_gates_are_refused_in_one_line(gate: Callable[[Tensor], Tensor], name: str) -> None:
     network = Written(lambda net, x: gate(net.second(F.relu(net.first(x)))))
-    with pytest.raises(UsageError, match=f"^{rule} is defined for ReLU, and .* is {name} .*Use --method gradient") as e:
-        explained(network, torch.randn(1, 3, 9, 9), rule)
+    with pytest.raises(
+        UsageError, match=f"^guided-backprop is defined for ReLU, and .* is {name} .*Use --method gradient"
+    ) as e:
+        explained(network, torch.randn(1, 3, 9, 9))
     assert "\n" not in str(e.value)
     assert not any(parameter.grad is not None for parameter in network.parameters())
 
@@ -339,7 +329,7 @@ def test_relus_inside_torchs_own_transformer_layers_are_ruled() -> None:
     found = explained(network, picture).values
     for each in network.modules():
         if isinstance(each, nn.TransformerEncoderLayer):
-            each.activation = lambda x: RuleByHand.apply(x, "guided-backprop", torch.inf)
+            each.activation = lambda x: RuleByHand.apply(x, torch.inf)
     pixels = picture.clone().requires_grad_()
     torch.testing.assert_close(found, torch.autograd.grad(network(pixels)[0, 0], pixels)[0])
 
@@ -358,7 +348,7 @@ def test_an_exported_program_gives_what_its_network_gives() -> None:
     network, picture = of_modules().eval(), torch.randn(1, 3, 32, 32)
     exported = torch.export.export(network, (picture,)).module()
     batch = batch_of(picture)
-    found = guided("guided-backprop", ScoredBatch(exported, batch, of_class(1))).values
+    found = guided_backprop(ScoredBatch(exported, batch, of_class(1))).values
     torch.testing.assert_close(found, explained(network, picture, target=1).values)
 
 
@@ -374,7 +364,7 @@ def unchanged(network: nn.Module) -> Iterator[None]:
     assert hooks == [(len(each._forward_hooks), len(each._backward_hooks)) for each in network.modules()]
 
 
-@pytest.mark.parametrize("method", ["gradient", "input-x-gradient", "guided-backprop", "deconvnet"])
+@pytest.mark.parametrize("method", ["gradient", "input-x-gradient", "guided-backprop"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_nothing_is_left_behind_also_in_frozen_networks_without_gradients(method: Any, frozen: bool) -> None:
     network = of_modules().eval().requires_grad_(not frozen)
@@ -416,7 +406,7 @@ def test_the_demo_network_is_ruled_throughout() -> None:
     plain = PIXEL_METHODS["gradient"](ScoredBatch(network, batch_of(picture), of_class(285))).values
     for each in network.modules():
         if isinstance(each, nn.ReLU6):
-            each.forward = lambda x: RuleByHand.apply(x, "guided-backprop", 6)  # type: ignore[method-assign]
+            each.forward = lambda x: RuleByHand.apply(x, 6)  # type: ignore[method-assign]
     pixels = picture.clone().requires_grad_()
     expected = torch.autograd.grad(network(pixels)[0, 285], pixels)[0]
     torch.testing.assert_close(found.values, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))

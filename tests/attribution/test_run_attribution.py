@@ -153,10 +153,9 @@ def inference_resnet() -> nn.Module:
         {"target": 5000},
         {"sanity": "quick", "target": 3},
         {"method": "guided-backprop"},
-        {"method": "guided-grad-cam"},
     ],
 )
-@pytest.mark.sample("options1-resnet_in_use", "options6-inference_resnet")
+@pytest.mark.sample("options1-resnet_in_use", "options5-inference_resnet")
 def test_the_network_comes_out_as_it_went_in(build: Callable[[], nn.Module], options: dict[str, Any]) -> None:
     network = build()
     before = everything(network)
