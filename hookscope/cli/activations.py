@@ -43,7 +43,7 @@ def activations(
     multi_label: options.MultiLabel = False,
     edit: options.Edits = None,
     batch_size: options.BatchSize = 8,
-    grids: Annotated[bool, under.write("--grids/--no-grids", help="Draw feature-map grids.")] = True,
+    grids: Annotated[bool, under.write(" /--no-grids", help="Draw no feature-map grids.", show_default=False)] = True,
     grids_for: options.GridsFor = 4,
     max_channels: options.MaxChannels = None,
     cmap: options.Cmap = "auto",

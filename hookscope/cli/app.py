@@ -249,7 +249,7 @@ def _right_name(error: BaseException) -> str:
     """Return what an option that does not exist is called here, if the command has it; else ""."""
     given, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
     parameters = [] if context is None else context.command.params
-    known = {name for each in parameters for name in each.opts}
+    known = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
     alike = get_close_matches(given.strip("-"), sorted(name.strip("-") for name in known), 1, _MISSPELT)
     meant = _CALLED_OTHERWISE.get(given) or "".join(f"--{name}" for name in alike)
     if meant.startswith("--"):

@@ -42,9 +42,10 @@ def attention(
     numbers: Annotated[
         bool,
         under.heads(
-            "--numbers/--no-numbers",
-            help="Measure every head. --no-numbers computes only the rows of --query: maps of large pictures then cost "
-            "little more than the forward pass.",
+            " /--no-numbers",
+            help="Do not measure heads; compute only the rows of --query: maps of large pictures then cost little more "
+            "than the forward pass.",
+            show_default=False,
         ),
     ] = True,
     tokens: Annotated[
@@ -72,10 +73,7 @@ def attention(
     device: options.Device = "auto",
     dtype: options.Dtype = None,
     seed: options.Seed = 0,
-    verify: Annotated[
-        bool,
-        under.run("--verify/--no-verify", help="Run the first batch again without hooks, and compare the outputs."),
-    ] = True,
+    verify: options.Verify = True,
     save_tensors: Annotated[
         bool, under.write("--save-tensors", help="Also write the attention weights: attention.safetensors.")
     ] = False,

@@ -100,7 +100,7 @@ def grads(
             help="Exit with 1 if a verdict has this level: fail, or warn for warnings too. Default: never.",
         ),
     ] = None,
-    grids: Annotated[bool, under.write("--grids/--no-grids", help="Draw gradients of outputs as grids.")] = False,
+    grids: Annotated[bool, under.write("--grids", help="Draw gradients of outputs as grids.")] = False,
     grids_for: options.GridsFor = 4,
     max_channels: options.MaxChannels = None,
     cmap: options.Cmap = "auto",

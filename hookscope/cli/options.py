@@ -72,7 +72,9 @@ Depth = Annotated[
 Csv = Annotated[Path | None, under.write("--csv", metavar="FILE", help="Also write the rows as CSV, FILE.")]
 Verify = Annotated[
     bool,
-    under.run("--verify/--no-verify", help="Run the first batch again without hooks, and compare what it computes."),
+    under.run(
+        " /--no-verify", help="Do not repeat the first batch without hooks to compare the results.", show_default=False
+    ),
 ]
 Trust = Annotated[
     bool,

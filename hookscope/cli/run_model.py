@@ -200,7 +200,8 @@ def last_lines(saved: "SavedRun | SavedAttributions | SavedAttention", input_cou
     cut = f" for the first {grids_for} of {input_count} inputs (--grids-for)" if grids_for < input_count else ""
     count = len(saved.grids)
     grids = [f"{counted(count, 'grid')}{cut}"] if count else []
-    hint = " (fewer with --layer, none with --no-grids)" if count > _MANY_GRIDS else ""
+    none = "" if "gradients.csv" in saved.files else ", none with --no-grids"
+    hint = f" (fewer with --layer{none})" if count > _MANY_GRIDS else ""
     return written_lines(saved.overview, [*grids, *saved.files], hint)
 
 

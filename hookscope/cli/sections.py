@@ -39,7 +39,12 @@ class SectionedCommand(TyperCommand):
         Raises:
             UsageError: If there is one.
         """
-        options = {name: each for each in self.get_params(ctx) if isinstance(each, TyperOption) for name in each.opts}
+        options = {
+            name: each
+            for each in self.get_params(ctx)
+            if isinstance(each, TyperOption)
+            for name in (*each.opts, *each.secondary_opts)
+        }
         before_arguments = takewhile(lambda each: each != "--", args)
         for name, value in pairwise(before_arguments):
             if name in options and value in options and not options[name].is_flag:
@@ -71,7 +76,8 @@ def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     if record is None:
         return None
     text = _BETWEEN.sub(lambda found: f"{_bound(found[1])} to {_bound(found[2])}", record[1])
-    return record[0], _AT_LEAST.sub(lambda found: f"{_bound(found[1])} or more", text)
+    # click writes " / --no-grids" where there is no --grids.
+    return record[0].removeprefix(" / "), _AT_LEAST.sub(lambda found: f"{_bound(found[1])} or more", text)
 
 
 def _bound(digits: str) -> str:

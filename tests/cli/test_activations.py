@@ -617,9 +617,8 @@ def test_a_closed_pipe_ends_it_without_a_word(command: Run, folder: Path, option
     assert (ended.code, ended.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("option", ["--save-tensors", "--grids"])
-def test_a_full_disk_under_the_run_leaves_nothing(command: Run, folder: Path, option: str) -> None:
-    options = ("--no-grids", option) if option == "--save-tensors" else (option,)
+@pytest.mark.parametrize("options", [("--no-grids", "--save-tensors"), ()], ids=["tensors", "grids"])
+def test_a_full_disk_under_the_run_leaves_nothing(command: Run, folder: Path, options: tuple[str, ...]) -> None:
     largest = 40_000  # each tensor and each grid has more
     ended = command("activations", "net.py:tiny", CAT, *options, "--out", "out", cwd=folder, largest_file=largest)
     assert ended.code == 3

@@ -74,6 +74,7 @@ def test_a_wrong_value_is_named_with_its_option(arguments: tuple[str, ...], said
         (("activations", "demo", "cat.jpg", "--size", "64"), "No such option: --size. Did you mean --resize?"),
         (("attribute", "demo", "cat.jpg", "--class", "3"), "No such option: --class. Did you mean --target?"),
         (("grads", "demo", "--gpu"), "No such option: --gpu. Did you mean --device?"),
+        (("grads", "demo", "--verify"), "No such option: --verify. Did you mean --no-verify?"),
         (("activations", "--model", "demo", "cat.jpg"), "--model is not an option: MODEL is given without one."),
         (("activations", "demo", "--image", "cat.jpg"), "--image is not an option: IMAGE is given without one."),
         (
@@ -223,6 +224,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(run: Run, arguments: tuple[
         (("activations", "demo", "cat.jpg", "--report", "--out", "run"), "--report", "--out"),
         (("check", "--sarif", "--jobs", "2", "a.pt"), "--sarif", "--jobs"),
         (("grads", "demo", "--loss", "-l", "conv"), "--loss", "-l"),
+        (("activations", "demo", "cat.jpg", "--out", "--no-grids"), "--out", "--no-grids"),
     ],
 )
 def test_the_name_of_an_option_is_no_value_of_the_one_before(
@@ -231,6 +233,12 @@ def test_the_name_of_an_option_is_no_value_of_the_one_before(
     ended = run(*arguments)
     assert ended.code == 2
     assert ended.stderr == f"hookscope: error: {name} needs a value; '{value}' is the next option.\n"
+
+
+def test_no_option_only_repeats_a_default() -> None:
+    commands = typer.main.get_command(app_module.app).commands  # type: ignore[attr-defined]
+    pairs = [each.opts for command in commands.values() for each in command.params if each.opts and each.secondary_opts]
+    assert pairs == []
 
 
 def test_an_option_takes_any_value_after_its_equals_sign(run: Run) -> None:
