@@ -388,6 +388,7 @@ def attribute(  # noqa: D417 - those of `activations` are described there
         top: Explain this many best classes or boxes of each input instead; without `target` and `top`, the best one.
         layer: Names of layers, or patterns; none means the last layer whose output is a map of the picture.
         tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
+            With words behind the patches "grid=8x8,suffix=12".
         sanity: Tests of the maps: "none", "quick" on the first batch, or "full" on all inputs.
         output_key: Which of several outputs holds the scores.
 
@@ -486,6 +487,7 @@ def attention(  # noqa: D417 - those of `activations` are described there
         numbers: Measure every head. If False, only the rows of `query` are computed: maps of large pictures then cost
             little more than the forward pass.
         tokens: How tokens are placed on the picture if it cannot be inferred: "prefix=1,grid=14x14", height first.
+            With words behind the patches "grid=8x8,suffix=12".
         verify: Run the first batch again without hooks, and compare the outputs.
         save_tensors: Keep the attention weights in `tensors` of the result; `save` then writes them too.
 

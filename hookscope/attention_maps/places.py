@@ -272,18 +272,20 @@ def _no_place(keys: int, reason: str) -> str:
     """Say why keys have no place, as a reason of `TokenPlaces.of_attention`, in a note on the block."""
     if keys == 1:
         return "it has one token"
-    hint = "; for patches give --tokens prefix=1,grid=HEIGHTxWIDTH" if "words" in reason else ""
+    hint = "; for patches give --tokens prefix=1,grid=HEIGHTxWIDTH, with words behind them grid=HEIGHTxWIDTH,suffix=N"
+    hint = hint if "words" in reason else ""
     return f"it {reason}" if reason.startswith("has ") else f"its {keys} keys are {reason}{hint}"
 
 
 def _on_grid(layout: Layout, *, has_words: bool) -> Places:
     height, width = layout.grid
-    return _row_by_row(height, width, layout.prefix or 0, has_words=has_words)
+    return _row_by_row(height, width, layout.prefix or 0, layout.suffix, has_words=has_words)
 
 
 @lru_cache(maxsize=8)
-def _row_by_row(height: int, width: int, prefix: int, *, has_words: bool) -> Places:
-    cells = torch.cat([torch.full((prefix,), NOWHERE, device="cpu"), torch.arange(height * width, device="cpu")])
+def _row_by_row(height: int, width: int, prefix: int, suffix: int, *, has_words: bool) -> Places:
+    in_front, behind = (torch.full((count,), NOWHERE, device="cpu") for count in (prefix, suffix))
+    cells = torch.cat([in_front, torch.arange(height * width, device="cpu"), behind])
     return Places(cells[None], (height, width), 0 if has_words else prefix)
 
 

@@ -178,8 +178,8 @@ def choose_layer(
             maps = [output.layout.maps(each) for each in gradients]
             reached = torch.stack([reached_inputs(each, target) for each, target in zip(maps, targets, strict=True)])
             if not bool(reached.any()):
-                if output.layout.prefix and any(bool(each.any()) for each in gradients):
-                    remarks["tokens"] = "after it only the class token does"
+                if output.layout.others and any(bool(each.any()) for each in gradients):
+                    remarks["tokens"] = f"after it only {output.layout.others} does"
                 continue
             if all(_holds_scores(each, target) for each, target in zip(maps, targets, strict=True)):
                 outputs.score_map = outputs.score_map or row_label(*place)

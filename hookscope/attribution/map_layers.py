@@ -337,12 +337,8 @@ class MapLayers:
         place = (zero or flat)[-1]
         label, each = row_label(*place), seen[place]
         if zero:
-            tokens = isinstance(each.layout, Layout) and each.layout.prefix
-            why = (
-                "after it only the class token reaches the target"
-                if tokens
-                else "nothing leads from there to the target"
-            )
+            others = each.layout.others if isinstance(each.layout, Layout) else ""
+            why = f"after it only {others} reaches the target" if others else "nothing leads from there to the target"
             what = f"The gradient of {_names(targets)} is zero everywhere at {label}: {why}."
         else:
             what = f"{label} returns {shape_text(each.shape)}, which {each.layout}."

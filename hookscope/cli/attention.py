@@ -51,7 +51,9 @@ def attention(
     tokens: Annotated[
         str | None,
         under.heads(
-            metavar="LAYOUT", help="How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14."
+            metavar="LAYOUT",
+            help="How tokens are placed on the picture if it cannot be inferred: prefix=1,grid=14x14. Words or other "
+            "tokens behind the patches: grid=8x8,suffix=12.",
         ),
     ] = None,
     weights: options.Weights = "auto",

@@ -51,7 +51,8 @@ def attribute(
         str | None,
         under.looks(
             metavar="LAYOUT",
-            help="How a transformer's tokens lie on the input where it cannot be inferred: prefix=1,grid=14x14.",
+            help="How a transformer's tokens lie on the input where it cannot be inferred: prefix=1,grid=14x14. "
+            "Words or other tokens behind the patches: grid=8x8,suffix=12.",
         ),
     ] = None,
     sanity: Annotated[

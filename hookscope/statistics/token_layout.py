@@ -20,7 +20,7 @@ MAX_HALVINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """How tokens lie on the input: `prefix` of them belong to no place, then come those of a grid, row by row.
+    """How tokens lie on the input: those of a grid, row by row, between `prefix` and `suffix` others without a place.
 
     Attributes:
         grid: (l,), (h, w) or (d, h, w).
@@ -28,6 +28,7 @@ class Tokens:
 
     prefix: int
     grid: tuple[int, ...]
+    suffix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,19 @@ class Layout:
         channel_axis: Of the output, batch axis counted.
         prefix: Tokens in front of the grid; None if the output is no sequence.
         windows: How the grid was cut, of an output (N * windows, tokens, C).
+        suffix: Tokens behind the grid.
     """
 
     grid: tuple[int, ...]
     channel_axis: int
     prefix: int | None = None
     windows: Windows | None = None
+    suffix: int = 0
+
+    @property
+    def others(self) -> str:
+        """What the output has beside the tokens of the grid, for a message; "" for nothing."""
+        return "a token outside of the grid" if self.suffix else "the class token" if self.prefix else ""
 
     def maps(self, values: Tensor) -> Tensor:
         """Return an output, or its gradient, as (N, C, *grid)."""
@@ -52,7 +60,7 @@ class Layout:
             return self.windows.put_back(values, self.grid).movedim(-1, 1)
         if self.prefix is None:
             return values.movedim(self.channel_axis, 1)
-        tokens = values[:, self.prefix :]
+        tokens = values[:, self.prefix : values.shape[1] - self.suffix]
         return tokens.reshape(len(tokens), *self.grid, -1).movedim(-1, 1)
 
 
@@ -62,20 +70,26 @@ _MIN_GRID = 4
 _SEQUENCE_AXES = 3  # (N, T, D)
 _FLAT = "has no spatial extent: maps need a grid of more than one place"
 
-_TOKENS = re.compile(r"\s*(?:prefix\s*=\s*(?P<prefix>\d{1,4})\s*,\s*)?grid\s*=\s*(?P<grid>\d{1,5}(?:x\d{1,5}){0,2})\s*")
+_TOKENS = re.compile(
+    r"\s*(?:prefix\s*=\s*(?P<prefix>\d{1,4})\s*,\s*)?grid\s*=\s*(?P<grid>\d{1,5}(?:x\d{1,5}){0,2})\s*"
+    r"(?:,\s*suffix\s*=\s*(?P<suffix>\d{1,4})\s*)?"
+)
 
 
 def parse_tokens(text: str) -> Tokens:
-    """Read `--tokens`: "prefix=1,grid=14x14", height first; without a prefix "grid=7x7", of a signal "grid=49".
+    """Read `--tokens`: "prefix=1,grid=14x14", height first; "grid=7x7" or "grid=7x7,suffix=12"; of a signal "grid=49".
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: If it is none of these.
     """
     found = _TOKENS.fullmatch(text)
     grid = tuple(map(int, found["grid"].split("x"))) if found else ()
     if found is None or not all(grid):
-        raise UsageError(f"--tokens '{safe_text(text)}' is not of the form prefix=1,grid=14x14 (height x width).")
-    return Tokens(int(found["prefix"] or 0), grid)
+        raise UsageError(
+            f"--tokens '{safe_text(text)}' is not of the form prefix=1,grid=14x14 (height x width). For tokens behind "
+            "the grid add suffix=12."
+        )
+    return Tokens(int(found["prefix"] or 0), grid, int(found["suffix"] or 0))
 
 
 def known_prefix(network: nn.Module) -> int | None:
@@ -151,10 +165,10 @@ def _of_tokens(
     size: tuple[int, int] | None,
 ) -> Layout | str:
     if given is not None:
-        fits = length == given.prefix + math.prod(given.grid)
-        grid = "x".join(map(str, given.grid))
+        fits = length == given.prefix + math.prod(given.grid) + given.suffix
+        grid = "x".join(map(str, given.grid)) + (f" + {given.suffix}" if given.suffix else "")
         not_these = f"has {length} tokens, not the {given.prefix} + {grid} of --tokens"
-        return Layout(given.grid, 2, given.prefix) if fits else not_these
+        return Layout(given.grid, 2, given.prefix, suffix=given.suffix) if fits else not_these
     if length - (prefix or 0) < (2 if axes == 1 else _MIN_GRID):
         return _FLAT
     return _of_known_grid(length, grids, prefix) or _of_unknown_grid(length, axes, prefix, size)

@@ -25,7 +25,10 @@ from hookscope.statistics.token_layout import (
 )
 from hookscope.statistics.windows import map_size, padded_to, pair
 
-_BEHIND = "has {} tokens, and those of the picture may not be the last of them"
+_BEHIND = (
+    "has {} tokens, and those of the picture may not be the last of them; for patches in front give --tokens "
+    "grid=HEIGHTxWIDTH,suffix=N"
+)
 # Between mean cosines: what says that a single other token lies behind the patches, and what says anything. Ours.
 _CLEARLY, _SOMEWHAT = 0.2, 0.02
 _SWAPPED = "may have channels where tokens are: there are as many of both"

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hookscope
+from hookscope.errors import UsageError
 from hookscope.results.activations import Activations
 
 WIDTH, PATCH = 32, 8
@@ -245,6 +246,56 @@ def assert_each_lies_where_it_changes(network: nn.Module, result: Activations, p
             assert np.unravel_index(moved.argmax(), grid) == (row, column)
 
 
+def assert_maps_are_weights_on_patches(network: nn.Module, front: int, behind: int) -> None:
+    layout = f"prefix={front},grid=8x8,suffix={behind}"
+    seen = hookscope.attention(network, PICTURES, query=["mean", "9,1"], tokens=layout)
+    outputs: list[Tensor] = []
+    attention = network.get_submodule("block.attention")
+    with torch.no_grad(), attention.register_forward_hook(lambda *given: outputs.append(given[1][0])):
+        network(PICTURES)
+        query = attention.get_submodule("query")(outputs[0]).unflatten(-1, (2, -1)).transpose(1, 2)
+        key = attention.get_submodule("pair")(outputs[0]).chunk(2, -1)[0].unflatten(-1, (2, -1)).transpose(1, 2)
+    weights = (query @ key.transpose(2, 3) / (WIDTH / 2) ** 0.5).softmax(-1).mean(1)[0].numpy()
+    expected = {"mean of queries": weights.mean(0), "patch 0,1": weights[front + 1]}
+    drawn = {each.query: each for each in seen.maps if each.input_index == 0}
+    assert {*drawn} == {*expected}
+    for name, row in expected.items():
+        on_patches = row[front : front + 64]
+        np.testing.assert_allclose(drawn[name].values, on_patches.reshape(8, 8), rtol=1e-4)
+        assert drawn[name].elsewhere == pytest.approx(1 - on_patches.sum(), abs=1e-5)
+    assert [(each.prefix, each.key_grid) for each in seen.blocks] == [(front, (8, 8))]
+
+
+class Scores(nn.Module):
+    """Classes from the tokens at one place of the sequence."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.encoder, self.head, self.at = Encoder(PATCH, 1, 4), nn.Linear(WIDTH, 5), at
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.encoder(pixels)[:, self.at])
+        return scores
+
+
+@pytest.mark.parametrize("at", [1 + 9, 1 + 64], ids=["a patch", "a token behind"])
+def test_attribute_looks_at_patches_between_other_tokens(at: int) -> None:
+    torch.manual_seed(0)
+    network = Scores(at).eval()
+    options = {"target": "2", "tokens": "prefix=1,grid=8x8,suffix=4", "sanity": "none"}
+    result = hookscope.attribute(network, PICTURES, layer="encoder.block.norm", **options)
+    kept: list[Tensor] = []
+    with network.get_submodule("encoder.block.norm").register_forward_hook(lambda *given: kept.append(given[2])):
+        score = network(PICTURES)[:, 2].sum()
+    (gradient,) = torch.autograd.grad(score, kept)
+    tokens, gradients = kept[0][0, 1:65].detach(), gradient[0, 1:65]
+    expected = (tokens * gradients.mean(0)).sum(1).clamp(min=0).reshape(8, 8)
+    np.testing.assert_allclose(result.maps[0].values, expected.numpy(), rtol=1e-3, atol=1e-7)
+    if at == 1 + 64:
+        with pytest.raises(UsageError, match="after it only a token outside of the grid reaches the target"):
+            hookscope.attribute(network, PICTURES, layer="encoder.block", **options)
+
+
 @pytest.mark.parametrize(("front", "behind", "prefix"), [(0, 0, 0), (1, 0, 1), (5, 0, 5), (0, 1, None), (1, 4, None)])
 def test_registers_lie_in_front_of_patches_or_nothing_has_a_place(front: int, behind: int, prefix: int | None) -> None:
     """Some networks put them, or tokens for detection, behind (YOLOS)."""
@@ -254,7 +305,9 @@ def test_registers_lie_in_front_of_patches_or_nothing_has_a_place(front: int, be
     assert [each.prefix for each in seen.blocks] == [prefix]
     if prefix is None:
         assert "and those of the picture may not be the last of them" in seen.blocks[0].remark
+        assert "give `tokens` grid=HEIGHTxWIDTH,suffix=N" in " ".join(seen.notes)
         assert not seen.maps
+        assert_maps_are_weights_on_patches(network, front, behind)
     else:
         assert_each_lies_where_it_changes(network, result, PICTURES, "block")
 

@@ -73,6 +73,14 @@ def test_tokens_become_maps_row_by_row() -> None:
     assert maps.tolist() == [[[[1, 2, 3], [4, 5, 6]], [[10, 20, 30], [40, 50, 60]]]]
 
 
+def test_tokens_behind_the_grid_have_no_place() -> None:
+    given = Tokens(1, (2, 3), 2)
+    layout = layout_of((1, 9, 1), 1, 2, [(3, 3)], given=given)
+    assert layout_of((1, 8, 1), 1, 2, [], given=given) == "has 8 tokens, not the 1 + 2x3 + 2 of --tokens"
+    assert isinstance(layout, Layout)
+    assert layout.maps(torch.arange(9).reshape(1, 9, 1)).tolist() == [[[[1, 2, 3], [4, 5, 6]]]]
+
+
 def test_channels_move_in_front() -> None:
     values = torch.arange(6).reshape(1, 1, 3, 2)
     assert Layout((1, 3), 3).maps(values).tolist() == [[[[0, 2, 4]], [[1, 3, 5]]]]
@@ -87,6 +95,8 @@ def test_channels_move_in_front() -> None:
         ("prefix=5, grid=3x4", Tokens(5, (3, 4))),
         ("grid=49", Tokens(0, (49,))),
         ("prefix=1,grid=8x7x7", Tokens(1, (8, 7, 7))),
+        ("grid=8x8,suffix=12", Tokens(0, (8, 8), 12)),
+        ("prefix=1, grid=8x8, suffix = 100", Tokens(1, (8, 8), 100)),
     ],
 )
 def test_tokens_are_read(text: str, expected: Tokens) -> None:
@@ -94,8 +104,20 @@ def test_tokens_are_read(text: str, expected: Tokens) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "14x14", "prefix=1", "grid=0x4", "grid=4x4x4x4", "prefix=-1,grid=4x4", "grid=4x4,prefix=1"]
+    "text",
+    [
+        "",
+        "14x14",
+        "prefix=1",
+        "grid=0x4",
+        "grid=4x4x4x4",
+        "prefix=-1,grid=4x4",
+        "grid=4x4,prefix=1",
+        "suffix=1,grid=4x4",
+    ],
 )
 def test_other_tokens_are_refused_in_one_line(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is not of the form prefix=1,grid=14x14 \(height x width\)\.$"):
+    with pytest.raises(
+        UsageError, match=r"is not of the form prefix=1,grid=14x14 \(height x width\)\. For tokens behind"
+    ):
         parse_tokens(text)
