@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import nearest
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.callers import (
     CALL,
     caller_of,
@@ -196,7 +197,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
                 if id(module) in self.callers:
                     break
                 # A module outside the network is called, perhaps a copy; its forward counts, its hooks do not.
-                if below is not code_of(getattr(module, "forward", None)):
+                if below is not code_of(attribute_of(module, "forward")):
                     return None
             if whose != "module":
                 below = code

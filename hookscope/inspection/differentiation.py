@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, UsageError, is_out_of_memory
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.observed import SiteKey
@@ -374,7 +375,7 @@ def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
     """Compute the loss, and check that it is one number."""
     value = loss(output, batch)
     if isinstance(value, Tensor):
-        value = LossValue(value, getattr(loss, "__name__", "loss"), "", ())
+        value = LossValue(value, attribute_of(loss, "__name__", "loss"), "", ())
     if not isinstance(value, LossValue) or not isinstance(value.value, Tensor):
         raise UsageError(f"The loss returned {type(value).__name__} instead of a tensor with one number.")
     if value.value.numel() != 1:

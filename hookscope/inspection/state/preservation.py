@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.interrupts import interrupts_between_blocks
 from hookscope.inspection.state.object_states import Problem
 from hookscope.inspection.state.snapshot import Snapshot
@@ -123,7 +124,7 @@ def preserved(
 def _preserved(
     network: nn.Module, seed: int, mode: Mode, modules: Sequence[nn.Module], *, differentiates: bool
 ) -> Iterator[Preserved]:
-    modes = [getattr(module, "training", None) for module in modules]
+    modes = [attribute_of(module, "training") for module in modules]
     switches = not network.training if mode == "train" else any(modes)
     own_ways = switches and _have_own_ways(modules)
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -205,7 +206,7 @@ def _exported_let_by(modules: Sequence[nn.Module]) -> Iterator[None]:
         (vars(module), name, vars(module)[name])
         for module in modules
         for name in ("train", "eval")
-        if getattr(vars(module).get(name), "__module__", None) == "torch.export.exported_program"
+        if attribute_of(vars(module).get(name), "__module__") == "torch.export.exported_program"
     ]
     for attributes, name, _ in refusals:
         del attributes[name]
@@ -228,7 +229,7 @@ def _switch_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> 
     """Switch each module, those around others first, by its own method."""
     problems: list[Problem] = []
     for module, training in zip(modules, modes, strict=True):
-        if training is not None and getattr(module, "training", None) != training:
+        if training is not None and attribute_of(module, "training") != training:
             try:
                 module.train(training)
             except Exception as error:  # noqa: BLE001 - the model's code may raise anything
