@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -32,6 +33,7 @@ from hookscope.hooks.callers import (
     whose_code,
 )
 from hookscope.hooks.calls import CallHooks, Hook
+from hookscope.hooks.interrupts import finished
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
 from hookscope.hooks.patterns import ACTIVATIONS, NOT_JUDGED, OperationPattern
@@ -345,10 +347,16 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         _push(mode)
         yield
     finally:
-        mode.deactivate()  # no effect if an interrupt came while it was off
-        for hooks in attached:
+        finished(partial(_stop_observing, mode, attached, (key, naming_key)))
+
+
+def _stop_observing(
+    mode: OperationMode[Any], attached: Sequence[MutableMapping[Any, Any]], keys: Sequence[object]
+) -> None:
+    mode.deactivate()  # no effect if an interrupt came while it was off
+    for hooks in attached:
+        for key in keys:
             hooks.pop(key, None)
-            hooks.pop(naming_key, None)
 
 
 _ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)

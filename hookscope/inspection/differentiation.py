@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from hookscope.errors import HookscopeError, UsageError, is_out_of_memory
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.interrupts import finished
 from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
@@ -426,12 +428,15 @@ def _gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
     """Restore the `.grad` of tensors that are not the network's after the block, and empty it for the block."""
     kept = [leaf.grad for leaf in leaves]
     try:
-        for leaf in leaves:
-            leaf.grad = None
+        _set_gradients(leaves, [None] * len(leaves))
         yield
     finally:
-        for leaf, gradient in zip(leaves, kept, strict=True):
-            leaf.grad = gradient
+        finished(partial(_set_gradients, leaves, kept))
+
+
+def _set_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        leaf.grad = gradient
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks.attributes import attribute_of
-from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.selection import module_index
 from hookscope.models.input_spec import default_preprocessing
@@ -134,9 +135,13 @@ def seeded(seed: int) -> Iterator[None]:
             seed_generators(seed)
             yield
         finally:
-            torch.set_rng_state(states[0])
-            random.setstate(states[1])
-            np.random.set_state(states[2])
+            finished(partial(_put_back_generators, states))
+
+
+def _put_back_generators(states: tuple[torch.Tensor, Any, Any]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
 
 
 def seed_generators(seed: int) -> None:

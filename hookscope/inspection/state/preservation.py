@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from hookscope.errors import ModelError
 from hookscope.hooks.attributes import attribute_of
-from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.inspection.state.object_states import Problem
 from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.models.construction import seed_generators, seeded
@@ -156,21 +157,30 @@ def _preserved(
                 yield state
             finally:
                 if own_ways:
-                    with _exported_let_by(modules):
-                        problems += _switch_back(modules, modes)
+                    problems += finished(partial(_switched_back, modules, modes))
     except BaseException as error:
         raised = error
         raise
     finally:
-        _reshard(modules)
-        problems += start.put_back() if start else ()
-        for module, training in zip(modules, modes, strict=True):
-            if training is not None and module.training != training:
-                module.training = training
+        problems += finished(partial(_restored, modules, modes, start))
         if problems and raised is None:
             raise ModelError(_not_put_back(network, problems))
         if problems and raised is not None:
             raised.add_note(_not_put_back(network, problems))
+
+
+def _switched_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> list[Problem]:
+    with _exported_let_by(modules):
+        return _switch_back(modules, modes)
+
+
+def _restored(modules: Sequence[nn.Module], modes: Sequence[bool | None], start: Snapshot | None) -> list[Problem]:
+    _reshard(modules)
+    problems = start.put_back() if start else []
+    for module, training in zip(modules, modes, strict=True):
+        if training is not None and module.training != training:
+            module.training = training
+    return problems
 
 
 def _reshard(modules: Sequence[nn.Module]) -> None:
