@@ -56,6 +56,11 @@ class Capture(Generic[T]):
         return self._called_before | self._hooks.counts.keys()
 
     @property
+    def copies(self) -> list[str]:
+        """Names of layers that the network has copied while it ran, and whose copy it has called."""
+        return [*self._hooks.copies]
+
+    @property
     def gradients(self) -> list[GradientSite[T]]:
         """Every output, and every input if requested, in the order of the forward pass."""
         return [] if self._watch is None else self._watch.finished_sites()
