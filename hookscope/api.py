@@ -663,7 +663,7 @@ def diff(  # noqa: D417 - those of `activations` are described there
     of_a, of_b = weight_options(names[0], names[1], weights, weights_b, arch, reading)
     if not has_images and not input and input_shape is None:
         _refuse(of_passes, "without IMAGE, only weights are compared")
-        return _compared_weights((a, of_a), (a if b == "same" else b, of_b), model_arg, seed, **conditions)
+        return _compared_weights((a, of_a), (a if _is_same(b) else b, of_b), model_arg, seed, **conditions)
     _refuse({"--input-b": given_b and not has_images}, "without IMAGE both sides get the same noise, or inputs by name")
     models = _two_models(_Side(a, of_a, device, dtype), _Side(b, of_b, device_b, dtype_b), weights_b, model_arg, seed)
     own, other = (with_classes(each, classes, multi_label=multi_label) for each in models)
@@ -1357,8 +1357,8 @@ def _two_models(
 
     if b.device is not None:
         choose_device(b.device, "--device-b")
-    model_b = a.model if b.model == "same" else b.model
-    if isinstance(a.model, str | Path) or b.model == "same" or not isinstance(b.model, str | Path):
+    model_b = a.model if _is_same(b.model) else b.model
+    if isinstance(a.model, str | Path) or _is_same(b.model) or not isinstance(b.model, str | Path):
         reading = a.options.file
         own = _load(a.model, a.options.weights, a.options.arch, model_arg, reading, a.device or "auto", a.dtype, seed)
     else:
@@ -1366,10 +1366,14 @@ def _two_models(
     if isinstance(model_b, str | Path):
         device, dtype = b.device or a.device or "auto", b.dtype or a.dtype
         return own, _load(model_b, b.options.weights, b.options.arch, model_arg, b.options.file, device, dtype, seed)
-    if b.model == "same":
+    if _is_same(b.model):
         return own, _another_way(own, weights_b, b.device, b.dtype)
     as_it_is = _file_options(trust=False, key=None, allow_missing=(), allow_unexpected=())
     return own, _load(model_b, weights_b or "auto", None, (), as_it_is, b.device or "auto", b.dtype, seed)
+
+
+def _is_same(model: Model) -> bool:
+    return isinstance(model, str) and model == "same"  # a module may have an `__eq__` of its own
 
 
 def _compared_runs(a: Model, b: Model, **conditions: Any) -> Differences:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.hooks.attention import AttentionCall
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.running import ModuleInput
 from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, layout_of
 from hookscope.statistics.token_places import TokenPlaces, unrolled_halvings
@@ -57,7 +58,7 @@ def head_count_of(running: Sequence[ModuleInput]) -> int | None:
     """Return the head count that the attention module has as an attribute; None without one."""
     for each in running[:2]:
         for name in ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead"):
-            count = getattr(each.module, name, None)
+            count = attribute_of(each.module, name)
             if isinstance(count, int) and not isinstance(count, bool):
                 return count
     return None
@@ -218,7 +219,7 @@ def _token_counts(running: Sequence[ModuleInput]) -> Iterator[set[int]]:
                 yield {shape[0] * shape[1]}
             elif len(shape) > 3:  # of pictures, or of clips
                 sizes = {math.prod(shape[:-1]), shape[0] * math.prod(shape[2:])}
-                window = pair(getattr(each.module, "window_size", None))
+                window = pair(attribute_of(each.module, "window_size"))
                 if len(shape) == 4 and window is not None and all(window):  # SAM's global blocks have windows of 0
                     sizes.add(shape[0] * math.prod(padded_to((shape[1], shape[2]), window)))
                 yield sizes

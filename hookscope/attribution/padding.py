@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.hooks.attributes import attribute_of
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import copied
 from hookscope.results.attributions import Extent
@@ -24,7 +25,7 @@ def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> l
         batch: The inputs.
         grid: Of the map: (l,), (h, w) or (d, h, w).
     """
-    transform: Any = getattr(network, "transform", None)
+    transform: Any = attribute_of(network, "transform")
     kind = type(transform)
     pictures = batch.args[0] if batch.args else None
     if isinstance(pictures, list) and f"{kind.__module__}.{kind.__qualname__}" == _DETECTORS_TRANSFORM:

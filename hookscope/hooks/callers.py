@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from hookscope.hooks.attributes import attribute_of
+
 # Attributes of a tensor that are tensors; the others are metadata.
 _COMPUTED_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 # Functions that compute no tensor. Others that return none are recognised by what they return.
@@ -164,7 +166,7 @@ def _is_networks(module: nn.Module, forward: object) -> bool:
 
 def code_of(forward: object) -> CodeType | None:
     """Return the code of a module's forward; None if that is no plain Python function."""
-    code = getattr(forward, "__code__", None)
+    code = attribute_of(forward, "__code__")
     return code if isinstance(code, CodeType) else None
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from threading import RLock
 from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,22 +31,35 @@ class Hook(partial[object]):
     """A hook that is not copied with its module: networks may copy or pickle themselves while they run."""
 
     def __reduce__(self) -> Any:
-        """Copy and pickle as a hook that removes itself from the copied module."""
-        return _copied_hook, ()
+        """Copy and pickle as a hook that removes itself from the copied module, and notes that the copy is called."""
+        observer: Any = getattr(self.func, "__self__", None)
+        name = next(iter(self.args), "")
+        is_named = isinstance(observer, CallHooks) and isinstance(name, str)
+        return _CopiedHook, (_remove_copied_hook, *((observer.number, name) if is_named else (0, "")))
 
 
-def _copied_hook() -> Callable[..., None]:
-    return _remove_copied_hook
+class _CopiedHook(partial[None]):
+    """What a hook becomes in a copied module."""
 
 
-def _remove_copied_hook(module: nn.Module, *_called_with: object) -> None:
+def _remove_copied_hook(_number: int, _name: str, module: nn.Module, *_called_with: object) -> None:
     for hooks, *flags in (
         (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
         (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
     ):
-        for key in [key for key, hook in hooks.items() if hook is _remove_copied_hook]:
+        for key in [key for key, hook in hooks.items() if type(hook) is _CopiedHook]:
+            copied: Any = hooks[key]
+            number, name = copied.args
+            observer = _observers.get(number)
+            if observer is not None:
+                observer.copies[name] = None
             for each in (hooks, *flags):
                 each.pop(key, None)  # type: ignore[attr-defined]
+
+
+# By number, which a pickled hook can keep.
+_observers: "WeakValueDictionary[int, CallHooks[Any]]" = WeakValueDictionary()
+_numbers = count(1)
 
 
 class Entry(NamedTuple):
@@ -63,7 +78,7 @@ class Entry(NamedTuple):
     sources: tuple[Place | str, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class CallHooks(Generic[T]):
     """The hooks of one capture, shared by all modules, and their observations in the latest forward pass.
 
@@ -74,6 +89,7 @@ class CallHooks(Generic[T]):
         observations: In the order in which modules finished.
         counts: How often each layer was called.
         is_counted: Asked at every call; a call for which it returns False is not observed.
+        copies: Layers that the network copied while it ran, and whose copy it called.
     """
 
     observe: Callable[[ModuleCall, str, Tensor], T]
@@ -85,7 +101,13 @@ class CallHooks(Generic[T]):
     observations: list[Observation[T]] = field(default_factory=list)
     counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     is_counted: Callable[[], bool] | None = None
+    copies: dict[str, None] = field(default_factory=dict)
+    number: int = field(default_factory=_numbers.__next__)
     _identities: Identities = field(default_factory=Identities)
+
+    def __post_init__(self) -> None:
+        """Be found by the hooks of copied modules."""
+        _observers[self.number] = self
 
     def restart(self) -> list[Observation[T]]:
         """Begin another forward pass; return the observations of the latest."""

@@ -9,6 +9,7 @@ afterwards, also after an exception, and from copies that the network makes of i
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from threading import RLock
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookscope.hooks.calls import CallHooks, Entry, Hook
 from hookscope.hooks.gradient_hooks import GradientWatch
+from hookscope.hooks.interrupts import finished
 from hookscope.hooks.interventions import Intervention, hook_edits, separate_edits
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
 from hookscope.hooks.operations import OperationChoice, OperationMode, operations_observed
@@ -52,6 +54,11 @@ class Capture(Generic[T]):
     def called(self) -> set[str]:
         """Names of the layers that were called."""
         return self._called_before | self._hooks.counts.keys()
+
+    @property
+    def copies(self) -> list[str]:
+        """Names of layers that the network has copied while it ran, and whose copy it has called."""
+        return [*self._hooks.copies]
 
     @property
     def gradients(self) -> list[GradientSite[T]]:
@@ -170,12 +177,7 @@ def capture(  # noqa: PLR0913 - what is observed, and what is changed
                 separate_edits(model, edits, handles)
             yield captured
         finally:
-            for handle in handles:
-                handle.remove()
-            for hooks in captured._attached:
-                hooks.pop(captured._key, None)
-            if captured._watch is not None:
-                captured._watch.close()
+            finished(partial(_remove_hooks, captured, handles))
 
 
 @contextmanager
@@ -200,8 +202,16 @@ def observed(
             _hook(layers, captured)
             yield captured
     finally:
-        for held in captured._attached:
-            held.pop(captured._key, None)
+        finished(partial(_remove_hooks, captured, ()))
+
+
+def _remove_hooks(captured: Capture[Any], handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    for hooks in captured._attached:
+        hooks.pop(captured._key, None)
+    if captured._watch is not None:
+        captured._watch.close()
 
 
 def _hook(layers: Mapping[str, nn.Module], captured: Capture[T]) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # An interrupt is held this long at most, so that what hangs can be ended: restoring takes milliseconds. Ours.
 _HELD_SECONDS = 5.0
@@ -40,6 +43,21 @@ def interrupts_between_blocks() -> Iterator[None]:
             signal.signal(signal.SIGINT, previous)
         if held or holding.since is not None:
             previous(signal.SIGINT, None)
+
+
+def finished(restore: Callable[[], T]) -> T:
+    """Call what restores state; where Ctrl-C ends it, call it again, and raise the interrupt after that.
+
+    An interrupt need not come as a signal: debuggers and time limits raise it at any line.
+
+    Args:
+        restore: May be called again after any part of it has run.
+    """
+    try:
+        return restore()
+    except KeyboardInterrupt:
+        restore()
+        raise
 
 
 class _Holding:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import get_ident
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import nearest
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.callers import (
     CALL,
     caller_of,
@@ -31,6 +33,7 @@ from hookscope.hooks.callers import (
     whose_code,
 )
 from hookscope.hooks.calls import CallHooks, Hook
+from hookscope.hooks.interrupts import finished
 from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operation, separate_operation
 from hookscope.hooks.observed import Operation
 from hookscope.hooks.patterns import ACTIVATIONS, NOT_JUDGED, OperationPattern
@@ -196,7 +199,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
                 if id(module) in self.callers:
                     break
                 # A module outside the network is called, perhaps a copy; its forward counts, its hooks do not.
-                if below is not code_of(getattr(module, "forward", None)):
+                if below is not code_of(attribute_of(module, "forward")):
                     return None
             if whose != "module":
                 below = code
@@ -344,10 +347,16 @@ def operations_observed(mode: OperationMode[T], modules: Mapping[str, nn.Module]
         _push(mode)
         yield
     finally:
-        mode.deactivate()  # no effect if an interrupt came while it was off
-        for hooks in attached:
+        finished(partial(_stop_observing, mode, attached, (key, naming_key)))
+
+
+def _stop_observing(
+    mode: OperationMode[Any], attached: Sequence[MutableMapping[Any, Any]], keys: Sequence[object]
+) -> None:
+    mode.deactivate()  # no effect if an interrupt came while it was off
+    for hooks in attached:
+        for key in keys:
             hooks.pop(key, None)
-            hooks.pop(naming_key, None)
 
 
 _ASKING = (nn.MultiheadAttention, nn.TransformerEncoder)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import Batch
 
@@ -77,14 +78,14 @@ def _target(network: nn.Module, picture: Tensor) -> dict[str, Tensor]:
 
 def _label(network: Any) -> int:
     """Return class 1, 0 being the background for most; 0 for a head with a single class."""
-    head = getattr(getattr(network, "head", None), "classification_head", None)
-    return min(1, getattr(head, "num_classes", 2) - 1)
+    head = attribute_of(attribute_of(network, "head"), "classification_head")
+    return min(1, int(attribute_of(head, "num_classes", 2)) - 1)
 
 
 def _has(network: Any, what: str) -> bool:
-    return getattr(getattr(network, "roi_heads", None), f"{what}_predictor", None) is not None
+    return attribute_of(attribute_of(network, "roi_heads"), f"{what}_predictor") is not None
 
 
 def _keypoint_count(network: Any) -> int:
-    scores = getattr(network.roi_heads.keypoint_predictor, "kps_score_lowres", None)
-    return int(getattr(scores, "out_channels", _COCO_KEYPOINTS))
+    scores = attribute_of(network.roi_heads.keypoint_predictor, "kps_score_lowres")
+    return int(attribute_of(scores, "out_channels", _COCO_KEYPOINTS))

@@ -7,14 +7,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, UsageError, is_out_of_memory
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import capture
+from hookscope.hooks.interrupts import finished
 from hookscope.hooks.observed import SiteKey
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_in, with_tensors
@@ -374,7 +377,7 @@ def _loss_of(loss: LossFunction, output: object, batch: Batch) -> LossValue:
     """Compute the loss, and check that it is one number."""
     value = loss(output, batch)
     if isinstance(value, Tensor):
-        value = LossValue(value, getattr(loss, "__name__", "loss"), "", ())
+        value = LossValue(value, attribute_of(loss, "__name__", "loss"), "", ())
     if not isinstance(value, LossValue) or not isinstance(value.value, Tensor):
         raise UsageError(f"The loss returned {type(value).__name__} instead of a tensor with one number.")
     if value.value.numel() != 1:
@@ -425,12 +428,15 @@ def _gradients_kept(leaves: Sequence[Tensor]) -> Iterator[None]:
     """Restore the `.grad` of tensors that are not the network's after the block, and empty it for the block."""
     kept = [leaf.grad for leaf in leaves]
     try:
-        for leaf in leaves:
-            leaf.grad = None
+        _set_gradients(leaves, [None] * len(leaves))
         yield
     finally:
-        for leaf, gradient in zip(leaves, kept, strict=True):
-            leaf.grad = gradient
+        finished(partial(_set_gradients, leaves, kept))
+
+
+def _set_gradients(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        leaf.grad = gradient
 
 
 @contextmanager

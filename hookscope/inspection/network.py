@@ -82,7 +82,11 @@ def inspected_network(model: nn.Module | LoadedModel) -> InspectedNetwork:
 
 def model_digest(module: nn.Module) -> str:
     """Return a digest of a network's structure, parameters and buffers."""
-    digest = hashlib.sha256(repr(module).encode())
+    try:
+        structure = repr(module)
+    except Exception:  # noqa: BLE001 - code of the network's own may raise anything
+        structure = repr([(name, type(each).__qualname__) for name, each in module.named_modules()])
+    digest = hashlib.sha256(structure.encode())
     for name, tensor in sorted([*module.named_parameters(), *module.named_buffers()]):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(bytes_of(tensor))

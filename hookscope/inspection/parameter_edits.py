@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
+from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.memory import missing_memory
 from hookscope.inspection.edit_placement import parameter_channel_axis
 from hookscope.inspection.edits import Edit, bind_edits, parse_edit
@@ -125,11 +127,12 @@ def put_back(originals: Sequence[tuple[Tensor, Tensor]]) -> None:
 @contextmanager
 def edited_parameters(model: nn.Module | LoadedModel, edits: Sequence[Edit]) -> Iterator[ParameterEdits]:
     """Edit parameters for the length of a `with` block, see `edit_parameters`; afterwards they hold what they held."""
-    made = edit_parameters(model, edits) if edits else ParameterEdits()
-    try:
-        yield made
-    finally:
-        put_back(made.originals)
+    with interrupts_between_blocks():
+        made = edit_parameters(model, edits) if edits else ParameterEdits()
+        try:
+            yield made
+        finally:
+            finished(partial(put_back, made.originals))
 
 
 def _write(parameter: Tensor, values: Tensor) -> None:

@@ -1,6 +1,6 @@
 """What runs of `inspect` and `inspect_gradients` share: preparation, gathering and reporting."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,7 +12,7 @@ from hookscope.hooks.callers import has_own_operations, stands_for_torchs
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.operations import EVERYTHING, OperationChoice
 from hookscope.hooks.patterns import ACTIVATIONS, exact_operation, is_operation_pattern, parse_operation_pattern
-from hookscope.hooks.selection import select_from
+from hookscope.hooks.selection import module_index, select_from
 from hookscope.inputs import Batch
 from hookscope.inspection.edit_placement import PlacedEdits, place_edits
 from hookscope.inspection.edits import Edit
@@ -69,6 +69,7 @@ class Run:
         best: The best classes of the inputs that ran.
         is_broken: Whether the network raised on every input.
         silent: Why layers that ran in the first batch have no row.
+        made: Modules that the network has made in the first batch.
         verification: How the comparison ended; None before it, or without one.
     """
 
@@ -87,6 +88,7 @@ class Run:
     repeated: frozenset[str] = frozenset()
     best: list[Prediction] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
+    made: dict[str, nn.Module] = field(default_factory=dict)
     is_broken: bool = False
     unnamed: str = ""  # why predictions have no names, once an output shows it
     verification: Verification | None = None
@@ -98,7 +100,10 @@ class Run:
         return Break(failure_message(self.inspected.info.name, failure, error), failure, error)
 
     def find_silent(self, batch: Batch) -> None:
-        """Find out why modules that did not run in this batch, the first, are silent: they may run all the same."""
+        """Find out which modules this batch, the first, has made, and why those that did not run are silent."""
+        before = {*map(id, self.inspected.modules.values())}
+        modules, _ = module_index(self.inspected.network)
+        self.made = {name: each for name, each in modules.items() if id(each) not in before}
         called = self.captured.called
         silent = {name: each for name, each in self.selected.items() if name not in called}
         if not silent:
@@ -132,7 +137,7 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Return notes, which need no action: about inputs, the network, what hooks miss in it, and what is slower."""
         known = (*_shared_row(self.repeated_arguments(), len(self.records)), *self.inspected.notes)
-        known = (*known, *_traced(self.captured.traced))
+        known = (*known, *_traced(self.captured.traced), *_made(self.made, self.captured.copies))
         if self.inspected.placed[0] == "cpu" and native.load_kernel() is None:
             known = (*known, _WITHOUT_KERNEL.format(missing_because()))
         return known if self.operations is None else (*known, *unseen_in_scripts(self.inspected.modules))
@@ -204,6 +209,15 @@ def _shared_row(arguments: Sequence[str], count: int) -> tuple[str, ...]:
 def _traced(operators: Iterable[str]) -> tuple[str, ...]:
     places = some_of([*operators], 3)
     return (f"Layers and operations inside {places} have no rows: torch traces what runs there.",) if places else ()
+
+
+def _made(modules: Mapping[str, nn.Module], copies: Sequence[str]) -> Iterator[str]:
+    if modules:
+        names = [printable(f"{name} ({type(each).__name__})", 80) for name, each in modules.items()]
+        yield f"Made during the forward pass, and so without a row: {some_of(names, 3)}."
+    if copies:
+        names = [printable(name, 80) or "(model)" for name in copies]
+        yield f"The network runs copies that it makes during the forward pass; these have no rows: {some_of(names, 3)}."
 
 
 def unseen_in_scripts(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:

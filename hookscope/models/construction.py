@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.hooks.attributes import attribute_of
+from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.selection import module_index
 from hookscope.models.input_spec import default_preprocessing
@@ -72,7 +74,10 @@ def copied(loaded: LoadedModel) -> LoadedModel:
         UsageError: If the module cannot be copied.
     """
     try:
-        return replace(loaded, module=copy.deepcopy(loaded.module, copied_results(loaded.module)))
+        module = copy.deepcopy(loaded.module, copied_results(loaded.module))
+        if not {*map(id, module.modules())}.isdisjoint(map(id, loaded.module.modules())):
+            raise TypeError("its __deepcopy__ returns the module itself")  # noqa: TRY301 - the sentence is below
+        return replace(loaded, module=module)
     except Exception as error:
         raise UsageError(
             f"{loaded.info.name} cannot be copied, so it cannot be compared with itself: {exception_line(error)}. "
@@ -130,9 +135,13 @@ def seeded(seed: int) -> Iterator[None]:
             seed_generators(seed)
             yield
         finally:
-            torch.set_rng_state(states[0])
-            random.setstate(states[1])
-            np.random.set_state(states[2])
+            finished(partial(_put_back_generators, states))
+
+
+def _put_back_generators(states: tuple[torch.Tensor, Any, Any]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
 
 
 def seed_generators(seed: int) -> None:
@@ -249,7 +258,7 @@ def parameter_count(module: nn.Module) -> int:
     own = {id(each): each for part in parts for each in part._parameters.values() if each is not None}  # noqa: SLF001
     count = sum(each.numel() for each in own.values() if type(each) is nn.Parameter or not is_lazy(each))
     for part in filter(_keeps_packed, parts):  # eager int8 modules hold no nn.Parameter: weight and bias unpack them
-        for unpack in (getattr(part, "weight", None), getattr(part, "bias", None)):
+        for unpack in (attribute_of(part, "weight"), attribute_of(part, "bias")):
             unpacked = unpack() if callable(unpack) else None
             count += unpacked.numel() if isinstance(unpacked, torch.Tensor) else 0
     return count
@@ -257,7 +266,7 @@ def parameter_count(module: nn.Module) -> int:
 
 def _keeps_packed(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
-        return hasattr(module, "_packed_params")
+        return attribute_of(module, "_packed_params") is not None
     return "_packed_params" in vars(module) or "_packed_params" in module._modules  # noqa: SLF001 - as hasattr, quicker
 
 

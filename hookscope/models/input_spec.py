@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from hookscope.errors import UsageError
+from hookscope.hooks.attributes import attribute_of
 from hookscope.models.network_table import COLOURS
 from hookscope.results.inputs import Preprocessing, Waveform
 from hookscope.text import printable
@@ -115,9 +116,9 @@ def waveform_of(module: nn.Module) -> Waveform | None:
     (C, L) for Conv1d and (L,) for Linear. transformers' networks with `input_values` take (L,) and add the axis.
     """
     first = first_layer_with_input(module)
-    rates = [getattr(holder, name, None) for holder in (module, getattr(module, "config", None)) for name in _RATES]
+    rates = [attribute_of(holder, name) for holder in (module, attribute_of(module, "config")) for name in _RATES]
     rate = next((each for each in rates if type(each) is int and each > 0), None)
-    adds_axis = getattr(module, "main_input_name", None) == "input_values"
+    adds_axis = attribute_of(module, "main_input_name") == "input_values"
     if isinstance(first, nn.Conv1d):
         return Waveform(None if adds_axis else first.in_channels, rate)
     return Waveform(None, rate) if isinstance(first, nn.Linear) else None
@@ -184,9 +185,9 @@ def set_input_channels(module: nn.Module, channels: int) -> None:
         rebuilt = convolution(channels, **settings, bias=layer.bias is not None, device=layer.weight.device)
         rebuilt.train(layer.training).requires_grad_(layer.weight.requires_grad)
         module.set_submodule(name, rebuilt)
-    normalising = getattr(module, "transform", None)  # torchvision's detectors do so by themselves
+    normalising = attribute_of(module, "transform")  # torchvision's detectors do so by themselves
     for values in ("image_mean", "image_std"):
-        if before := getattr(normalising, values, None):
+        if before := attribute_of(normalising, values):
             setattr(normalising, values, [sum(before) / len(before)] * channels)
 
 

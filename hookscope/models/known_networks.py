@@ -11,6 +11,7 @@ import torch
 import torchvision.models
 from torch import nn
 
+from hookscope.hooks.attributes import attribute_of
 from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
 from hookscope.models.names import DEMO
 from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, pattern
@@ -170,13 +171,13 @@ def _freed(
 
 def _grid(module: nn.Module) -> tuple[int, int] | None:
     """Return the sides of a vision transformer's patches and pictures; None for other networks."""
-    patches = getattr(module, "patch_embed", module)
+    patches = attribute_of(module, "patch_embed", module)
     patch, side = _side(patches, "patch_size"), _side(patches, "img_size") or _side(patches, "image_size")
     return (patch, side) if patch and side and side >= patch else None
 
 
 def _side(module: object, name: str) -> int | None:
-    side = getattr(module, name, None)
+    side = attribute_of(module, name)
     side = side[0] if isinstance(side, tuple) and side else side
     return side if isinstance(side, int) else None
 

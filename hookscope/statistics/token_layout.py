@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hookscope.errors import UsageError
+from hookscope.hooks.attributes import attribute_of
 from hookscope.statistics.windows import Windows, cuts_windows, pair, window_size
 from hookscope.text import safe_text
 
@@ -95,7 +96,7 @@ def parse_tokens(text: str) -> Tokens:
 def known_prefix(network: nn.Module) -> int | None:
     """Return how many tokens a network puts in front of the grid: in timm an attribute, in torchvision 1."""
     for module in network.modules():
-        count = getattr(module, "num_prefix_tokens", None)
+        count = attribute_of(module, "num_prefix_tokens")
         if isinstance(count, int):
             return count
         kind = type(module)
@@ -107,8 +108,8 @@ def known_prefix(network: nn.Module) -> int | None:
 def class_token_count(network: nn.Module) -> int:
     """Return how many of the tokens in front of the grid are class tokens: as timm's attributes have it, else 1."""
     for module in network.modules():
-        if isinstance(getattr(module, "num_prefix_tokens", None), int):
-            has_class = getattr(module, "has_class_token", getattr(module, "cls_token", None) is not None)
+        if isinstance(attribute_of(module, "num_prefix_tokens"), int):
+            has_class = attribute_of(module, "has_class_token", attribute_of(module, "cls_token") is not None)
             return int(bool(has_class))
     return 1
 
@@ -117,7 +118,7 @@ def prefix_names(network: nn.Module, count: int) -> tuple[str, ...]:
     """Return a name for each of so many tokens in front of the grid: "class token", "register 1"."""
     names = ["class token"] * min(class_token_count(network), count)
     given = ("dist_token", "distillation_token")  # timm's name, and transformers'
-    distilled = any(getattr(module, name, None) is not None for module in network.modules() for name in given)
+    distilled = any(attribute_of(module, name) is not None for module in network.modules() for name in given)
     names += ["distillation token"] * (distilled and len(names) < count)
     return (*names, *(f"register {number}" for number in range(1, count - len(names) + 1)))
 

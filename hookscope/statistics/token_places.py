@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.observed import Place
 from hookscope.hooks.running import ModuleInput, running_modules
 from hookscope.statistics.off_picture import OffPicture
@@ -304,21 +305,21 @@ def _centred(tokens: Tensor) -> Tensor:
 def _patch_size(network: nn.Module) -> tuple[int, int] | None:
     """Return the size of the patches that a network's first convolution cuts pictures into; None if it does not."""
     first = next((each for each in network.modules() if isinstance(each, nn.Conv2d)), None)
-    return pair(getattr(first, "stride", None)) if first is not None and _cuts_patches(first) else None
+    return pair(attribute_of(first, "stride")) if first is not None and _cuts_patches(first) else None
 
 
 def _cuts_patches(convolution: nn.Module) -> bool:
     """Tell whether a kernel is as large as its stride, of more than one pixel; False for one that does not say."""
-    size, stride = getattr(convolution, "kernel_size", None), getattr(convolution, "stride", None)
+    size, stride = attribute_of(convolution, "kernel_size"), attribute_of(convolution, "stride")
     return isinstance(stride, tuple) and size == stride and max(stride) > 1
 
 
 def unrolled_halvings(network: nn.Module) -> int:
     """Return how often a network that keeps its tokens by windows halves the grid until they lie in rows; else 0."""
     for module in network.modules():  # Hiera's: timm has a module for it, transformers a method
-        schedule = getattr(module, "unroll_schedule", None)
+        schedule = attribute_of(module, "unroll_schedule")
         if schedule is None and type(module).__name__ == "Unroll":
-            schedule = getattr(module, "schedule", None)
+            schedule = attribute_of(module, "schedule")
         if isinstance(schedule, list | tuple):
             return len(schedule)
     return 0
@@ -355,7 +356,7 @@ def _has_swapped(given: ModuleInput, tokens: int) -> bool:
 
 def _are_padded(given: ModuleInput, tokens: int) -> bool:
     """Tell whether a module pads its map until windows fill it, and all of them together have so many tokens."""
-    window = pair(getattr(given.module, "window_size", None))
+    window = pair(attribute_of(given.module, "window_size"))
     size = map_size((*given.args, *given.kwargs.values())) if window is not None and all(window) else None
     if window is None or size is None:
         return False
@@ -364,4 +365,4 @@ def _are_padded(given: ModuleInput, tokens: int) -> bool:
 
 def _has_stride(given: ModuleInput) -> bool:
     """Tell whether a module, or one that it holds, takes every other row and column (LeViT)."""
-    return any(pair(getattr(each, "stride", None)) == (2, 2) for each in (given.module, *given.module.children()))
+    return any(pair(attribute_of(each, "stride")) == (2, 2) for each in (given.module, *given.module.children()))

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookscope.hooks.attributes import attribute_of
+
 
 @dataclass(frozen=True, slots=True)
 class Windows:
@@ -41,13 +43,13 @@ def cut(cells: Tensor, size: tuple[int, int]) -> Tensor:
 
 def cuts_windows(module: nn.Module) -> bool:
     """Tell whether a module is a block of Swin: `shift_size` is its word, networks that cut otherwise have none."""
-    return hasattr(module, "shift_size")
+    return attribute_of(module, "shift_size") is not None
 
 
 def window_size(modules: Iterable[nn.Module], tokens: int) -> tuple[int, int] | None:
     """Return the size of windows of so many tokens: a module's own, or of a square, as of one larger than the map."""
     side = math.isqrt(tokens)
-    sizes = (pair(getattr(each, "window_size", None)) for each in modules)
+    sizes = (pair(attribute_of(each, "window_size")) for each in modules)
     fitting = [size for size in (*sizes, (side, side)) if size is not None and size[0] * size[1] == tokens]
     return fitting[0] if fitting else None
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.inspection.state.preservation import preserved
 from tests.fork_server import ForkServer
 from tests.networks import Apply
@@ -150,6 +151,57 @@ def test_an_interrupt_at_some_moments_leaves_everything_as_it_was(name: str, for
 @pytest.mark.parametrize("name", RUNS)
 def test_an_interrupt_at_many_moments_leaves_everything_as_it_was(name: str, fork_server: ForkServer) -> None:
     assert_passes_in_its_own_process(fork_server, at_many_moments, name)
+
+
+class RaisedWhileRestoring:
+    """Raises KeyboardInterrupt itself, as debuggers and time limits do, at the n-th line that restores something."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.count = 0
+
+    def trace(self, frame: FrameType, event: str, _arg: object) -> Any:
+        around: FrameType | None = frame
+        while event == "call" and around is not None and around.f_code is not finished.__code__:
+            around = around.f_back
+        if around is None:
+            return None
+        if event == "line" and frame.f_code is not finished.__code__:
+            self.count += 1
+            if self.count == self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self.trace
+
+    def interrupts(self, function: Callable[[], object]) -> bool:
+        before = sys.gettrace()
+        try:
+            sys.settrace(self.trace)
+            function()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+
+@pytest.mark.parametrize("name", [*RUNS, "edited weights"])
+@pytest.mark.sample("edited weights")
+def test_restoring_is_finished_before_an_interrupt_that_is_raised_within_it(name: str) -> None:
+    run = {
+        **RUNS,
+        "edited weights": lambda model: hookscope.activations(model, X.clone(), edit=["param:0.weight:value:scale(2)"]),
+    }[name]
+    count = RaisedWhileRestoring(at=-1)
+    run(network())
+    count.interrupts(partial(run, network()))
+    for at in range(1, count.count, max(1, count.count // 5)):
+        model = network()
+        before = state(model)
+        interruption = RaisedWhileRestoring(at)
+        assert interruption.interrupts(partial(run, model)) or interruption.count < at
+        after = state(model)
+        assert [part for part in before if before[part] != after[part]] == [], f"interrupted at line {at}"
 
 
 def test_an_interrupt_in_the_block_is_not_held() -> None:

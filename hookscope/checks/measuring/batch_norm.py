@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from hookscope.checks.rules.batch_norm import FEWEST_INPUTS, FEWEST_VALUES
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import ModuleCall
 from hookscope.results.check import BatchNormInput
@@ -90,7 +91,7 @@ def with_statistics(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _stores_statistics(module: nn.Module) -> bool:
-    stored: Sequence[object] = [getattr(module, name, None) for name in ("running_mean", "running_var")]
+    stored: Sequence[object] = [attribute_of(module, name) for name in ("running_mean", "running_var")]
     mean, variance = stored
     return (
         isinstance(mean, Tensor)
@@ -98,7 +99,7 @@ def _stores_statistics(module: nn.Module) -> bool:
         and mean.dim() == 1
         and mean.shape == variance.shape
         and mean.numel() > 0
-        and isinstance(getattr(module, "eps", None), float)
+        and isinstance(attribute_of(module, "eps"), float)
         and not isinstance(module, _InstanceNorm)
     )
 
@@ -108,7 +109,7 @@ def _start_share(norm: nn.Module) -> float:
 
     0 for statistics that were set without counting batches, and for those that are a mean over all (no momentum).
     """
-    batches, momentum = getattr(norm, "num_batches_tracked", None), getattr(norm, "momentum", None)
+    batches, momentum = attribute_of(norm, "num_batches_tracked"), attribute_of(norm, "momentum")
     if not isinstance(batches, Tensor) or batches.numel() != 1 or not isinstance(momentum, float):
         return 0.0
     count = float(batches)

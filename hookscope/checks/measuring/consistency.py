@@ -21,6 +21,7 @@ from hookscope.checks.measuring.outputs import (
     varying,
     with_a_mirrored_copy,
 )
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.forward_hooks import capture
 from hookscope.inputs import Batch, copy_of, part_of
 from hookscope.inspection.failures import reraise_internal
@@ -224,17 +225,17 @@ class FirstPass:
     def _is_observing(self, name: str) -> bool:
         """Tell whether a module rounds as quantisation will, by a range that it still learns: also in eval mode."""
         # The buffers of torch.ao.quantization's FakeQuantizeBase, which TorchScript keeps.
-        switches = [getattr(self.subject.modules[name], f"{what}_enabled", None) for what in ("observer", "fake_quant")]
+        switches = [attribute_of(self.subject.modules[name], f"{what}_enabled") for what in ("observer", "fake_quant")]
         return all(isinstance(each, Tensor) and each.numel() == 1 and bool(each) for each in switches)
 
     def _is_scaled_by_batch(self, name: str) -> bool:
         """Tell whether a module rounds what it is given to 8 bits, with a scale for the whole batch."""
         module: Any = self.subject.modules[name]
-        weights = getattr(module, "_packed_params", module)  # float16 needs no scale
+        weights = attribute_of(module, "_packed_params", module)  # float16 needs no scale
         is_script = isinstance(module, torch.jit.ScriptModule)
         # TorchScript keeps the dotted name of the Python class, with its own prefix.
         home = module._c._type().qualified_name() if is_script else type(module).__module__  # noqa: SLF001
-        return "torch.ao.nn.quantized.dynamic" in home and getattr(weights, "dtype", None) is not torch.float16
+        return "torch.ao.nn.quantized.dynamic" in home and attribute_of(weights, "dtype") is not torch.float16
 
 
 def _max_abs(values: Tensor) -> float | None:

@@ -18,6 +18,7 @@ from hookscope.checks.measuring.weight_structure import (
     spread_beyond_chance,
 )
 from hookscope.checks.rules.stored import is_weight
+from hookscope.hooks.attributes import attribute_of
 from hookscope.inspection.device import cpu_threads
 from hookscope.results.check import StoredValues
 from hookscope.statistics.storage import stored_values
@@ -98,9 +99,11 @@ def _own(module: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
     for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
         if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - there is no public way to ask
             yield "buffer", name, buffer
-    if hasattr(module, "_packed_params"):  # eager int8 modules: weight and bias are methods that unpack
+    if (
+        attribute_of(module, "_packed_params") is not None
+    ):  # eager int8 modules: weight and bias are methods that unpack
         for name in ("weight", "bias"):
-            unpack = getattr(module, name, None)
+            unpack = attribute_of(module, name)
             unpacked = unpack() if callable(unpack) else None
             if isinstance(unpacked, Tensor):
                 yield "parameter", name, unpacked
@@ -144,7 +147,7 @@ def _means_without_variance(found: _Found, totals: "_Totals") -> tuple[int, ...]
     """
     if totals.min is None or totals.min >= SUBNORMAL_BELOW:
         return ()
-    mean, eps = getattr(found.module, "running_mean", None), getattr(found.module, "eps", _EPS)
+    mean, eps = attribute_of(found.module, "running_mean"), attribute_of(found.module, "eps", _EPS)
     if not found.name.endswith("running_var") or not isinstance(mean, Tensor) or mean.shape != found.tensor.shape:
         return ()
     stuck = (found.tensor.abs() < SUBNORMAL_BELOW) & (mean.square() > eps / 100)
@@ -216,7 +219,7 @@ def _bounds(piece: Tensor) -> tuple[float, float]:
 def _filter_count(found: _Found, values: Tensor, shape: tuple[int, ...]) -> int | None:
     """Return how many output channels a tensor has; None if it is not known to have any."""
     module, name = found.module, found.name.rpartition(".")[2]
-    packed = hasattr(module, "_packed_params")
+    packed = attribute_of(module, "_packed_params") is not None
     is_kernel = name == "weight" and (packed or isinstance(module, _ConvNd | nn.Linear))
     is_attention = isinstance(module, nn.MultiheadAttention) and name.endswith("proj_weight")
     is_recurrent = isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith("weight_")
@@ -226,12 +229,12 @@ def _filter_count(found: _Found, values: Tensor, shape: tuple[int, ...]) -> int 
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    packed = hasattr(module, "_packed_params")
+    packed = attribute_of(module, "_packed_params") is not None
     return isinstance(module, _ConvTransposeNd) or (packed and type(module).__name__.startswith("ConvTranspose"))
 
 
 def _groups(module: nn.Module) -> int:
-    return int(getattr(module, "groups", 1))
+    return int(attribute_of(module, "groups", 1))
 
 
 def _filters(found: _Found, values: Tensor, shape: tuple[int, ...], count: int) -> Tensor:

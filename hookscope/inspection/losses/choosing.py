@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import ModelError, UsageError, is_out_of_memory, nearest
+from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.inputs import Batch
@@ -196,8 +197,8 @@ def main_output(outputs: Sequence[Output]) -> Output:
 
 def _name_of(function: Callable[..., object]) -> str:
     """Return "file.py:function", or the class name of a callable object."""
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = attribute_of(function, "__code__")
+    name = attribute_of(function, "__qualname__", type(function).__qualname__)
     return safe_text(f"{Path(code.co_filename).name}:{name}" if code else name)
 
 
@@ -263,7 +264,7 @@ def _own_target(outputs: Sequence[Output], task: Task) -> tuple[Tensor, str]:
 
 def _place(function: Callable[..., object], error: BaseException) -> str:
     """Return "file.py:12: TypeName: first line", the line being the innermost of the function's own file."""
-    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    file = attribute_of(attribute_of(function, "__code__"), "co_filename")
     frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
     frame = next((each for each in reversed(frames) if each.filename == file), frames[-1])
     return f"{safe_text(Path(frame.filename).name)}:{frame.lineno}: {exception_line(error)}"

@@ -191,15 +191,26 @@ def _read_slots(value: object) -> dict[str, object]:
         for name in [slots] if isinstance(slots, str) else slots:
             private = name.startswith("__") and not name.endswith("__")
             names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
-    names = [name for name in names if name not in {"__dict__", "__weakref__"} and hasattr(value, name)]
-    return {name: getattr(value, name) for name in names}
+    held = {name: _slot(value, name) for name in names if name not in {"__dict__", "__weakref__"}}
+    return {name: value for name, value in held.items() if value is not _EMPTY}
+
+
+def _slot(value: object, name: str) -> object:
+    """Return what a slot holds, without asking the object's own `__getattr__`."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return _EMPTY
+
+
+_EMPTY = object()
 
 
 def _write_slots(value: object, slots: Mapping[str, object]) -> Iterator[Callable[[], object]]:
     for name in _read_slots(value).keys() - slots.keys():
         yield partial(object.__delattr__, value, name)
     for name, held in slots.items():
-        if not hasattr(value, name) or getattr(value, name) is not held:
+        if _slot(value, name) is not held:
             yield partial(object.__setattr__, value, name, held)
 
 

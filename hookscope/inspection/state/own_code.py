@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookscope.hooks.attributes import attribute_of
+
 # Forward passes of torchvision and timm write to no parameter, and torch's own only where `Embedding` has a `max_norm`.
 # Those of transformers do: RWKV rescales weights, Gemma 3n clamps them.
 _NOT_READ = frozenset({"torch", "torchvision", "timm", "numpy", "hookscope", "builtins"})
@@ -80,7 +82,7 @@ def functions_behind(value: Any) -> Iterator[FunctionType]:
         if isinstance(value, FunctionType):
             if has_read_code(value.__module__):
                 yield value
-            value = getattr(value, "__wrapped__", None)
+            value = attribute_of(value, "__wrapped__")
         elif isinstance(value, property):
             for each in (value.fget, value.fset):
                 yield from functions_behind(each)

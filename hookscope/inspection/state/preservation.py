@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from torch import nn
 
 from hookscope.errors import ModelError
-from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.hooks.attributes import attribute_of
+from hookscope.hooks.interrupts import finished, interrupts_between_blocks
 from hookscope.inspection.state.object_states import Problem
 from hookscope.inspection.state.snapshot import Snapshot
 from hookscope.models.construction import seed_generators, seeded
@@ -123,7 +125,7 @@ def preserved(
 def _preserved(
     network: nn.Module, seed: int, mode: Mode, modules: Sequence[nn.Module], *, differentiates: bool
 ) -> Iterator[Preserved]:
-    modes = [getattr(module, "training", None) for module in modules]
+    modes = [attribute_of(module, "training") for module in modules]
     switches = not network.training if mode == "train" else any(modes)
     own_ways = switches and _have_own_ways(modules)
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -155,21 +157,30 @@ def _preserved(
                 yield state
             finally:
                 if own_ways:
-                    with _exported_let_by(modules):
-                        problems += _switch_back(modules, modes)
+                    problems += finished(partial(_switched_back, modules, modes))
     except BaseException as error:
         raised = error
         raise
     finally:
-        _reshard(modules)
-        problems += start.put_back() if start else ()
-        for module, training in zip(modules, modes, strict=True):
-            if training is not None and module.training != training:
-                module.training = training
+        problems += finished(partial(_restored, modules, modes, start))
         if problems and raised is None:
             raise ModelError(_not_put_back(network, problems))
         if problems and raised is not None:
             raised.add_note(_not_put_back(network, problems))
+
+
+def _switched_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> list[Problem]:
+    with _exported_let_by(modules):
+        return _switch_back(modules, modes)
+
+
+def _restored(modules: Sequence[nn.Module], modes: Sequence[bool | None], start: Snapshot | None) -> list[Problem]:
+    _reshard(modules)
+    problems = start.put_back() if start else []
+    for module, training in zip(modules, modes, strict=True):
+        if training is not None and module.training != training:
+            module.training = training
+    return problems
 
 
 def _reshard(modules: Sequence[nn.Module]) -> None:
@@ -205,7 +216,7 @@ def _exported_let_by(modules: Sequence[nn.Module]) -> Iterator[None]:
         (vars(module), name, vars(module)[name])
         for module in modules
         for name in ("train", "eval")
-        if getattr(vars(module).get(name), "__module__", None) == "torch.export.exported_program"
+        if attribute_of(vars(module).get(name), "__module__") == "torch.export.exported_program"
     ]
     for attributes, name, _ in refusals:
         del attributes[name]
@@ -228,7 +239,7 @@ def _switch_back(modules: Sequence[nn.Module], modes: Sequence[bool | None]) -> 
     """Switch each module, those around others first, by its own method."""
     problems: list[Problem] = []
     for module, training in zip(modules, modes, strict=True):
-        if training is not None and getattr(module, "training", None) != training:
+        if training is not None and attribute_of(module, "training") != training:
             try:
                 module.train(training)
             except Exception as error:  # noqa: BLE001 - the model's code may raise anything

@@ -193,7 +193,7 @@ def _of_other(found: Reachable, value: Any, packages: AbstractSet[str]) -> Itera
     ):
         return ()
     if kind is not container_kind:
-        if hasattr(value, "__dict__"):
+        if kind.__dictoffset__:  # `hasattr` would ask the object's own `__getattr__`
             found.owners.append(value)
             inner += vars(value).values()
         if any(vars(base).get("__slots__") for base in kind.__mro__):
