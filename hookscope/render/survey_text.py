@@ -1,6 +1,7 @@
 """A survey in words: the finding, what else deserves a look, and a table of the layers."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -75,6 +76,10 @@ def level_of(result: Survey) -> str:
 
 
 def _nonfinite(result: Survey) -> Iterator[str]:
+    if broken := result.nonfinite_inputs:
+        names = some_of([printable(PurePath(each).name, _MOST_NAME) for each in broken], _MOST_NAMES)
+        held = f"{len(broken):,} of {inputs_text(result)} {'holds' if len(broken) == 1 else 'hold'}"
+        yield f"{held} NaN or Inf before any layer: {names}."
     labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
     if labels:
         yield f"NaN or Inf in {some_of(labels, _MOST_NAMES)}."

@@ -383,6 +383,7 @@ class Survey(RowContainer):
         failures: Why inputs are classified wrong; None without an accuracy.
         uncalled: Selected modules that never ran.
         unusable: Inputs that were left out.
+        nonfinite_inputs: Names of the inputs that hold NaN or Inf themselves; they were measured.
         model_digest: Digest of the network's structure, parameters and buffers; "" if it is not known.
         warnings: Sentences a reader must see; `notes` need no action.
         dtype: Floating dtype of the parameters: "float32".
@@ -409,6 +410,7 @@ class Survey(RowContainer):
     failures: Failures | None = None
     uncalled: tuple[UncalledLayer, ...] = ()
     unusable: tuple[Unusable, ...] = ()
+    nonfinite_inputs: tuple[str, ...] = ()
     model_digest: str = ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

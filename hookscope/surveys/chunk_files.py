@@ -31,7 +31,7 @@ from hookscope.surveys.judged_inputs import JudgedInputs
 from hookscope.surveys.measure_chunk import ChunkRow, MeasuredChunk, MeasuredInput
 from hookscope.text import safe_text
 
-FORMAT = 1
+FORMAT = 2
 """Of chunks: it changes when what is in them changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.

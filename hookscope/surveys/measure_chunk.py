@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.errors import HookscopeError, UnfitInputError
@@ -40,12 +41,14 @@ class MeasuredInput:
         number: In the chunk, unusable ones counted.
         sha256: Digest of its file; None for one in memory.
         label: Number of its class; None without classes.
+        is_nonfinite: Whether it holds NaN, or Inf that is no part of a mask given by name.
     """
 
     number: int
     name: str
     sha256: str | None
     label: int | None = None
+    is_nonfinite: bool = False
 
     def name_in(self, offset: int) -> str:
         """Return its name; of one in memory with its number among all inputs, the first of the chunk being `offset`."""
@@ -172,9 +175,10 @@ class ChannelRecorder:
         if self.judge is not None and not self.judge.reason:
             self.judge.add(batch, output)
         labels: Sequence[int | None] = classes or [None] * len(numbers)
+        nonfinite = _nonfinite_inputs(batch)
         self.inputs += [
-            MeasuredInput(number, record.name, record.sha256, label)
-            for number, record, label in zip(batch.indices, batch.records, labels, strict=True)
+            MeasuredInput(number, record.name, record.sha256, label, bool(nonfinite[place]))
+            for place, (number, record, label) in enumerate(zip(batch.indices, batch.records, labels, strict=True))
         ]
 
     def end_batch(self, _finished: int) -> None:
@@ -183,6 +187,23 @@ class ChannelRecorder:
         self._before = None
         if self.features is not None:
             self.features.forget()
+
+
+def _nonfinite_inputs(batch: Batch) -> NDArray[np.bool_]:
+    """Return which inputs of a batch hold NaN or Inf, (N,); of arguments by name only NaN, as masks hold -Inf."""
+    found = np.zeros(len(batch.indices), np.bool_)
+    given = [(f"[{at}]", value) for at, value in enumerate(batch.args)]
+    for name, value in [*given, *batch.kwargs.items()]:
+        listed = isinstance(value, list) and len(value) == len(found)
+        for _, tensor in () if name in batch.shared else tensors_in(value):
+            if not tensor.is_floating_point() or tensor.is_nested:
+                continue
+            broken = tensor.isnan() if name in batch.kwargs else ~tensor.isfinite()
+            if not listed and tensor.dim() and tensor.shape[0] == len(found):
+                found |= broken.flatten(1).any(1).cpu().numpy() if tensor.dim() > 1 else broken.cpu().numpy()
+        if listed:
+            found |= [any(bool((~each.isfinite()).any()) for _, each in tensors_in(own)) for own in value]
+    return found
 
 
 def measure_chunk(

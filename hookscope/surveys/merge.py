@@ -60,6 +60,7 @@ class Merging:
     input_count: int = 0
     place_count: int = 0
     class_counts: dict[int, int] = field(default_factory=dict)
+    nonfinite_inputs: list[str] = field(default_factory=list)
     unusable: list[Unusable] = field(default_factory=list)
     uncalled: dict[str, UncalledLayer] | None = None
     warnings: dict[str, None] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class Merging:
                     self.plan.classes, self.plan.model.categories, self.plan.labels_source
                 )
             self.classified.add(chunk.inputs, chunk.judged, self.place_count)
+        self.nonfinite_inputs += [each.name_in(self.place_count) for each in chunk.inputs if each.is_nonfinite]
         self.offsets.append((self.place_count, files))
         self.input_count += len(chunk.inputs)
         self.place_count += chunk.place_count
@@ -148,6 +150,7 @@ class Merging:
             failures=self._failures(again, channel_counts(rows)),
             uncalled=tuple((self.uncalled or {}).values()),
             unusable=tuple(self.unusable),
+            nonfinite_inputs=tuple(self.nonfinite_inputs),
             model_digest=plan.signature["model"],
             warnings=tuple(self.warnings),
             notes=(*self.notes, *self._remarks()),
