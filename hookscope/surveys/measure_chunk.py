@@ -4,6 +4,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
 from hookscope.statistics import Reduction
 from hookscope.surveys.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
 from hookscope.surveys.channel_totals import ChannelTotals
+from hookscope.surveys.embedding_rows import RowsUsed, looks_up_rows
 from hookscope.surveys.features import FeatureSpool
 from hookscope.surveys.judged_inputs import InputJudge, JudgedInputs
 
@@ -79,6 +81,7 @@ class MeasuredChunk:
         place_count: Inputs of the chunk, unusable ones counted.
         features: Of its inputs; None if they were not asked for.
         judged: How they are classified; None without classes, and where they cannot be judged.
+        rows_used: Of embeddings and codebooks by name, whether each row was looked up.
     """
 
     inputs: list[MeasuredInput]
@@ -92,6 +95,7 @@ class MeasuredChunk:
     seconds: float = 0.0
     features: FeatureSpool | None = None
     judged: JudgedInputs | None = None
+    rows_used: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,7 @@ class ChannelRecorder:
     options: MeasureOptions
     features: FeatureSpool | None = None
     judge: InputJudge | None = None
+    rows_used: RowsUsed | None = None
     totals: dict[str, ChannelTotals] = field(default_factory=dict)
     inputs: list[MeasuredInput] = field(default_factory=list)
     sampled_count: int = 0
@@ -172,6 +177,8 @@ class ChannelRecorder:
                 totals.is_of_one_size = False
         if self.features is not None:
             self.features.keep(len(numbers))
+        if self.rows_used is not None:
+            self.rows_used.keep()
         if self.judge is not None and not self.judge.reason:
             self.judge.add(batch, output)
         labels: Sequence[int | None] = classes or [None] * len(numbers)
@@ -187,6 +194,8 @@ class ChannelRecorder:
         self._before = None
         if self.features is not None:
             self.features.forget()
+        if self.rows_used is not None:
+            self.rows_used.forget()
 
 
 def _nonfinite_inputs(batch: Batch) -> NDArray[np.bool_]:
@@ -232,7 +241,8 @@ def measure_chunk(
     began = time.perf_counter()
     features = None if options.new_features is None else options.new_features()
     judge = None if options.new_judge is None else options.new_judge()
-    recorder = ChannelRecorder(options, features, judge)
+    rows_used = RowsUsed(loaded.module) if looks_up_rows(loaded.module) else None
+    recorder = ChannelRecorder(options, features, judge, rows_used)
     unusable: list[Unusable] = []
 
     def report(error: HookscopeError) -> None:
@@ -244,20 +254,21 @@ def measure_chunk(
         on_batch(finished)
 
     try:
-        run = inspect(
-            loaded,
-            inputs.batches(options.batch_size, report),
-            options.layers,
-            ops=options.ops,
-            with_activations=True,
-            seed=options.seed,
-            verify=verify,
-            distributions=True,
-            on_tensor=recorder.see,
-            on_output=recorder.keep,
-            on_batch=end_batch,
-            on_error=report,
-        )
+        with rows_used or nullcontext():
+            run = inspect(
+                loaded,
+                inputs.batches(options.batch_size, report),
+                options.layers,
+                ops=options.ops,
+                with_activations=True,
+                seed=options.seed,
+                verify=verify,
+                distributions=True,
+                on_tensor=recorder.see,
+                on_output=recorder.keep,
+                on_batch=end_batch,
+                on_error=report,
+            )
     except ForwardError as error:
         if is_first:
             raise _advising_files(error) from error
@@ -279,6 +290,7 @@ def measure_chunk(
         seconds=time.perf_counter() - began,
         features=features,
         judged=None if judge is None else judge.result(),
+        rows_used={} if rows_used is None else rows_used.used,
     )
 
 
