@@ -202,7 +202,10 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
         )
         raise NetworkNeededError(message) if base is None else UnmergedError(message)
     if base is None:
-        settings = None if adapter_config(path) is None else read_settings(path)
+        try:
+            settings = None if adapter_config(path) is None else read_settings(path)
+        except CheckpointError as error:  # the settings are of another method, or damaged, and not the weights
+            raise NetworkNeededError(f"{checkpoint.name} holds adapters that cannot be merged: {error}") from error
         named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings and settings.base else ""
         alpha = "" if settings else " Merging also takes their alpha, in an adapter_config.json next to the file."
         raise NetworkNeededError(

@@ -48,6 +48,10 @@ _WORDS: dict[str, tuple[str, str]] = {
 }
 
 
+# Rules on changes whose message counts all that it is about.
+_LIST_ALL = ("weights-traded", "tensors-change", "dtype-change", "optimizer-reset")
+
+
 def history_summary(result: History, *, width: int, full: bool = False) -> Iterator[RenderableType]:
     """Yield what the command prints: the answer, further verdicts, notes, the files, the layers."""
     first, *rest = answer(result)
@@ -95,28 +99,21 @@ def _equal_files(result: History) -> Iterator[str]:
 
 
 def _steps(result: History) -> Iterator[str]:
-    """Yield a sentence where the optimiser's step count falls, or stays while weights move."""
+    """Yield a sentence where the optimiser's step count stays while weights move."""
     moved = {row.file for row in result.rows if row.role == "parameter" and row.drift}
     counts = [(each, each.optimisers[0].steps) for each in result.read if each.optimisers]
     known = [(file, steps) for file, steps in counts if steps is not None]
-    fallen = [pair for pair in pairwise(known) if pair[1][1] < pair[0][1]]
     still = [
         pair
         for pair in pairwise(known)
         if pair[1][1] == pair[0][1] and pair[1][0].index in moved and pair[1][0].compared_with == pair[0][0].index
     ]
-    for found in (fallen, still):
-        if not found:
-            continue
-        (before, one), (after, other) = found[0]
+    if still:
+        (before, steps), (after, _) = still[0]
         names = [printable(each.label, _MOST_NAME) for each in (before, after)]
-        more = f", and in {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
-        what = (
-            f"falls from {one:,g} in {names[0]} to {other:,g} in {names[1]}{more}"
-            if other < one
-            else f"stays at {one:,g} from {names[0]} to {names[1]}{more}, although weights move"
-        )
-        yield f"The optimizer's step count {what}: its state was reset, or is that of a different run."
+        more = f", and in {counted(len(still) - 1, 'more file')}" if len(still) > 1 else ""
+        stays = f"stays at {steps:,g} from {names[0]} to {names[1]}{more}, although weights move"
+        yield f"The optimizer's step count {stays}: its state was reset, or is that of a different run."
 
 
 def headline(result: History) -> str:
@@ -144,7 +141,7 @@ def sentence_of(verdict: HistoryVerdict, result: History) -> str:
     """Return what a verdict is about, and in which files, in one sentence."""
     if verdict.is_change:
         more = len(verdict.places) - 1
-        named = f" So did {counted(more, 'more tensor')}." if more and verdict.rule != "weights-traded" else ""
+        named = f" So did {counted(more, 'more tensor')}." if more and verdict.rule not in _LIST_ALL else ""
         return f"{verdict.message}{named}"
     places = places_text(verdict)
     if not places:

@@ -13,14 +13,14 @@ from hookscope.errors import UsageError
 from hookscope.render.overviews.survey import draw_survey
 from hookscope.render.survey_crops import crop_sheets
 from hookscope.render.survey_failures import wrong_strips
-from hookscope.render.tables import channels_to_csv
+from hookscope.render.tables import channels_to_csv, embeddings_to_csv
 from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.serialize import as_json, provenance_to_dict
 from hookscope.results.runs.survey import ARRAYS, BINS, FILE, channel_arrays, survey_to_dict
 from hookscope.results.survey import CropSheet, Survey
 from hookscope.text import counted, strict_json
 
-CHANNELS = "channels.csv"
+CHANNELS, EMBEDDINGS = "channels.csv", "embeddings.csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class SavedSurvey:
     def last_lines(self) -> str:
         """The command's last lines."""
         crops = [counted(len(self.sheets), "sheet") + " of crops"] if self.sheets else []
-        return written_lines(self.folder / OVERVIEW, [*crops, CHANNELS, ARRAYS, BINS, FILE])
+        tables = [EMBEDDINGS] if (self.folder / EMBEDDINGS).exists() else []
+        return written_lines(self.folder / OVERVIEW, [*crops, CHANNELS, *tables, ARRAYS, BINS, FILE])
 
 
 def save_survey(
@@ -72,6 +73,7 @@ def save_survey(
         (run.path / BINS).write_bytes(save(_bins(result)))
         (run.path / ARRAYS).write_bytes(save(channel_arrays(result)))
         texts = {CHANNELS: channels_to_csv(result), FILE: strict_json(survey_to_dict(result))}
+        texts |= {EMBEDDINGS: embeddings_to_csv(result)} if result.tables else {}
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
         record: dict[str, Any] = {

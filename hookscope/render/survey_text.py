@@ -1,6 +1,7 @@
 """A survey in words: the finding, what else deserves a look, and a table of the layers."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -23,6 +24,7 @@ _MOST_NAMES = 3
 _MOST_UNUSABLE = 8
 _MOST_FAILED = 4
 _MOST_NAME = 60
+_MOST_TABLES = 5
 
 FLOAT16 = "float16"
 _TIGHT = 10.0
@@ -53,6 +55,7 @@ def answer(result: Survey) -> list[str]:
         found.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
     return [
         *found,
+        *_tables(result),
         *_massive(result),
         *_tight(result),
         *_selective(result),
@@ -75,11 +78,25 @@ def level_of(result: Survey) -> str:
 
 
 def _nonfinite(result: Survey) -> Iterator[str]:
+    if broken := result.nonfinite_inputs:
+        names = some_of([printable(PurePath(each).name, _MOST_NAME) for each in broken], _MOST_NAMES)
+        held = f"{len(broken):,} of {inputs_text(result)} {'holds' if len(broken) == 1 else 'hold'}"
+        yield f"{held} NaN or Inf before any layer: {names}."
     labels = [_name(row) for row in result.rows if row.activation.nan_count or row.activation.inf_count]
     if labels:
         yield f"NaN or Inf in {some_of(labels, _MOST_NAMES)}."
     elif any(each.startswith(NONFINITE_OUTPUT) for each in result.warnings):
         yield "NaN or Inf in what the network returns."
+
+
+def _tables(result: Survey) -> Iterator[str]:
+    """Yield a sentence for each embedding and codebook, those of which least is used first."""
+    tables = sorted(result.tables, key=lambda each: each.used_count / max(1, each.row_count))
+    for each in tables[:_MOST_TABLES]:
+        rows = counted(each.row_count, "row")
+        yield f"{each.used_count:,} of {rows} of {printable(each.name, _MOST_NAME)} used on {inputs_text(result)}."
+    if len(tables) > _MOST_TABLES:
+        yield f"{counted(len(tables) - _MOST_TABLES, 'more embedding')} used a greater share of their rows."
 
 
 def _overflowing(result: Survey) -> Iterator[str]:

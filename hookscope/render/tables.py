@@ -15,7 +15,7 @@ from hookscope.results.gradients import GradientRow, Gradients, InputGradients, 
 from hookscope.results.history import ActivationPoint, History, WeightPoint
 from hookscope.results.network import ModuleRow, ModuleTable
 from hookscope.results.runs.serialize import QUANTILE_NAMES
-from hookscope.results.survey import Survey, SurveyChannel
+from hookscope.results.survey import Survey, SurveyChannel, TableRows
 from hookscope.results.token_norms import HighToken, MassiveActivation
 from hookscope.text import safe_text, shape_text
 
@@ -270,6 +270,12 @@ def channels_to_csv(result: Survey) -> str:
         for each in row.channels
     )
     return _csv(columns, records)
+
+
+def embeddings_to_csv(result: Survey) -> str:
+    """Return the rows used of embeddings and codebooks as CSV with a header, one line each."""
+    columns = [each.name for each in fields(TableRows)]
+    return _csv(columns, [{name: getattr(each, name) for name in columns} for each in result.tables])
 
 
 def _named(names: Sequence[str], index: int | None) -> str | None:

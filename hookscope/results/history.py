@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hookscope.errors import EXIT_DONE, NothingMatchedError, most_severe, nearest
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, NothingMatchedError, most_severe, nearest
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.renderers import RowContainer, rendered
@@ -25,6 +25,7 @@ class OptimiserPoint:
         steps: The greatest count of steps of a parameter; None where none is kept, as by SGD.
         rates: Learning rate of each parameter group.
         non_finite_count: Tensors of the state that hold NaN or Inf.
+        live_count: Tensors of the state, counts of steps aside, with a value other than 0; None if it is not known.
     """
 
     key: str
@@ -32,6 +33,7 @@ class OptimiserPoint:
     steps: float | None
     rates: tuple[float, ...]
     non_finite_count: int
+    live_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,9 @@ class History(RowContainer):
 
     @property
     def exit_code(self) -> int:
-        """The most severe of the files'."""
-        return most_severe(each.exit_code for each in self.files)
+        """The most severe of the files', and 1 if a change between them fails."""
+        fails = any(each.level == "fail" for each in self.verdicts)
+        return most_severe([*(each.exit_code for each in self.files), EXIT_CHECK_FAILED if fails else EXIT_DONE])
 
     @property
     def passed(self) -> bool:

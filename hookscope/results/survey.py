@@ -306,6 +306,20 @@ Supports = Callable[[SurveyRow, Sequence[ChannelPlace]], Mapping[ChannelPlace, B
 
 
 @dataclass(frozen=True, slots=True)
+class TableRows:
+    """How many rows of an embedding, or of a codebook, the inputs look up.
+
+    Attributes:
+        name: Of the module, or of the parameter or buffer: "quantizer.codebook".
+        used_count: Rows that an index of `nn.Embedding`, `F.embedding`, `index_select` or `codebook[index]` selects.
+    """
+
+    name: str
+    row_count: int
+    used_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unusable:
     """An input that was left out, and why.
 
@@ -383,6 +397,8 @@ class Survey(RowContainer):
         failures: Why inputs are classified wrong; None without an accuracy.
         uncalled: Selected modules that never ran.
         unusable: Inputs that were left out.
+        nonfinite_inputs: Names of the inputs that hold NaN or Inf themselves; they were measured.
+        tables: Embeddings and codebooks, in the order in which they are used.
         model_digest: Digest of the network's structure, parameters and buffers; "" if it is not known.
         warnings: Sentences a reader must see; `notes` need no action.
         dtype: Floating dtype of the parameters: "float32".
@@ -409,6 +425,8 @@ class Survey(RowContainer):
     failures: Failures | None = None
     uncalled: tuple[UncalledLayer, ...] = ()
     unusable: tuple[Unusable, ...] = ()
+    nonfinite_inputs: tuple[str, ...] = ()
+    tables: tuple[TableRows, ...] = ()
     model_digest: str = ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ class OptimiserValues:
             and how many times as great.
         other_rates: Learning rates that are not those which the only schedule in the file has set, in words.
         rates: Learning rate of each parameter group that has a single one.
+        live_count: Tensors in it, counts of steps aside, with a value other than 0.
     """
 
     key: str
@@ -30,6 +31,7 @@ class OptimiserValues:
     excess_moments: Mapping[str, float] = field(default_factory=dict)
     other_rates: tuple[str, ...] = ()
     rates: tuple[float, ...] = ()
+    live_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

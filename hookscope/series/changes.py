@@ -1,16 +1,18 @@
 """Rules on what changes from file to file; the rules of `hookscope check` are about one file.
 
-All of them warn: each has an innocent cause, such as weights that were pruned on purpose, or files out of order.
+They warn, as each change has an innocent cause, such as weights that were pruned on purpose, or files out of order.
+Only a file that alone lacks a tensor, or alone has it in another shape, fails.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median, median_low
 
 from hookscope.results.findings import Finding
-from hookscope.results.history import HistoryFile, HistoryVerdict, WeightPoint
+from hookscope.results.history import HistoryFile, HistoryVerdict, OptimiserPoint, WeightPoint
 from hookscope.series.drift import LEAST_OF_REPLACED
-from hookscope.text import counted, figure
+from hookscope.text import are, counted, figure, printable, some_of
 
 # The norm of a weight that trains changes by a few per cent from file to file. A head that starts at zero grows
 # quickly at first: a norm counts as exploded only if it also exceeds that of usual initialisations, whose gain
@@ -28,6 +30,7 @@ _PAIRS_BEFORE = 3
 DEAD = "dead-filters-appear"
 JUMP, NORM, TRADED, RESET = "weight-jump", "norm-jump", "weights-traded", "statistics-reset"
 STOP = "weight-stops"
+TENSORS, DTYPE, OPTIMISER = "tensors-change", "dtype-change", "optimizer-reset"
 
 CHANGE_RULES: Mapping[str, str] = {
     DEAD: "Output channels whose weights, or whose scale in a normalisation, are exactly zero, more than in the first "
@@ -39,6 +42,9 @@ CHANGE_RULES: Mapping[str, str] = {
     "between other files, and as others of its kind did.",
     STOP: "A weight that moved until the file before has the same values as there, while most others moved.",
     RESET: "A BatchNorm is as it starts, mean 0 and variance 1, or has counted fewer batches than in the file before.",
+    TENSORS: "A tensor is missing, new, or of another shape than in the file before.",
+    DTYPE: "A tensor is stored in another dtype than in the file before.",
+    OPTIMISER: "An optimiser's state is missing or zero, or has counted fewer steps than in the file before.",
 }
 """What each rule on changes objects to."""
 
@@ -190,3 +196,95 @@ _RULES: Mapping[str, Callable[[_Pair], Iterator[tuple[str, str]]]] = {
     STOP: _stops,
     RESET: _resets,
 }
+
+
+def tensor_changes(files: Sequence[HistoryFile], rows: Mapping[int, Row]) -> Iterator[HistoryVerdict]:
+    """Yield where tensors are missing, new, or in another shape or dtype, of files that were read, in order.
+
+    A change that the next file takes back is a fault of one file, and reported there alone.
+    """
+    labels = {each.index: each.label for each in files}
+    places = [at for at in labels if at in rows]
+    groups: dict[tuple[int, str, bool], list[str]] = {}
+    for name in dict.fromkeys(name for at in places for name in rows[at]):
+        for kind, forms in (
+            ("shape", [None if (row := rows[at].get(name)) is None else row.shape for at in places]),
+            ("dtype", [None if (row := rows[at].get(name)) is None else row.dtype for at in places]),
+        ):
+            for at, is_alone in _changed(forms):
+                what = "missing" if forms[at] is None else "new" if forms[at - 1] is None else kind
+                if kind == "shape" or what == "dtype":
+                    groups.setdefault((at, what, is_alone), []).append(name)
+    for (at, what, is_alone), names in groups.items():
+        before, now = places[at - 1], places[at]
+        if rows[before].keys().isdisjoint(rows[now]):  # two networks, which is said elsewhere
+            continue
+        is_counter = all(name.endswith("num_batches_tracked") for name in names)  # load_state_dict needs none
+        fails = is_alone and what in ("missing", "shape") and not is_counter
+        message = _tensors_message(names, what, rows[before], rows[now], (labels[before], labels[now]))
+        rule = DTYPE if what == "dtype" else TENSORS
+        yield HistoryVerdict(
+            rule, "fail" if fails else "warn", tuple(names), now, before, (now,), False, message, is_change=True
+        )
+
+
+def _changed(forms: Sequence[object]) -> Iterator[tuple[int, bool]]:
+    """Yield where a form differs from the one before, and whether it does so in that file alone."""
+    at = 1
+    while at < len(forms):
+        if forms[at] != forms[at - 1]:
+            is_last = at == len(forms) - 1
+            returns = not is_last and forms[at + 1] == forms[at - 1]
+            yield at, is_last or returns
+            at += returns
+        at += 1
+
+
+def _tensors_message(names: Sequence[str], what: str, before: Row, now: Row, labels: tuple[str, str]) -> str:
+    first, count = names[0], len(names)
+    tensors, listed = counted(count, "tensor"), some_of([f"'{printable(each, 80)}'" for each in names], 3)
+    if what == "missing":
+        return f"{labels[1]} lacks {tensors} of {labels[0]}: {listed}."
+    if what == "new":
+        return f"{labels[1]} holds {tensors} that {are(count)} not in {labels[0]}: {listed}."
+    if what == "dtype":
+        return f"{labels[1]} stores {tensors} in {now[first].dtype}, {labels[0]} in {before[first].dtype}: {listed}."
+    shapes = [" x ".join(map(str, row[first].shape)) or "scalar" for row in (now, before)]
+    return f"{labels[1]} holds {tensors} in another shape than {labels[0]}: {listed} ({shapes[0]}, before {shapes[1]})."
+
+
+def optimiser_changes(files: Sequence[HistoryFile]) -> Iterator[HistoryVerdict]:
+    """Yield where the state of an optimiser is gone, cleared, or has counted fewer steps, of files in order."""
+    read = [each for each in files if each.status == "read"]
+    for key in dict.fromkeys(state.key for file in read for state in file.optimisers):
+        states = [next((state for state in file.optimisers if state.key == key), None) for file in read]
+        last_steps = 0.0
+        for at, (before, now) in enumerate(pairwise(states), 1):
+            last_steps = max(last_steps, (before.steps or 0.0) if before else 0.0)
+            what = _lost_state(before, now, last_steps, is_last=at == len(states) - 1)
+            if what:
+                labels = read[at - 1].label, read[at].label
+                message = f"The state of '{printable(key, 80)}' {what.format(*labels)}."
+                places = (read[at - 1].index, read[at].index)
+                yield HistoryVerdict(
+                    OPTIMISER, "warn", (key,), places[1], places[0], (places[1],), False, message, is_change=True
+                )
+                last_steps = 0.0
+                states[at] = replace(now, steps=None) if now else None
+
+
+def _lost_state(before: OptimiserPoint | None, now: OptimiserPoint | None, steps: float, *, is_last: bool) -> str:
+    """Return what is lost of a state, as a sentence's end with the labels of both files to fill in; "" for nothing."""
+    if before is None:
+        return ""
+    if now is None:  # a last file may be stripped for release
+        return "" if is_last or not before.live_count else "is in {0} and not in {1}"
+    was, live = before.live_count or 0, now.live_count or 0
+    if was and not live:
+        how = "only zeros are left" if now.tensor_count else "it is empty"
+        return f"was cleared in {{1}}: {how}; in {{0}} {counted(was, 'tensor')} held other values"
+    if was and live < was / 2:
+        return f"was cleared in part in {{1}}: {counted(live, 'tensor')} with values other than 0; {was:,} in {{0}}"
+    if now.steps is not None and now.steps < steps:
+        return f"was reset: it counts {now.steps:,g} steps in {{1}}, and {steps:,g} before"
+    return ""

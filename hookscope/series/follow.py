@@ -15,12 +15,22 @@ from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.session import package_versions
 from hookscope.results.history import History, HistoryFile, HistoryVerdict, WeightPoint
 from hookscope.results.inputs import Preprocessing, Provenance
-from hookscope.series.changes import CHANGE_RULES, DEAD, changes, dead_since
+from hookscope.series.changes import (
+    CHANGE_RULES,
+    DEAD,
+    DTYPE,
+    OPTIMISER,
+    TENSORS,
+    changes,
+    dead_since,
+    optimiser_changes,
+    tensor_changes,
+)
 from hookscope.series.drift import drifts, traded_places
 from hookscope.series.first_objection import ByKey, by_key, searched, verdicts
 from hookscope.series.measure_file import MeasuredFile, Weights, measure_history_file
 from hookscope.series.order import labels_of, order_of
-from hookscope.text import counted, once_per_file, printable, some_of
+from hookscope.text import once_per_file, some_of
 
 # Names in a warning about other tensors.
 _LISTED_NAMES = 3
@@ -78,6 +88,7 @@ def follow(
     if not searches:
         judged = {at: _looked(measured, at) for at in rows}
         found = [*verdicts(judged), *changes(history_files, rows)]
+    found += [*tensor_changes(history_files, rows), *optimiser_changes(history_files)]
     return History(
         files=history_files,
         order=series.order_words,
@@ -227,7 +238,7 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
         parts = [f"{judged} of {len(RULES)} rules {was} judged, over {'noise' if is_noise else 'the inputs given'}."]
     if searches:
         read = sum(file.status == "read" for file in files)
-        rules = ", ".join(name for name in CHANGE_RULES if name != DEAD)
+        rules = ", ".join(name for name in CHANGE_RULES if name not in (DEAD, TENSORS, DTYPE, OPTIMISER))
         parts.append(
             f"--bisect read {read} of {len(files)} files and assumes that what began stays; changes from file to file "
             f"({rules}) were not looked for."
@@ -236,7 +247,7 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
 
 
 def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, WeightPoint]]) -> list[str]:
-    """Return sentences that a reader must see: what reading the files said, and which hold other tensors."""
+    """Return sentences that a reader must see: what reading the files said, and which are of another network."""
     warnings = once_per_file([(file.label, text) for file in files for text in file.warnings])
     networks = _networks([file for file in files if file.index in rows], rows)
     if len(networks) > 1:
@@ -244,18 +255,6 @@ def _warnings(files: Sequence[HistoryFile], rows: Mapping[int, Mapping[str, Weig
         warnings.append(
             f"The files hold {len(networks)} networks that share no tensor: {groups}. Name the files of one, as a glob."
         )
-    for file in files:
-        if file.compared_with is None or file.index not in rows:
-            continue
-        before, now = rows[file.compared_with], rows[file.index]
-        if before.keys().isdisjoint(now):
-            continue
-        alone = [name for name in {**before, **now} if (name in before) != (name in now)]
-        alone += [name for name in now if name in before and before[name].shape != now[name].shape]
-        if alone:
-            pair = f"{files[file.compared_with].label} and {file.label}"
-            names = some_of([printable(each, 80) for each in alone], _LISTED_NAMES)
-            warnings.append(f"{counted(len(alone), 'tensor')} of {pair} cannot be compared, by name or shape: {names}.")
     return warnings
 
 

@@ -199,7 +199,7 @@ def _dead_channels(values: StoredValues) -> tuple[int | None, int | None]:
 def _optimisers(measured: CheckMeasurements) -> Iterator[OptimiserPoint]:
     for each in measured.optimisers:
         steps = max(each.steps, default=None)
-        yield OptimiserPoint(each.key, each.tensor_count, steps, each.rates, len(each.non_finite))
+        yield OptimiserPoint(each.key, each.tensor_count, steps, each.rates, len(each.non_finite), each.live_count)
 
 
 def _activations(index: int, rows: tuple[LayerRow, ...]) -> Iterator[ActivationPoint]:

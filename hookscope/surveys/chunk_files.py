@@ -31,7 +31,7 @@ from hookscope.surveys.judged_inputs import JudgedInputs
 from hookscope.surveys.measure_chunk import ChunkRow, MeasuredChunk, MeasuredInput
 from hookscope.text import safe_text
 
-FORMAT = 1
+FORMAT = 2
 """Of chunks: it changes when what is in them changes its meaning."""
 
 # A sidecar of a chunk of a million inputs, and the arrays of one of a million channels, are smaller.
@@ -80,6 +80,7 @@ class Sidecar:
         axes: Axis of the channels of each row, -1 without one.
         has_channels: Whether each row has totals of its channels.
         class_count: As of `JudgedInputs`, as is `mapping`; 0 without judged inputs.
+        tables: Names of the embeddings and codebooks whose rows used are among the arrays, in order.
     """
 
     format: int
@@ -101,6 +102,7 @@ class Sidecar:
     feature_shapes: Mapping[str, tuple[int, ...]]
     class_count: int = 0
     mapping: str = ""
+    tables: tuple[str, ...] = ()
 
 
 def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str, str]) -> None:
@@ -112,7 +114,8 @@ def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str,
     try:
         with suppress(FileNotFoundError):
             files.sidecar.unlink()
-        content = save({**dict(_arrays_of(chunk.rows)), **_judged_arrays(chunk.judged)})
+        tables = {f"table.{at}": rows.astype(np.uint8) for at, rows in enumerate(chunk.rows_used.values())}
+        content = save({**dict(_arrays_of(chunk.rows)), **_judged_arrays(chunk.judged), **tables})
         with whole_file(files.arrays) as file:
             file.write(content)
         digest = ""
@@ -170,6 +173,7 @@ def _sidecar_of(
         "seconds": chunk.seconds,
         "class_count": 0 if chunk.judged is None else chunk.judged.class_count,
         "mapping": "" if chunk.judged is None else chunk.judged.mapping,
+        "tables": [*chunk.rows_used],
         "feature_shapes": {each.row.label: shapes[each.row.label] for each in chunk.rows if each.row.label in shapes},
     }
 
@@ -207,6 +211,7 @@ def read_chunk(files: ChunkFiles, sidecar: Sidecar) -> MeasuredChunk | None:
             return None
         arrays = load(content)
         rows, judged = _rows_from(arrays, sidecar), _judged_from(arrays, sidecar)
+        rows_used = {name: arrays[f"table.{at}"] > 0 for at, name in enumerate(sidecar.tables)}
     except (OSError, NotRegularError, SafetensorError, KeyError, IndexError, ValueError):
         return None
     return MeasuredChunk(
@@ -220,6 +225,7 @@ def read_chunk(files: ChunkFiles, sidecar: Sidecar) -> MeasuredChunk | None:
         verification=sidecar.verification,
         seconds=sidecar.seconds,
         judged=judged,
+        rows_used=rows_used,
     )
 
 

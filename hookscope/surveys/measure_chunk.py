@@ -4,9 +4,11 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.errors import HookscopeError, UnfitInputError
@@ -23,6 +25,7 @@ from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
 from hookscope.statistics import Reduction
 from hookscope.surveys.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
 from hookscope.surveys.channel_totals import ChannelTotals
+from hookscope.surveys.embedding_rows import RowsUsed, looks_up_rows
 from hookscope.surveys.features import FeatureSpool
 from hookscope.surveys.judged_inputs import InputJudge, JudgedInputs
 
@@ -40,12 +43,14 @@ class MeasuredInput:
         number: In the chunk, unusable ones counted.
         sha256: Digest of its file; None for one in memory.
         label: Number of its class; None without classes.
+        is_nonfinite: Whether it holds NaN, or Inf that is no part of a mask given by name.
     """
 
     number: int
     name: str
     sha256: str | None
     label: int | None = None
+    is_nonfinite: bool = False
 
     def name_in(self, offset: int) -> str:
         """Return its name; of one in memory with its number among all inputs, the first of the chunk being `offset`."""
@@ -76,6 +81,7 @@ class MeasuredChunk:
         place_count: Inputs of the chunk, unusable ones counted.
         features: Of its inputs; None if they were not asked for.
         judged: How they are classified; None without classes, and where they cannot be judged.
+        rows_used: Of embeddings and codebooks by name, whether each row was looked up.
     """
 
     inputs: list[MeasuredInput]
@@ -89,6 +95,7 @@ class MeasuredChunk:
     seconds: float = 0.0
     features: FeatureSpool | None = None
     judged: JudgedInputs | None = None
+    rows_used: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,7 @@ class ChannelRecorder:
     options: MeasureOptions
     features: FeatureSpool | None = None
     judge: InputJudge | None = None
+    rows_used: RowsUsed | None = None
     totals: dict[str, ChannelTotals] = field(default_factory=dict)
     inputs: list[MeasuredInput] = field(default_factory=list)
     sampled_count: int = 0
@@ -169,12 +177,15 @@ class ChannelRecorder:
                 totals.is_of_one_size = False
         if self.features is not None:
             self.features.keep(len(numbers))
+        if self.rows_used is not None:
+            self.rows_used.keep()
         if self.judge is not None and not self.judge.reason:
             self.judge.add(batch, output)
         labels: Sequence[int | None] = classes or [None] * len(numbers)
+        nonfinite = _nonfinite_inputs(batch)
         self.inputs += [
-            MeasuredInput(number, record.name, record.sha256, label)
-            for number, record, label in zip(batch.indices, batch.records, labels, strict=True)
+            MeasuredInput(number, record.name, record.sha256, label, bool(nonfinite[place]))
+            for place, (number, record, label) in enumerate(zip(batch.indices, batch.records, labels, strict=True))
         ]
 
     def end_batch(self, _finished: int) -> None:
@@ -183,6 +194,25 @@ class ChannelRecorder:
         self._before = None
         if self.features is not None:
             self.features.forget()
+        if self.rows_used is not None:
+            self.rows_used.forget()
+
+
+def _nonfinite_inputs(batch: Batch) -> NDArray[np.bool_]:
+    """Return which inputs of a batch hold NaN or Inf, (N,); of arguments by name only NaN, as masks hold -Inf."""
+    found = np.zeros(len(batch.indices), np.bool_)
+    given = [(f"[{at}]", value) for at, value in enumerate(batch.args)]
+    for name, value in [*given, *batch.kwargs.items()]:
+        listed = isinstance(value, list) and len(value) == len(found)
+        for _, tensor in () if name in batch.shared else tensors_in(value):
+            if not tensor.is_floating_point() or tensor.is_nested:
+                continue
+            broken = tensor.isnan() if name in batch.kwargs else ~tensor.isfinite()
+            if not listed and tensor.dim() and tensor.shape[0] == len(found):
+                found |= broken.flatten(1).any(1).cpu().numpy() if tensor.dim() > 1 else broken.cpu().numpy()
+        if listed:
+            found |= [any(bool((~each.isfinite()).any()) for _, each in tensors_in(own)) for own in value]
+    return found
 
 
 def measure_chunk(
@@ -211,7 +241,8 @@ def measure_chunk(
     began = time.perf_counter()
     features = None if options.new_features is None else options.new_features()
     judge = None if options.new_judge is None else options.new_judge()
-    recorder = ChannelRecorder(options, features, judge)
+    rows_used = RowsUsed(loaded.module) if looks_up_rows(loaded.module) else None
+    recorder = ChannelRecorder(options, features, judge, rows_used)
     unusable: list[Unusable] = []
 
     def report(error: HookscopeError) -> None:
@@ -223,20 +254,21 @@ def measure_chunk(
         on_batch(finished)
 
     try:
-        run = inspect(
-            loaded,
-            inputs.batches(options.batch_size, report),
-            options.layers,
-            ops=options.ops,
-            with_activations=True,
-            seed=options.seed,
-            verify=verify,
-            distributions=True,
-            on_tensor=recorder.see,
-            on_output=recorder.keep,
-            on_batch=end_batch,
-            on_error=report,
-        )
+        with rows_used or nullcontext():
+            run = inspect(
+                loaded,
+                inputs.batches(options.batch_size, report),
+                options.layers,
+                ops=options.ops,
+                with_activations=True,
+                seed=options.seed,
+                verify=verify,
+                distributions=True,
+                on_tensor=recorder.see,
+                on_output=recorder.keep,
+                on_batch=end_batch,
+                on_error=report,
+            )
     except ForwardError as error:
         if is_first:
             raise _advising_files(error) from error
@@ -258,6 +290,7 @@ def measure_chunk(
         seconds=time.perf_counter() - began,
         features=features,
         judged=None if judge is None else judge.result(),
+        rows_used={} if rows_used is None else rows_used.used,
     )
 
 

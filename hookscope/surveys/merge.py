@@ -18,12 +18,13 @@ from hookscope.results.failures import Failures
 from hookscope.results.headroom import headroom_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, channel_counts
+from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, TableRows, Unusable, channel_counts
 from hookscope.statistics import Reduction, merge, summarise
 from hookscope.surveys.channel_totals import ChannelTotals
 from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_judged, read_sidecar
 from hookscope.surveys.classified_inputs import ClassifiedInputs
 from hookscope.surveys.duplicates import Duplicates, duplicates
+from hookscope.surveys.embedding_rows import merge_rows
 from hookscope.surveys.failures import SecondPass, explained
 from hookscope.surveys.feature_files import FeatureParts, FeatureTarget
 from hookscope.surveys.judged_inputs import JudgedInputs
@@ -60,6 +61,8 @@ class Merging:
     input_count: int = 0
     place_count: int = 0
     class_counts: dict[int, int] = field(default_factory=dict)
+    nonfinite_inputs: list[str] = field(default_factory=list)
+    rows_used: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     unusable: list[Unusable] = field(default_factory=list)
     uncalled: dict[str, UncalledLayer] | None = None
     warnings: dict[str, None] = field(default_factory=dict)
@@ -93,6 +96,8 @@ class Merging:
                     self.plan.classes, self.plan.model.categories, self.plan.labels_source
                 )
             self.classified.add(chunk.inputs, chunk.judged, self.place_count)
+        self.nonfinite_inputs += [each.name_in(self.place_count) for each in chunk.inputs if each.is_nonfinite]
+        merge_rows(self.rows_used, chunk.rows_used)
         self.offsets.append((self.place_count, files))
         self.input_count += len(chunk.inputs)
         self.place_count += chunk.place_count
@@ -148,6 +153,8 @@ class Merging:
             failures=self._failures(again, channel_counts(rows)),
             uncalled=tuple((self.uncalled or {}).values()),
             unusable=tuple(self.unusable),
+            nonfinite_inputs=tuple(self.nonfinite_inputs),
+            tables=tuple(TableRows(name, each.size, int(each.sum())) for name, each in self.rows_used.items()),
             model_digest=plan.signature["model"],
             warnings=tuple(self.warnings),
             notes=(*self.notes, *self._remarks()),

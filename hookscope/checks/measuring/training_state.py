@@ -11,7 +11,7 @@ from torch import Tensor
 from hookscope.checks.measuring.weight_structure import SUBNORMAL_BELOW, spread_beyond_chance
 from hookscope.models.training_entries import AveragedCopy, TrainingEntries
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
-from hookscope.statistics.storage import stored_values
+from hookscope.statistics.storage import stored_values, without_float8
 from hookscope.text import figure, printable
 
 # Means of squares, under the names that torch's optimisers and others give them.
@@ -58,7 +58,7 @@ def scaler_values(entries: TrainingEntries | None) -> tuple[ScalerValues, ...]:
 
 
 def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> OptimiserValues:
-    count, broken, negative, steps = 0, list[str](), list[str](), Counter[float]()
+    count, live, broken, negative, steps = 0, 0, list[str](), list[str](), Counter[float]()
     groups, excess = _groups(content), dict[str, float]()
     decays = {parameter: decay for group in groups for parameter, decay in _second_decays(group)}
     for parameter, entries in dict.items(dict.__getitem__(content, "state")):
@@ -72,6 +72,7 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
             if not isinstance(value, Tensor):
                 continue
             count += 1
+            live += name != "step" and not _is_zero(value)
             bounds = _bounds(value)
             if bounds is None:
                 broken.append(where)
@@ -88,7 +89,17 @@ def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> Optimis
         excess_moments=excess,
         other_rates=tuple(_other_rates(groups, rates)),
         rates=tuple(rate[0] for group in groups if len(rate := _plain(dict.get(group, "lr"))) == 1),
+        live_count=live,
     )
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    """Tell whether all values are 0; False for what torch cannot tell of."""
+    try:
+        values, _, _ = stored_values(tensor.detach(), tuple(tensor.shape))
+        return not values.is_meta and not bool(without_float8(values).any())
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return False
 
 
 def _groups(content: dict[Any, Any]) -> list[dict[Any, Any]]:

@@ -143,6 +143,18 @@ def test_merging_without_alpha_is_refused_and_the_file_is_judged_all_the_same(tm
     assert (found(report), report.exit_code) == ([], 3)
 
 
+def test_adapters_of_another_method_are_judged_alone(tmp_path: Path) -> None:
+    state = adapters("peft")
+    for at in range(3):
+        state[names("peft", at)[0].replace("lora_A.weight", "lora_magnitude_vector")] = torch.rand(16)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true, "lora_alpha": 8}', "utf-8")
+    report = checked(tmp_path / "lora.safetensors", state)
+    assert (report.exit_code, report.findings) == (0, ())
+    assert "describes adapters of kind DoRA; only LoRA can be merged" in next(
+        each.reason for each in report.outcomes if each.status == "skipped"
+    )
+
+
 NET = """
 import torch
 from torch import nn
