@@ -157,9 +157,10 @@ class Judge:
         if not arrived.record.skipped:
             shapes = {name: tuple(each.shape) for name, each in parameters.items()}
             outside = self._outside
-            rows = [each for each in watched.parameters if each.name not in {every.where for every in outside}]
+            named = {each.where for each in outside}
+            others = [each for each in watched.parameters if each.name not in named]
             causes = self._causes_of_updates(arrived)
-            updates = rules.large_updates(rows, shapes, causes) if arrived.is_finite else []
+            updates = rules.large_updates(others, shapes, causes) if arrived.is_finite else []
             judged["large-update"] = [*outside, *updates]
         judged["unoptimised-parameter"] = self._unoptimised()
         self._report(watched.step, judged)
