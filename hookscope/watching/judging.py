@@ -58,6 +58,7 @@ class Judge:
         self._idle = IdleParameters()
         self._skips = 0
         self._was_broken = False
+        self._has_one_optimizer = len(optimizers) == 1
         self._below_zero = 0
         self._why_below_zero: str | None = None
         self._first = self._jumped = 0  # steps
@@ -168,12 +169,13 @@ class Judge:
     @property
     def asks_below_zero(self) -> bool:
         """Whether the loss has been below 0 for some steps, but not been read from a graph why."""
-        return self._below_zero >= _BELOW_ZERO and self._why_below_zero is None and bool(self._networks)
+        is_asked = self._below_zero >= _BELOW_ZERO and self._why_below_zero is None
+        return is_asked and self._has_one_optimizer and bool(self._networks)
 
     def _loss_below_zero(self, arrived: ArrivedStep) -> list[Objection]:
         """Count the steps in a row with a loss below 0; return the objection to them."""
         loss = arrived.record.loss
-        # Of several losses, one may be there to make another larger, as in a GAN.
+        # One of several losses, or optimisers, may be there to make another loss larger, as in a GAN.
         if loss is None or loss > -_ROUNDING or arrived.record.losses:
             self._below_zero, self._why_below_zero = 0, None
             return []

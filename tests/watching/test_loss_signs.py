@@ -75,3 +75,23 @@ RIGHT: dict[str, Loss] = {
 @pytest.mark.parametrize("loss", RIGHT)
 def test_a_loss_that_may_be_below_zero_is_not_called_wrong(loss: str) -> None:
     assert train(RIGHT[loss], steps=40) == []
+
+
+def test_a_generator_that_makes_the_loss_of_its_critic_larger_is_not_called_wrong() -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(4, 16), nn.Linear(16, 1)
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.001) for each in (generator, critic)]
+    with hookscope.watch([generator, critic], optimizers, on_line=lambda _: None) as watch:
+        for _ in range(15):
+            real, fake = torch.randn(32, 16), generator(torch.randn(32, 4))
+            loss = F.binary_cross_entropy_with_logits(critic(fake.detach()), torch.zeros(32, 1))
+            (loss + F.binary_cross_entropy_with_logits(critic(real), torch.ones(32, 1))).backward()
+            optimizers[1].step()
+            fooled = -F.binary_cross_entropy_with_logits(critic(fake), torch.zeros(32, 1))
+            optimizers[0].zero_grad()
+            fooled.backward()
+            optimizers[0].step()
+            optimizers[1].zero_grad()
+            watch.step(fooled)
+    assert all(each.loss is not None and each.loss < 0 for each in watch.log.steps)
+    assert not watch.verdicts
