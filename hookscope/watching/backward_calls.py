@@ -88,6 +88,11 @@ def _mark(scaled: Any, scaler: GradScaler) -> None:
             _mark(each, scaler)
 
 
+def is_loss_scale(node: Node) -> bool:
+    """Tell whether a node is the multiplication by `GradScaler.scale`."""
+    return bool(_scalers) and _SCALE in _metadata(node)
+
+
 def _metadata(node: Node) -> dict[str, Any]:
     return node.metadata  # type: ignore[return-value]  # torch has it as a property, and declares a method
 

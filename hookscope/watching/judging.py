@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,6 +21,13 @@ from hookscope.watching.steps import ArrivedStep
 from hookscope.watching.verdicts import Verdicts
 
 _NOT_FINITE = ("non-finite-weight", "non-finite-loss", "non-finite-gradient")
+
+# A write to a parameter is named as a possible cause in so many steps.
+_SHORTLY = 5
+
+# After so many steps with a loss below 0, it is looked at why.
+_BELOW_ZERO = 10
+_ROUNDING = 1e-6
 
 
 class Judge:
@@ -50,6 +58,12 @@ class Judge:
         self._idle = IdleParameters()
         self._skips = 0
         self._was_broken = False
+        self._has_one_optimizer = len(optimizers) == 1
+        self._below_zero = 0
+        self._why_below_zero: str | None = None
+        self._first = self._jumped = 0  # steps
+        self._outside: list[Objection] = []  # to weights that were changed before the last step
+        self._written: dict[str, int] = {}  # the last step before which a parameter was written to
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
 
     @property
@@ -70,17 +84,20 @@ class Judge:
             not_finite = rules.first_not_finite(
                 record, self.ring, broken, len(arrived.norms), bad_weights, is_distributed=self._is_distributed
             )
+        outside = self._outside_changes(arrived)
         if not len(self.ring):
             self._report(record.step, {"unoptimised-parameter": self._unoptimised()})
         loss_jump, norm_jump = self.ring.add(record)
-        diverging = rules.diverging_loss(record.loss, self.ring.growth(record.loss))
+        diverging = rules.diverging_loss(record.loss, self.ring.growth(record.loss)) or self._loss_below_zero(arrived)
         has_more_zeros = not record.skipped and self._idle.count(arrived)
         became_broken = is_broken and not self._was_broken
         if not record.skipped:
             self._was_broken = is_broken
         self._skips = self._skips + 1 if record.skipped else 0
         unreset = arrived.step.unreset
-        unusual = is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any
+        unusual = (
+            is_broken or loss_jump or diverging or norm_jump or self._skips or unreset or self._idle.any or outside
+        )
         if not unusual and not self._verdicts.count:  # as at nearly every step
             return ""
         found: dict[str, list[Objection]] = {
@@ -90,6 +107,15 @@ class Judge:
         found["loss-diverges"] = diverging
         grown = rules.grown_gradients(record, norm_jump, self.ring)
         found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump, grown)
+        if found["gradient-jump"]:
+            self._jumped = record.step
+        if written := self._written_before(record.step):
+            found = {
+                rule: [replace(each, message=f"{each.message} {written}") for each in objections]
+                for rule, objections in found.items()
+            }
+        if outside:
+            found["large-update"] = outside
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
         found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
@@ -131,9 +157,61 @@ class Judge:
                     judged.setdefault(name, []).extend(objections)
         if not arrived.record.skipped:
             shapes = {name: tuple(each.shape) for name, each in parameters.items()}
-            judged["large-update"] = rules.large_updates(watched.parameters, shapes) if arrived.is_finite else []
+            outside = self._outside
+            named = {each.where for each in outside}
+            others = [each for each in watched.parameters if each.name not in named]
+            causes = self._causes_of_updates(arrived)
+            updates = rules.large_updates(others, shapes, causes) if arrived.is_finite else []
+            judged["large-update"] = [*outside, *updates]
         judged["unoptimised-parameter"] = self._unoptimised()
         self._report(watched.step, judged)
+
+    @property
+    def asks_below_zero(self) -> bool:
+        """Whether the loss has been below 0 for some steps, but not been read from a graph why."""
+        is_asked = self._below_zero >= _BELOW_ZERO and self._why_below_zero is None
+        return is_asked and self._has_one_optimizer and bool(self._networks)
+
+    def _loss_below_zero(self, arrived: ArrivedStep) -> list[Objection]:
+        """Count the steps in a row with a loss below 0; return the objection to them."""
+        loss = arrived.record.loss
+        # One of several losses, or optimisers, may be there to make another loss larger, as in a GAN.
+        if loss is None or loss > -_ROUNDING or arrived.record.losses:
+            self._below_zero, self._why_below_zero = 0, None
+            return []
+        self._below_zero += 1
+        if arrived.step.below_zero is not None:
+            self._why_below_zero = arrived.step.below_zero
+        why = self._why_below_zero
+        return rules.loss_below_zero(loss, self._below_zero, why) if why else []
+
+    def _outside_changes(self, arrived: ArrivedStep) -> list[Objection]:
+        """Note what something other than an optimiser has written to before a step; return the objections to it."""
+        step = arrived.record.step
+        if not len(self.ring):
+            self._first = step
+        for reading in arrived.step.outside:
+            self._written.update(dict.fromkeys(reading.written, step))
+        # Weights that are clipped in every step are clipped for the first time after the first.
+        self._outside = rules.outside_changes(arrived.outside, step) if step > self._first + 1 else []
+        return self._outside
+
+    def _written_before(self, step: int) -> str:
+        """Return a sentence on the parameters that were written to shortly before a step; "" without one."""
+        names = [name for name, at in self._written.items() if step - at < _SHORTLY]
+        if not names:
+            return ""
+        at = max(self._written[name] for name in names)
+        return f"Something other than the optimizer wrote to {rules.listed(names)} between steps {at - 1} and {at}."
+
+    def _causes_of_updates(self, arrived: ArrivedStep) -> dict[str, str]:
+        step = arrived.record.step
+        causes = dict.fromkeys(arrived.names, "its gradient has jumped") if self._jumped == step else {}
+        causes |= rules.small_weights(arrived.outside)
+        wrote = "something other than the optimizer wrote to it between steps"
+        return causes | {
+            name: f"{wrote} {at - 1} and {at}" for name, at in self._written.items() if step - at < _SHORTLY
+        }
 
     def _judged_gradients(
         self,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Literal
 
@@ -18,6 +18,7 @@ from hookscope.results.network import ModelInfo
 from hookscope.results.training import TrainingStep, WatchedParameter
 from hookscope.text import counted, figure, safe_text, some_of
 from hookscope.watching.activations import saturated_fraction
+from hookscope.watching.outside_writes import OutsideChange
 from hookscope.watching.ring import Jump, Ring, norm_of
 
 Level = Literal["fail", "warn"]
@@ -53,7 +54,7 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
     "loss-diverges": TrainingRule(
         "warn",
         100,
-        "The loss is this many times that of the first step.",
+        "The loss is this many times that of the first step, or is below 0 though its kind cannot be.",
         "ten healthy trainings of 300 steps, under four seeds: 5.7 at most",
     ),
     "gradient-jump": TrainingRule(
@@ -70,7 +71,11 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
         "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1
     ),
     "large-update": TrainingRule(
-        "warn", 1.0, "One step changes a weight by more than this share of its norm.", _HEALTHY, patience=2
+        "warn",
+        1.0,
+        "One step, or something else before it, changes a weight by more than this share of its norm.",
+        _HEALTHY,
+        patience=2,
     ),
 }
 """The rules that exist only for trainings, by name; their limits are fixed."""
@@ -116,6 +121,9 @@ _SHOWN_NAMES = 3
 
 # Factors by which gradients have grown are alike up to this ratio.
 _NOT_ALIKE = 3
+
+# A weight is small if its norm has fallen below this share.
+_FALLEN = 0.1
 
 # With fewer steps, "as usual" is not claimed.
 _FEWEST_USUAL = 5
@@ -214,6 +222,12 @@ def diverging_loss(loss: float | None, growth: tuple[float, float] | None) -> li
     return [objection("loss-diverges", "", growth[0], message)]
 
 
+def loss_below_zero(loss: float, count: int, reason: str) -> list[Objection]:
+    """Return the objection to a loss that has been below 0 for many steps, though by its kind it cannot be."""
+    message = f"The loss has been below 0 for {counted(count, 'step')} and is {figure(loss, 4)} (limit 0): {reason}."
+    return [replace(objection("loss-diverges", "", loss, message), limit=0.0)]
+
+
 def first_not_finite(
     step: TrainingStep,
     ring: Ring,
@@ -301,8 +315,13 @@ def _known_numbers(step: TrainingStep) -> list[float]:
     return [each for each in (step.loss, step.gradient_norm) if each is not None]
 
 
-def large_updates(rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]]) -> list[Objection]:
-    """Return the objections to weights that one step changes too much; biases and scales are exempt."""
+def large_updates(
+    rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[int, ...]], causes: Mapping[str, str]
+) -> list[Objection]:
+    """Return the objections to weights that one step changes too much; biases and scales are exempt.
+
+    `causes` has what is known to have made the update large, or the weight small, by weight.
+    """
     limit = TRAINING_RULES["large-update"].limit or math.inf
     beyond = [
         (ratio, row.name)
@@ -316,11 +335,53 @@ def large_updates(rows: Iterable[WatchedParameter], shapes: Mapping[str, tuple[i
             "large-update",
             name,
             ratio,
-            f"The step changes '{name}' by {figure(ratio, 3)} of its norm (limit {limit:g}): the learning rate is too "
-            "high.",
+            f"The step changes '{name}' by {figure(ratio, 3)} of its norm (limit {limit:g}): "
+            f"{causes.get(name, 'the learning rate is too high')}.",
         )
         for ratio, name in sorted(beyond, reverse=True)
     ]
+
+
+def outside_changes(changes: Iterable[OutsideChange], step: int) -> list[Objection]:
+    """Return the objections to weights that something other than the optimiser has changed too much before a step.
+
+    What a training does as a habit is not too much: clipping weights, or scaling them to a norm, undoes at most the
+    last step. Values older than that step must differ more than if all steps since had changed the weight at right
+    angles to it: change² = now² - before². New random values give change² = now² + before².
+    """
+    limit = TRAINING_RULES["large-update"].limit or math.inf
+    when = f"between steps {step - 1} and {step}"
+    found = []
+    for each in changes:
+        now = min(each.before, each.now) if each.is_fresh else each.now
+        ratio = each.change / now if now else math.inf if each.change > 0 else 0.0
+        is_old = each.is_written and each.change > math.hypot(each.now, each.before / 2)
+        if not ratio > limit or not (each.is_fresh or is_old):
+            continue
+        if each.norm == 0:
+            message = f"Something other than the optimizer set '{each.name}' to 0 {when}."
+        elif each.is_fresh:
+            message = (
+                f"Something other than the optimizer changed '{each.name}' {when}, by {figure(ratio, 3)} of its norm "
+                f"(limit {limit:g})."
+            )
+        else:
+            message = (
+                f"Something other than the optimizer wrote to '{each.name}' {when}: it differs from step {each.since} "
+                f"by {figure(ratio, 3)} of its norm (limit {limit:g})."
+            )
+        found.append(objection("large-update", each.name, ratio, message))
+    return found
+
+
+def small_weights(changes: Iterable[OutsideChange]) -> dict[str, str]:
+    """Return why an update is large for weights whose norm has fallen much since an earlier step."""
+    return {
+        each.name: f"its norm has fallen to {figure(each.now / each.before, 2)} of that at step {each.since}, and what "
+        "made it small is at fault, not the learning rate"
+        for each in changes
+        if 0 <= each.now < _FALLEN * each.before
+    }
 
 
 def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[Objection]:

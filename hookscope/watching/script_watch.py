@@ -186,6 +186,8 @@ class ScriptWatch:
             self._backward_count += 1
             self._is_compiled = graph_of(loss)[1]
             self._refuse_compiled()
+        if self._watch is not None:
+            self._watch.read_graph(loss)
         self._places[place] = None
         self._heard.append((place, value_of(loss)))
         if self._leaves is not None:

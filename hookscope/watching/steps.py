@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookscope.results.training import TrainingStep
 from hookscope.watching.gradients import GradientReading
+from hookscope.watching.outside_writes import OutsideChange, OutsideReading
 from hookscope.watching.parameters import ParameterMeasurement
 from hookscope.watching.transfers import Transfer
 
@@ -34,6 +35,8 @@ class StepInProgress:
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
         unreset: How many steps in a row, up to this one, got gradients that contain those of the step before.
+        below_zero: Why the loss is wrong if it is below 0, "" if it is not known; None if the graph was not read.
+        outside: Weights that may have been changed since the last step, by something other than an optimiser.
     """
 
     number: int
@@ -49,6 +52,8 @@ class StepInProgress:
     edited: frozenset[str] = frozenset()
     edits: tuple[tuple[str, int], ...] = ()
     unreset: int = 0
+    below_zero: str | None = None
+    outside: list[OutsideReading] = field(default_factory=list)
 
     def sent(self) -> "SentStep":
         """Start to copy the numbers from the device."""
@@ -59,6 +64,7 @@ class StepInProgress:
             scalars += [each.detach().reshape(()) for each in reading.rates if isinstance(each, Tensor)]
         scalars += [norm for _, norm in self.clips]
         scalars += [each for _, each in self.losses if isinstance(each, Tensor)]
+        scalars += [reading.numbers for reading in self.outside]
         return SentStep(self, Transfer(scalars) if scalars else None)
 
 
@@ -102,6 +108,7 @@ class SentStep:
         clips = [(clipped, next(numbers) / largest_scale) for clipped, _ in step.clips]
         losses = [(at, next(numbers) if isinstance(each, Tensor) else float(each)) for at, each in step.losses]
         loss, by_place = _loss(losses)
+        changes = [change for reading in step.outside for change in reading.changes(numbers)]
         record = TrainingStep(
             step=step.number,
             loss=loss,
@@ -113,7 +120,7 @@ class SentStep:
             losses=by_place,
             edits=step.edits,
         )
-        return ArrivedStep(step, record, names, norms)
+        return ArrivedStep(step, record, names, norms, changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +130,14 @@ class ArrivedStep:
     Attributes:
         names: Names of the parameters with a gradient.
         norms: L2 norms of their gradients.
+        outside: The numbers of `StepInProgress.outside`.
     """
 
     step: StepInProgress
     record: TrainingStep
     names: Sequence[str]
     norms: Sequence[float]
+    outside: Sequence[OutsideChange] = ()
 
     @property
     def broken(self) -> list[str]:

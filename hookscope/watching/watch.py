@@ -39,6 +39,7 @@ from hookscope.watching.edits import FittedEdits, TrainingEdits
 from hookscope.watching.gradients import norms_of, parameters_of, read_gradients
 from hookscope.watching.journal import Journal
 from hookscope.watching.judging import Judge
+from hookscope.watching.loss_signs import why_below_zero
 from hookscope.watching.networks import (
     GraphLeaves,
     Networks,
@@ -49,6 +50,7 @@ from hookscope.watching.networks import (
     watched_networks,
     watched_optimizers,
 )
+from hookscope.watching.outside_writes import OutsideWrites
 from hookscope.watching.parameters import ParameterMeasurement, ParameterNumbers
 from hookscope.watching.resets import GradientResets
 from hookscope.watching.shards import ShardedNorms, Shards, is_sharded
@@ -149,6 +151,7 @@ class Watch:
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
         self._resets = GradientResets()
+        self._outside = OutsideWrites(self._names.of)
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
@@ -179,6 +182,12 @@ class Watch:
         """
         self._depths.clear()  # of a step that raised
         self._stepped(loss)
+
+    @_guarded
+    def read_graph(self, loss: Tensor) -> None:
+        """Read from its graph why the loss is below 0, if it has been so for some steps."""
+        if self._judge.asks_below_zero:
+            self._current.below_zero = why_below_zero(loss)
 
     @_guarded
     def finish_if_complete(self) -> None:
@@ -280,6 +289,7 @@ class Watch:
     def _put_in_force(self, edits: FittedEdits) -> None:
         self._edits.step = self._current.number
         self._edits.put_in_force(edits)
+        self._outside.forget()
         self._edited = frozenset(self._names.of([each.parameter for each in (*edits.gradients, *edits.frozen)]))
         self._current.edited |= self._edited
         self._untried = {*edits.texts}
@@ -379,6 +389,11 @@ class Watch:
         self._current.stepped.add(id(optimizer))
         self._stepping.add(id(optimizer))
         measurement = self._current.measurement
+        outside = self._outside.step_begins(
+            optimizer, self._current.number, self._optimizers, is_measured=measurement is not None
+        )
+        if outside is not None:
+            self._current.outside.append(outside)
         if measurement is not None:
             measurement.measure_weights()
             if not isinstance(optimizer, GraphLeaves):
@@ -422,6 +437,8 @@ class Watch:
     def _step_ends(self, optimizer: Optimizer) -> None:
         if self._shards is None and not isinstance(optimizer, GraphLeaves):
             self._resets.stepped(optimizer)
+            number = self._current.number
+            self._outside.step_ends(optimizer, number, samples=number == self._first or (number + 1) % self._every == 0)
         if self._current.measurement is not None:
             self._current.measurement.measure_updates(id(optimizer))
 
@@ -492,6 +509,7 @@ class Watch:
 
     def _loss_of(self, loss: object) -> float | Tensor | None:
         if isinstance(loss, Tensor) and loss.numel() == 1:
+            self.read_graph(loss)
             return number_of(loss)
         if isinstance(loss, int | float):
             return float(loss)

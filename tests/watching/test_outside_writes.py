@@ -1,0 +1,161 @@
+"""Weights that something other than the optimiser changes between two steps; habits of a training are no fault."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import hookscope
+
+STEPS = 60
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+def train(
+    trained: nn.Sequential,
+    *,
+    every: int,
+    before: Callable[[int], object] = lambda _: None,
+    after: Callable[[int], object] = lambda _: None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+) -> hookscope.Watch:
+    """Train, calling `before` ahead of the forward pass of each step, and `after` behind the optimiser's step."""
+    stepped = optimizer(trained.parameters(), lr=0.05 if optimizer is torch.optim.SGD else 0.01)
+    with hookscope.watch(trained, stepped, every=every, on_line=lambda _: None) as watch:
+        for step in range(1, STEPS + 1):
+            with torch.no_grad():
+                before(step)
+            labels = torch.randint(0, 4, (64,))
+            loss = F.cross_entropy(trained(0.3 * torch.randn(64, 16) + F.one_hot(labels, 16)), labels)
+            loss.backward()
+            stepped.step()
+            with torch.no_grad():
+                after(step)
+            stepped.zero_grad()
+            watch.step(loss)
+    return watch
+
+
+CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "zeroed": lambda trained: trained[2].weight.zero_(),
+    "zeroed by data": lambda trained: trained[2].weight.data.zero_(),
+    "replaced by data": lambda trained: setattr(trained[2].weight, "data", torch.zeros(64, 64)),
+    "drawn again": lambda trained: trained[2].reset_parameters(),
+    "drawn again by data": lambda trained: trained[2].weight.data.copy_(network(seed=1)[2].weight),
+    "loaded": lambda trained: trained[2].load_state_dict(network(seed=1)[2].state_dict()),
+    "times ten": lambda trained: trained[2].weight.mul_(10),
+}
+UNMEASURED = ["zeroed", "drawn again", "loaded"]
+
+
+def changed(trained: nn.Sequential, change: str, at: int) -> Callable[[int], object]:
+    return lambda step: CHANGES[change](trained) if step == at else None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.sample("zeroed by data", "drawn again")
+def test_a_weight_that_is_changed_before_a_measured_step_is_named(change: str) -> None:
+    trained = network()
+    watch = train(trained, every=10, before=changed(trained, change, 40))
+    verdict = next(each for each in watch.verdicts if each.rule == "large-update")
+    assert (verdict.step, verdict.where) == (40, "2.weight")
+    assert verdict.message.startswith("Something other than the optimizer")
+    assert "between steps 39 and 40" in verdict.message
+    assert ("set '2.weight' to 0" in verdict.message) == ("zeroed" in change or "replaced" in change)
+    assert not any("learning rate" in each.message for each in watch.verdicts)
+
+
+@pytest.mark.parametrize("change", UNMEASURED)
+@pytest.mark.sample("zeroed")
+def test_a_weight_that_is_written_to_before_any_step_is_named(change: str) -> None:
+    trained = network()
+    watch = train(trained, every=100, before=changed(trained, change, 35))
+    verdict = watch.verdicts[0]
+    assert verdict.step == 35
+    assert "omething other than the optimizer" in verdict.message
+    assert "'2.weight'" in verdict.message
+    assert "between steps 34 and 35" in verdict.message
+    assert not any("learning rate" in each.message for each in watch.verdicts)
+
+
+def test_a_large_update_of_a_weight_that_has_become_small_is_no_fault_of_the_learning_rate() -> None:
+    """Nothing counts a write through `.data`; step 36 is measured, because gradients became 0 at step 35."""
+    trained = network()
+    factors = {35: 0.0, 36: 0.001}
+    watch = train(trained, every=100, before=lambda step: trained[2].weight.data.mul_(factors.get(step, 1.0)))
+    (verdict,) = (each for each in watch.verdicts if each.rule == "large-update")
+    assert (verdict.step, verdict.where) == (36, "2.weight")
+    assert "of that at step 1, and what made it small is at fault, not the learning rate." in verdict.message
+
+
+def test_a_large_update_by_a_gradient_that_has_jumped_is_no_fault_of_the_learning_rate() -> None:
+    trained = network()
+    factors = [1.0]
+    trained[2].weight.register_hook(lambda gradient: factors[-1] * gradient)
+    watch = train(trained, every=10, before=lambda step: factors.append(10_000.0 if step == 40 else 1.0))
+    verdict = next(each for each in watch.verdicts if each.rule == "large-update")
+    assert (verdict.step, verdict.where) == (40, "2.weight")
+    assert verdict.message.endswith("(limit 1): its gradient has jumped.")
+
+
+def _clip(weights: list[Tensor], bound: float) -> None:
+    for each in weights:
+        each.clamp_(-bound, bound)
+
+
+def _swap(weights: list[Tensor], averaged: list[Tensor]) -> None:
+    """Put averaged weights in their place, as for a validation, and the weights back."""
+    kept = [each.clone() for each in weights]
+    for source in (averaged, kept):
+        for each, other in zip(weights, source, strict=True):
+            each.copy_(other)
+
+
+HABITS: dict[str, Callable[[list[Tensor], list[Tensor], int], object]] = {
+    "clipped": lambda weights, *_: _clip(weights, 0.02),
+    "clipped by data": lambda weights, *_: _clip([each.data for each in weights], 0.02),
+    "of norm 1": lambda weights, *_: [each.div_(each.norm(dim=-1, keepdim=True)) for each in weights],
+    "of a norm at most": lambda weights, *_: [each.renorm_(2, 0, 0.1) for each in weights if each.dim() > 1],
+    "averaged every 5 steps": lambda weights, slow, step: (
+        step % 5 or [(fast.lerp_(each, 0.5), each.copy_(fast)) for fast, each in zip(weights, slow, strict=True)]
+    ),
+    "swapped every 7 steps": lambda weights, averaged, step: step % 7 or _swap(weights, averaged),
+    "pruned": lambda weights, *_: [each.mul_(each.abs() > 0.02) for each in weights],
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("every", [1, 2, 10, 100])
+@pytest.mark.parametrize("habit", HABITS)
+def test_habits_of_a_training_are_silent(habit: str, every: int, optimizer: type[torch.optim.Optimizer]) -> None:
+    trained = network()
+    weights, others = list(trained.parameters()), list(copy.deepcopy(trained).parameters())
+    watch = train(trained, every=every, after=lambda step: HABITS[habit](weights, others, step), optimizer=optimizer)
+    assert [each for each in watch.verdicts if each.rule == "large-update"] == []
+
+
+def test_an_edit_of_the_watch_and_a_second_optimizer_are_no_outsiders() -> None:
+    trained = network()
+    first, second = (torch.optim.SGD(trained.parameters(), lr=0.05) for _ in range(2))
+    with hookscope.watch(trained, [first, second], every=10, on_line=lambda _: None) as watch:
+        for step in range(1, 31):
+            if step == 20:
+                watch.edits = ["param:2.weight:value:scale(0)"]
+            if step == 25:
+                watch.edits = []
+            labels = torch.randint(0, 4, (64,))
+            loss = F.cross_entropy(trained(torch.randn(64, 16)), labels)
+            loss.backward()
+            first.step()
+            second.step()
+            trained.zero_grad()
+            watch.step(loss)
+    assert not any("other than the optimizer" in each.message for each in watch.verdicts)
