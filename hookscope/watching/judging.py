@@ -14,6 +14,7 @@ from hookscope.watching.idle import IdleParameters
 from hookscope.watching.journal import Journal
 from hookscope.watching.networks import ParameterNames, WatchedNetwork
 from hookscope.watching.parameters import ParameterNumbers
+from hookscope.watching.repeats import LastStep
 from hookscope.watching.ring import Jump, Ring
 from hookscope.watching.rules import Objection
 from hookscope.watching.steps import ArrivedStep
@@ -48,6 +49,7 @@ class Judge:
         self._verdicts = Verdicts()
         self._idle = IdleParameters()
         self._skips = 0
+        self._stepped_though_skipped = 0
         self._was_broken = False
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
         self._frozen_at_first = {name for name, each in names.all.items() if not each.requires_grad}
@@ -89,6 +91,7 @@ class Judge:
         found["loss-diverges"] = diverging
         found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        found["repeated-step"] = []  # `judge_repeat` objects
         found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
             found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
@@ -98,6 +101,12 @@ class Judge:
         unjudged = [name for name in _NOT_FINITE if (is_broken or has_nan_loss) and not found[name]]
         self._report(record.step, {name: each for name, each in found.items() if name not in unjudged})
         return _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros)
+
+    def judge_repeat(self, number: int, last: LastStep, optimizer: str) -> None:
+        """Judge a step with the gradients of the last one, when it begins."""
+        if last.scaler == "skipped":
+            self._stepped_though_skipped = last.number
+        self._report(number, {"repeated-step": rules.repeated_step(last, optimizer)})
 
     def judge_watched(
         self,

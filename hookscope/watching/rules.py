@@ -18,6 +18,7 @@ from hookscope.results.network import ModelInfo
 from hookscope.results.training import TrainingStep, WatchedParameter
 from hookscope.text import counted, figure, safe_text, some_of
 from hookscope.watching.activations import saturated_fraction
+from hookscope.watching.repeats import LastStep
 from hookscope.watching.ring import Jump, Ring, norm_of
 
 Level = Literal["fail", "warn"]
@@ -71,6 +72,7 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
     "gradients-not-reset": TrainingRule(
         "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1
     ),
+    "repeated-step": TrainingRule("warn", None, "An optimiser stepped again with the gradients of its last step."),
     "large-update": TrainingRule(
         "warn", 1.0, "One step changes a weight by more than this share of its norm.", _HEALTHY, patience=2
     ),
@@ -321,6 +323,21 @@ def gradients_not_reset(count: int) -> list[Objection]:
         "them. Call optimizer.zero_grad() in every step."
     )
     return [objection("gradients-not-reset", "", float(count), message)]
+
+
+def repeated_step(last: LastStep, optimizer: str) -> list[Objection]:
+    """Return the objection to a step with the gradients of the last one."""
+    again = f"{optimizer} stepped again with the gradients of step {last.number}, without a backward pass between"
+    if last.scaler == "skipped":
+        again = (
+            f"GradScaler skipped step {last.number}, because its gradients hold NaN or Inf, but then {optimizer} "
+            "stepped with them, without a backward pass between"
+        )
+    remedy = "call optimizer.step() once after each backward pass"
+    if last.scaler:
+        remedy = "leave out optimizer.step(), because scaler.step(optimizer) calls it"
+    message = f"{again}: {remedy}."
+    return [objection("repeated-step", "", None, message)]
 
 
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[Objection]]:

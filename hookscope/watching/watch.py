@@ -36,7 +36,7 @@ from hookscope.watching.activations import ForwardPasses, watched_layer
 from hookscope.watching.closing import Watched
 from hookscope.watching.eager_forward import EagerForward
 from hookscope.watching.edits import FittedEdits, TrainingEdits
-from hookscope.watching.gradients import norms_of, parameters_of, read_gradients
+from hookscope.watching.gradients import GradientReading, norms_of, parameters_of, read_gradients
 from hookscope.watching.journal import Journal
 from hookscope.watching.judging import Judge
 from hookscope.watching.networks import (
@@ -50,6 +50,7 @@ from hookscope.watching.networks import (
     watched_optimizers,
 )
 from hookscope.watching.parameters import ParameterMeasurement, ParameterNumbers
+from hookscope.watching.repeats import LastStep, LastSteps
 from hookscope.watching.resets import GradientResets
 from hookscope.watching.shards import ShardedNorms, Shards, is_sharded
 from hookscope.watching.steps import ArrivedStep, HeardLoss, SentStep, StepInProgress
@@ -149,6 +150,13 @@ class Watch:
         self._depths: dict[int, int] = {}
         self._stepping: set[int] = set()
         self._resets = GradientResets()
+        self._last = LastSteps()
+        self._again: set[int] = set()  # steps in progress that repeat the last one
+        self._unscaled: dict[
+            int, LastStep
+        ] = {}  # a GradScaler is about to change gradients that were stepped with before
+        self._clipped_again: list[Optimizer] = []
+        self._is_called = heard is None
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
@@ -364,8 +372,24 @@ class Watch:
         self._depths[key] = self._depths.get(key, 0) + 1
         if self._depths[key] > 1:  # a subclass calls its base's `step`
             return None
+        self._again.discard(key)
+        if closure_of(args, kwargs) is None and self._steps_again(optimizer):
+            self._again.add(key)
+            self._edits.edit_gradients(optimizer)
+            return None
         self._step_begins(optimizer)
         return with_gradients(functools.partial(self._gradients_are_there, optimizer), args, kwargs)
+
+    @_guarded
+    def _steps_again(self, optimizer: Optimizer) -> bool:
+        """Report a step with the gradients of the last one; return whether both belong to one iteration."""
+        last = self._unscaled.get(id(optimizer)) or self._last.unchanged_since(optimizer)
+        if last is None:
+            return False
+        is_same = id(optimizer) in self._current.stepped or not (self._is_called or self._heard)
+        self._stepping.add(id(optimizer))
+        self._judge.judge_repeat(last.number if is_same else self._current.number, last, type(optimizer).__name__)
+        return is_same
 
     def _gradients_are_there(self, optimizer: Optimizer, *, is_first: bool) -> None:
         self._edits.edit_gradients(optimizer)
@@ -390,7 +414,7 @@ class Watch:
         shared = self._shared_norms([optimizer])
         known = shared[0].gradients if shared else None
         reading = read_gradients(optimizer, self._names.of, known)
-        step.readings[id(optimizer)] = reading
+        self._keep(optimizer, reading)
         self._take_heard()
         if step.measurement is not None:
             for each in self._passes:
@@ -403,6 +427,11 @@ class Watch:
         if known is None and step.bad_weights is None and not math.isfinite(sum(norms)):
             step.bad_weights = self._bad_weights(optimizer)
 
+    def _keep(self, optimizer: Optimizer, reading: GradientReading) -> None:
+        self._current.readings[id(optimizer)] = reading
+        if self._shards is None and not isinstance(optimizer, GraphLeaves):
+            self._last.read(optimizer, reading, self._current.number)
+
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
         """Return the norms summed over processes, for optimisers with sharded parameters."""
         shards = self._shards
@@ -414,12 +443,17 @@ class Watch:
         key = id(optimizer)
         self._depths[key] = max(0, self._depths.get(key, 1) - 1)
         if self._depths[key] == 0:
-            self._heard.clear()  # losses of further calls of a closure, at intermediate weights
+            if key not in self._again:
+                self._heard.clear()  # losses of further calls of a closure, at intermediate weights
             self._edits.edit_values(optimizer)
             self._step_ends(optimizer)
 
     @_guarded
     def _step_ends(self, optimizer: Optimizer) -> None:
+        self._last.ended(optimizer)
+        if id(optimizer) in self._again:
+            self._again.discard(id(optimizer))
+            return
         if self._shards is None and not isinstance(optimizer, GraphLeaves):
             self._resets.stepped(optimizer)
         if self._current.measurement is not None:
@@ -433,12 +467,21 @@ class Watch:
         """Tell whether the parameters that are being clipped are watched; called by `torch_calls`."""
         if self._is_closed or os.getpid() != self._process or not parameters or is_sharded(parameters):
             return False
-        return self._names.knows(parameters[0])
+        if not self._names.knows(parameters[0]):
+            return False
+        # Nothing to clip: the optimiser has stepped with these gradients.
+        self._clipped_again = [each for each in self._optimizers if self._last.unchanged_since(each) is not None]
+        return True
 
     @_guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
         members = frozenset(id(each) for each in parameters)
+        again, self._clipped_again = self._clipped_again, []
+        for each in again:
+            self._last.ended(each, is_changed=True)
+        if {id(each) for each in again} & self._optimizers_of(members):
+            return
         # Clipped after the optimiser has stepped: this belongs to the next step.
         if self._optimizers_of(members) & self._current.stepped:
             inside = any(self._depths.get(id(each), 0) for each in self._optimizers)  # in a closure
@@ -452,6 +495,9 @@ class Watch:
         if id(optimizer) not in map(id, self._optimizers):
             return
         self._stepping.discard(id(optimizer))
+        last = self._last.unchanged_since(optimizer)
+        if last is not None:
+            self._unscaled[id(optimizer)] = last
         for text in self._edits.fitted.of_scaled_gradients():
             self._journal.say_once(
                 f"scaled {text}",
@@ -468,8 +514,14 @@ class Watch:
     @_guarded
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
         """Note that a GradScaler has stepped, or has skipped the step; called by `torch_calls`."""
-        if id(optimizer) in map(id, self._optimizers) and id(optimizer) not in self._stepping:
+        if id(optimizer) not in map(id, self._optimizers):
+            return
+        has_stepped = id(optimizer) in self._stepping
+        was_unscaled_again = self._unscaled.pop(id(optimizer), None) is not None
+        if not was_unscaled_again and not has_stepped:
             self._step_begins_skipped(optimizer)
+        self._last.scaled(optimizer, "stepped" if has_stepped else "skipped")
+        self._last.ended(optimizer, is_changed=was_unscaled_again)
 
     def _step_begins_skipped(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._current.stepped:
@@ -478,7 +530,7 @@ class Watch:
         self._current.skipped = True
         self._take_heard()
         known: dict[int, Tensor] | None = {} if self._shared_norms([optimizer]) else None
-        self._current.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, known)
+        self._keep(optimizer, read_gradients(optimizer, self._names.of, known))
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
@@ -632,8 +684,8 @@ def with_gradients(
     Returns:
         The arguments of the step with a wrapped closure; None without a closure.
     """
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if not callable(closure):
+    closure = closure_of(args, kwargs)
+    if closure is None:
         call(is_first=True)
         return None
     calls = 0
@@ -649,6 +701,12 @@ def with_gradients(
     if "closure" in kwargs:
         return args, {**kwargs, "closure": watched}
     return (args[0], watched, *args[2:]), kwargs
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """Return the closure that a step was called with; None without one."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return closure if callable(closure) else None
 
 
 def _as_written(method: Callable[P, R]) -> Callable[P, R]:
