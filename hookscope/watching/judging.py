@@ -49,7 +49,7 @@ class Judge:
         self._verdicts = Verdicts()
         self._idle = IdleParameters()
         self._skips = 0
-        self._stepped_though_skipped = 0
+        self._stepped_though_skipped: int | None = None
         self._was_broken = False
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
         self._frozen_at_first = {name for name, each in names.all.items() if not each.requires_grad}
@@ -71,7 +71,14 @@ class Judge:
         if is_broken or has_nan_loss:
             bad_weights = arrived.step.bad_weights
             not_finite = rules.first_not_finite(
-                record, self.ring, broken, len(arrived.norms), bad_weights, is_distributed=self._is_distributed
+                record,
+                self.ring,
+                broken,
+                self._names.in_order(arrived.names),
+                bad_weights,
+                stepped_though_skipped=self._stepped_though_skipped,
+                operations=arrived.step.operations,
+                is_distributed=self._is_distributed,
             )
         loss_jump, norm_jump = self.ring.add(record)
         diverging = rules.diverging_loss(record.loss, self.ring.growth(record.loss))

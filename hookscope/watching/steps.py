@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookscope.results.training import TrainingStep
 from hookscope.watching.gradients import GradientReading
+from hookscope.watching.loss_operations import LossOperations
 from hookscope.watching.parameters import ParameterMeasurement
 from hookscope.watching.transfers import Transfer
 
@@ -33,6 +34,7 @@ class StepInProgress:
         is_belated: Whether its forward pass had run before the previous step ended.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
+        operations: The operations of the losses, by the place of `backward`.
         unreset: How many steps in a row, up to this one, got gradients that contain those of the step before.
     """
 
@@ -48,6 +50,7 @@ class StepInProgress:
     is_belated: bool = False
     edited: frozenset[str] = frozenset()
     edits: tuple[tuple[str, int], ...] = ()
+    operations: dict[str, LossOperations] = field(default_factory=dict)
     unreset: int = 0
 
     def sent(self) -> "SentStep":

@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -39,6 +40,7 @@ from hookscope.watching.edits import FittedEdits, TrainingEdits
 from hookscope.watching.gradients import GradientReading, norms_of, parameters_of, read_gradients
 from hookscope.watching.journal import Journal
 from hookscope.watching.judging import Judge
+from hookscope.watching.loss_operations import LossOperations, operations_of
 from hookscope.watching.networks import (
     GraphLeaves,
     Networks,
@@ -111,15 +113,17 @@ class Watch:
         on_line: Callable[[str], None] | None,
         edits: Sequence[str],
         heard: list[HeardLoss] | None = None,
+        graphs: dict[str, Node] | None = None,
         last_step: int = 0,
         shards: Shards | None = None,
         seen: Watched | None = None,
     ) -> None:
         """Register the hooks; see `hookscope.watch`.
 
-        The other arguments are for a script, which does not call `step`: losses arrive in `heard` and belong to the
-        next step of an optimiser, and `finish_if_complete` ends a step. `last_step` is that of an earlier watch
-        without a file, `shards` has the norms of sharded networks, and `seen` counts over several watches.
+        The other arguments are for a script, which does not call `step`: losses arrive in `heard`, and the graphs of
+        the last ones in `graphs`, by place; they belong to the next step of an optimiser, and `finish_if_complete`
+        ends a step. `last_step` is that of an earlier watch without a file, `shards` has the norms of sharded networks,
+        and `seen` counts over several watches.
         """
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise UsageError(f"every={every!r} is not a positive whole number: give, for example, every=100.")
@@ -157,6 +161,8 @@ class Watch:
         ] = {}  # a GradScaler is about to change gradients that were stepped with before
         self._clipped_again: list[Optimizer] = []
         self._is_called = heard is None
+        self._graphs = {} if graphs is None else graphs
+        self._operations: dict[str, LossOperations] = {}
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
@@ -421,11 +427,24 @@ class Watch:
                 each.step_begins()
             others = [] if len(step.readings) > 1 else self._names.not_optimised()
             step.measurement.measure_gradients([*reading.names, *others], reading.scale)
+        if known is None:
+            self._examine(optimizer, reading)
+
+    def _examine(self, optimizer: Optimizer, reading: GradientReading) -> None:
+        """Look at weights and losses if the gradients are not finite, which is known at once on the CPU."""
         norms = reading.norms
         if isinstance(norms, Tensor):
             norms = [norms.sum().item()] if norms.is_cpu else []
-        if known is None and step.bad_weights is None and not math.isfinite(sum(norms)):
-            step.bad_weights = self._bad_weights(optimizer)
+        if self._current.bad_weights is None and not math.isfinite(sum(norms)):
+            self._current.bad_weights = self._bad_weights(optimizer)
+        self._read_graphs()
+
+    def _read_graphs(self) -> None:
+        """Note the operations of losses: of each place once, and those of a step whose gradients are not finite."""
+        for place, graph in self._graphs.items():
+            if place not in self._operations or self._current.bad_weights is not None:
+                self._operations[place] = operations_of(graph)
+        self._graphs.clear()
 
     def _keep(self, optimizer: Optimizer, reading: GradientReading) -> None:
         self._current.readings[id(optimizer)] = reading
@@ -444,6 +463,7 @@ class Watch:
         self._depths[key] = max(0, self._depths.get(key, 1) - 1)
         if self._depths[key] == 0:
             if key not in self._again:
+                self._graphs.clear()
                 self._heard.clear()  # losses of further calls of a closure, at intermediate weights
             self._edits.edit_values(optimizer)
             self._step_ends(optimizer)
@@ -530,7 +550,10 @@ class Watch:
         self._current.skipped = True
         self._take_heard()
         known: dict[int, Tensor] | None = {} if self._shared_norms([optimizer]) else None
-        self._keep(optimizer, read_gradients(optimizer, self._names.of, known))
+        reading = read_gradients(optimizer, self._names.of, known)
+        self._keep(optimizer, reading)
+        if known is None:
+            self._examine(optimizer, reading)
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
@@ -539,6 +562,9 @@ class Watch:
         value = self._loss_of(loss)
         if value is not None:
             self._current.losses.append(("", value))
+            if isinstance(loss, Tensor) and loss.grad_fn is not None:
+                self._graphs[""] = loss.grad_fn
+                self._read_graphs()
         if self._current.stepped:
             self._finish_step()
 
@@ -589,6 +615,8 @@ class Watch:
         self._expected = step.stepped
         step.edits = self._edits.end_step()
         step.unreset = self._resets.missing
+        if self._operations:
+            step.operations = {at: self._operations[at] for at, _ in step.losses if at in self._operations}
         if self._untried:
             self._say_what_was_not_made(step)
         self._sent.append(step.sent())
@@ -667,7 +695,8 @@ class Watch:
         return [name for name in self._names.of(frozen) if name not in self._edited]
 
     def _bad_weights(self, optimizer: Optimizer) -> list[str]:
-        held = [each for each in parameters_of(optimizer) if each.is_floating_point() or each.is_complex()]
+        everything = {id(each): each for each in (*self._names.all.values(), *parameters_of(optimizer))}
+        held = [each for each in everything.values() if each.is_floating_point() or each.is_complex()]
         norms = Transfer(norms_of([each.detach() for each in held])).read()
         names = self._names.of([each for each, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
         return self._names.in_order(names)
