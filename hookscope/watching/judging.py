@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from hookscope.watching.journal import Journal
 from hookscope.watching.networks import ParameterNames, WatchedNetwork
 from hookscope.watching.parameters import ParameterNumbers
 from hookscope.watching.repeats import LastStep
-from hookscope.watching.ring import Jump, Ring
+from hookscope.watching.ring import Jump, Ring, Usual, norm_of
 from hookscope.watching.rules import Objection
 from hookscope.watching.steps import ArrivedStep
 from hookscope.watching.verdicts import Verdicts
@@ -44,6 +45,7 @@ class Judge:
         self._names = names
         self._journal = journal
         self._is_distributed = is_distributed
+        self._optimizers = optimizers
         self._is_adaptive = any(type(each) is not torch.optim.SGD for each in optimizers)
         self.ring = Ring()
         self._verdicts = Verdicts()
@@ -51,6 +53,7 @@ class Judge:
         self._skips = 0
         self._stepped_though_skipped: int | None = None
         self._was_broken = False
+        self._usual: dict[str, Usual] = {}  # before a jump, by rule
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
         self._frozen_at_first = {name for name, each in names.all.items() if not each.requires_grad}
         self._known_at_first = frozenset(names.all)
@@ -94,20 +97,58 @@ class Judge:
         found: dict[str, list[Objection]] = {
             name: [each for each in not_finite if each.rule == name] for name in _NOT_FINITE
         }
-        found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
-        found["loss-diverges"] = diverging
-        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump)
+        # A standing verdict is compared with the steps before it, and only by values that are sound.
+        loss = record.loss if record.loss is not None and math.isfinite(record.loss) else None
+        norm = norm_of(record)
+        norm = norm if norm and math.isfinite(norm) and not record.skipped else None
+        self._judge_jump(found, "loss-jump", "loss", loss_jump, None if record.skipped else loss)
+        self._judge_jump(found, "gradient-jump", "gradient norm", norm_jump, norm)
+        if loss is not None:
+            found["loss-diverges"] = diverging
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
         found["repeated-step"] = []  # `judge_repeat` objects
         found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
             found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
             found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
-            found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen)
+            found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen, self._still_stepped())
         # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
-        unjudged = [name for name in _NOT_FINITE if (is_broken or has_nan_loss) and not found[name]]
+        sound = {
+            "non-finite-loss": loss is not None,
+            "non-finite-gradient": record.gradient_norm is not None and not record.skipped,
+            "non-finite-weight": arrived.step.bad_weights == [],
+        }
+        unjudged = [name for name in _NOT_FINITE if not found[name] and (is_broken or has_nan_loss or not sound[name])]
         self._report(record.step, {name: each for name, each in found.items() if name not in unjudged})
         return _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros)
+
+    def _judge_jump(
+        self, found: dict[str, list[Objection]], rule: str, what: str, jump: Jump | None, value: float | None
+    ) -> None:
+        """Add the objection to a jump, or to a value that is still as far above the steps before a standing verdict."""
+        objections = rules.jump_objection(rule, what, jump)
+        stands = self._verdicts.stands(rule)
+        if jump is not None and objections and not stands:
+            self._usual[rule] = jump.usual
+        if stands and not objections and value is not None:
+            objections = rules.jump_objection(rule, what, Jump(value, self._usual[rule]))
+        if objections or value is not None:
+            found[rule] = objections
+
+    def _still_stepped(self) -> dict[str, str]:
+        """Return why frozen parameters still move, by name."""
+        held = self._idle.still_stepped
+        sentences: dict[str, str] = {}
+        for optimizer in self._optimizers if held else ():
+            for group in optimizer.param_groups:
+                for name in held.keys() & {*self._names.of(group["params"])}:
+                    sentences[name] = rules.still_stepped(type(optimizer).__name__, group, is_zero=held[name])
+        return sentences
+
+    @property
+    def doubts_weights(self) -> bool:
+        """Whether weights were not finite: they are examined at every step until they are."""
+        return self._verdicts.stands("non-finite-weight")
 
     def judge_repeat(self, number: int, last: LastStep, optimizer: str) -> None:
         """Judge a step with the gradients of the last one, when it begins."""
@@ -132,22 +173,27 @@ class Judge:
             parameters: The parameters that were measured, by name.
             layers: The rows of the layers of each network, by its prefix.
         """
-        judged = {name: list[Objection]() for name in rules.WATCHED_RULES} if any(layers.values()) else {}
+        judged: dict[str, list[Objection]] = {}
+        measured: set[str] = set()
         has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.record.skipped
         for network in self._networks:
             rows = layers.get(network.prefix, ())
             if rows:
                 for name, objections in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
-                    judged[name] += objections
-            if has_gradient and not judged.get("non-finite-activation"):
+                    judged.setdefault(name, []).extend(objections)
+                measured |= {f"{network.prefix}{row.label or '(model)'}" for row in rows if _is_sound(row)}
+            reached = {name for name, _ in network.parameters() if name in numbers.gradients or name in numbers.norms}
+            if has_gradient and reached and not judged.get("non-finite-activation"):
+                measured |= {*reached, f"{network.prefix}(model)"}
                 found = self._judged_gradients(network, rows, parameters, numbers, arrived.record.loss)
                 for name, objections in found.items():
                     judged.setdefault(name, []).extend(objections)
-        if not arrived.record.skipped:
+        self._report(watched.step, judged, measured)
+        if not arrived.record.skipped and arrived.is_finite:
             shapes = {name: tuple(each.shape) for name, each in parameters.items()}
-            judged["large-update"] = rules.large_updates(watched.parameters, shapes) if arrived.is_finite else []
-        judged["unoptimised-parameter"] = self._unoptimised()
-        self._report(watched.step, judged)
+            changed = {row.name for row in watched.parameters if row.update_ratio is not None}
+            self._report(watched.step, {"large-update": rules.large_updates(watched.parameters, shapes)}, changed)
+        self._report(watched.step, {"unoptimised-parameter": self._unoptimised()})
 
     def _judged_gradients(
         self,
@@ -167,7 +213,7 @@ class Judge:
         ]
         names = rules.gradient_rules(has_counted=network.prefix in self._counted, is_adaptive=self._is_adaptive)
         judged = rules.judged_parameters(inspected.info, layers, found, loss, network.prefix, names)
-        if not judged.get("zero-gradient"):
+        if not judged.setdefault("zero-gradient", []):
             self._counted.add(network.prefix)
         return judged
 
@@ -181,12 +227,20 @@ class Judge:
         message = "'{}' is trainable now, but is in no watched optimizer: add it with add_param_group."
         return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in new]
 
-    def _report(self, step: int, found: Mapping[str, Sequence[Objection]]) -> None:
-        """Record the verdicts that begin or end with the objections, by rule."""
+    def _report(
+        self, step: int, found: Mapping[str, Sequence[Objection]], measured: AbstractSet[str] | None = None
+    ) -> None:
+        """Record the verdicts that begin or end with the objections, by rule; None: all places were measured."""
         for rule, objections in found.items():
             if objections or self._verdicts.stands(rule):
-                for verdict in self._verdicts.judged(step, rule, objections):
+                for verdict in self._verdicts.judged(step, rule, objections, measured):
                     self._journal.add_verdict(verdict)
+
+
+def _is_sound(row: LayerRow) -> bool:
+    """Tell whether an output was measured and is finite, so that a rule on its values can pass."""
+    activation = row.activation
+    return activation.unmeasured is None and not activation.nan_count and not activation.inf_count
 
 
 def _reason_to_look(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Literal
+from typing import Literal, cast
 
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Objection as CheckObjection
@@ -16,7 +16,7 @@ from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.training import TrainingStep, WatchedParameter
-from hookscope.text import counted, figure, safe_text, some_of
+from hookscope.text import counted, figure, in_words, safe_text, some_of
 from hookscope.watching.activations import saturated_fraction
 from hookscope.watching.loss_operations import LossOperations
 from hookscope.watching.repeats import LastStep
@@ -158,7 +158,7 @@ def jump_objection(rule: str, what: str, jump: Jump | None) -> list[Objection]:
         return []
     message = (
         f"The {what} is {figure(jump.value, 4)}, {figure(jump.deviations, 3)} robust deviations above "
-        f"{figure(jump.median, 4)}, the median of the last {jump.count} steps (limit {limit:g})."
+        f"{figure(jump.usual.median, 4)}, the median of the last {jump.usual.count} steps (limit {limit:g})."
     )
     return [objection(rule, "", jump.deviations, message)]
 
@@ -347,10 +347,22 @@ def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[Objection]:
     ]
 
 
-def newly_frozen(names: Iterable[str]) -> list[Objection]:
-    """Return the objections to trained parameters that are now frozen."""
-    message = "'{}' was trained before, but is now frozen (requires_grad is False)."
-    return [objection("frozen-parameter", name, None, message.format(name)) for name in names]
+def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[Objection]:
+    """Return the objections to trained parameters that are now frozen; `still_stepped` tells why some still move."""
+    message = "'{}' was trained before, but is now frozen (requires_grad is False).{}"
+    return [
+        objection("frozen-parameter", name, None, message.format(name, still_stepped.get(name, ""))) for name in names
+    ]
+
+
+def still_stepped(optimizer: str, group: Mapping[str, object], *, is_zero: bool) -> str:
+    """Return the sentence on a frozen parameter that an optimiser still steps with, because it holds a gradient."""
+    has_momentum = group.get("momentum") or next(iter(cast("Sequence[float]", group.get("betas", ()))), 0)
+    by = [*(["momentum"] if has_momentum else []), *(["weight decay"] if group.get("weight_decay") else [])]
+    holds = "is 0, not None" if is_zero else "still holds the gradient of an earlier step"
+    moves = "still moves it" if by or not is_zero else "still steps with it"
+    words = f", by {in_words(by)}" if by and is_zero else ""
+    return f" Its .grad {holds}, so {optimizer} {moves}{words}: set .grad to None, or take it out of the optimizer."
 
 
 def skipped_steps(count: int, largest: str) -> list[Objection]:
@@ -394,7 +406,7 @@ def repeated_step(last: LastStep, optimizer: str) -> list[Objection]:
 
 
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[Objection]]:
-    """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule."""
+    """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
     found: dict[str, list[Objection]] = {}
     dead: set[str] = set()
     by_label = {row.label: row for row in rows}
@@ -404,12 +416,12 @@ def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> di
         forward = Activations(model=model, inputs=_inputs_of(rows), rows=tuple(judged))
         measured = CheckMeasurements(model, (), forward, origin_searched=False)
         terms = terms_of(RULES[name], CheckSettings())
-        broken = bool(found.get("non-finite-activation"))
-        raised = [] if broken else [*RULES[name].evaluate(measured, terms)]
-        raised = [each for each in raised if each.target.where not in dead]
+        raised = [each for each in RULES[name].evaluate(measured, terms) if each.target.where not in dead]
         if name == "dead-layer":
             dead.update(each.target.where for each in raised)
         found[name] = [_of_check(terms, each, by_label, prefix) for each in raised]
+        if found.get("non-finite-activation"):  # nothing else can be judged
+            break
     return found
 
 
@@ -421,7 +433,7 @@ def judged_parameters(
     prefix: str,
     names: Sequence[str],
 ) -> dict[str, list[Objection]]:
-    """Return the objections of rules of `hookscope grads` to parameters, by rule.
+    """Return the objections of rules of `hookscope grads` to parameters, by rule that was judged.
 
     Args:
         model: The network.
@@ -441,7 +453,7 @@ def judged_parameters(
         mode="train",
     )
     measured = CheckMeasurements(model, (), None, gradients=gradients, origin_searched=False)
-    found: dict[str, list[Objection]] = {name: [] for name in names}
+    found: dict[str, list[Objection]] = {}
     for name in names:
         terms = terms_of(RULES[name], CheckSettings())
         found[name] = [_of_check(terms, each, {}, prefix) for each in RULES[name].evaluate(measured, terms)]

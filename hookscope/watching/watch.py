@@ -435,7 +435,8 @@ class Watch:
         norms = reading.norms
         if isinstance(norms, Tensor):
             norms = [norms.sum().item()] if norms.is_cpu else []
-        if self._current.bad_weights is None and not math.isfinite(sum(norms)):
+        is_suspect = not math.isfinite(sum(norms)) or self._judge.doubts_weights
+        if self._current.bad_weights is None and is_suspect:
             self._current.bad_weights = self._bad_weights(optimizer)
         self._read_graphs()
 
