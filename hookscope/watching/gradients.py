@@ -60,7 +60,7 @@ def read_gradients(
         found = [*map(_gradient_of, trained)]
     norms: list[float] | Tensor
     if known is None:
-        norms = _together_norms(found)
+        norms = norms_together(found)
     else:
         trained = [each for each in trained if id(each) in known]
         norms = together([known[id(each)] for each in trained])
@@ -76,7 +76,8 @@ def read_gradients(
     )
 
 
-def _together_norms(gradients: Sequence[Tensor]) -> list[float] | Tensor:
+def norms_together(gradients: Sequence[Tensor]) -> list[float] | Tensor:
+    """Return the L2 norm of each gradient: numbers if they are known at once, else a tensor on the device."""
     sums = square_sums_of_small(gradients)
     return together(norms_of(gradients)) if sums is None else [*map(math.sqrt, sums)]
 

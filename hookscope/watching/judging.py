@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 import torch
@@ -15,7 +16,8 @@ from hookscope.watching.idle import IdleParameters
 from hookscope.watching.journal import Journal
 from hookscope.watching.networks import GraphLeaves, ParameterNames, WatchedNetwork
 from hookscope.watching.parameters import ParameterNumbers
-from hookscope.watching.ring import Jump, Ring
+from hookscope.watching.repeats import LastStep
+from hookscope.watching.ring import Jump, Ring, Usual, norm_of
 from hookscope.watching.rules import Objection
 from hookscope.watching.steps import ArrivedStep
 from hookscope.watching.verdicts import Verdicts
@@ -51,12 +53,14 @@ class Judge:
         self._names = names
         self._journal = journal
         self._is_distributed = is_distributed
+        self._optimizers = optimizers
         self._is_adaptive = any(type(each) is not torch.optim.SGD for each in optimizers)
         self._has_optimizer = not any(isinstance(each, GraphLeaves) for each in optimizers)
         self.ring = Ring()
         self._verdicts = Verdicts()
         self._idle = IdleParameters()
         self._skips = 0
+        self._stepped_though_skipped: int | None = None
         self._was_broken = False
         self._has_one_optimizer = len(optimizers) == 1
         self._below_zero = 0
@@ -64,6 +68,7 @@ class Judge:
         self._first = self._jumped = 0  # steps
         self._outside: list[Objection] = []  # to weights that were changed before the last step
         self._written: dict[str, int] = {}  # the last step before which a parameter was written to
+        self._usual: dict[str, Usual] = {}  # before a jump, by rule
         self._counted: set[str] = set()  # networks, by prefix, whose gradients have been more than rounding
 
     @property
@@ -82,7 +87,14 @@ class Judge:
         if is_broken or has_nan_loss:
             bad_weights = arrived.step.bad_weights
             not_finite = rules.first_not_finite(
-                record, self.ring, broken, len(arrived.norms), bad_weights, is_distributed=self._is_distributed
+                record,
+                self.ring,
+                broken,
+                self._names.in_order(arrived.names),
+                bad_weights,
+                stepped_though_skipped=self._stepped_though_skipped,
+                operations=arrived.step.operations,
+                is_distributed=self._is_distributed,
             )
         outside = self._outside_changes(arrived)
         if not len(self.ring):
@@ -103,29 +115,83 @@ class Judge:
         found: dict[str, list[Objection]] = {
             name: [each for each in not_finite if each.rule == name] for name in _NOT_FINITE
         }
-        found["loss-jump"] = rules.jump_objection("loss-jump", "loss", loss_jump)
-        found["loss-diverges"] = diverging
+        # A standing verdict is compared with the steps before it, and only by values that are sound.
+        loss = record.loss if record.loss is not None and math.isfinite(record.loss) else None
+        norm = norm_of(record)
+        norm = norm if norm and math.isfinite(norm) and not record.skipped else None
+        self._judge_jump(found, "loss-jump", "loss", loss_jump, None if record.skipped else loss)
         grown = rules.grown_gradients(record, norm_jump, self.ring)
-        found["gradient-jump"] = rules.jump_objection("gradient-jump", "gradient norm", norm_jump, grown)
-        if found["gradient-jump"]:
+        self._judge_jump(found, "gradient-jump", "gradient norm", norm_jump, norm, grown)
+        if found.get("gradient-jump"):
             self._jumped = record.step
+        if loss is not None:
+            found["loss-diverges"] = diverging
         if written := self._written_before(record.step):
             found = {
                 rule: [replace(each, message=f"{each.message} {written}") for each in objections]
                 for rule, objections in found.items()
             }
         if outside:
-            found["large-update"] = outside
+            self._report(record.step, {"large-update": outside}, {each.where for each in outside})
         found["skipped-steps"] = rules.skipped_steps(self._skips, broken[-1] if broken else "")
+        found["repeated-step"] = []  # `judge_repeat` objects
         found["gradients-not-reset"] = rules.gradients_not_reset(unreset)
         if not record.skipped:
             found["unused-parameter"] = rules.idle_parameters("unused-parameter", self._idle.without)
             found["dead-gradient"] = rules.idle_parameters("dead-gradient", self._idle.zero)
-            found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen)
+            found["frozen-parameter"] = rules.newly_frozen(self._idle.newly_frozen, self._still_stepped())
         # At a step with NaN or Inf only the first cause is reported; the other rules are not judged as passed.
-        unjudged = [name for name in _NOT_FINITE if (is_broken or has_nan_loss) and not found[name]]
+        sound = {
+            "non-finite-loss": loss is not None,
+            "non-finite-gradient": record.gradient_norm is not None and not record.skipped,
+            "non-finite-weight": arrived.step.bad_weights == [],
+        }
+        unjudged = [name for name in _NOT_FINITE if not found[name] and (is_broken or has_nan_loss or not sound[name])]
         self._report(record.step, {name: each for name, each in found.items() if name not in unjudged})
         return _reason_to_look(loss_jump, norm_jump, became_broken=became_broken, has_more_zeros=has_more_zeros)
+
+    def _judge_jump(
+        self,
+        found: dict[str, list[Objection]],
+        rule: str,
+        what: str,
+        jump: Jump | None,
+        value: float | None,
+        where: str = "",
+    ) -> None:
+        """Add the objection to a jump, or to a value that is still as far above the steps before a standing verdict.
+
+        `where` is a sentence on the part that has jumped.
+        """
+        objections = rules.jump_objection(rule, what, jump, where)
+        stands = self._verdicts.stands(rule)
+        if jump is not None and objections and not stands:
+            self._usual[rule] = jump.usual
+        if stands and not objections and value is not None:
+            objections = rules.jump_objection(rule, what, Jump(value, self._usual[rule]))
+        if objections or value is not None:
+            found[rule] = objections
+
+    def _still_stepped(self) -> dict[str, str]:
+        """Return why frozen parameters still move, by name."""
+        held = self._idle.still_stepped
+        sentences: dict[str, str] = {}
+        for optimizer in self._optimizers if held else ():
+            for group in optimizer.param_groups:
+                for name in held.keys() & {*self._names.of(group["params"])}:
+                    sentences[name] = rules.still_stepped(type(optimizer).__name__, group, is_zero=held[name])
+        return sentences
+
+    @property
+    def doubts_weights(self) -> bool:
+        """Whether weights were not finite: they are examined at every step until they are."""
+        return self._verdicts.stands("non-finite-weight")
+
+    def judge_repeat(self, number: int, last: LastStep, optimizer: str) -> None:
+        """Judge a step with the gradients of the last one, when it begins."""
+        if last.scaler == "skipped":
+            self._stepped_though_skipped = last.number
+        self._report(number, {"repeated-step": rules.repeated_step(last, optimizer)})
 
     def judge_watched(
         self,
@@ -144,27 +210,31 @@ class Judge:
             parameters: The parameters that were measured, by name.
             layers: The rows of the layers of each network, by its prefix.
         """
-        judged = {name: list[Objection]() for name in rules.WATCHED_RULES} if any(layers.values()) else {}
+        judged: dict[str, list[Objection]] = {}
+        measured: set[str] = set()
         has_gradient = arrived.is_finite and bool(arrived.record.gradient_norm) and not arrived.record.skipped
         for network in self._networks:
             rows = layers.get(network.prefix, ())
             if rows:
                 for name, objections in rules.judged_layers(network.inspected().info, rows, network.prefix).items():
-                    judged[name] += objections
-            if has_gradient and not judged.get("non-finite-activation"):
+                    judged.setdefault(name, []).extend(objections)
+                measured |= {f"{network.prefix}{row.label or '(model)'}" for row in rows if _is_sound(row)}
+            reached = {name for name, _ in network.parameters() if name in numbers.gradients or name in numbers.norms}
+            if has_gradient and reached and not judged.get("non-finite-activation"):
+                measured |= {*reached, f"{network.prefix}(model)"}
                 found = self._judged_gradients(network, rows, parameters, numbers, arrived.record.loss)
                 for name, objections in found.items():
                     judged.setdefault(name, []).extend(objections)
-        if not arrived.record.skipped:
+        self._report(watched.step, judged, measured)
+        if not arrived.record.skipped and arrived.is_finite:
             shapes = {name: tuple(each.shape) for name, each in parameters.items()}
             outside = self._outside
             named = {each.where for each in outside}
-            others = [each for each in watched.parameters if each.name not in named]
-            causes = self._causes_of_updates(arrived)
-            updates = rules.large_updates(others, shapes, causes) if arrived.is_finite else []
-            judged["large-update"] = [*outside, *updates]
-        judged["unoptimised-parameter"] = self._unoptimised()
-        self._report(watched.step, judged)
+            others = [row for row in watched.parameters if row.name not in named]
+            changed = {row.name for row in others if row.update_ratio is not None}
+            updates = rules.large_updates(others, shapes, self._causes_of_updates(arrived))
+            self._report(watched.step, {"large-update": [*outside, *updates]}, changed | named)
+        self._report(watched.step, {"unoptimised-parameter": self._unoptimised()})
 
     @property
     def asks_below_zero(self) -> bool:
@@ -231,7 +301,7 @@ class Judge:
         ]
         names = rules.gradient_rules(has_counted=network.prefix in self._counted, is_adaptive=self._is_adaptive)
         judged = rules.judged_parameters(inspected.info, layers, found, loss, network.prefix, names)
-        if not judged.get("zero-gradient"):
+        if not judged.setdefault("zero-gradient", []):
             self._counted.add(network.prefix)
         return judged
 
@@ -240,12 +310,20 @@ class Judge:
         message = "'{}' is trainable, but in no watched optimizer: add it to one, or freeze it."
         return [rules.objection("unoptimised-parameter", name, None, message.format(name)) for name in names]
 
-    def _report(self, step: int, found: Mapping[str, Sequence[Objection]]) -> None:
-        """Record the verdicts that begin or end with the objections, by rule."""
+    def _report(
+        self, step: int, found: Mapping[str, Sequence[Objection]], measured: AbstractSet[str] | None = None
+    ) -> None:
+        """Record the verdicts that begin or end with the objections, by rule; None: all places were measured."""
         for rule, objections in found.items():
             if objections or self._verdicts.stands(rule):
-                for verdict in self._verdicts.judged(step, rule, objections):
+                for verdict in self._verdicts.judged(step, rule, objections, measured):
                     self._journal.add_verdict(verdict)
+
+
+def _is_sound(row: LayerRow) -> bool:
+    """Tell whether an output was measured and is finite, so that a rule on its values can pass."""
+    activation = row.activation
+    return activation.unmeasured is None and not activation.nan_count and not activation.inf_count
 
 
 def _reason_to_look(

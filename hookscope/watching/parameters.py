@@ -116,7 +116,7 @@ class ParameterNumbers:
         broken = None if not nonfinite else math.nan if found.nan_count else math.inf
         return WatchedParameter(
             name,
-            "gradient",
+            "gradient" if parameter.requires_grad else "frozen",
             self.weights.get(name),
             gradient_norm=broken or _scaled(found.l2, scale),
             gradient_max=broken or _scaled(found.max_abs, scale),
@@ -136,7 +136,7 @@ class ParameterNumbers:
             name=own_name,
             kind=kind,
             trainable=parameter.requires_grad,
-            status="gradient" if row.status == "gradient" and norm else "zero" if norm == 0 else "not reached",
+            status="not reached" if norm is None or row.status == "frozen" else "gradient" if norm else "zero",
             gradient=gradient,
             weight_l2=weight,
             ratio=norm / weight if norm is not None and weight else None,

@@ -43,7 +43,7 @@ class _Sample:
         """Tell whether nothing has reset `.grad`; of zeros that is not known, and does not count."""
         if held.layout is not torch.strided:
             return False
-        values = _some(held)
+        values = some_values(held)
         return bool(values.any()) and (self.arrivals > 1 or values.equal(self.expected))
 
 
@@ -75,7 +75,7 @@ class GradientResets:
         if sample.arrivals and held is not None:
             sample.steps += 1
             sample.arrivals = 0
-            sample.expected = _some(held)
+            sample.expected = some_values(held)
 
     def release(self) -> None:
         """Leave the parameters without hooks."""
@@ -95,11 +95,12 @@ def _sample_of(parameters: Sequence[Tensor]) -> _Sample | None:
     for parameter in reversed(parameters):
         gradient = parameter.grad
         if parameter.requires_grad and parameter.is_leaf and gradient is not None and gradient.layout is torch.strided:
-            sample = _Sample(parameter, _some(gradient))
+            sample = _Sample(parameter, some_values(gradient))
             sample.handles.append(parameter.register_hook(sample.arrives))  # type: ignore[no-untyped-call]
             return sample
     return None
 
 
-def _some(values: Tensor) -> Tensor:
+def some_values(values: Tensor) -> Tensor:
+    """Return a copy of the first values."""
     return values.detach().reshape(-1)[:_VALUES].clone()

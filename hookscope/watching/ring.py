@@ -29,16 +29,35 @@ _JUMP = 8.0
 
 
 @dataclass(frozen=True, slots=True)
+class Usual:
+    """Median and spread of the last `count` values, or of their logarithms."""
+
+    median: float
+    spread: float
+    count: int
+    logarithmic: bool
+
+    def deviations(self, value: float) -> float:
+        """Return how many spreads a value is above the median; 0 below it."""
+        if value <= self.median:
+            return 0.0
+        return (math.log(value / self.median) if self.logarithmic else value - self.median) / self.spread
+
+
+@dataclass(frozen=True, slots=True)
 class Jump:
-    """A value above the median: `deviations` is its robust z-score, |x - median| / (1.4826 · MAD), of logarithms."""
+    """A value above the median of earlier steps: how far, in robust deviations."""
 
     value: float
-    median: float
-    deviations: float
-    count: int
+    usual: Usual
+
+    @property
+    def deviations(self) -> float:
+        """Its robust z-score, |x - median| / (1.4826 · MAD), of logarithms."""
+        return self.usual.deviations(self.value)
 
 
-class _Usual:
+class _History:
     """Median and spread of one quantity over the ring.
 
     Losses and norms vary by factors, so their logarithms are used, unless a value is 0 or negative. The spread is then
@@ -48,7 +67,7 @@ class _Usual:
     def __init__(self) -> None:
         self._values: deque[float | None] = deque(maxlen=LENGTH)  # None if it is not finite, or not known
         self._age = _RENEWED_AFTER
-        self._known: tuple[float, float, int, bool] | None = None
+        self._known: Usual | None = None
 
     def add(self, value: float | None) -> None:
         """Add the value of a step to the ring."""
@@ -61,11 +80,7 @@ class _Usual:
             self._renew()
         if self._known is None or value is None or not math.isfinite(value):
             return None
-        middle, spread, count, logarithmic = self._known
-        if value <= middle:
-            return None
-        deviations = (math.log(value / middle) if logarithmic else value - middle) / spread
-        return Jump(value, middle, deviations, count) if deviations > _JUMP else None
+        return Jump(value, self._known) if self._known.deviations(value) > _JUMP else None
 
     def _renew(self) -> None:
         values = [each for each in self._values if each is not None]
@@ -79,7 +94,7 @@ class _Usual:
         else:
             deviation = median([abs(value - middle) for value in values])
             spread = max(_DEVIATIONS * deviation, (max(values) - min(values)) / 8, abs(middle) * _LEAST_SPREAD, 1e-12)
-        self._known = middle, spread, len(values), logarithmic
+        self._known = Usual(middle, spread, len(values), logarithmic)
 
 
 class Ring:
@@ -88,8 +103,8 @@ class Ring:
     def __init__(self) -> None:
         """Start without steps."""
         self.steps: deque[TrainingStep] = deque(maxlen=LENGTH)
-        self._loss = _Usual()
-        self._norm = _Usual()
+        self._loss = _History()
+        self._norm = _History()
         self._first_loss: float | None = None
 
     def __iter__(self) -> Iterator[TrainingStep]:

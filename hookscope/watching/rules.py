@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Literal
+from typing import Literal, cast
 
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Objection as CheckObjection
@@ -16,9 +16,11 @@ from hookscope.results.gradients import Gradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
 from hookscope.results.training import TrainingStep, WatchedParameter
-from hookscope.text import counted, figure, safe_text, some_of
+from hookscope.text import counted, figure, in_words, safe_text, some_of
 from hookscope.watching.activations import saturated_fraction
+from hookscope.watching.loss_operations import LossOperations
 from hookscope.watching.outside_writes import OutsideChange
+from hookscope.watching.repeats import LastStep
 from hookscope.watching.ring import Jump, Ring, norm_of
 
 Level = Literal["fail", "warn"]
@@ -70,6 +72,7 @@ TRAINING_RULES: Mapping[str, TrainingRule] = {
     "gradients-not-reset": TrainingRule(
         "warn", 3, "The gradients of this many steps in a row contain those of the step before.", patience=1
     ),
+    "repeated-step": TrainingRule("warn", None, "An optimiser stepped again with the gradients of its last step."),
     "large-update": TrainingRule(
         "warn",
         1.0,
@@ -167,7 +170,7 @@ def jump_objection(rule: str, what: str, jump: Jump | None, where: str = "") -> 
         return []
     message = (
         f"The {what} is {figure(jump.value, 4)}, {figure(jump.deviations, 3)} robust deviations above "
-        f"{figure(jump.median, 4)}, the median of the last {jump.count} steps (limit {limit:g}).{where}"
+        f"{figure(jump.usual.median, 4)}, the median of the last {jump.usual.count} steps (limit {limit:g}).{where}"
     )
     return [objection(rule, "", jump.deviations, message)]
 
@@ -184,7 +187,7 @@ def grown_gradients(step: TrainingStep, jump: Jump | None, ring: Ring) -> str:
     times = {name: norm / usual[name] for name, norm in step.largest if usual.get(name) and norm}
     is_clipped = step.norm_before_clipping is not None and step.norm_before_clipping != step.gradient_norm
     least, most = min(times.values(), default=1.0), max(times.values(), default=1.0)
-    limit = math.sqrt(least * most) if is_clipped else math.sqrt(jump.value / jump.median)
+    limit = math.sqrt(least * most) if is_clipped else math.sqrt(jump.value / jump.usual.median)
     names = sorted((name for name in times if times[name] > limit), key=times.__getitem__, reverse=True)
     grown = f"The gradient{'s' if names[1:] else ''} of {listed(names)} {'have' if names[1:] else 'has'}"
     if is_clipped:
@@ -232,9 +235,11 @@ def first_not_finite(
     step: TrainingStep,
     ring: Ring,
     broken: Sequence[str],
-    with_gradient: int,
+    trained: Sequence[str],
     bad_weights: Sequence[str] | None,
     *,
+    stepped_though_skipped: int | None = None,
+    operations: Mapping[str, LossOperations] | None = None,
     is_distributed: bool = False,
 ) -> list[Objection]:
     """Return the objections to a step with NaN or Inf, the cause first, with the history before it.
@@ -243,22 +248,38 @@ def first_not_finite(
         step: The step.
         ring: The steps before.
         broken: Parameters whose gradient is not finite, in the order of the network.
-        with_gradient: Number of parameters with a gradient.
+        trained: Parameters with a gradient, in the order of the network.
         bad_weights: Weights that were not finite before the step; None if this is not known.
+        stepped_though_skipped: A step that a GradScaler skipped, while the optimiser stepped with its gradients.
+        operations: The operations of the losses, by the place of their `backward`.
         is_distributed: Whether the gradients are those of several processes, and the loss that of one.
     """
-    history = _history(step, ring)
+    earlier = _first_broken(step, ring)
+    with_gradient = len(trained)
+    batch = f"look at the batch of step {step.step}"
+    if bad_weights is None:  # not examined
+        batch += ", and at the weights before it"
+    history = _history(step, ring, "" if bad_weights else batch)
     found: list[Objection] = []
     if bad_weights:
+        origin = "an earlier update made NaN or Inf"
+        if earlier is None and stepped_though_skipped == step.step - 1:
+            origin = (
+                f"the optimizer stepped with the gradients of step {stepped_though_skipped}, which GradScaler skipped"
+            )
+        elif earlier is None:
+            origin = "its batch is not the cause, but the update before it, or whatever else wrote to the weights"
         message = (
             f"{listed(bad_weights)} {'was' if len(bad_weights) == 1 else 'were'} not finite before step {step.step} "
-            f"(limit 0): an earlier update made NaN or Inf. {history}"
+            f"(limit 0): {origin}. {history}"
         )
         found.append(objection("non-finite-weight", bad_weights[0], float(len(bad_weights)), message))
     if step.loss is not None and not math.isfinite(step.loss):
         weights = (
             "" if bad_weights is None or bad_weights else " All weights were finite: its batch, or a layer, made it."
         )
+        if bad_weights and earlier is None:
+            weights = " Weights were not finite before the step, so its batch is not the cause."
         gradients = (
             f" {len(broken)} of {counted(with_gradient, 'gradient')} {'is' if len(broken) == 1 else 'are'} not finite."
         )
@@ -272,37 +293,71 @@ def first_not_finite(
         found.append(objection("non-finite-loss", "", step.loss, message))
     elif broken:
         last, loss = broken[-1], "not known" if step.loss is None else figure(step.loss, 4)
+        made = (
+            f"'{last}' is the last of them in the network: the backward pass of its layer, or of what follows, made it"
+        )
+        if not bad_weights and step.loss is not None:
+            suspected = _suspected(last, trained[-1], operations or {})
+            made = suspected or made
+            history = _history(step, ring, "" if suspected else "look at what follows that layer")
         hold = "hold" if len(broken) > 1 else "holds"
         elsewhere = ", on this or another process" if is_distributed else ""
         message = (
             f"{len(broken)} of {counted(with_gradient, 'gradient')} {hold} NaN or Inf (limit 0), while the loss is "
-            f"{loss}. '{last}' is the last of them in the network: the backward pass of its layer, or of what follows, "
-            f"made it{elsewhere}. {history}"
+            f"{loss}. {made}{elsewhere}. {history}"
         )
         found.append(objection("non-finite-gradient", last, float(len(broken)), message))
     return found
 
 
-def _history(step: TrainingStep, ring: Ring) -> str:
-    """Return what happened before the first NaN or Inf, and what to do."""
+def _suspected(last: str, last_trained: str, operations: Mapping[str, LossOperations]) -> str:
+    """Return why the loss itself is suspected of NaN in its gradients; "" if nothing points to it."""
+    steep = [f"{name}{place and f' at {place}'}" for place, each in operations.items() for name in each.steep]
+    is_behind = last.rpartition(".")[0] == last_trained.rpartition(".")[0]
+    if steep:
+        layer = (
+            "" if is_behind else f", or the backward pass of what follows '{last}', the last of them in the network,"
+        )
+        them = "their derivatives are" if len(steep) > 1 else "its derivative is"
+        return (
+            f"Operations of the loss itself{layer} made them: suspect {some_of(steep, _SHOWN_NAMES)}. At 0, or at "
+            f"another end of the range, {them} infinite though the loss is finite: keep the input away from there, as "
+            "by adding 1e-8"
+        )
+    names = [name for each in operations.values() for name in each.all]
+    if not is_behind or not names:
+        return ""
+    return (
+        f"They reach '{last}', in the last layer that is trained: operations of the loss itself made them "
+        f"({some_of(names, _SHOWN_NAMES)}), or what follows that layer"
+    )
+
+
+def _first_broken(step: TrainingStep, ring: Ring) -> int | None:
+    """Return the first step with NaN or Inf before a step."""
     before = [each for each in ring if each.step < step.step and not each.skipped]
-    earlier = next((each.step for each in before if not all(map(math.isfinite, _known_numbers(each)))), None)
+    return next((each.step for each in before if not all(map(math.isfinite, _known_numbers(each)))), None)
+
+
+def _history(step: TrainingStep, ring: Ring, suspect: str) -> str:
+    """Return what happened before the first NaN or Inf, and what to do: look at `suspect`, if it is not ""."""
+    before = [each for each in ring if each.step < step.step and not each.skipped]
+    earlier = _first_broken(step, ring)
     if earlier is not None:
         return f"The first NaN or Inf came at step {earlier}."
     norms = [norm for each in before if (norm := norm_of(each)) is not None and math.isfinite(norm)]
     losses = [each.loss for each in before if each.loss is not None and math.isfinite(each.loss)]
     if len(norms) < 2:
-        return "There are no steps before it to compare with: lower the learning rate, or look at the input."
+        return f"There are no steps before it to compare with{suspect and f': lower the learning rate, or {suspect}'}."
     usual = median_low(norms)
     tail = " → ".join(figure(norm, 3) for norm in norms[-4:])
     loss = f", the loss {' → '.join(figure(each, 3) for each in losses[-4:])}" if losses else ""
-    batch = f"look at the batch of step {step.step}"
     if _has_exploded(norms) or _has_exploded(losses):
         remedy = "lower the learning rate, warm it up or clip gradients"
         return f"Before it the gradient norm went {tail} (median {figure(usual, 3)}){loss}: {remedy}."
     if len(norms) < _FEWEST_USUAL:
-        return f"Before it the gradient norm went {tail}{loss}: lower the learning rate, or {batch}."
-    return f"Before it the gradient norm went {tail}{loss}, as usual: {batch}."
+        return f"Before it the gradient norm went {tail}{loss}{suspect and f': lower the learning rate, or {suspect}'}."
+    return f"Before it the gradient norm went {tail}{loss}, as usual{suspect and f': {suspect}'}."
 
 
 def _has_exploded(values: Sequence[float]) -> bool:
@@ -395,10 +450,22 @@ def idle_parameters(rule: str, counts: Mapping[str, int]) -> list[Objection]:
     ]
 
 
-def newly_frozen(names: Iterable[str]) -> list[Objection]:
-    """Return the objections to trained parameters that are now frozen."""
-    message = "'{}' was trained before, but is now frozen (requires_grad is False)."
-    return [objection("frozen-parameter", name, None, message.format(name)) for name in names]
+def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list[Objection]:
+    """Return the objections to trained parameters that are now frozen; `still_stepped` tells why some still move."""
+    message = "'{}' was trained before, but is now frozen (requires_grad is False).{}"
+    return [
+        objection("frozen-parameter", name, None, message.format(name, still_stepped.get(name, ""))) for name in names
+    ]
+
+
+def still_stepped(optimizer: str, group: Mapping[str, object], *, is_zero: bool) -> str:
+    """Return the sentence on a frozen parameter that an optimiser still steps with, because it holds a gradient."""
+    has_momentum = group.get("momentum") or next(iter(cast("Sequence[float]", group.get("betas", ()))), 0)
+    by = [*(["momentum"] if has_momentum else []), *(["weight decay"] if group.get("weight_decay") else [])]
+    holds = "is 0, not None" if is_zero else "still holds the gradient of an earlier step"
+    moves = "still moves it" if by or not is_zero else "still steps with it"
+    words = f", by {in_words(by)}" if by and is_zero else ""
+    return f" Its .grad {holds}, so {optimizer} {moves}{words}: set .grad to None, or take it out of the optimizer."
 
 
 def skipped_steps(count: int, largest: str) -> list[Objection]:
@@ -426,8 +493,23 @@ def gradients_not_reset(count: int) -> list[Objection]:
     return [objection("gradients-not-reset", "", float(count), message)]
 
 
+def repeated_step(last: LastStep, optimizer: str) -> list[Objection]:
+    """Return the objection to a step with the gradients of the last one."""
+    again = f"{optimizer} stepped again with the gradients of step {last.number}, without a backward pass between"
+    if last.scaler == "skipped":
+        again = (
+            f"GradScaler skipped step {last.number}, because its gradients hold NaN or Inf, but then {optimizer} "
+            "stepped with them, without a backward pass between"
+        )
+    remedy = "call optimizer.step() once after each backward pass"
+    if last.scaler:
+        remedy = "leave out optimizer.step(), because scaler.step(optimizer) calls it"
+    message = f"{again}: {remedy}."
+    return [objection("repeated-step", "", None, message)]
+
+
 def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> dict[str, list[Objection]]:
-    """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule."""
+    """Return the objections of rules of `hookscope check` to the outputs of a watched step, by rule that was judged."""
     found: dict[str, list[Objection]] = {}
     dead: set[str] = set()
     by_label = {row.label: row for row in rows}
@@ -437,12 +519,12 @@ def judged_layers(model: ModelInfo, rows: Sequence[LayerRow], prefix: str) -> di
         forward = Activations(model=model, inputs=_inputs_of(rows), rows=tuple(judged))
         measured = CheckMeasurements(model, (), forward, origin_searched=False)
         terms = terms_of(RULES[name], CheckSettings())
-        broken = bool(found.get("non-finite-activation"))
-        raised = [] if broken else [*RULES[name].evaluate(measured, terms)]
-        raised = [each for each in raised if each.target.where not in dead]
+        raised = [each for each in RULES[name].evaluate(measured, terms) if each.target.where not in dead]
         if name == "dead-layer":
             dead.update(each.target.where for each in raised)
         found[name] = [_of_check(terms, each, by_label, prefix) for each in raised]
+        if found.get("non-finite-activation"):  # nothing else can be judged
+            break
     return found
 
 
@@ -454,7 +536,7 @@ def judged_parameters(
     prefix: str,
     names: Sequence[str],
 ) -> dict[str, list[Objection]]:
-    """Return the objections of rules of `hookscope grads` to parameters, by rule.
+    """Return the objections of rules of `hookscope grads` to parameters, by rule that was judged.
 
     Args:
         model: The network.
@@ -474,7 +556,7 @@ def judged_parameters(
         mode="train",
     )
     measured = CheckMeasurements(model, (), None, gradients=gradients, origin_searched=False)
-    found: dict[str, list[Objection]] = {name: [] for name in names}
+    found: dict[str, list[Objection]] = {}
     for name in names:
         terms = terms_of(RULES[name], CheckSettings())
         found[name] = [_of_check(terms, each, {}, prefix) for each in RULES[name].evaluate(measured, terms)]

@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -89,6 +90,7 @@ class ScriptWatch:
         self._watched: dict[int, Optimizer] = {}
         self._retired: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._heard: list[HeardLoss] = []
+        self._graphs: dict[str, Node] = {}
         self._clipped: list[tuple[Sequence[Tensor], Tensor]] = []
         self._places: dict[str, None] = {}
         self._found = ""
@@ -190,6 +192,8 @@ class ScriptWatch:
             self._watch.read_graph(loss)
         self._places[place] = None
         self._heard.append((place, value_of(loss)))
+        if loss.grad_fn is not None:
+            self._graphs[place] = loss.grad_fn
         if self._leaves is not None:
             self._leaves.param_groups[0]["params"] = graph_of(loss)[0]
         elif self._watch is None and self._backward_count < _WITHOUT_OPTIMIZER:
@@ -283,6 +287,7 @@ class ScriptWatch:
             on_line=self._say,
             edits=self._edits,
             heard=self._heard,
+            graphs=self._graphs,
             last_step=last_step,
             shards=self._shards if sharded else None,
             seen=self._seen,

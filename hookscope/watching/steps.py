@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookscope.results.training import TrainingStep
 from hookscope.watching.gradients import GradientReading
+from hookscope.watching.loss_operations import LossOperations
 from hookscope.watching.outside_writes import OutsideChange, OutsideReading
 from hookscope.watching.parameters import ParameterMeasurement
 from hookscope.watching.transfers import Transfer
@@ -34,6 +35,7 @@ class StepInProgress:
         is_belated: Whether its forward pass had run before the previous step ended.
         edited: Parameters that an edit keeps frozen, or whose gradient it changes.
         edits: As in `TrainingStep`.
+        operations: The operations of the losses, by the place of `backward`.
         unreset: How many steps in a row, up to this one, got gradients that contain those of the step before.
         below_zero: Why the loss is wrong if it is below 0, "" if it is not known; None if the graph was not read.
         outside: Weights that may have been changed since the last step, by something other than an optimiser.
@@ -51,6 +53,7 @@ class StepInProgress:
     is_belated: bool = False
     edited: frozenset[str] = frozenset()
     edits: tuple[tuple[str, int], ...] = ()
+    operations: dict[str, LossOperations] = field(default_factory=dict)
     unreset: int = 0
     below_zero: str | None = None
     outside: list[OutsideReading] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """The verdicts that are in force, and their beginnings and ends."""
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from hookscope.results.training import TrainingVerdict
@@ -31,11 +32,14 @@ class Verdicts:
         """Tell whether a verdict of a rule has begun and not ended."""
         return bool(self._standing.get(rule))
 
-    def judged(self, step: int, rule: str, objections: Sequence[Objection]) -> list[TrainingVerdict]:
+    def judged(
+        self, step: int, rule: str, objections: Sequence[Objection], measured: AbstractSet[str] | None = None
+    ) -> list[TrainingVerdict]:
         """Add all objections of a rule at a step; return the verdicts that begin or end.
 
         Objections that begin together are one verdict. It ends when the rule has passed at all of their places often
-        enough in a row; a rule that names one of several places, when it has passed everywhere.
+        enough in a row; a rule that names one of several places, when it has passed everywhere. If only some places
+        were `measured`, it passes at those.
         """
         standing = self._standing.setdefault(rule, [])
         objected = {each.where for each in objections}
@@ -43,6 +47,8 @@ class Verdicts:
         changes: list[TrainingVerdict] = []
         for each in [*standing]:
             persists = bool(objected) if rule in OF_ONE_PLACE else bool(each.places & objected)
+            if not persists and measured is not None and not each.places <= measured:
+                continue
             each.passed = 0 if persists else each.passed + 1
             if each.passed >= patience_of(rule):
                 standing.remove(each)

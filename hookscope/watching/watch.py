@@ -16,6 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -36,9 +37,10 @@ from hookscope.watching.activations import ForwardPasses, watched_layer
 from hookscope.watching.closing import Watched
 from hookscope.watching.eager_forward import EagerForward
 from hookscope.watching.edits import FittedEdits, TrainingEdits
-from hookscope.watching.gradients import norms_of, parameters_of, read_gradients
+from hookscope.watching.gradients import GradientReading, norms_of, parameters_of, read_gradients
 from hookscope.watching.journal import Journal
 from hookscope.watching.judging import Judge
+from hookscope.watching.loss_operations import LossOperations, operations_of
 from hookscope.watching.loss_signs import why_below_zero
 from hookscope.watching.networks import (
     GraphLeaves,
@@ -52,6 +54,7 @@ from hookscope.watching.networks import (
 )
 from hookscope.watching.outside_writes import OutsideWrites
 from hookscope.watching.parameters import ParameterMeasurement, ParameterNumbers
+from hookscope.watching.repeats import LastStep, LastSteps
 from hookscope.watching.resets import GradientResets
 from hookscope.watching.shards import ShardedNorms, Shards, is_sharded
 from hookscope.watching.steps import ArrivedStep, HeardLoss, SentStep, StepInProgress
@@ -112,15 +115,17 @@ class Watch:
         on_line: Callable[[str], None] | None,
         edits: Sequence[str],
         heard: list[HeardLoss] | None = None,
+        graphs: dict[str, Node] | None = None,
         last_step: int = 0,
         shards: Shards | None = None,
         seen: Watched | None = None,
     ) -> None:
         """Register the hooks; see `hookscope.watch`.
 
-        The other arguments are for a script, which does not call `step`: losses arrive in `heard` and belong to the
-        next step of an optimiser, and `finish_if_complete` ends a step. `last_step` is that of an earlier watch
-        without a file, `shards` has the norms of sharded networks, and `seen` counts over several watches.
+        The other arguments are for a script, which does not call `step`: losses arrive in `heard`, and the graphs of
+        the last ones in `graphs`, by place; they belong to the next step of an optimiser, and `finish_if_complete`
+        ends a step. `last_step` is that of an earlier watch without a file, `shards` has the norms of sharded networks,
+        and `seen` counts over several watches.
         """
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise UsageError(f"every={every!r} is not a positive whole number: give, for example, every=100.")
@@ -152,6 +157,15 @@ class Watch:
         self._stepping: set[int] = set()
         self._resets = GradientResets()
         self._outside = OutsideWrites(self._names.of)
+        self._last = LastSteps()
+        self._again: set[int] = set()  # steps in progress that repeat the last one
+        self._unscaled: dict[
+            int, LastStep
+        ] = {}  # a GradScaler is about to change gradients that were stepped with before
+        self._clipped_again: list[Optimizer] = []
+        self._is_called = heard is None
+        self._graphs = {} if graphs is None else graphs
+        self._operations: dict[str, LossOperations] = {}
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
@@ -374,8 +388,24 @@ class Watch:
         self._depths[key] = self._depths.get(key, 0) + 1
         if self._depths[key] > 1:  # a subclass calls its base's `step`
             return None
+        self._again.discard(key)
+        if closure_of(args, kwargs) is None and self._steps_again(optimizer):
+            self._again.add(key)
+            self._edits.edit_gradients(optimizer)
+            return None
         self._step_begins(optimizer)
         return with_gradients(functools.partial(self._gradients_are_there, optimizer), args, kwargs)
+
+    @_guarded
+    def _steps_again(self, optimizer: Optimizer) -> bool:
+        """Report a step with the gradients of the last one; return whether both belong to one iteration."""
+        last = self._unscaled.get(id(optimizer)) or self._last.unchanged_since(optimizer)
+        if last is None:
+            return False
+        is_same = id(optimizer) in self._current.stepped or not (self._is_called or self._heard)
+        self._stepping.add(id(optimizer))
+        self._judge.judge_repeat(last.number if is_same else self._current.number, last, type(optimizer).__name__)
+        return is_same
 
     def _gradients_are_there(self, optimizer: Optimizer, *, is_first: bool) -> None:
         self._edits.edit_gradients(optimizer)
@@ -405,18 +435,37 @@ class Watch:
         shared = self._shared_norms([optimizer])
         known = shared[0].gradients if shared else None
         reading = read_gradients(optimizer, self._names.of, known)
-        step.readings[id(optimizer)] = reading
+        self._keep(optimizer, reading)
         self._take_heard()
         if step.measurement is not None:
             for each in self._passes:
                 each.step_begins()
             others = [] if len(step.readings) > 1 else self._names.not_optimised()
             step.measurement.measure_gradients([*reading.names, *others], reading.scale)
+        if known is None:
+            self._examine(optimizer, reading)
+
+    def _examine(self, optimizer: Optimizer, reading: GradientReading) -> None:
+        """Look at weights and losses if the gradients are not finite, which is known at once on the CPU."""
         norms = reading.norms
         if isinstance(norms, Tensor):
             norms = [norms.sum().item()] if norms.is_cpu else []
-        if known is None and step.bad_weights is None and not math.isfinite(sum(norms)):
-            step.bad_weights = self._bad_weights(optimizer)
+        is_suspect = not math.isfinite(sum(norms)) or self._judge.doubts_weights
+        if self._current.bad_weights is None and is_suspect:
+            self._current.bad_weights = self._bad_weights(optimizer)
+        self._read_graphs()
+
+    def _read_graphs(self) -> None:
+        """Note the operations of losses: of each place once, and those of a step whose gradients are not finite."""
+        for place, graph in self._graphs.items():
+            if place not in self._operations or self._current.bad_weights is not None:
+                self._operations[place] = operations_of(graph)
+        self._graphs.clear()
+
+    def _keep(self, optimizer: Optimizer, reading: GradientReading) -> None:
+        self._current.readings[id(optimizer)] = reading
+        if self._shards is None and not isinstance(optimizer, GraphLeaves):
+            self._last.read(optimizer, reading, self._current.number)
 
     def _shared_norms(self, optimizers: Sequence[Optimizer]) -> list[ShardedNorms]:
         """Return the norms summed over processes, for optimisers with sharded parameters."""
@@ -429,17 +478,23 @@ class Watch:
         key = id(optimizer)
         self._depths[key] = max(0, self._depths.get(key, 1) - 1)
         if self._depths[key] == 0:
-            self._heard.clear()  # losses of further calls of a closure, at intermediate weights
+            if key not in self._again:
+                self._graphs.clear()
+                self._heard.clear()  # losses of further calls of a closure, at intermediate weights
             self._edits.edit_values(optimizer)
             self._step_ends(optimizer)
 
     @_guarded
     def _step_ends(self, optimizer: Optimizer) -> None:
+        self._last.ended(optimizer)
+        is_again = id(optimizer) in self._again
+        self._again.discard(id(optimizer))
         if self._shards is None and not isinstance(optimizer, GraphLeaves):
-            self._resets.stepped(optimizer)
+            if not is_again:
+                self._resets.stepped(optimizer)
             number = self._current.number
             self._outside.step_ends(optimizer, number, samples=number == self._first or (number + 1) % self._every == 0)
-        if self._current.measurement is not None:
+        if self._current.measurement is not None and not is_again:
             self._current.measurement.measure_updates(id(optimizer))
 
     def _take_heard(self) -> None:
@@ -450,12 +505,21 @@ class Watch:
         """Tell whether the parameters that are being clipped are watched; called by `torch_calls`."""
         if self._is_closed or os.getpid() != self._process or not parameters or is_sharded(parameters):
             return False
-        return self._names.knows(parameters[0])
+        if not self._names.knows(parameters[0]):
+            return False
+        # Nothing to clip: the optimiser has stepped with these gradients.
+        self._clipped_again = [each for each in self._optimizers if self._last.unchanged_since(each) is not None]
+        return True
 
     @_guarded
     def clipped(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
         """Note a norm before clipping; called by `torch_calls`."""
         members = frozenset(id(each) for each in parameters)
+        again, self._clipped_again = self._clipped_again, []
+        for each in again:
+            self._last.ended(each, is_changed=True)
+        if {id(each) for each in again} & self._optimizers_of(members):
+            return
         # Clipped after the optimiser has stepped: this belongs to the next step.
         if self._optimizers_of(members) & self._current.stepped:
             inside = any(self._depths.get(id(each), 0) for each in self._optimizers)  # in a closure
@@ -469,6 +533,9 @@ class Watch:
         if id(optimizer) not in map(id, self._optimizers):
             return
         self._stepping.discard(id(optimizer))
+        last = self._last.unchanged_since(optimizer)
+        if last is not None:
+            self._unscaled[id(optimizer)] = last
         for text in self._edits.fitted.of_scaled_gradients():
             self._journal.say_once(
                 f"scaled {text}",
@@ -485,8 +552,14 @@ class Watch:
     @_guarded
     def scaled_step_ended(self, optimizer: Optimizer) -> None:
         """Note that a GradScaler has stepped, or has skipped the step; called by `torch_calls`."""
-        if id(optimizer) in map(id, self._optimizers) and id(optimizer) not in self._stepping:
+        if id(optimizer) not in map(id, self._optimizers):
+            return
+        has_stepped = id(optimizer) in self._stepping
+        was_unscaled_again = self._unscaled.pop(id(optimizer), None) is not None
+        if not was_unscaled_again and not has_stepped:
             self._step_begins_skipped(optimizer)
+        self._last.scaled(optimizer, "stepped" if has_stepped else "skipped")
+        self._last.ended(optimizer, is_changed=was_unscaled_again)
 
     def _step_begins_skipped(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._current.stepped:
@@ -495,7 +568,10 @@ class Watch:
         self._current.skipped = True
         self._take_heard()
         known: dict[int, Tensor] | None = {} if self._shared_norms([optimizer]) else None
-        self._current.readings[id(optimizer)] = read_gradients(optimizer, self._names.of, known)
+        reading = read_gradients(optimizer, self._names.of, known)
+        self._keep(optimizer, reading)
+        if known is None:
+            self._examine(optimizer, reading)
 
     # --- From step to step -------------------------------------------------------------------------------------------
 
@@ -504,6 +580,9 @@ class Watch:
         value = self._loss_of(loss)
         if value is not None:
             self._current.losses.append(("", value))
+            if isinstance(loss, Tensor) and loss.grad_fn is not None:
+                self._graphs[""] = loss.grad_fn
+                self._read_graphs()
         if self._current.stepped:
             self._finish_step()
 
@@ -555,6 +634,8 @@ class Watch:
         self._expected = step.stepped
         step.edits = self._edits.end_step()
         step.unreset = self._resets.missing
+        if self._operations:
+            step.operations = {at: self._operations[at] for at, _ in step.losses if at in self._operations}
         if self._untried:
             self._say_what_was_not_made(step)
         self._sent.append(step.sent())
@@ -629,7 +710,8 @@ class Watch:
         return [name for name in self._names.of(frozen) if name not in self._edited]
 
     def _bad_weights(self, optimizer: Optimizer) -> list[str]:
-        held = [each for each in parameters_of(optimizer) if each.is_floating_point() or each.is_complex()]
+        everything = {id(each): each for each in (*self._names.all.values(), *parameters_of(optimizer))}
+        held = [each for each in everything.values() if each.is_floating_point() or each.is_complex()]
         norms = Transfer(norms_of([each.detach() for each in held])).read()
         names = self._names.of([each for each, norm in zip(held, norms, strict=True) if not math.isfinite(norm)])
         return self._names.in_order(names)
@@ -646,8 +728,8 @@ def with_gradients(
     Returns:
         The arguments of the step with a wrapped closure; None without a closure.
     """
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if not callable(closure):
+    closure = closure_of(args, kwargs)
+    if closure is None:
         call(is_first=True)
         return None
     calls = 0
@@ -663,6 +745,12 @@ def with_gradients(
     if "closure" in kwargs:
         return args, {**kwargs, "closure": watched}
     return (args[0], watched, *args[2:]), kwargs
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """Return the closure that a step was called with; None without one."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return closure if callable(closure) else None
 
 
 def _as_written(method: Callable[P, R]) -> Callable[P, R]:

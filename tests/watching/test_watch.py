@@ -384,7 +384,7 @@ def test_robust_deviations_are_those_of_the_definition() -> None:
     deviation = (logarithms - middle.log()).abs().quantile(0.5)
     assert jump is not None
     assert jump.deviations == pytest.approx(((torch.tensor(50.0).log() - middle.log()) / (1.4826 * deviation)).item())
-    assert jump.median == pytest.approx(middle.item())
+    assert jump.usual.median == pytest.approx(middle.item())
     assert len(history) == 21
     for number in range(ring.LENGTH):
         history.add(TrainingStep(number, 1.0, None, None, (), ()))
