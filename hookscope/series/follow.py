@@ -30,7 +30,7 @@ from hookscope.series.drift import drifts, traded_places
 from hookscope.series.first_objection import ByKey, by_key, searched, verdicts
 from hookscope.series.measure_file import MeasuredFile, Weights, measure_history_file
 from hookscope.series.order import labels_of, order_of
-from hookscope.text import once_per_file, some_of
+from hookscope.text import in_words, once_per_file, some_of
 
 # Names in a warning about other tensors.
 _LISTED_NAMES = 3
@@ -238,10 +238,11 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
         parts = [f"{judged} of {len(RULES)} rules {was} judged, over {'noise' if is_noise else 'the inputs given'}."]
     if searches:
         read = sum(file.status == "read" for file in files)
-        rules = ", ".join(name for name in CHANGE_RULES if name not in (DEAD, TENSORS, DTYPE, OPTIMISER))
+        between = (TENSORS, DTYPE, OPTIMISER)
+        rules = ", ".join(name for name in CHANGE_RULES if name not in (DEAD, *between))
         parts.append(
             f"--bisect read {read} of {len(files)} files and assumes that what began stays; changes from file to file "
-            f"({rules}) were not looked for."
+            f"({rules}) were not looked for, and {in_words(between)} only between the files read."
         )
     return " ".join(parts)
 
