@@ -694,6 +694,7 @@ def layers(
     *,
     layer: Texts = (),
     ops: bool = False,
+    weights: str = "auto",
     arch: str | None = None,
     model_arg: Texts | Mapping[str, Any] = (),
     trust: bool = False,
@@ -718,6 +719,7 @@ def layers(
         model: As for `activations`.
         layer: Patterns to mark; default: modules that own parameters, and leaves.
         ops: Also list the operations that the network's own code calls.
+        weights: A file or a name of weights, which must load; "auto" and "none" load none: no values are needed.
         arch: The network that a weights file belongs to; None to recognise it.
         model_arg: Keyword arguments for the network's factory.
         trust: Let a weights file run code while it is read.
@@ -749,7 +751,10 @@ def layers(
     else:
         options = _file_options(trust, key, allow_missing, allow_unexpected)
         given: dict[str, Any] = {"arch": arch, "model_arguments": _arguments(model_arg), "options": options}
-        loaded = real = build_on_meta(str(model), **given)
+        is_named = weights not in ("auto", "none")
+        loaded = real = (
+            load_model(str(model), weights=weights, **given) if is_named else build_on_meta(str(model), **given)
+        )
         weights = "auto" if parse_model(str(model)).form == "weights" else "none"
         warnings, notes = loaded.warnings, loaded.notes
         first = table_of(loaded, ()) if _device(loaded) == "meta" else None

@@ -63,6 +63,9 @@ _BLANKS = b"\xef\xbb\xbf \t\r\n"  # and the mark some editors put before text
 
 _UNPACK = "unpack it first"
 _NO_WEIGHTS = "not weights; give a weights file"
+HOLDS_INPUTS = "If it holds inputs, name the network first, then this file (in `check`: --images)."
+"""The remedy for a file of one tensor, in place of weights."""
+
 _UNREAD = "which hookscope cannot read; convert it to a PyTorch state dict"
 
 # What files start with that are no weights of PyTorch.
@@ -84,7 +87,7 @@ _FOREIGN_STARTS = {
     b"MM\x00*": f"a TIFF image, {_NO_WEIGHTS}",
     b"%PDF": f"a PDF document, {_NO_WEIGHTS}",
     b"\x89HDF": f"an HDF5 file (Keras .h5?), {_UNREAD}",
-    b"\x93NUMPY": "a NumPy array, not a state dict; give a weights file",
+    b"\x93NUMPY": f"a NumPy array, not a state dict; give a weights file. {HOLDS_INPUTS[:-1]}",
     b"GGUF": f"a GGUF file, {_UNREAD}",
     b"MATLAB": f"a MATLAB file, {_UNREAD}",
     b"SQLite format 3": f"an SQLite database, {_NO_WEIGHTS}",

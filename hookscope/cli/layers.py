@@ -15,6 +15,7 @@ def layers(
     model: options.Model,
     layer: options.Layer = None,
     ops: options.Ops = False,
+    weights: options.Weights = "auto",
     arch: options.Arch = None,
     model_arg: options.ModelArg = None,
     trust: options.Trust = False,

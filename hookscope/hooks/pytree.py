@@ -122,7 +122,7 @@ def constants_given(args: Sequence[object], kwargs: Mapping[str, object]) -> lis
     ]:
         if isinstance(value, bool | int | float | complex | str | slice | np.generic):
             found.append((path, value))
-        elif type(value) in (tuple, list, torch.Size):
+        elif isinstance(value, tuple | list) and type(value) in (tuple, list, torch.Size):
             found += [(f"{path}{inner}", each) for inner, each in constants_given(value, {})]
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookscope.checkpoints.fileformat import HOLDS_INPUTS
 from hookscope.checkpoints.reading import claims_too_much
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
 from hookscope.errors import CheckpointError, ModelError, UsageError
@@ -133,7 +134,9 @@ def _without_dotless_copy(
 def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
     """Return a state dict of detached tensors, without what a file may have hung on it but module versions."""
     if not isinstance(state, dict):
-        raise CheckpointError(f"{where} a {kind_of(state)}, not a state dict (tensors by name).")
+        sequence = state if isinstance(state, list | tuple) else (state,)
+        remedy = f" {HOLDS_INPUTS}" if any(isinstance(each, Tensor) for each in sequence) else ""
+        raise CheckpointError(f"{where} a {kind_of(state)}, not a state dict (tensors by name).{remedy}")
     if not tensors_of(state):
         if any(is_optimiser(value) for value in dict.values(state)):
             raise CheckpointError(f"{where} an optimiser's state, but no weights: {summary_of(state)}.")

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind, read_config, weights_file
+from hookscope.checkpoints.fileformat import HOLDS_INPUTS, WEIGHTS_SUFFIXES, file_kind, read_config, weights_file
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import ReadingRules
 from hookscope.errors import (
@@ -254,10 +254,12 @@ def _network_of(
         if foreign := foreign_names(checkpoint.state):
             raise MisfitError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
         near = architecture.nearest_network(shapes)
+        is_weights = any("." in each or each in ("weight", "bias") for each in shapes)
+        inputs = "" if is_weights else f" {HOLDS_INPUTS}"
         own = f", or give --trust to run its own {checkpoint.pickled_class}" if checkpoint.pickled_class else ""
         raise ModelNotFoundError(
             f"{checkpoint.name} fits no network that hookscope knows; name it with --arch, such as "
-            f"--arch net.py:build{own}.{near and f' Nearest: {near}.'}"
+            f"--arch net.py:build{own}.{near and f' Nearest: {near}.'}{inputs}"
         )
     found, named_by_file = candidates[0], False
     if (told := _told(checkpoint.architectures, candidates, shapes)) is not None:

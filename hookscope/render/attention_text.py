@@ -45,7 +45,7 @@ def finding_of(result: Attention) -> str:
     box = concentration(first, record)
     if box is None:
         return f"{name}, {first.query} at {first.block}{heads}: nothing on the picture{rest}."
-    share = f"{box.share:.0%}" if box.share >= 0.01 else "<1%"
+    share = f"{box.share:.0%}" if box.share >= 0.01 else "less than 1%"
     words = "spread out" if box.words == "spread out" else f"at: {box.words}"
     return f"{name}, {first.query} at {first.block}{heads}: half of it lies in {share} of the picture, {words}{rest}."
 

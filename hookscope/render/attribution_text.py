@@ -6,7 +6,15 @@ from pathlib import PurePath
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import Column, draw_table, fold_name, number_text, probability_text, safe_line
+from hookscope.render.columns import (
+    Column,
+    draw_table,
+    fold_name,
+    number_text,
+    probability_text,
+    safe_line,
+    share_in_words,
+)
 from hookscope.render.terminal import note_lines, title_lines
 from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
 from hookscope.results.concentration import concentration
@@ -45,7 +53,7 @@ def finding_of(each: AttributionMap, result: Attributions) -> str:
     if box is None:
         what = input_word(each.values.ndim)
         return f"{subject}nothing in the {what} speaks for it, the {result.method} map is nowhere above 0."
-    share = f"half of the {result.method} map lies in {_share(box.share)} of what the network sees"
+    share = f"half of the {result.method} map lies in {share_in_words(_share(box.share))} of what the network sees"
     return f"{subject}{share}, " + ("so it is spread out." if box.words == "spread out" else f"{_at(box.words)}.")
 
 

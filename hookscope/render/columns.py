@@ -195,6 +195,16 @@ def quantile_text(value: float | None, count: int) -> str:
     return number_text(value, 4 if count <= EXACT_LIMIT else 2)
 
 
+def share_in_words(text: str) -> str:
+    """Return a percentage as a sentence has it: "less than 0.1%" for "<0.1%"."""
+    return text.replace("<", "less than ").replace(">", "more than ")
+
+
+def percent_bound(fraction: float) -> str:
+    """Return a percentage to write behind "fewer than" or "at most"."""
+    return percent_text(fraction).removeprefix("<") if fraction <= 0.999 else "100%"
+
+
 def percent_text(fraction: float | None) -> str:
     """Return a percentage that is 0% or 100% only when that is exact."""
     if fraction is None:

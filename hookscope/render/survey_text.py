@@ -6,7 +6,16 @@ from pathlib import PurePath
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import Column, draw_table, number_column, number_text, percent_text, safe_line
+from hookscope.render.columns import (
+    Column,
+    draw_table,
+    number_column,
+    number_text,
+    percent_bound,
+    percent_text,
+    safe_line,
+    share_in_words,
+)
 from hookscope.render.survey_failures import (
     failure_heading,
     failure_reasons,
@@ -117,9 +126,10 @@ def _dead(result: Survey) -> Iterator[str]:
     named = [f"{_name(row)} ({len(row.dead_channels)} of {len(row.channels)})" for row in rows]
     of_all = f"{counted(channel_counts(result.rows), 'channel')} in {counted(len(result.rows), 'output')}"
     dead = f"{result.dead_count:,} of {of_all} {are(result.dead_count)} dead on {inputs_text(result)}"
+    most = percent_bound(result.dead_bound)
     yield (
-        f"{dead}, most in {some_of(named, 2)}. A dead channel fires on fewer than {percent_text(result.dead_bound)} of "
-        "such inputs, with 95% confidence."
+        f"{dead}, most in {some_of(named, 2)}. A dead channel fires on fewer than {most} of such inputs, with 95% "
+        "confidence."
     )
 
 
@@ -150,9 +160,10 @@ def _selective(result: Survey) -> Iterator[str]:
     if found:
         (share, channel), row = max(found, key=lambda each: each[0])
         best = printable(row.channels[channel].best_class, _MOST_NAME)
+        explained = share_in_words(percent_text(max(0.0, share)))
         yield (
-            f"The most selective channel is {channel} of {_name(row)}: the class explains "
-            f"{percent_text(max(0.0, share))} of how it varies between inputs; it is greatest for {best}."
+            f"The most selective channel is {channel} of {_name(row)}: the class explains {explained} of how it varies "
+            f"between inputs; it is greatest for {best}."
         )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -917,3 +918,17 @@ def test_from_pytest_in_three_lines(
     assert "1 failed, 1 passed" in done.stdout
     assert f"{PLANTED}.weight" in done.stdout
     assert "check_results.py" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.npy", "x.safetensors"])
+def test_inputs_that_are_given_as_a_checkpoint_lead_to_images(run: Run, tmp_path: Path, name: str) -> None:
+    pictures = torch.rand(2, 3, 8, 8)
+    torch.save(pictures, tmp_path / "x.pt")
+    np.save(tmp_path / "x.npy", pictures.numpy())
+    save_file({"x": pictures}, tmp_path / "x.safetensors")
+    result = run("check", name)
+    text = " ".join(result.stdout.split())
+    assert "If it holds inputs, name the network first, then this file (in `check`: --images)." in text
+    assert result.code not in (0, 1) or "failed" in text
+    save_file({"conv.weight": pictures, "conv.bias": torch.rand(2)}, tmp_path / "weights.safetensors")
+    assert "--images" not in run("check", "weights.safetensors").stdout

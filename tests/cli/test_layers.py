@@ -74,6 +74,17 @@ def test_the_table_fits_the_terminal_and_marks_in_words_what_is_selected(
     assert lines[-1] == "116 modules · 33 selected · 21,797,672 parameters"  # torchvision's documented count
 
 
+def test_weights_of_a_file_must_fit_the_network_that_is_listed(run: Run, tmp_path: Path) -> None:
+    torch.save(torchvision.models.resnet18(num_classes=7).state_dict(), tmp_path / "w.pt")
+    (tmp_path / "w.py").write_text(
+        "import torchvision\n\ndef build():\n    return torchvision.models.resnet18(num_classes=7)\n"
+    )
+    rows = modules_of(run("layers", "w.py:build", "--weights", "w.pt", "--json", "--input-shape", "1,3,64,64").stdout)
+    assert [row["output_shapes"] for row in rows if row["layer"] == "fc"] == [[[1, 7]]]
+    assert "w.pt does not fit resnet34" in run("layers", "resnet34", "--weights", "w.pt").stderr
+    assert run("layers", "resnet18", "--weights", "nothing.pt").code != 0
+
+
 def test_without_a_pattern_every_leaf_is_selected(run: Run) -> None:
     modules = modules_of(run("layers", "resnet18", "--json").stdout)
     parents = {module["layer"].rpartition(".")[0] for module in modules if module["layer"]}

@@ -111,6 +111,14 @@ def test_key_that_leads_nowhere_says_what_there_is(key: str) -> None:
     assert "only model, epoch" in refusal({"model": STATE, "epoch": 3}, NothingMatchedError, key)
 
 
+@pytest.mark.parametrize("content", [torch.ones(2, 3), [torch.ones(2, 3)], (torch.ones(2), torch.ones(3))])
+def test_inputs_in_place_of_weights_are_told_where_they_belong(content: object) -> None:
+    hint = "If it holds inputs, name the network first, then this file (in `check`: --images)."
+    assert refusal(content).endswith(hint)
+    assert hint not in refusal(3)
+    assert hint not in refusal({"epoch": 3})
+
+
 def test_key_of_something_else_is_described() -> None:
     assert "model.pt has at 'epoch' a int, not a state dict" in refusal({"model": STATE, "epoch": 3}, key="epoch")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.render.columns import fold_name, number_text, percent_text, quantile_text
+from hookscope.render.columns import fold_name, number_text, percent_bound, quantile_text
 from hookscope.render.overviews.charts import log_ticks, tail_of, within_blocks
 from hookscope.render.training_steps import Floats, columns_of, kept_places, pieces, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
@@ -195,7 +195,7 @@ def shares(title: str, labels: Sequence[str], meaning: str, values: Sequence[flo
     )
     return Figure(
         title,
-        f"{title}: {meaning}, at most {percent_text(largest)}, of {len(values)} places. The table of layers has the "
+        f"{title}: {meaning}, at most {percent_bound(largest)}, of {len(values)} places. The table of layers has the "
         "numbers.",
         labels,
         [("core", path)],
