@@ -154,8 +154,8 @@ def _first_in_forward_order(
         remark = remark if count else "no output after it holds any"
         remark += "" if has_effect else f"; the outputs of all layers and {finite} are finite"
     message = (
-        f"The output of {quoted(first)} is the first in forward order with NaN or Inf: it has"
-        f" {non_finite_words(first.activation)} (limit 0); {remark}."
+        f"{'NaN' if first.activation.nan_count else 'Inf'} starts at {quoted(first)}, the first output in forward order"
+        f" that holds any: {non_finite_words(first.activation)} (limit 0); {remark}."
     )
     yield Objection(output_of(first), message, "warn" if is_mask or not has_effect else "fail")
 
