@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from hookscope.attribution.cams import CAMS
 from hookscope.attribution.forward_backward import ForwardBackward, model_errors, run_and_differentiate, run_output
+from hookscope.attribution.input_places import place_axes
 from hookscope.attribution.layer_choice import layer_outputs_of
 from hookscope.attribution.map_layers import MapLayer, MapLayers, arrived
 from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
 from hookscope.attribution.scores import BatchTarget
+from hookscope.errors import UsageError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import exact_operation
@@ -155,6 +157,8 @@ def _of_both(
         Selvaraju et al., Grad-CAM, ICCV 2017, section 3.1.
     """
     of_layer, of_picture = _OF_BOTH[method]
+    if any(len(each.grid) == 1 < place_axes(batch) for each in layers):
+        raise UsageError(f"--method {method} multiplies a map with the picture, on which words have no place.")
     found = _pixels(passes, network, batch, of_picture, targets)
     pixels = []
     for maps, each in zip(maps_of_layers(of_layer, layers, len(targets)), found, strict=True):
