@@ -170,6 +170,8 @@ class Checking:
                 self.notes[_NO_ORDER] = None
             if not ranking:
                 continue
+            if of_layer[0].dim() < len(layout.size):  # of words: the picture is not what it ranks
+                continue
             if explained.layers:
                 extents = explained.layers[layer].extents
                 of_layer = resized(of_layer, layout.size, extents)[:, 0]  # noqa: PLW2901 - the same maps

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.attribution.input_places import embedding_name, main_input, place_axes
+from hookscope.attribution.input_places import embedding_name, main_input, place_axes, word_counts
 from hookscope.attribution.layer_choice import Choice, LayerOutputs, choose_layer, reached_inputs, sum_of
 from hookscope.attribution.scores import BatchTarget
 from hookscope.errors import HookscopeError, ModelError, UsageError
@@ -82,6 +82,7 @@ def run_output(passes: ForwardBackward, batch: Batch, *, track: bool = False, ke
     """
     args, kwargs = _tracked(batch) if track else _plain(batch)
     passes.capturing.restart()
+    passes.outputs.word_counts = word_counts(batch)
     passes.outputs.start(len(batch.indices), place_axes(batch), batch.pictures, keeps=keeps)
     with model_errors(passes.inspected, "forward"):
         return passes.inspected.network(*args, **kwargs)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.models.input_spec import first_layer_with_input
 from hookscope.text import printable
@@ -51,6 +52,12 @@ def place_axes(batch: Batch) -> int:
     """Return how many axes of place the input of a batch has: 1, 2 or 3; 2 for lists."""
     tensor = main_input(batch)
     return 2 if tensor is None else max(tensor.dim() - 2, 1)
+
+
+def word_counts(batch: Batch) -> set[int]:
+    """Return the lengths of the inputs of whole numbers, (N, T)."""
+    tensors = [each for _, each in tensors_in((*batch.args, *batch.kwargs.values()))]
+    return {each.shape[1] for each in tensors if each.dim() == _FEWEST_AXES and not each.is_floating_point()}
 
 
 def places_of(network: nn.Module, tensor: Tensor) -> InputPlaces:

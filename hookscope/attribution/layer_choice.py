@@ -1,7 +1,7 @@
 """Which layer is looked at: what every layer of a network returned, and the last that is a map of the picture."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ _PASSING = (
 )
 # What torchvision's detectors call the part that sees the whole picture.
 _BACKBONE = "backbone"
+_PICTURE_AXES = 2
+_SEQUENCE_AXES = 3  # (N, T, D)
 # How many layers at a time are differentiated, from the last: mostly the first one has a gradient.
 _AT_A_TIME = (1, 4, 16)
 
@@ -63,6 +65,7 @@ class LayerOutputs:
         axes: Axes of place that the input has.
         places: Where the network's tokens lie.
         keeps: Whether to keep the outputs, and where their gradients arrive.
+        word_counts: Lengths of the inputs of whole numbers, (N, T), beside a picture.
         score_map: Label of the output that was found to hold the scores themselves; "" without one.
     """
 
@@ -70,6 +73,7 @@ class LayerOutputs:
     count: int = 1
     axes: int = 2
     keeps: bool = False
+    word_counts: Collection[int] = ()
     by_place: dict[Place, LayerOutput] = field(default_factory=dict)
     score_map: str = ""
     _axes: AxisReader = field(default_factory=AxisReader)
@@ -100,6 +104,9 @@ class LayerOutputs:
             place = (call.layer, call.call, slot)
             self.places.note_patches(call.maker, tensor)
             layout = self.places.layout(place, tensor, self.count, axis, self._grids, axes=self.axes)
+            is_guess = isinstance(layout, str) or self.places.given is None
+            if self.axes > 1 and is_guess and _follows_words(call, shape, self.word_counts):
+                layout = Layout((shape[1],), 2, 0)
         kind = call.maker if isinstance(call.maker, str) else type(call.maker).__name__
         if (
             isinstance(layout, Layout)
@@ -117,6 +124,18 @@ class LayerOutputs:
             )
         self.by_place[call.layer, call.call, slot] = output
         return output
+
+
+def _follows_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collection[int]) -> bool:
+    """Tell whether a layer looks up the network's whole numbers, (N, T): its steps are words, not a grid's places."""
+    given = [tensor for _, tensor in call.inputs]
+    is_looked_up = bool(given) and not any(each.is_floating_point() for each in given)
+    return (
+        is_looked_up
+        and len(shape) == _SEQUENCE_AXES
+        and shape[1] in word_counts
+        and any(tuple(each.shape) == shape[:2] for each in given)
+    )
 
 
 def layer_outputs_of(network: nn.Module, tokens: Tokens | None) -> LayerOutputs:
@@ -240,7 +259,9 @@ def _candidates(
     alike: dict[tuple[int, int, int], list[Place]] = {}
     for at in reversed(range(len(places))):
         place, output = places[at], outputs.by_place[places[at]]
-        if place[0] and output.edge is not None and not _in_attention(place[0], modules):
+        layout = output.layout
+        is_of_input = not isinstance(layout, Layout) or len(layout.grid) >= min(outputs.axes, _PICTURE_AXES)
+        if place[0] and output.edge is not None and is_of_input and not _in_attention(place[0], modules):
             if isinstance(modules.get(place[0]), _PASSING):
                 output = _same_before(output, [outputs.by_place[other] for other in reversed(places[:at])])
             alike.setdefault(_memory(output), []).append(place)

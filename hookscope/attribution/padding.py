@@ -28,13 +28,14 @@ def padded_extents(network: nn.Module, batch: Batch, grid: tuple[int, ...]) -> l
     transform: Any = attribute_of(network, "transform")
     kind = type(transform)
     pictures = batch.args[0] if batch.args else None
-    if isinstance(pictures, list) and f"{kind.__module__}.{kind.__qualname__}" == _DETECTORS_TRANSFORM:
+    is_map = len(grid) == _PICTURE_AXES - 2  # and no words
+    if isinstance(pictures, list) and is_map and f"{kind.__module__}.{kind.__qualname__}" == _DETECTORS_TRANSFORM:
         with torch.no_grad():
             made, _ = transform(copied(pictures))
         height, width = made.tensors.shape[-2:]
         return [(0.0, 0.0, height / rows, width / columns) for rows, columns in made.image_sizes]
     covered = (1.0,) * len(grid)
-    if isinstance(pictures, Tensor) and pictures.dim() == _PICTURE_AXES and _merges(network):
+    if isinstance(pictures, Tensor) and pictures.dim() == _PICTURE_AXES and is_map and _merges(network):
         patch = next((each.stride for each in network.modules() if isinstance(each, nn.Conv2d)), (1, 1))
         rows, columns = (_covered(*sizes) for sizes in zip(pictures.shape[2:], grid, patch, strict=True))
         covered = rows, columns

@@ -222,9 +222,9 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
     axes = explained.maps[0][0].dim() - 1
     whole = (*((0.0,) * axes), *((1.0,) * axes))
     extents: list[Sequence[Extent]] = [each.extents for each in explained.layers] or [[whole] * len(batch.records)]
-    if axes != PICTURE_AXES:
-        gathered.given |= _given(network, batch, first)
     size = input_size(network, batch)
+    if axes != PICTURE_AXES and len(size) == axes:
+        gathered.given |= _given(network, batch, first)
     for place, record in enumerate(batch.records):
         for at, target in enumerate(explained.targets):
             wanted = target.targets[place]
@@ -238,7 +238,9 @@ def _gather(network: nn.Module, batch: Batch, explained: Explained, method: Meth
                 keeps_pixels = explained.pixels and first + place < SHOWN_INPUTS
                 pixels = explained.pixels[at][place].numpy().copy() if keeps_pixels else None
                 extent = extents[layer][place]
-                gathered.maps.append(AttributionMap(first + place, wanted, label, values, extent, pixels, size))
+                of_words = values.ndim == 1 < len(size)
+                positions = values.shape if of_words else size
+                gathered.maps.append(AttributionMap(first + place, wanted, label, values, extent, pixels, positions))
 
 
 def _given(network: nn.Module, batch: Batch, first: int) -> dict[int, NDArray[np.float32]]:

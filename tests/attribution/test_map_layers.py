@@ -276,3 +276,42 @@ def test_what_swin_adds_below_and_at_the_right_is_said() -> None:
     assert only.extent == pytest.approx((0, 0, 128 / 100, 1))
     (whole,) = attribute(network, torch.randn(1, 3, 64, 96)).maps
     assert whole.extent == pytest.approx((0, 0, 1, 1))
+
+
+class PictureAndWords(nn.Module):
+    """Classes from patches and words; 16 words are as many as half of the grid's rows and columns have places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.words = nn.Conv2d(3, 8, 8, 8), nn.Embedding(50, 8)
+        self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        patches = self.patches(pixels).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.mix(patches), torch.tanh(self.words(ids))], 1)
+        scores: Tensor = self.head(torch.tanh(tokens * torch.linspace(0.5, 2, tokens.shape[1])[:, None]).mean(1))
+        return scores
+
+
+@pytest.mark.parametrize("count", [12, 16, 64, 65])
+def test_steps_of_an_embedding_beside_a_picture_are_words(count: int, tmp_path: Path) -> None:
+    network = PictureAndWords().eval()
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.rand(2, 3, 64, 64, generator=generator)
+    ids = torch.randint(0, 50, (2, count), generator=generator)
+    given = {"pixels": pixels, "ids": ids}
+    result = hookscope.attribute(network, input=given, layer="words", target="1")
+    kept: list[Tensor] = []
+    with network.words.register_forward_hook(lambda *call: kept.append(call[2])):
+        score = network(pixels, ids)[:, 1].sum()
+    (gradient,) = torch.autograd.grad(score, kept)
+    expected = (kept[0] * gradient.mean(1, keepdim=True)).sum(2).clamp(min=0).detach()
+    assert [each.size for each in result.maps] == [(count,)] * 2
+    for each, row in zip(result.maps, expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(each.values), row, rtol=1e-3, atol=1e-7)
+    assert not any(check.name == "deletion" for check in result.sanity)
+    result.save(tmp_path / "run")
+    assert hookscope.attribute(network, input=given, target="1").layers[0].label != "words"
+    with pytest.raises(UsageError, match="on which words have no place"):
+        hookscope.attribute(network, input=given, layer="words", method="guided-grad-cam", sanity="none")
