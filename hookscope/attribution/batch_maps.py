@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from hookscope.attribution.cams import CAMS
 from hookscope.attribution.forward_backward import ForwardBackward, model_errors, run_and_differentiate, run_output
-from hookscope.attribution.input_places import place_axes
 from hookscope.attribution.layer_choice import layer_outputs_of
 from hookscope.attribution.map_layers import MapLayer, MapLayers, arrived
 from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
 from hookscope.attribution.scores import BatchTarget
-from hookscope.errors import UsageError
 from hookscope.hooks.forward_hooks import capture
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import exact_operation
