@@ -105,17 +105,17 @@ def channel_differences(before: str, now: str) -> NDArray[np.float64] | None:
 
 
 def channels_apart(before: str, now: str) -> float:
-    """Return how far all values differ at least, root mean square, by what `channels_text` wrote of their channels.
+    """Return how far channels differ, root mean square over them, of two that `channels_text` wrote.
 
     A channel whose values differ by d, root mean square, differs in its mean and standard deviation by m and s, where
-    m^2 + s^2 <= d^2, and so in their sum by up to sqrt(2) d. Of more than `CHANNEL_SUMS` channels the root mean square
-    over the channels is estimated from the signed sums, with a standard error of 9%.
+    m^2 + s^2 <= d^2, and so in their sum by up to sqrt(2) d: the result is at most so many times that of all values.
+    Of more than `CHANNEL_SUMS` channels it is estimated from the signed sums, with a standard error of 9%.
     """
     (count, was), (other, given) = (_channels_from_text(text) for text in (before, now))
     if count != other:
         return 0.0
     over = 1 if count <= CHANNEL_SUMS else count
-    return float(np.sqrt(np.mean(np.square(given - was)) / over / 2))
+    return float(np.sqrt(np.mean(np.square(given - was)) / over))
 
 
 def _few(sums: NDArray[np.float64], signs: NDArray[np.float64]) -> NDArray[np.float64] | None:

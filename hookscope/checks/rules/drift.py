@@ -63,8 +63,8 @@ _UNRELATED = 1.0
     0.01,
     "how far a layer's values (root mean square), or their mean, std or a quantile, may move, in units of its spread:"
     " its std, but at least 0.1 of its root mean square",
-    "on 18 networks channels_last and other thread counts move it by up to 3e-5, a weight tensor scaled by"
-    " 1.1 by 0.08 or more, one row of the last weights with its signs turned by 0.023 or more",
+    "on 44 networks of random weights channels_last, other kernels and thread counts move it by up to 1e-3, on most by"
+    " up to 1e-4; one row of 1,000 in the last weights with its signs turned is found in nine cases of ten",
 )
 @limit(
     "max_difference_float16",
@@ -154,7 +154,7 @@ class _Movement(NamedTuple):
     """How far a layer moved, in units of its spread.
 
     Attributes:
-        values: Root mean square of the differences of the values that are kept, and at least what the channels tell;
+        values: Root mean square of the differences of the values that are kept, or of the channels if that is more;
             None where none are kept.
         statistics: The same of its mean, std or a quantile, whichever moved furthest.
         words: Both, where one of them is too far; else "".
