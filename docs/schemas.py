@@ -228,7 +228,7 @@ def _result(kind: Any) -> dict[str, Schema]:
 
 def _statistics() -> dict[str, Schema]:
     quantiles = _object(dict.fromkeys(QUANTILE_NAMES, _NUMBER))
-    return _properties(TensorStatistics, "distribution", "sketch", "channel_nonzero") | {
+    return _properties(TensorStatistics, "distribution", "kept_values", "channel_nonzero") | {
         "quantiles": {"anyOf": [quantiles, _PLAIN[type(None)]]},
         "dead_channel_fraction": _NUMBER,
         "histogram": _of(Histogram | None),

@@ -55,8 +55,8 @@ def sent(value: Any) -> Any:
 @pytest.mark.parametrize("name", _NAMES)
 def test_activations_are_those_of_the_cpu(name: str) -> None:
     model, args = made(name)
-    here = activations(model, args, distributions=True, sketches=True)
-    there = activations(copy.deepcopy(model).cuda(), sent(args), distributions=True, sketches=True)
+    here = activations(model, args, distributions=True, keeps_values=True)
+    there = activations(copy.deepcopy(model).cuda(), sent(args), distributions=True, keeps_values=True)
     assert [row.label for row in there.rows] == [row.label for row in here.rows]
     found = []
     for ours, theirs in zip(here.rows, there.rows, strict=True):
@@ -68,7 +68,7 @@ def test_activations_are_those_of_the_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in _NAMES if name not in _OTHER_GRADIENTS])
 def test_gradients_are_those_of_the_cpu(name: str) -> None:
     model, args = made(name)
-    options = {"include_inputs": True, "distributions": True, "sketches": True}
+    options = {"include_inputs": True, "distributions": True, "keeps_values": True}
     here = gradients(model, args, **options)
     there = gradients(copy.deepcopy(model).cuda(), sent(args), **options)
     if isinstance(here, str) or isinstance(there, str):

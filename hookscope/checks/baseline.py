@@ -1,8 +1,8 @@
 """A baseline: what a network's layers gave for known inputs, as JSON that a reviewer can read in a pull request.
 
 One line per layer, sorted by name, numbers in six significant digits: a diff shows which layers changed, and by how
-much. At its end stand a sketch of the values in their order, from which the distance to another run is estimated, and
-numbers that show in which channels two runs differ. Labelled pictures follow, a line per class. Kept are what the whole
+much. At its end stand values at fixed places of each input, which are compared one by one, and numbers that show in
+which channels two runs differ. Labelled pictures follow, a line per class. Kept are what the whole
 network returns, layers without others inside them that run, and those with parameters of their own; all other
 containers would repeat them.
 """
@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from hookscope.checks.baseline_labels import BaselineClass, labelled_document, labelled_from, labelled_of
-from hookscope.checks.baseline_sketches import channels_text, check_channels, check_sketch, sketch_text
+from hookscope.checks.baseline_values import channels_text, check_channels, check_values, values_text
 from hookscope.errors import UsageError
 from hookscope.regular_files import read_bounded
 from hookscope.results.activations import LayerRow
@@ -29,7 +29,7 @@ from hookscope.results.inputs import InputRecord
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.text import one_line, printable, safe_text, strict_json
 
-SCHEMA_VERSION = 5  # 4 has shapes of first batches, 3 no channels, 2 no sketches, and its quantiles are estimates
+SCHEMA_VERSION = 6  # 5 has sums of values in place of values, 4 shapes of first batches, 3 no channels
 
 RENEW = "Write a new one with `hookscope check --update-baseline`."
 
@@ -40,8 +40,8 @@ _SIGNIFICANT_DIGITS = 6
 # What stands at the top of the file, but for the class in place of the kind.
 _FACTS = ("model", "kind", "weights", "weights_sha256", "parameter_count", "dtype", "weights_precision")
 
-# Thirty thousand rows, at about a thousand bytes each.
-_MOST_BYTES = 32 * 2**20
+# Ten thousand rows, at about six thousand bytes each.
+_MOST_BYTES = 64 * 2**20
 
 _T = TypeVar("_T")
 
@@ -77,7 +77,7 @@ class BaselineRow:
     Counts of NaN and Inf are None where they could not be counted, statistics,
     over the finite values, where there are none. `dead_fraction` is the share of channels that are zero over all
     inputs, 0-1; `gradient_l2` the L2 norm of the gradient of the loss with respect to this output. `quantiles`, at
-    `QUANTILE_LEVELS`, `sketch` and `channels` are as in `OutputSignature`, the last two as `sketch_text` and
+    `QUANTILE_LEVELS`, `values` and `channels` are as in `OutputSignature`, the last two as `values_text` and
     `channels_text` write them.
     """
 
@@ -92,7 +92,7 @@ class BaselineRow:
     dead_fraction: float | None
     gradient_l2: float | None
     quantiles: tuple[float, ...] | None
-    sketch: str | None = None
+    values: str | None = None
     channels: str | None = None
 
 
@@ -101,7 +101,7 @@ class Baseline:
     """What a network's layers gave for known inputs.
 
     `kind` is the class name of the root module, `dtype` that of its parameters, `weights_precision` the narrowest that
-    holds them exactly, `gradients` is None if none were taken. `given` is the sketch of all input tensors together.
+    holds them exactly, `gradients` is None if none were taken. `given` are values of all input tensors.
     `multi_label` tells whether labelled pictures may have several labels. There is a row per layer, call and slot,
     sorted by label with numbers in counting order. All else is as in `ModelInfo`, for people.
     """
@@ -162,8 +162,8 @@ def measured_rows(measured: CheckMeasurements) -> tuple[tuple[LayerRow, Baseline
 
 
 def given_of(measured: CheckMeasurements) -> str | None:
-    """Return the sketch of all that the network was given, as a baseline keeps it; None if there is none."""
-    return sketch_text(measured.signatures.get("", _NO_SIGNATURE).sketch)
+    """Return values of what the network was given, as a baseline keeps them; None if there are none."""
+    return values_text(measured.signatures.get("", _NO_SIGNATURE).values)
 
 
 def gradients_of(gradients: Gradients | None) -> BaselineGradients | None:
@@ -188,21 +188,21 @@ _NO_SIGNATURE = OutputSignature(None, None)
 
 
 def _baseline_row(row: LayerRow, gradient_l2: float | None, signature: OutputSignature) -> BaselineRow:
-    values = row.activation
+    known = row.activation
     quantiles = tuple(rounded for value in signature.quantiles or () if (rounded := _rounded(value)) is not None)
     return BaselineRow(
         label=safe_text(row.label),
         kind=safe_text(row.kind),
-        shape=values.shape,
-        dtype=values.dtype,
-        nan_count=values.nan_count,
-        inf_count=values.inf_count,
-        mean=_rounded(values.mean),
-        std=_rounded(values.std),
-        dead_fraction=_rounded(values.dead_channel_fraction),
+        shape=known.shape,
+        dtype=known.dtype,
+        nan_count=known.nan_count,
+        inf_count=known.inf_count,
+        mean=_rounded(known.mean),
+        std=_rounded(known.std),
+        dead_fraction=_rounded(known.dead_channel_fraction),
         gradient_l2=_rounded(gradient_l2),
         quantiles=quantiles if len(quantiles) == len(QUANTILE_LEVELS) else None,
-        sketch=sketch_text(signature.sketch),
+        values=values_text(signature.values),
         channels=channels_text(signature.channels),
     )
 
@@ -349,7 +349,7 @@ def _parsed(document: Any) -> Baseline:
     seen = Counter(row.label for row in rows)
     if twice := [label for label, count in seen.items() if count > 1]:
         raise ValueError(f"layer {twice[0]!r} is there twice")
-    check_sketch(_field(document, "given", str | None), "'given'")
+    check_values(_field(document, "given", str | None), "'given'")
     inputs = enumerate(_field(document, "inputs", list), 1)
     return _fields(
         Baseline,
@@ -370,6 +370,6 @@ def _row(record: Any, place: str) -> BaselineRow:
     nan_count, inf_count = (None, None) if finite is None else (0, 0)
     if finite is False:
         nan_count, inf_count = (_field(record, key, int, place) for key in ("nan", "inf"))
-    check_sketch(_field(record, "sketch", str | None, place), f"'sketch' of {place}")
+    check_values(_field(record, "values", str | None, place), f"'values' of {place}")
     check_channels(_field(record, "channels", str | None, place), f"'channels' of {place}")
     return _fields(BaselineRow, record, place, _ROW_KEYS, nan_count=nan_count, inf_count=inf_count)

@@ -1,5 +1,6 @@
-"""Compare two stored runs: by their saved tensors where both have them, else by their sketches."""
+"""Compare two stored runs: by their saved tensors where both have them, else by statistics and the values they keep."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,12 +25,11 @@ from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.session import package_versions
 from hookscope.results.activations import LayerRow
-from hookscope.results.differences import DifferenceRow, Differences, Measures, OutputDifference, Side
+from hookscope.results.differences import DifferenceRow, Differences, Measures, NonFinite, OutputDifference, Side
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
+from hookscope.results.runs.kept_values import read_kept_values
 from hookscope.results.runs.reading import StoredRun, read_record, read_run, refusal
-from hookscope.results.runs.sketches import read_sketches
-from hookscope.results.sketches import NORM_ERROR, RESOLUTION, estimated_cosine, estimated_distance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.storage import without_float8
@@ -37,19 +37,22 @@ from hookscope.text import printable
 
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
 
-_ESTIMATED = (
-    "Distances are estimated from sketches of 256 numbers, with a standard error of 4.4%; "
-    "--save-tensors on both runs makes them exact."
+_PARTLY = (
+    "Differences are measured on up to 256 values per input, and are at least what the statistics of all values show; "
+    "--save-tensors on both runs compares every value."
 )
+
+# Sums of the same values, taken by another number of threads, differ by less than this share.
+_ROUNDING_OF_SUMS = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A run, the tensors and sketches of its rows, and its run.json."""
+    """A run, the tensors and kept values of its rows, and its run.json."""
 
     run: StoredRun
     document: Mapping[str, Any]
-    sketches: Mapping[str, NDArray[np.float32]]
+    values: Mapping[str, NDArray[np.floating]]
     tensors: Any  # an open safetensors file; None without one
     labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
 
@@ -96,7 +99,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         A row for each pair of outputs; where both runs have a backward pass, `gradients` too.
 
     Raises:
-        InputError: If a folder is no such run, is damaged, or has no sketches.
+        InputError: If a folder is no such run, is damaged, or of an earlier version.
         UsageError: If the runs are of different inputs, or an option is malformed.
         NothingMatchedError: If no row of A has a partner in B.
     """
@@ -116,11 +119,11 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         gradients = tuple(_gradients(one, other, pairs))
     outputs = _outputs(one, other, rows)
     measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
-    estimated = any(each.standard_error is not None for each in measured)
+    partly = any(each.value_count is not None for each in measured)
     return Differences(
         a=_shown(one),
         b=_shown(other),
-        way="sketches" if estimated else "tensors",
+        way="values" if partly else "tensors",
         inputs=one.run.result.inputs,
         rows=rows,
         gradients=gradients,
@@ -130,7 +133,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
         warnings=(*warnings, *_of_both(one, other, lambda run: run.result.warnings)),
-        notes=((_ESTIMATED,) if estimated else ()) + _verbs(one, other),
+        notes=((_PARTLY,) if partly else ()) + _verbs(one, other),
         seed=one.run.result.seed,
         timings={"compare": time.perf_counter() - began},
         provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
@@ -144,9 +147,9 @@ def _read(folder: Path, files: ExitStack) -> _Side:
         raise refusal(folder, f"a run of {printable(str(document.get('verb')))} has no rows to compare", remedy)
     run = read_run(folder)
     name = _TENSORS[run.record.verb]
-    sketches = read_sketches(run)
+    values = read_kept_values(run)
     tensors = _opened(folder, name, files)
-    return _Side(run, document, sketches, tensors, frozenset(tensors.keys() if tensors is not None else ()))
+    return _Side(run, document, values, tensors, frozenset(tensors.keys() if tensors is not None else ()))
 
 
 def _opened(folder: Path, name: str, files: ExitStack) -> Any:
@@ -217,8 +220,8 @@ def _shown(side: _Side) -> Side:
 def _row(pair: RowPair, a: _Side, b: _Side, table: str, drawing: _RunMaps | None = None) -> DifferenceRow:
     measures, note = _exact(pair, a, b, drawing)
     if measures is None and not note:
-        sketches = a.sketches[table][pair.a.index], b.sketches[table][pair.b.index]
-        measures, note = _estimated(pair.a.statistics, pair.b.statistics, *sketches)
+        values = a.values.get(f"{table}.{pair.a.index}"), b.values.get(f"{table}.{pair.b.index}")
+        measures, note = _partly(pair.a.statistics, pair.b.statistics, *values)
     return pair.measured(measures, note)
 
 
@@ -240,20 +243,58 @@ def _exact(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None) -> tuple
     return measures, ""
 
 
-def _estimated(
-    a: TensorStatistics, b: TensorStatistics, sketch_a: NDArray[np.float32], sketch_b: NDArray[np.float32]
+def _partly(
+    a: TensorStatistics,
+    b: TensorStatistics,
+    values_a: NDArray[np.floating] | None,
+    values_b: NDArray[np.floating] | None,
 ) -> tuple[Measures | None, str]:
+    """Return the measures of the values that runs keep, and of statistics, or why there are none."""
     if a.element_count != b.element_count or a.shape[1:] != b.shape[1:]:  # axis 0 is as long as a batch
         return None, "shapes differ"
-    if np.isnan(sketch_a[0]) or np.isnan(sketch_b[0]) or a.l2 is None or b.l2 is None:
-        if not a.element_count:
-            return Measures(0.0), ""
-        broken = any(each.nan_count or each.inf_count for each in (a, b))
-        return None, "has values that are not finite" if broken else a.unmeasured or b.unmeasured or "has no sketch"
-    distance = estimated_distance(sketch_a, sketch_b)
-    relative = distance / a.l2 if a.l2 else float("inf") if distance else 0.0
-    error = max(NORM_ERROR * relative, RESOLUTION) if np.isfinite(relative) else NORM_ERROR
-    return Measures(relative, estimated_cosine(sketch_a, sketch_b, (a.l2, b.l2)), standard_error=error), ""
+    if not a.element_count:
+        return Measures(0.0), ""
+    if values_a is None or values_b is None:
+        return None, a.unmeasured or b.unmeasured or "no values are kept of it"
+    if values_a.shape != values_b.shape:
+        return None, "shapes differ"
+    sums = Sums()
+    sums.add(torch.tensor(values_a), torch.tensor(values_b))
+    lost = [(max(one - other, 0), max(other - one, 0)) for one, other in zip(_broken(a), _broken(b), strict=True)]
+    (nan_a, nan_b), (inf_a, inf_b) = lost
+    if nan_a or inf_a or nan_b or inf_b:
+        nonfinite = NonFinite(nan_a, inf_a, nan_b, inf_b, a.element_count)
+        return Measures(math.nan, value_count=sums.count, nonfinite=nonfinite), ""
+    measures = sums.measured(torch.float64)
+    at_least = 0.0 if any(_broken(a)) else _difference_of_statistics(a, b)
+    is_unseen = at_least > measures.relative_l2 == 0
+    return Measures(
+        max(measures.relative_l2, at_least),  # the first of them if it is NaN
+        None if is_unseen else measures.cosine,
+        value_count=sums.count,
+        nonfinite=measures.nonfinite,
+    ), ""
+
+
+def _broken(statistics: TensorStatistics) -> tuple[int, int]:
+    return statistics.nan_count or 0, statistics.inf_count or 0
+
+
+def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float:
+    """Return what the relative L2 difference of two finite tensors is at least; 0 where rounding explains it.
+
+    Norm, minimum and maximum differ by |A-B| at most, means and standard deviations of n values by |A-B| / sqrt(n).
+    """
+
+    def differences(*names: str) -> list[float]:
+        return [abs((getattr(a, name) or 0.0) - (getattr(b, name) or 0.0)) for name in names]
+
+    root = math.sqrt(a.element_count)
+    most = max(*differences("l2", "min", "max"), *(root * each for each in differences("mean", "std", "mean_abs")))
+    at_least = most / a.l2 if a.l2 else math.inf if most else 0.0
+    if any(differences("min", "max", "zero_fraction")):
+        return max(at_least, np.finfo(np.float64).tiny)
+    return at_least if at_least > _ROUNDING_OF_SUMS else 0.0
 
 
 def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceRow]:

@@ -69,7 +69,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     autocast: torch.dtype | None = None,
     verify: bool = False,
     distributions: bool = False,
-    sketches: bool = False,
+    keeps_values: bool = False,
     on_tensor: Callable[[str, Tensor], None] | None = None,
     on_batch: Callable[[int], None] | None = None,
     on_error: Callable[[UnfitInputError], None] | None = None,
@@ -103,7 +103,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
         output_key: Which of several outputs holds the class scores, and is differentiated if `loss` is a name.
         distributions: Count how values are distributed, for quantiles, histograms and the verdict
             `saturated-activation`, which takes more time.
-        sketches: Sketch every output and every gradient, so that the run can be compared with others.
+        keeps_values: Keep values of every output and every gradient, so that the run can be compared with others.
         on_tensor: Called in the hook with "LABEL grad_output" or "LABEL grad_input" and each gradient, and at the end
             with "NAME grad" for each parameter; clone what must outlive the call.
         on_error: Called for an input that the model raised on, which is then left out; in eval mode the other inputs of
@@ -124,7 +124,7 @@ def inspect_gradients(  # noqa: D417, PLR0913 - those of `hookscope.grads` are d
     if isinstance(loss, str):
         loss = choose_loss(loss, target=target, seed=seed, categories=inspected.info.categories, output_key=output_key)
     queue = queue_of(inputs, on_error)
-    recorder = Recorder(0, None, None, Reducer(distributions=distributions, sketches=sketches))
+    recorder = Recorder(0, None, None, Reducer(distributions=distributions, keeps_values=keeps_values))
     selected, operations, placed = choose(inspected, queue, layers, edits, recorder, ops=ops, judged=judged)
     if hooked is not None:
         selected = {name: each for name, each in inspected.modules.items() if name in hooked}

@@ -72,7 +72,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     output_key: str | None = None,
     verify: bool = False,
     distributions: bool = False,
-    sketches: bool = False,
+    keeps_values: bool = False,
     tokens: bool = False,
     on_tensor: Callable[[str, Tensor, int | None], None] | None = None,
     on_call: Callable[[ModuleCall], None] | None = None,
@@ -99,7 +99,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
             may show, or every one.
         verify: Run the first batch once more without hooks, and compare the outputs bit for bit; not with edits.
         distributions: Count how values are distributed, for quantiles and histograms, which takes more time.
-        sketches: Sketch every output, so that the run can be compared with others.
+        keeps_values: Keep values of every output, so that the run can be compared with others.
         tokens: Measure the norms of tokens, of outputs (N, T, D).
         on_tensor: Called in the hook with each output's label, the output itself, and the axis that counts its channels
             (None without one); clone what must outlive the call.
@@ -119,7 +119,7 @@ def inspect(  # noqa: D417, PLR0913 - those of `hookscope.activations` are descr
     inspected = inspected_network(model)
     network = inspected.network
     queue = queue_of(inputs, on_error)
-    reducer = Reducer(distributions=distributions, sketches=sketches)
+    reducer = Reducer(distributions=distributions, keeps_values=keeps_values)
     recorder = Recorder(grids_for, max_channels, on_tensor, reducer, on_call=on_call)
     selected, operations, placed = choose(
         inspected, queue, layers, edits, recorder, ops=ops, judged=judged, with_activations=with_activations

@@ -127,7 +127,7 @@ class GradientRecorder:
                 self.maps.keep(key, gradient, axis)
         else:
             axis = None if gradient.is_nested else self.maps.axes.channel_axis(site.maker, tuple(gradient.shape))
-        return self.maps.reducer.reduce(gradient, axis, self.maps.indices)
+        return self.maps.reducer.reduce(gradient, axis, len(self.maps.indices))
 
     def release(self) -> None:
         """Call `on_tensor` with the waiting copies."""

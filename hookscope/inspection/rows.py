@@ -82,7 +82,7 @@ class Recorder:
     axes: AxisReader = field(default_factory=AxisReader)
     operations: OperationChoice | None = None
     judged_alone: frozenset[str] = frozenset()  # modules whose rows are not shown
-    judged_reducer: Reducer | None = None  # of what is not shown: without distributions and sketches
+    judged_reducer: Reducer | None = None  # of what is not shown: without distributions and kept values
     on_call: Callable[[ModuleCall], None] | None = None
     maps: MapRecorder | None = None
     tokens: TokenRecorder | None = None
@@ -140,7 +140,7 @@ class Recorder:
             self.on_call(call)
         is_shown = self.lists(call)
         reducer = self.reducer if is_shown or self.judged_reducer is None else self.judged_reducer
-        measured = reducer.reduce(tensor, axis, self.indices)
+        measured = reducer.reduce(tensor, axis, len(self.indices))
         key = (call.layer, call.call, slot)
         if self.places is not None and tensor.dim() > 3:
             self.places.note_patches(call.maker, tensor)

@@ -169,7 +169,7 @@ def run_forward(
     collector = TensorCollector(input_count(session), on_progress)
     if save_tensors:
         options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
-    options |= {"on_batch": collector.end_batch, "sketches": True, "judged": True, "tokens": True}
+    options |= {"on_batch": collector.end_batch, "keeps_values": True, "judged": True, "tokens": True}
     report = reporter(session, on_error)
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     verdicts = judge(inspection)
@@ -242,7 +242,7 @@ def run_backward(
         "on_tensor": collector.collect if save_tensors else None,
         "on_batch": collector.end_batch,
         "judged": True,
-        "sketches": True,
+        "keeps_values": True,
     }
     plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
     collector.end()  # gradients of parameters come last

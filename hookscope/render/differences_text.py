@@ -233,7 +233,8 @@ def _small(result: Differences) -> str:
     if worst is None or worst.measures is None:
         return "No row could be compared."
     if not worst.measures.relative_l2:
-        sure = "bit for bit" if worst.measures.standard_error is None else "as far as their sketches tell"
+        partly = any(row.measures and row.measures.value_count is not None for row in rows)
+        sure = "in their statistics and up to 256 values per input" if partly else "bit for bit"
         return f"A and B are equal, {sure}, in {counted(len(rows), 'row')}."
     amount = number_text(worst.measures.relative_l2, 3)
     return f"A and B differ no more than rounding explains: relative L2 at most {amount}, at {worst.label}."

@@ -30,7 +30,7 @@ from hookscope.results.history import History
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
 from hookscope.results.runs import serialize
 from hookscope.results.runs.directory import OVERVIEW, new_run
-from hookscope.results.runs.sketches import write_sketches
+from hookscope.results.runs.kept_values import write_kept_values
 from hookscope.results.runs.tensors import write_tensors
 from hookscope.results.survey import Survey
 
@@ -110,7 +110,7 @@ def save_run(
             photographs = [photograph_of(result, each) for each in range(1 + _last_drawn(result))]
             draw_token_norms(result, photographs).save(run.path / TOKENS, compress_level=6)
             files.append(TOKENS)
-        write_sketches(run.path, result)
+        write_kept_values(run.path, result)
         if result.tensors:
             saved: Any = result.tensors  # `SavedTensors`, which this room does not import
             write_tensors(run.path / tensor_file, saved.spooled, saved.spool)

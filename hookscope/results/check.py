@@ -183,13 +183,13 @@ class OutputSignature:
     Attributes:
         quantiles: At `QUANTILE_LEVELS`, exact ones of each input's finite values by itself, averaged over the inputs
             (all values of a batch together where axis 0 does not count its inputs); None if no value is finite.
-        sketch: See `hookscope.statistics.sketch`, (256,), with zeros in place of NaN and Inf; None if sums overflow.
+        values: Up to 256 of each input at fixed places, (N, K), see `hookscope.statistics.kept_values`.
         channels: Mean and standard deviation of each channel over all inputs, (2, C); None where no axis counts
             channels.
     """
 
     quantiles: tuple[float, ...] | None
-    sketch: NDArray[np.float64] | None
+    values: NDArray[np.floating] | None
     channels: NDArray[np.float64] | None = None
 
 

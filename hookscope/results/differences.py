@@ -16,8 +16,8 @@ from hookscope.text import counted
 Match = Literal["name", "prefix", "order", "map"]
 """How a pair was found: same name and call; the same after known prefixes; by order, type and shapes; by `--map`."""
 
-Way = Literal["lockstep", "tensors", "sketches", "weights"]
-"""What was compared: two networks side by side; two runs by their saved tensors or sketches; weights alone."""
+Way = Literal["lockstep", "tensors", "values", "weights"]
+"""What was compared: two networks side by side; two runs by all values or 256 per input; weights alone."""
 
 FEWER_TENSORS = "returns fewer tensors there"
 """The end of `Unmatched.reason` where both sides call the layer; so are the next two."""
@@ -58,7 +58,8 @@ class Measures:
         ulps: `max_abs` in units of the last place of A's value there, or of itself if A's value is smaller, such as 0;
             in the coarser dtype of the two. None if that is no floating dtype or not known.
         unequal_fraction: Share of elements that differ at all; None if it is not known.
-        standard_error: Of `relative_l2` where it is estimated from sketches; None where it is exact.
+        value_count: How many values of either tensor were compared one by one, where only some of each input are kept;
+            `relative_l2` is then theirs, and at least what statistics of all values tell. None where all were.
         nonfinite: Elements that the measures leave out; None without any. Then `relative_l2` is NaN.
     """
 
@@ -68,7 +69,7 @@ class Measures:
     max_at: tuple[int, ...] | None = None
     ulps: float | None = None
     unequal_fraction: float | None = None
-    standard_error: float | None = None
+    value_count: int | None = None
     nonfinite: NonFinite | None = None
 
     @property

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.results.distribution import Distribution, Histogram
-from hookscope.results.sketches import Sketch
 from hookscope.text import printable
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -34,8 +33,8 @@ class TensorStatistics:
         unmeasured: Why statistics are missing; None if they are not.
         distribution: Counts of values over bins, for quantiles and histograms; None if it was not measured.
         histogram: The distribution in few bins, for statistics from a run directory, which stores only these.
-        sketch: Numbers that estimate the distance to another tensor, see `hookscope.results.sketches`; None if it was
-            not measured, or if a value is NaN or Inf.
+        kept_values: Up to 256 values of each input at fixed places, (N, K), see `hookscope.statistics.kept_values`, for
+            another run to be compared with; (1, all of them) if inputs differ in shape. None if none were kept.
     """
 
     shape: tuple[int, ...]
@@ -57,7 +56,7 @@ class TensorStatistics:
     unmeasured: str | None = None
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
     histogram: Histogram | None = field(default=None, repr=False, compare=False)
-    sketch: Sketch | None = field(default=None, repr=False, compare=False)
+    kept_values: NDArray[np.floating] | None = field(default=None, repr=False, compare=False)
     channel_nonzero: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
 
     @property

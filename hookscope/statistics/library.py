@@ -20,8 +20,8 @@ LIBRARY = Path(__file__).parents[1] / "native.bin"  # not .so, which Python woul
 SOURCES = Path(__file__).parent  # of the .c and .h files, which wheels leave out
 
 # What `reduce_tensor` of native.c returns, and how many numbers it writes.
-RARE, WITH_ZEROS, SKETCHED = 1, 2, 4
-BIN_COUNT_SHIFT = 3
+RARE, WITH_ZEROS = 1, 2
+BIN_COUNT_SHIFT = 2
 FOUND = 7
 # As in native.c: bins that a tensor may fill, counters of each, threads at most.
 BINS, COUNTERS, MAX_THREADS = 17856, 8, 16
@@ -35,14 +35,13 @@ CANCELLATION_LIMIT = 10.0
 # The same for values summed in float64, which has 16 digits.
 _CANCELLATION_LIMIT_OF_DOUBLES = 1e6
 
-_SKETCH_WIDTH = 256  # as in sketch.c
-
 
 class Layout(ctypes.Structure):
     """As in native.h."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads", "is_in_order")
+    _fields_ = (
+        *((name, ctypes.c_longlong) for name in ("before", "channels", "after", "by_channel", "threads", "kept_count")),
+        ("kept", ctypes.c_void_p),
     )
 
 
@@ -54,7 +53,7 @@ class Results(ctypes.Structure):
         ("exact_limit", ctypes.c_longlong),
         *((name, ctypes.c_void_p) for name in ("keys", "counts", "runtime")),
         *((name, ctypes.c_double) for name in ("smallest", "largest", "cancellation")),
-        ("sketch", ctypes.c_void_p),
+        ("kept", ctypes.c_void_p),
     )
 
 
@@ -62,18 +61,6 @@ class _Runtime(ctypes.Structure):
     """As in native.h."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("run", "thread_number", "thread_count"))
-
-
-class _Sketch(ctypes.Structure):
-    """As in native.h."""
-
-    _fields_ = (
-        ("values", ctypes.c_void_p),
-        *((name, ctypes.c_longlong) for name in ("size", "items")),
-        ("keys", ctypes.c_void_p),
-        ("threads", ctypes.c_longlong),
-        *((name, ctypes.c_void_p) for name in ("sums", "runtime")),
-    )
 
 
 class _Pair(ctypes.Structure):
@@ -133,7 +120,6 @@ class Kernel:
     """
 
     reduce: Any
-    _sketch: Any
     _sum_differences: Any
     _sum_squares: Any
     _combine_maps: Any
@@ -144,10 +130,6 @@ class Kernel:
     def runtime_address(self) -> int | None:
         """As C is given it; None for one thread."""
         return None if self.runtime is None else ctypes.addressof(self.runtime)
-
-    def sketcher(self) -> "Sketcher":
-        """Return the sketch function with memory of its own to write to, for one thread at a time."""
-        return Sketcher(self._sketch, self.runtime)
 
     def sum_differences(
         self, a: int, b: int, sizes: tuple[int, int, int], squares: NDArray[np.float64] | None
@@ -205,44 +187,6 @@ class Kernel:
         return bool(self._reduce_channels(ctypes.byref(_Channels(address, *sizes, *steps, limits, *results, *rest))))
 
 
-class Sketcher:
-    """`sketch_tensor` of sketch.c with the memory it works with, which takes longer to make than a small sketch.
-
-    Attributes:
-        address: Of the structure that tells `reduce_tensor` where sketches go, and the keys of `with_keys`.
-    """
-
-    def __init__(self, function: Any, runtime: _Runtime | None) -> None:
-        """Make room for the sums of each thread."""
-        self._function = function
-        self._runtime = runtime
-        self._most_threads = MAX_THREADS if runtime is not None else 1
-        self._keys: tuple[int, ...] = ()
-        self._key_array: Any = None
-        sums = np.zeros(self._most_threads * _SKETCH_WIDTH)
-        self._sketch = sums[:_SKETCH_WIDTH]
-        runtime_address = None if runtime is None else ctypes.addressof(runtime)
-        self._given = _Sketch(None, 0, 0, None, 1, sums.ctypes.data, runtime_address)
-        self.address = ctypes.addressof(self._given)
-
-    def with_keys(self, keys: tuple[int, ...]) -> None:
-        """Sketch tensors as (items, size) from now on, one item for each key."""
-        if keys != self._keys:
-            self._keys, self._key_array = keys, (ctypes.c_uint64 * len(keys))(*keys)
-            self._given.keys, self._given.items = ctypes.addressof(self._key_array), len(keys)
-
-    def sketch(self, address: int, count: int, threads: int) -> NDArray[np.float64] | None:
-        """Sketch so many values at an address; None if a sum is not finite."""
-        given = self._given
-        given.values, given.size = address, count // given.items
-        given.threads = min(threads, self._most_threads)
-        return self.latest() if self._function(self.address) else None
-
-    def latest(self) -> NDArray[np.float64]:
-        """Return the sketch that was written last, (256,)."""
-        return self._sketch.copy()
-
-
 def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:
     """Load a variant of the compiled library; None if `missing_because` has a reason.
 
@@ -261,7 +205,6 @@ def kernel_of(variant: str, torch_library: str | None = None) -> Kernel | None:
 
     return Kernel(
         reduce=function("reduce_tensor", ctypes.c_int, 3),
-        _sketch=function("sketch_tensor", ctypes.c_int),
         _sum_differences=function("sum_differences", None),
         _sum_squares=function("sum_squares", None),
         _combine_maps=function("combine_maps", ctypes.c_longlong),

@@ -234,7 +234,6 @@ INLINE void over(Job *job, void (*task)(void *)) {
 /* What threads do together. */
 typedef struct {
     void (*scan)(void *), (*deviate)(void *), (*count)(void *);
-    i32 (*sketch)(const Sketch *);
 } Tasks;
 
 /* Return what a task finds in all values. */
@@ -410,13 +409,7 @@ INLINE i32 reduce(Job *job, const Results *results, Tasks tasks) {
     } else if (results->tables && outcome != RARE) {
         for (i64 at = 0; at < count; at++) results->values[at] = job->values[at];
     }
-    if (results->sketch && layout->is_in_order && outcome != RARE) {
-        Sketch sketch = *results->sketch;
-        sketch.values = job->values;
-        sketch.size = count / sketch.items;
-        sketch.threads = job->threads;
-        if (tasks.sketch(&sketch)) outcome |= SKETCHED;
-    }
+    for (i64 at = 0; at < layout->kept_count; at++) results->kept[at] = job->values[layout->kept[at]];
     return outcome;
 }
 
@@ -424,10 +417,9 @@ INLINE i32 reduce(Job *job, const Results *results, Tasks tasks) {
     target static void scan_##name(void *job) { scan_share((Job *)job); }                                              \
     target static void deviate_##name(void *job) { deviate_share((Job *)job); }                                        \
     target static void count_##name(void *job) { count_share((Job *)job); }                                            \
-    i32 sketch_tensor_##name(const Sketch *given);                                                                     \
     target EXPORT i32 reduce_tensor_##name(const float *values, const Layout *layout, const Results *results) {        \
         Job job = {values, layout, 1, 0, results->nonzero, 0, 0, results->runtime, 1};                                 \
-        return reduce(&job, results, (Tasks){scan_##name, deviate_##name, count_##name, sketch_tensor_##name});        \
+        return reduce(&job, results, (Tasks){scan_##name, deviate_##name, count_##name});                              \
     }
 
 VARIANT(default, )

@@ -31,18 +31,9 @@ typedef struct {
     i64 before, channels, after;
     i64 by_channel;  /* whether zeros are counted per channel */
     i64 threads;     /* at most, 1 or more */
-    i64 is_in_order; /* whether memory holds the elements in their logical order, as a sketch needs them */
+    i64 kept_count;  /* values that are kept */
+    const i64 *kept; /* where they lie, (kept_count,) */
 } Layout;
-
-/* A tensor to sketch: see sketch.c. */
-typedef struct {
-    const float *values; /* (items, size) */
-    i64 size, items;
-    const u64 *keys; /* (items,) */
-    i64 threads;     /* at most, 1 or more */
-    double *sums;    /* (WIDTH,) for each thread; written */
-    const Runtime *runtime; /* null for one thread */
-} Sketch;
 
 /* Where the results of a tensor go, and what decides about them. */
 typedef struct {
@@ -57,7 +48,7 @@ typedef struct {
     const Runtime *runtime; /* null for one thread */
     double smallest, largest;   /* the magnitudes that can be squared */
     double cancellation;        /* mean^2 over variance above which deviations are summed in a second pass */
-    const Sketch *sketch;       /* its keys, items and sums, for a tensor in order; null where no sketch is asked for */
+    float *kept;     /* the values that are kept, (kept_count,) */
 } Results;
 
 #define FOUND 7
@@ -66,5 +57,4 @@ typedef struct {
  * else any of the others. */
 #define RARE 1
 #define WITH_ZEROS 2 /* `nonzero` is written */
-#define SKETCHED 4   /* the sums of `sketch` are written, and finite */
-#define BIN_COUNT_SHIFT 3 /* the bits from here on: how many bins are written */
+#define BIN_COUNT_SHIFT 2 /* the bits from here on: how many bins are written */

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hookscope.hooks.memory import missing_memory
 from hookscope.results.distribution import EXACT_LIMIT, Distribution, distribution_of
 from hookscope.statistics import library
+from hookscope.statistics.kept_values import by_input, kept_places
 from hookscope.statistics.library import Kernel, kernel_of
 from hookscope.statistics.reduction import Reduction
 from hookscope.statistics.storage import in_memory_order
@@ -44,6 +45,8 @@ class Layout(library.Layout):
     channel_axis: int | None
     count: int  # of elements
     all_nonzero: NDArray[np.float64] | None  # values per channel that are not zero if none is, (C,)
+    kept_shape: tuple[int, ...]  # (N, K)
+    kept_at: NDArray[np.int64]  # what `kept` is the address of
     address: int  # of this structure
 
 
@@ -57,18 +60,16 @@ def load_kernel() -> Kernel | None:
 class FusedReducer:
     """Reduces the tensors that compiled code can read; holds the arrays that it writes to."""
 
-    def __init__(self, *, distributions: bool, sketches: bool = False) -> None:
+    def __init__(self, *, distributions: bool) -> None:
         """Make room for the results of one tensor.
 
         Args:
             distributions: Whether to count how values are distributed.
-            sketches: Whether to sketch tensors whose memory order is their logical one.
         """
         self._kernel = load_kernel()
-        self._sketcher = self._kernel.sketcher() if sketches and self._kernel is not None else None
         self._threads = torch.get_num_threads()
         self._found = np.empty(library.FOUND)
-        self._nonzero = np.empty(0)
+        self._nonzero, self._kept = np.empty(0), np.empty(0, np.float32)
         # Memory that is never written to is not taken.
         shape = (min(self._threads, library.MAX_THREADS), library.BINS, library.COUNTERS)
         self._tables = np.zeros(shape, np.uint32) if distributions else None
@@ -78,13 +79,13 @@ class FusedReducer:
         self._results = library.Results()
         self._results_address = ctypes.addressof(self._results)
 
-    def reduce(self, tensor: Tensor, channel_axis: int | None, keys: tuple[int, ...] = ()) -> Reduction | None:
+    def reduce(self, tensor: Tensor, channel_axis: int | None, inputs: int = 0) -> Reduction | None:
         """Reduce a tensor in one pass.
 
         Args:
             tensor: Anything that lacks no memory, see `missing_memory`; only read.
             channel_axis: The axis whose slices count as channels; None for no channel count.
-            keys: Of its sketch, see `hookscope.statistics.sketch.keys_of`.
+            inputs: Of how many inputs to keep values, see `kept_values`; 0 to keep none.
 
         Returns:
             Its reduction; None for tensors that are not dense float32 on the CPU, and for values that are not finite:
@@ -92,15 +93,12 @@ class FusedReducer:
         """
         if self._kernel is None or not (address := address_of_float32(tensor)):
             return None
-        layout = layout_of(tensor.shape, tensor.stride(), channel_axis, self._threads)
+        layout = layout_of(tensor.shape, tensor.stride(), channel_axis, self._threads, inputs)
         if layout is None:
             return None
         nonzero = layout.all_nonzero
-        if not self._nonzero.size or (nonzero is not None and nonzero.size > self._nonzero.size):
-            self._make_room(0 if nonzero is None else nonzero.size)
-        sketcher = self._sketcher
-        if sketcher is not None:
-            sketcher.with_keys(keys)
+        if not self._nonzero.size or layout.channels > self._nonzero.size or layout.kept_count > self._kept.size:
+            self._make_room(layout)
         outcome = self._kernel.reduce(address, layout.address, self._results_address)
         if outcome == library.RARE:
             return None
@@ -129,12 +127,13 @@ class FusedReducer:
             nonzero,
             distribution,
             None,
-            sketcher.latest() if sketcher is not None and outcome & library.SKETCHED else None,
+            (self._kept[: layout.kept_count].copy().reshape(layout.kept_shape),) if inputs else None,
         )
 
-    def _make_room(self, channel_count: int) -> None:
-        """Tell compiled code where to write, with room for so many channels."""
-        self._nonzero = np.empty(max(channel_count, _FEWEST_CHANNELS))
+    def _make_room(self, layout: Layout) -> None:
+        """Tell compiled code where to write, with room for such a tensor and those before it."""
+        self._nonzero = np.empty(max(layout.channels, self._nonzero.size, _FEWEST_CHANNELS))
+        self._kept = np.empty(max(layout.kept_count, self._kept.size), np.float32)
         self._results.__init__(  # type: ignore[misc]  # in place: compiled code knows its address
             self._found.ctypes.data,
             self._nonzero.ctypes.data,
@@ -147,7 +146,7 @@ class FusedReducer:
             library.SMALLEST_SQUARABLE,
             library.LARGEST_SQUARABLE,
             library.CANCELLATION_LIMIT,
-            None if self._sketcher is None else self._sketcher.address,
+            self._kept.ctypes.data,
         )
 
 
@@ -225,16 +224,29 @@ def useful_threads(element_count: int, threads: int) -> int:
 
 
 @lru_cache(_MOST_LAYOUTS)
-def layout_of(shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int) -> Layout | None:
-    """Return how such tensors lie in memory; None for those that are empty or have gaps."""
+def layout_of(
+    shape: torch.Size, strides: tuple[int, ...], channel_axis: int | None, threads: int, inputs: int = 0
+) -> Layout | None:
+    """Return how such tensors lie in memory; None for those that are empty or have gaps. `inputs` as for `reduce`."""
     like = torch.empty_strided(shape, strides, device="meta")
     ordered, (before, channels, after) = in_memory_order(like, channel_axis)
     count = like.numel()
     if not count or not ordered.is_contiguous():
         return None
     by_channel = channel_axis is not None
-    layout = Layout(before, channels, after, by_channel, useful_threads(count, threads), like.is_contiguous())
+    kept_at = _kept_at(like, channel_axis, inputs) if inputs else np.zeros(0, np.int64)
+    threads = useful_threads(count, threads)
+    layout = Layout(before, channels, after, by_channel, threads, kept_at.size, kept_at.ctypes.data)
+    layout.kept_shape, layout.kept_at = kept_at.shape, kept_at
     layout.shape, layout.channel_axis, layout.count = tuple(shape), channel_axis, count
     layout.all_nonzero = np.full(channels, float(before * after)) if by_channel else None
     layout.address = ctypes.addressof(layout)
     return layout
+
+
+def _kept_at(like: Tensor, channel_axis: int | None, inputs: int) -> NDArray[np.int64]:
+    """Return where in memory the `kept_values` of such a tensor lie, (N, K)."""
+    values, channel_axis = by_input(like, channel_axis, inputs)
+    places = kept_places(values.shape, channel_axis, torch.device("cpu")).numpy()
+    along = np.unravel_index(places, values.shape)
+    return np.array(sum(index * stride for index, stride in zip(along, values.stride(), strict=True)), np.int64)

@@ -20,9 +20,9 @@ from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import shape_of
 from hookscope.results.distribution import quantiles
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
+from hookscope.statistics.kept_values import as_array, joined, kept_values
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
-from hookscope.statistics.sketch import finished, keys_of, new_sketcher, sketch_slices
 from hookscope.statistics.storage import as_real_floats, gathered, in_memory_order, stored_values
 from hookscope.statistics.torch_reductions import (
     completed,
@@ -53,14 +53,14 @@ class Pending:
         on_device: What `reduce_on_device` and `count_in_bins` gave for several tensors, one per row: (R, 7), (R, 2 + C)
             and (R, ...), (R, 0) without distributions; None if they were reduced elsewhere, or have not been.
         row: Which of the rows it is.
-        sketch: Of its values, as `sketch_slices` gave it; None without one.
+        kept: What `kept_values` gave; None if none are kept.
     """
 
     known: Reduction
     reduction: Reduction | None = None
     on_device: tuple[Tensor, Tensor, Tensor] | None = None
     row: int = 0
-    sketch: NDArray[np.float64] | Tensor | None = None
+    kept: NDArray[Any] | Tensor | None = None
 
 
 Measured = Reduction | Pending
@@ -74,24 +74,23 @@ class Reducer:
     another shape comes: calls cost more than a copy.
     """
 
-    def __init__(self, *, distributions: bool = False, sketches: bool = False) -> None:
+    def __init__(self, *, distributions: bool = False, keeps_values: bool = False) -> None:
         """Start without work space; it grows to the largest tensor seen, besides what is staged.
 
         Args:
             distributions: Whether to count how values are distributed, for quantiles and histograms.
-            sketches: Whether to sketch tensors, so that runs can be compared.
+            keeps_values: Whether to keep values of each input, so that runs can be compared.
         """
         self.distributions = distributions
-        self.sketches = sketches
-        self._fused = FusedReducer(distributions=distributions, sketches=sketches)
-        self._sketcher = new_sketcher() if sketches else None
+        self.keeps_values = keeps_values
+        self._fused = FusedReducer(distributions=distributions)
         self._latest: tuple[weakref.ref[Tensor], int, int | None, Measured] | None = None
         self._stage = torch.empty(0)
         self._staged: list[Pending] = []
         self._staged_view = (0, 0, 0)
         self._scratch = torch.empty(0)
 
-    def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: Sequence[int] = (0,)) -> Measured:
+    def reduce(self, tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> Measured:
         """Reduce a tensor of any layout, dtype and device to what its statistics need.
 
         The tensor is only read. Autocast must be off: it would round the reductions. One that comes again at once is
@@ -100,7 +99,7 @@ class Reducer:
         Args:
             tensor: Any shape.
             channel_axis: The axis whose slices count as channels; None for no channel count.
-            inputs: Numbers of the inputs that it belongs to, as for `sketch_slices`.
+            inputs: How many inputs it is of, as for `kept_values`.
 
         Returns:
             The reduction, or what `settle` and `collect` make it from. A tensor that cannot be measured gives its
@@ -116,10 +115,10 @@ class Reducer:
                 return reduction
         if type(tensor) is not Tensor:
             tensor = gathered(tensor)
-        keys = keys_of(tensor, inputs) if self.sketches else ()
-        reduction = self._fused.reduce(tensor, channel_axis, keys) or self._by_torch(tensor, channel_axis)
-        if self.sketches and (isinstance(reduction, Pending) or reduction.sketch is None):
-            reduction = self._with_sketch(reduction, tensor, inputs)
+        inputs = max(inputs, 1) if self.keeps_values else 0
+        reduction = self._fused.reduce(tensor, channel_axis, inputs) or self._by_torch(tensor, channel_axis)
+        if inputs and (isinstance(reduction, Pending) or reduction.kept is None):
+            reduction = _with_values(reduction, tensor, channel_axis, inputs)
         self._latest = (weakref.ref(given), version, channel_axis, reduction)
         return reduction
 
@@ -185,17 +184,6 @@ class Reducer:
         self._staged.append(staged)
         return staged
 
-    def _with_sketch(self, reduction: Measured, tensor: Tensor, inputs: Sequence[int]) -> Measured:
-        """Add the sketch of the tensor, if it has one, without waiting for an accelerator."""
-        try:
-            sketch = sketch_slices(tensor, inputs, self._sketcher)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):  # its reduction reports what is odd about it
-            return reduction
-        if isinstance(reduction, Pending):
-            reduction.sketch = sketch
-            return reduction
-        return reduction._replace(sketch=finished(sketch))
-
     def _reduce_now(self, values: Tensor, known: Reduction) -> Reduction | Pending:
         ordered, channels_view = in_memory_order(values, known.channel_axis)
         flat = as_real_floats(ordered.reshape(-1).resolve_neg())
@@ -215,6 +203,18 @@ class Reducer:
         found = scalars, counts, count_in_bins(rows) if self.distributions else rows[:, :0]
         for row, each in enumerate(pending):
             each.on_device, each.row = found, row
+
+
+def _with_values(reduction: Measured, tensor: Tensor, channel_axis: int | None, inputs: int) -> Measured:
+    """Add values of the tensor, if it has any, without waiting for an accelerator."""
+    try:
+        kept = kept_values(tensor, channel_axis, inputs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # its reduction reports what is odd about it
+        return reduction
+    if isinstance(reduction, Pending):
+        reduction.kept = kept
+        return reduction
+    return reduction if kept is None else reduction._replace(kept=(as_array(kept),))
 
 
 def _without_values(tensor: Tensor, reason: str) -> Reduction:
@@ -239,9 +239,9 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
     """
     pending = [each for each in measured if isinstance(each, Pending) and each.reduction is None]
     groups = {id(each.on_device): each.on_device for each in pending if each.on_device is not None}
-    sketched = {id(each): each for each in measured if isinstance(each, Pending) and each.sketch is not None}
-    sketches = [each.sketch for each in sketched.values() if isinstance(each.sketch, Tensor)]
-    arrays = iter(_fetch([*(part for group in groups.values() for part in group), *sketches]))
+    keeping = {id(each): each for each in measured if isinstance(each, Pending) and each.kept is not None}
+    kept = [each.kept for each in keeping.values() if isinstance(each.kept, Tensor)]
+    arrays = iter(_fetch([*(part for group in groups.values() for part in group), *kept]))
     fetched = {key: (next(arrays), next(arrays), next(arrays)) for key in groups}
     for each in pending:
         if each.on_device is None:
@@ -253,10 +253,11 @@ def collect(measured: Sequence[Measured]) -> list[Reduction]:
                 dtype, low, high = each.on_device[0].dtype, each.reduction.min, each.reduction.max
                 distribution = distribution_of_counts(binned, dtype, low, high)
                 each.reduction = each.reduction._replace(distribution=distribution)
-    for each in sketched.values():
-        sketch = torch.from_numpy(next(arrays)) if isinstance(each.sketch, Tensor) else each.sketch
-        each.reduction = (each.reduction or each.known)._replace(sketch=finished(sketch))
-        each.sketch = None
+    for each in keeping.values():
+        values = next(arrays) if isinstance(each.kept, Tensor) else each.kept
+        if values is not None:
+            each.reduction = (each.reduction or each.known)._replace(kept=(as_array(values),))
+        each.kept = None
     return [each.reduction or each.known if isinstance(each, Pending) else each for each in measured]
 
 
@@ -322,6 +323,6 @@ def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> Te
         dead_channel_count=dead,
         quantiles=at_levels,
         distribution=reduction.distribution,
-        sketch=reduction.sketch,
+        kept_values=None if reduction.kept is None else joined(reduction.kept),
         channel_nonzero=reduction.channel_nonzero,
     )

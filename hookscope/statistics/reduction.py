@@ -31,7 +31,7 @@ class Reduction(NamedTuple):
         channel_nonzero: The same per channel, (C,); None without channels.
         distribution: Of the finite values; None without one, or if it is not asked for.
         unmeasured: Why the other fields are empty.
-        sketch: Of all values in their logical order, (256,), see `hookscope.statistics.sketch`; None without one.
+        kept: Of each batch, values of its inputs, see `kept_values`; None if none were kept.
         exponent: The three sums are those of the values divided by 2^exponent: float64 cannot hold the square of 1e160.
     """
 
@@ -51,7 +51,7 @@ class Reduction(NamedTuple):
     channel_nonzero: NDArray[np.float64] | None = None
     distribution: Distribution | None = None
     unmeasured: str | None = None
-    sketch: NDArray[np.float64] | None = None
+    kept: tuple[NDArray[np.floating], ...] | None = None
     exponent: int = 0
 
     def unscaled(self, value: float) -> float:
@@ -118,7 +118,7 @@ def merge(first: Reduction, second: Reduction) -> Reduction:
         first.channel_nonzero + second.channel_nonzero if same_channels else None,  # type: ignore[operator]
         merge_distributions(first.distribution, second.distribution),
         first.unmeasured or second.unmeasured,
-        None if first.sketch is None or second.sketch is None else first.sketch + second.sketch,
+        None if first.kept is None or second.kept is None else first.kept + second.kept,
         first.exponent,
     )
 

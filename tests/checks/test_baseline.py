@@ -4,7 +4,6 @@ import base64
 import json
 import math
 import random
-import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,7 +27,14 @@ from hookscope.checks.baseline import (
     inputs_of,
     read_baseline,
 )
-from hookscope.checks.baseline_sketches import channel_differences, channels_text
+from hookscope.checks.baseline_values import (
+    channel_differences,
+    channels_apart,
+    channels_text,
+    values_apart,
+    values_from_text,
+    values_text,
+)
 from hookscope.errors import UsageError
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.inputs import InputRecord
@@ -149,15 +155,15 @@ def test_a_forward_pass_that_broke_off_gives_no_baseline(broken: str) -> None:
 
 # --- how it is written ---
 
-# Zero but for the first number, 1, and the last, -2, in IEEE 754's binary32, bytes in little-endian order.
-SKETCH = base64.b64encode(b"\0\0\x80\x3f" + bytes(62 * 4) + b"\0\0\0\xc0").decode()
+# 1 and -2 in IEEE 754's binary32, bytes in little-endian order.
+VALUES = base64.b64encode(b"\0\0\x80\x3f\0\0\0\xc0").decode()
 
 # Two channels, whose mean and standard deviation add up to 1 and -2, likewise.
 CHANNELS = base64.b64encode(b"\x02\0\0\0\0\0\x80\x3f\0\0\0\xc0").decode()
 
 WRITTEN = """\
 {
-  "schema_version": 5,
+  "schema_version": 6,
   "model": "net.py:build",
   "class": "Net",
   "weights": "epoch12.pt",
@@ -183,15 +189,15 @@ WRITTEN = """\
   ],
   "layers": [
     {"layer": "conv", "type": "Conv2d", "shape": [1, 2, 4], "dtype": "float32", "finite": true, "mean": 0.5, \
-"std": 1e-07, "dead": 0.25, "gradient": 2.0, "quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], "sketch": "@@", \
+"std": 1e-07, "dead": 0.25, "gradient": 2.0, "quantiles": [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0], "values": "@@", \
 "channels": "##"},
     {"layer": "conv#1", "type": "Conv2d", "shape": [], "dtype": "float32", "finite": false, "nan": 3, "inf": 0, \
-"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "sketch": null, "channels": null},
+"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "values": null, "channels": null},
     {"layer": "where", "type": "Where", "shape": [0], "dtype": "bool", "finite": null, \
-"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "sketch": null, "channels": null}
+"mean": null, "std": null, "dead": null, "gradient": null, "quantiles": null, "values": null, "channels": null}
   ]
 }
-""".replace("@@", SKETCH).replace("##", CHANNELS)
+""".replace("@@", VALUES).replace("##", CHANNELS)
 
 BASELINE = Baseline(
     model="net.py:build",
@@ -220,7 +226,7 @@ BASELINE = Baseline(
             0.25,
             2.0,
             (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0),
-            SKETCH,
+            VALUES,
             CHANNELS,
         ),
         BaselineRow("conv#1", "Conv2d", (), "float32", 3, 0, None, None, None, None, None),
@@ -275,6 +281,40 @@ def test_channels_that_no_float32_holds_are_not_kept() -> None:
     assert channel_differences(*(channels_text(np.ones((2, count))) or "" for count in (3, 4))) is None
 
 
+@pytest.mark.parametrize(("inputs", "kept"), [(1, 256), (4, 1024), (5, 640), (9, 768), (100, 1024), (2000, 2000)])
+def test_values_of_many_inputs_are_thinned_to_about_a_thousand_from_every_input(inputs: int, kept: int) -> None:
+    values = np.arange(inputs * 256, dtype=np.float32).reshape(inputs, 256)
+    found = values_from_text(values_text(values) or "").astype(int)
+    assert found.size == pytest.approx(kept, rel=0.01)
+    assert {*(found // 256)} == {*range(inputs)}
+    assert len({*(found % 256)}) == 256  # each place, of one input or another
+
+
+def test_how_far_kept_values_are_apart_is_the_root_mean_square_of_their_differences() -> None:
+    def text(*values: float) -> str:
+        return values_text(np.array([values])) or ""
+
+    assert values_apart(text(1, 2, math.nan, math.inf), text(1, 5, math.nan, math.inf)) == 3 / 2
+    assert values_apart(text(1, 2), text(1, math.nan)) == values_apart(text(math.inf), text(-math.inf)) == math.inf
+    assert values_apart(text(1, 2), text(1)) is values_text(None) is None
+
+
+@pytest.mark.parametrize("channels", [8, 64, 1000])
+def test_channels_are_no_more_than_the_root_of_two_times_as_far_apart_as_values(channels: int) -> None:
+    rng = np.random.default_rng(channels)
+    for change in (lambda x: x + 0.1, lambda x: 1.1 * x, lambda x: x[:, ::-1], rng.permutation, lambda x: -x):
+        before = rng.standard_normal((channels, 50)) + rng.standard_normal((channels, 1))
+        now = change(before)
+        texts = [channels_text(np.stack([each.mean(1), each.std(1)])) or "" for each in (before, now)]
+        exact = float(np.sqrt(np.mean(np.square(now - before))))
+        assert channels_apart(*texts) <= exact * 2**0.5 * (1 if channels <= 64 else 1.3)
+    one = np.ones((2, channels))
+    moved = one.copy()
+    moved[0, 3] += 1  # one channel of all, by 1
+    apart = channels_apart(channels_text(one) or "", channels_text(moved) or "")
+    assert apart == pytest.approx(1 / math.sqrt(channels), rel=1e-5)
+
+
 def test_the_same_run_twice_gives_the_same_bytes() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
@@ -315,16 +355,12 @@ _TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 _SHAPES = st.lists(st.integers(0, 10**6), max_size=4).map(tuple)
 _COUNTS = st.integers(0, 10**12)
 _MAYBE = st.none() | _NUMBERS
-_SKETCHES = (
-    st.binary(min_size=4, max_size=4)
-    .filter(lambda each: math.isfinite(*struct.unpack("<f", each)))
-    .map(lambda each: base64.b64encode(each * 64).decode())
-)
+_VALUES = st.binary(min_size=4, max_size=4).map(lambda each: base64.b64encode(each * 64).decode())
 _ROWS = st.builds(
     BaselineRow,
     *(_TEXTS, _TEXTS, _SHAPES, _TEXTS, _COUNTS, _COUNTS, _MAYBE, _MAYBE, _MAYBE, _MAYBE),
     st.none() | st.tuples(*[_NUMBERS] * 7),
-    st.none() | _SKETCHES,
+    st.none() | _VALUES,
 )
 _STEPS = st.lists(_TEXTS, max_size=3).map(tuple)
 _INPUTS = st.builds(BaselineInput, _TEXTS, _COUNTS, st.none() | _TEXTS, _SHAPES, _STEPS)
@@ -332,7 +368,7 @@ _BASELINES = st.builds(
     Baseline,
     *(_TEXTS, _TEXTS, _TEXTS, st.none() | _TEXTS, _COUNTS, _TEXTS, _TEXTS),
     st.none() | st.builds(BaselineGradients, _TEXTS, _TEXTS, _TEXTS),
-    st.none() | _SKETCHES,
+    st.none() | _VALUES,
     st.lists(_INPUTS, max_size=3).map(tuple),
     st.lists(_ROWS, max_size=5, unique_by=lambda row: row.label).map(tuple),
 )
@@ -382,11 +418,11 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
         (b"[]", "it is not an object"),
         (b"{}", "it has no 'schema_version'"),
         (
-            WRITTEN.replace('version": 5', 'version": 2').encode(),
-            "an earlier hookscope wrote it (schema version 2, this one reads 5). Write a new one with",
+            WRITTEN.replace('version": 6', 'version": 2').encode(),
+            "an earlier hookscope wrote it (schema version 2, this one reads 6). Write a new one with",
         ),
-        (WRITTEN.replace('version": 5', 'version": 6').encode(), "a later hookscope wrote it (schema version 6"),
-        (WRITTEN.replace('version": 5', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
+        (WRITTEN.replace('version": 6', 'version": 7').encode(), "a later hookscope wrote it (schema version 7"),
+        (WRITTEN.replace('version": 6', 'version": true').encode(), "'schema_version' of it is true, not a whole"),
         (WRITTEN.replace("    0.25,\n", "").encode(), "its quantile levels are not 0.01, 0.05"),
         (WRITTEN.replace('"conv#1"', '"conv"').encode(), "layer 'conv' is there twice"),
         (WRITTEN.replace('"conv#1"', "7").encode(), "'layer' of layer 2 is 7, not text"),
@@ -399,16 +435,18 @@ def test_a_missing_file_and_a_folder_are_refused_by_safe_names(tmp_path: Path) -
             WRITTEN.replace('"finite": true', '"finite": "yes"').encode(),
             "'finite' of layer 'conv' is \"yes\", not true",
         ),
-        (WRITTEN.replace(SKETCH, "AAAA").encode(), "'sketch' of layer 'conv' is damaged: not 64 finite numbers"),
-        (WRITTEN.replace(SKETCH, "?").encode(), "'sketch' of layer 'conv' is damaged"),
-        (WRITTEN.replace("AACAPw", "AACA/w").encode(), "'sketch' of layer 'conv' is damaged: not 64 finite numbers"),
+        (WRITTEN.replace(VALUES, "AAAA").encode(), "'values' of layer 'conv' is damaged: not whole numbers of four"),
+        (WRITTEN.replace(VALUES, "?").encode(), "'values' of layer 'conv' is damaged"),
         (
             WRITTEN.replace(CHANNELS, "AAAA").encode(),
             "'channels' of layer 'conv' is damaged: not as many finite numbers",
         ),
         (WRITTEN.replace(f'"{CHANNELS}"', "2").encode(), "'channels' of layer 'conv' is 2, not text or null"),
-        (WRITTEN.replace(f'"{SKETCH}"', "1.5").encode(), "'sketch' of layer 'conv' is 1.5, not text or null"),
-        (WRITTEN.replace('"given": null', '"given": "AAAA"').encode(), "'given' is damaged: not 64 finite numbers"),
+        (WRITTEN.replace(f'"{VALUES}"', "1.5").encode(), "'values' of layer 'conv' is 1.5, not text or null"),
+        (
+            WRITTEN.replace('"given": null', '"given": "AAAA"').encode(),
+            "'given' is damaged: not whole numbers of four bytes",
+        ),
         (WRITTEN.replace('["seed 0"]', '["seed 0", 1]').encode(), "'steps' of input 2 is"),
         (WRITTEN.replace('{"loss": "ce", ', "{").encode(), "'gradients' has no 'loss'"),
     ],
@@ -423,7 +461,7 @@ def test_a_file_that_is_too_large_is_refused_without_reading_it_whole(tmp_path: 
     path = tmp_path / "baseline.json"
     with path.open("wb") as file:
         file.truncate(2**40)  # a terabyte of holes
-    assert "is larger than 32 MiB" in refused(path)
+    assert "is larger than 64 MiB" in refused(path)
 
 
 def _without(key: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:

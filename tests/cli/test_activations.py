@@ -27,7 +27,7 @@ from hookscope.results.runs.reading import read_run
 from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
 from tests.models.hostile import PAYLOADS, torch_bytes
 
-TABLES = {"run.json", "overview.png", "layers.csv", "layers.json", "sketches.safetensors"}
+TABLES = {"run.json", "overview.png", "layers.csv", "layers.json", "values.safetensors"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
 
 
@@ -182,7 +182,7 @@ def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Pat
             "overview.png",
             "layers.csv",
             "layers.json",
-            "sketches.safetensors",
+            "values.safetensors",
         ]
     )
 

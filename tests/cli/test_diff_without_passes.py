@@ -83,14 +83,14 @@ def test_equal_files_are_said_to_be_equal_and_a_condition_fails_others(run: Run,
     assert [each["measures"]["relative_l2"] for each in document["weights"]] == [0.0, 2.0]
 
 
-def test_runs_are_compared_by_their_sketches(run: Run, runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_runs_are_compared_by_the_values_they_keep(run: Run, runs: tuple[Path, Path], tmp_path: Path) -> None:
     conditions = ("--fail-over", "2:rel>0.5", "--fail-over", "0:rel>0")
     ended = run("diff", *runs, "--out", tmp_path / "found", *conditions, "--report", tmp_path / "page.html")
     assert ended.code == 1
     assert "\nReport: " in ended.stdout
     assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "The difference first shows at 2 (Conv2d): relative L2 " in ended.stdout
-    assert "estimated from sketches of 256 numbers" in ended.stdout
+    assert "measured on up to 256 values per input" in " ".join(ended.stdout.split())
     assert "beyond 2:rel>0.5: 2, " in ended.stdout
     assert names_below(tmp_path / "found") == {
         "diff.csv",
@@ -104,12 +104,12 @@ def test_runs_are_compared_by_their_sketches(run: Run, runs: tuple[Path, Path], 
     assert [row["measures"]["relative_l2"] for row in rows[:2]] == [0.0, 0.0]
     # W x + b and 2 W x + b: a little less than |W x + b| apart, as the bias stays.
     assert rows[2]["measures"]["relative_l2"] == pytest.approx(1.0, abs=0.3)
-    assert 0.03 < rows[2]["measures"]["standard_error"] < 0.06
+    assert [row["measures"]["value_count"] for row in rows] == [256] * 4
 
 
 def test_from_python_there_are_the_same_results(runs: tuple[Path, Path], files: tuple[Path, Path]) -> None:
     found = hookscope.diff(*runs)
-    assert (found.way, found.first_differences[0].layer) == ("sketches", "2")
+    assert (found.way, found.first_differences[0].layer) == ("values", "2")
     weights = hookscope.diff(*files, fail_over="rel>1")
     assert [each.label for each in weights.exceeded] == ["second.weight"]
     assert hookscope.diff(torch.nn.Linear(2, 3), "same").weights[0].sign_flips == 0

@@ -133,7 +133,7 @@ RUN_FILES = {
     "gradients.csv",
     "gradients.json",
     "parameters.csv",
-    "sketches.safetensors",
+    "values.safetensors",
 }
 
 

@@ -74,7 +74,7 @@ def test_measures_are_those_of_numpy_in_float64() -> None:
     assert known.max_at == np.unravel_index(np.abs(one - other).argmax(), one.shape)
     assert known.unequal_fraction == (one != other).mean()
     assert row(found, "w").sign_flips == (one * other < 0).mean()
-    assert known.standard_error is None
+    assert known.value_count is None
 
 
 def test_a_negated_tensor_flips_every_sign_but_that_of_zeros() -> None:

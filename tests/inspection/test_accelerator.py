@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients
-from hookscope.results.sketches import estimated_distance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.torch_reductions import count_in_bins
 from tests import far_device
@@ -94,12 +94,12 @@ def differences(label: str, here: TensorStatistics, there: TensorStatistics, rou
             None not in (ours, theirs) and math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=slack)
         )
         found += [] if same else [f"{name} {ours} {theirs}"]
-    if (here.sketch is None) != (there.sketch is None):
-        found.append("sketch")
-    elif here.sketch is not None and there.sketch is not None:
-        far = estimated_distance(here.sketch, there.sketch)
-        slack = 1e-5 * largest + rounding * math.sqrt(here.element_count)
-        found += [] if far <= 1e-3 * (here.l2 or 0) + slack else [f"sketch {far}"]
+    if (here.kept_values is None) != (there.kept_values is None):
+        found.append("kept values")
+    elif here.kept_values is not None and there.kept_values is not None:
+        far = np.nan_to_num(here.kept_values - there.kept_values, posinf=0, neginf=0)
+        slack = 1e-3 * (here.l2 or 0) / math.sqrt(here.element_count or 1) + 1e-5 * largest + rounding
+        found += [] if np.abs(far).max(initial=0) <= 3 * slack else [f"kept values {np.abs(far).max()}"]
     pairs = zip(here.quantiles or (), there.quantiles or (), strict=True)
     same = all(
         math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3 * (here.std or 0) + rounding) for ours, theirs in pairs
@@ -111,10 +111,10 @@ def differences(label: str, here: TensorStatistics, there: TensorStatistics, rou
 def compare_activations(name: str) -> tuple[int, list[str], list[str]]:
     """Return how many rows there are, what differs, and what the statistics made somebody wait for."""
     model, args = made(name)
-    here = activations(model, args, distributions=True, sketches=True)
+    here = activations(model, args, distributions=True, keeps_values=True)
     models_own = looks_of_the_model(far_device.network_sent(model), far_device.sent(args))
     far_device.looks.clear()
-    there = activations(far_device.network_sent(model), far_device.sent(args), distributions=True, sketches=True)
+    there = activations(far_device.network_sent(model), far_device.sent(args), distributions=True, keeps_values=True)
     looks = [each for each in far_device.looks if each != "equal"]  # the buffers, before and after the passes
     found = [] if [row.label for row in here.rows] == [row.label for row in there.rows] else ["rows"]
     for ours, theirs in zip(here.rows, there.rows, strict=False):
@@ -158,7 +158,7 @@ def looks_of_the_model(model: Any, args: Any) -> list[str]:
 def compare_gradients(name: str, with_inputs: bool) -> list[str]:
     """Return what differs."""
     model, args = made(name)
-    options = {"include_inputs": with_inputs, "distributions": True, "sketches": True}
+    options = {"include_inputs": with_inputs, "distributions": True, "keeps_values": True}
     here = gradients(model, args, **options)
     there = gradients(far_device.network_sent(model), far_device.sent(args), **options)
     if isinstance(here, str) or isinstance(there, str):

@@ -73,7 +73,7 @@ def test_activations_have_a_row_that_says_so(network: nn.Module, image: Tensor, 
     assert lost.activation.shape == (2, 8, 6, 6)
     assert (lost.activation.unmeasured or "").startswith(MISSING)
     assert "unmeasured" in lost.flags
-    assert (lost.mean, lost.l2, lost.activation.quantiles, lost.activation.sketch) == (None, None, None, None)
+    assert (lost.mean, lost.l2, lost.activation.quantiles, lost.activation.kept_values) == (None, None, None, None)
     expected = network.first(image).detach().double()
     assert run["first"].l2 == pytest.approx(float(expected.norm()), rel=1e-6)
     assert run["loses[0]"].mean == pytest.approx(float(expected.mean()) + 1, rel=1e-6)

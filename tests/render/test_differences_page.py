@@ -60,7 +60,7 @@ RESULT = Differences(
         row(1, "body", MEASURES, origin="begins", input_relative_l2=0.0, added=MEASURES, error=1e-7, error_b=0.25),
         row(2, "neck", Measures(math.nan), channel=ChannelShare(3, 8, 0.625), note="a note", limit=1e-5),
         row(3, "head", None, shape_b=(1, 7), note="shapes differ"),
-        row(4, "tail", Measures(math.inf, standard_error=0.044)),
+        row(4, "tail", Measures(math.inf, value_count=256)),
     ),
     gradients=(row(0, "stem grad_output", MEASURES),),
     unmatched=(Unmatched("B", "more", "ReLU", (1, 4), "A has no such layer"),),

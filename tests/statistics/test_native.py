@@ -300,11 +300,11 @@ def test_a_tensor_that_comes_again_is_read_once_unless_it_was_written_to(monkeyp
     monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
     reduce = Reducer().reduce
     tensor = random_tensor([2, 3], seed=0)
-    first = reduce(tensor, 1, (0,))
-    assert reduce(tensor, 1, (0,)) is first
-    assert reduce(tensor, 0, (0,)) is not first
+    first = reduce(tensor, 1)
+    assert reduce(tensor, 1) is first
+    assert reduce(tensor, 0) is not first
     tensor.mul_(2)
-    assert reduce(tensor, 1, (0,)) != first
+    assert reduce(tensor, 1) != first
 
 
 @pytest.mark.parametrize("left", [0, 0.5], ids=["freed", "shrunk"])
@@ -315,14 +315,14 @@ def test_memory_that_a_tensor_no_longer_has_is_not_read(
 ) -> None:
     if is_compiled:
         monkeypatch.setattr(native, "load_kernel", load_kernel.__wrapped__)
-    reducer = Reducer(distributions=True, sketches=True)
+    reducer = Reducer(distributions=True, keeps_values=True)
     tensor = torch.ones(3, 700, 40, dtype=dtype)
     reducer.reduce(tensor, 1)
     storage = tensor.untyped_storage()
     storage.resize_(int(storage.nbytes() * left))
     reduction = reducer.reduce(tensor, 1)  # also where it has just been measured
     assert (reduction.shape, reduction.element_count, reduction.finite_count) == ((3, 700, 40), 84_000, 0)
-    assert reduction.sketch is None
+    assert reduction.kept is None
     [statistics] = summarise([reduction])
     assert (statistics.unmeasured or "").startswith("its memory was freed or shrunk: ")
     assert (statistics.mean, statistics.l2, statistics.quantiles) == (None, None, None)
@@ -373,7 +373,7 @@ def test_other_threads_run_while_compiled_code_does() -> None:
     thread.start()
     try:
         layout = native.layout_of(values.shape, values.stride(), None, 1)
-        reducer._make_room(0)
+        reducer._make_room(layout)
         address, reduce = values.data_ptr(), KERNEL.reduce
         gained = []
         for _ in range(40):

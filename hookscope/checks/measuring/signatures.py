@@ -1,7 +1,7 @@
-"""Tell outputs with equal statistics apart: exact quantiles, and a sketch that depends on the order of values.
+"""Tell outputs with equal statistics apart: exact quantiles, and values at fixed places.
 
-Moments of each channel show where they differ. Sketch and quantiles are taken of each input by itself and then
-combined, so that they do not depend on how inputs are batched.
+Moments of each channel show where they differ. Values and quantiles are taken of each input by itself, so that they do
+not depend on how inputs are batched.
 """
 
 import weakref
@@ -19,7 +19,7 @@ from hookscope.inputs import Batch
 from hookscope.results.check import OutputSignature
 from hookscope.results.statistics import QUANTILE_LEVELS
 from hookscope.statistics.channels import channel_moments
-from hookscope.statistics.sketch import finished, sketch_slices
+from hookscope.statistics.kept_values import as_array, joined, kept_values
 from hookscope.statistics.storage import as_real_floats, plain_array
 
 # A quantile of more values than this is first bracketed in a sample of this size. Twice as fast as a
@@ -39,12 +39,13 @@ OnTensor = Callable[[str, Tensor, int | None], None]
 
 @dataclass(slots=True)
 class _Sums:
-    """Over the batches so far, of sketches, and of each input's quantiles times its count of finite values, (7,).
+    """Over the batches so far.
 
-    `channels` are the values of each channel and their squares, (2, C), and `channel_size` how many they are.
+    `kept` are the `kept_values` of each batch, `quantiles` sums of each input's times its count of finite values, (7,),
+    `channels` those of the values of each channel and of their squares, (2, C), and `channel_size` how many they are.
     """
 
-    sketch: NDArray[np.float64] | None
+    kept: tuple[NDArray[np.floating], ...] | None
     quantiles: NDArray[np.float64]
     count: int
     channels: NDArray[np.float64] | None
@@ -56,24 +57,26 @@ class OutputSignatures:
     """Signs every output that `add` is called with; the same tensor twice in a row is read once.
 
     Attributes:
-        inputs: Numbers of the inputs that are in the network.
+        inputs: How many inputs are in the network.
         is_operation: Whether the call whose output comes next is of an operation, which no baseline keeps.
         seen: By label, in execution order.
+        given: The `kept_values` of each batch, of each tensor that the network is given.
     """
 
-    inputs: tuple[int, ...] = (0,)
+    inputs: int = 1
     is_operation: bool = False
     seen: dict[str, _Sums | None] = field(default_factory=dict)
+    given: dict[str, list[NDArray[np.floating]]] = field(default_factory=dict)
     _latest: tuple[weakref.ref[Tensor], int, int | None, _Sums | None] | None = None
 
     def numbered(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield batches, each when the network has seen the one before."""
-        first = 0
         for batch in batches:
-            self.inputs = tuple(range(first, first + max(len(batch.indices), 1)))
-            first += len(batch.indices)
-            for tensor in (each for _, each in tensors_in((batch.args, batch.kwargs))):
-                self.add("", tensor)
+            self.inputs = max(len(batch.indices), 1)
+            for path, tensor in tensors_in((batch.args, batch.kwargs)):
+                kept = kept_values(tensor, None, self.inputs)
+                if kept is not None:
+                    self.given.setdefault(path, []).append(as_array(kept))
             yield batch
 
     def after(self, on_call: OnCall | None, on_tensor: OnTensor) -> tuple[OnCall, OnTensor]:
@@ -92,7 +95,7 @@ class OutputSignatures:
         return calls, tensors
 
     def add(self, label: str, tensor: Tensor, channel_axis: int | None = None) -> None:
-        """Add one output of a module, or with "" what the network is given; what cannot be read has no signature."""
+        """Add one output of a module; what cannot be read has no signature."""
         found = self._signed(tensor, channel_axis)
         if label not in self.seen:
             self.seen[label] = found
@@ -101,15 +104,21 @@ class OutputSignatures:
         self.seen[label] = None if known is None or found is None else _added(known, found)
 
     def results(self) -> dict[str, OutputSignature]:
-        """Return the signatures of all outputs that have one."""
+        """Return the signatures of all outputs that have one, and under "" that of the network's input."""
+        given = [joined(batches) for batches in self.given.values()]
+        if len({*map(len, given)}) > 1:
+            given = [values.reshape(1, -1) for values in given]
         return {
-            label: OutputSignature(
-                tuple((sums.quantiles / sums.count).tolist()) if sums.count else None,
-                sums.sketch,
-                _moments(sums),
-            )
-            for label, sums in self.seen.items()
-            if sums is not None
+            **({"": OutputSignature(None, np.concatenate(given, 1))} if given else {}),
+            **{
+                label: OutputSignature(
+                    tuple((sums.quantiles / sums.count).tolist()) if sums.count else None,
+                    None if sums.kept is None else joined(sums.kept),
+                    _moments(sums),
+                )
+                for label, sums in self.seen.items()
+                if sums is not None
+            },
         }
 
     def _signed(self, tensor: Tensor, axis: int | None) -> _Sums | None:
@@ -126,36 +135,33 @@ class OutputSignatures:
         return found
 
 
-def _sums_of(tensor: Tensor, inputs: tuple[int, ...], axis: int | None) -> _Sums:
-    """Return the sketch and the quantiles of one tensor, of its finite values, and the sums of its channels."""
-    sketch = finished(sketch_slices(tensor, inputs))
-    if sketch is None:  # NaN or Inf is counted elsewhere; what is finite beside it counts here
-        finite = as_real_floats(tensor.reshape(-1)).nan_to_num(0.0, 0.0, 0.0).view(tensor.shape)
-        sketch = finished(sketch_slices(finite, inputs))
-    slices = tensor.shape[0] if tensor.dim() and len(inputs) == tensor.shape[0] else 1
+def _sums_of(tensor: Tensor, inputs: int, axis: int | None) -> _Sums:
+    """Return values and quantiles of one tensor, and the sums of its channels."""
+    slices = inputs if tensor.dim() and inputs == tensor.shape[0] else 1
     values = plain_array(as_real_floats(tensor.reshape(-1).resolve_neg()).cpu()).reshape(slices, -1)
     total, count = np.zeros(len(QUANTILE_LEVELS)), 0
     for each in values:
-        kept = each if np.isfinite(each).all() else each[np.isfinite(each)]
-        if kept.size:
-            total += exact_quantiles(kept, QUANTILE_LEVELS) * kept.size
-            count += kept.size
+        finite = each if np.isfinite(each).all() else each[np.isfinite(each)]
+        if finite.size:
+            total += exact_quantiles(finite, QUANTILE_LEVELS) * finite.size
+            count += finite.size
     channels, channel_size = None, 0
     if axis is not None and tensor.is_floating_point() and tensor.numel():
         mean, variance = (each.cpu().double().numpy() for each in channel_moments(tensor, axis))
         channel_size = tensor.numel() // len(mean)
         with np.errstate(all="ignore"):
             channels = np.stack([mean, variance + mean**2]) * channel_size
-    return _Sums(sketch, total, count, channels, channel_size)
+    kept = kept_values(tensor, axis, inputs)
+    return _Sums(None if kept is None else (as_array(kept),), total, count, channels, channel_size)
 
 
 def _added(one: _Sums, other: _Sums) -> _Sums:
-    sketch = None if one.sketch is None or other.sketch is None else one.sketch + other.sketch
+    kept = None if one.kept is None or other.kept is None else one.kept + other.kept
     channels = None
     if one.channels is not None and other.channels is not None and one.channels.shape == other.channels.shape:
         channels = one.channels + other.channels
     size = one.channel_size + other.channel_size
-    return _Sums(sketch, one.quantiles + other.quantiles, one.count + other.count, channels, size)
+    return _Sums(kept, one.quantiles + other.quantiles, one.count + other.count, channels, size)
 
 
 def _moments(sums: _Sums) -> NDArray[np.float64] | None:

@@ -41,7 +41,7 @@ _ENTRIES = (
 )
 _GRADIENTS = ("gradients", "parameters", "over_time")
 _ROWS = ("rows", "uncalled")
-_ARRAYS = ("distribution", "histogram", "sketch", "channel_nonzero")
+_ARRAYS = ("distribution", "histogram", "kept_values", "channel_nonzero")
 _STATISTICS = [each.name for each in fields(TensorStatistics) if each.name not in _ARRAYS]
 
 # Fields of results that no file of JSON has.

@@ -1,4 +1,4 @@
-"""Exact quantiles, sketches that know the order, and how narrow weights are; expected values by NumPy and by hand."""
+"""Exact quantiles, values at fixed places, and how narrow weights are; expected values by NumPy and by hand."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,6 @@ from hookscope.checks.measuring.signatures import OutputSignatures, exact_quanti
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import inspect
 from hookscope.results.check import OutputSignature
-from hookscope.results.sketches import estimated_distance
 from hookscope.results.statistics import QUANTILE_LEVELS
 from tests.networks import batch_of
 
@@ -57,9 +56,9 @@ def signed(network: nn.Module, inputs: Iterator[Batch]) -> dict[str, OutputSigna
     return signatures.results()
 
 
-def sketch(signature: OutputSignature) -> NDArray[np.float64]:
-    assert signature.sketch is not None
-    return signature.sketch
+def kept(signature: OutputSignature) -> NDArray[np.floating]:
+    assert signature.values is not None
+    return signature.values
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1), (1, 2)])
@@ -69,9 +68,10 @@ def test_a_signature_does_not_depend_on_how_inputs_come_in_batches(sizes: tuple[
     whole, parts = signed(network, batches(values, 3)), signed(network, batches(values, *sizes))
     assert whole.keys() == parts.keys() == {"", "0", "(model)"}
     for label, one in whole.items():
-        assert parts[label].quantiles == pytest.approx(one.quantiles, rel=1e-6)
-        np.testing.assert_allclose(sketch(parts[label]), sketch(one), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(kept(parts[label]), kept(one), rtol=1e-6, atol=1e-6)
+        assert kept(one).shape == (3, 20)
         if label:
+            assert parts[label].quantiles == pytest.approx(one.quantiles, rel=1e-6)
             assert one.channels is not None
             np.testing.assert_allclose(parts[label].channels, one.channels, rtol=1e-5, atol=1e-6)
 
@@ -109,20 +109,35 @@ def test_quantiles_are_of_each_input_and_their_mean() -> None:
     assert quantiles[3] == (2 + 6) / 2
 
 
-def test_values_that_are_not_finite_are_left_out() -> None:
+def test_quantiles_are_of_finite_values_and_all_are_kept() -> None:
     values = torch.tensor([[1.0, math.nan, 3.0, -math.inf]])
-    found, zeros = (
-        signed(nn.Sequential(nn.Identity()), batches(each, 1))["0"] for each in (values, values.nan_to_num(0, 0, 0))
-    )
+    found = signed(nn.Sequential(nn.Identity()), batches(values, 1))["0"]
     assert found.quantiles is not None
     assert found.quantiles[3] == 2
-    assert estimated_distance(sketch(found), sketch(zeros)) == 0
+    np.testing.assert_array_equal(kept(found), values)
+
+
+class Both(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a.sum(1) + b.sum(1)
+
+
+def test_values_of_several_input_tensors_are_kept_side_by_side_whatever_the_batches() -> None:
+    a, b = torch.arange(6.0).view(3, 2), -torch.arange(9.0).view(3, 3)
+
+    def given(size: int) -> Iterator[Batch]:
+        for first in range(0, 3, size):
+            part = slice(first, first + size)
+            yield batch_of(a[part], b[part], first=first, count=len(a[part]))
+
+    for size in (1, 2, 3):
+        np.testing.assert_array_equal(kept(signed(Both(), given(size))[""]), torch.cat([a, b], 1))
 
 
 @pytest.mark.parametrize("values", [torch.arange(6).view(1, 6), torch.ones(1, 6, dtype=torch.bool), torch.ones(1, 0)])
 def test_whole_numbers_and_nothing_at_all_have_signatures_too(values: Tensor) -> None:
     found = signed(nn.Sequential(nn.Identity()), batches(values, 1))["0"]
-    assert sketch(found).any() == bool(values.numel())
+    np.testing.assert_array_equal(kept(found), values)
     assert (found.quantiles is None) == (values.numel() == 0)
 
 

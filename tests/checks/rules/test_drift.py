@@ -402,7 +402,7 @@ def test_the_demo_network_drifts_after_a_training_step(
     change(model.module, batch.args[0])
     found = findings(baseline, inspected(model, batch))
     assert found[0].where == "_bn0"  # its statistics, or its weights, are the first to count
-    assert path.stat().st_size < 200_000
+    assert path.stat().st_size < 400_000  # two thirds of it are the values of one picture
 
 
 # --- one cause is one finding ---

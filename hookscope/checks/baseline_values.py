@@ -1,4 +1,4 @@
-"""Sketches and moments of channels as a baseline keeps them: fewer or coarser numbers than were measured, as text."""
+"""Values and moments of channels as a baseline keeps them: fewer or coarser numbers than were measured, as text."""
 
 import base64
 import hashlib
@@ -8,11 +8,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-SKETCH_WIDTH = 64
-"""Numbers of a sketch that are kept: sums that are this far apart in that of `hookscope.statistics.sketch` are added.
-
-The relative standard error of a distance is then sqrt(2/64)/2, 9%: twice the error for a quarter of the
-bytes, and limits are a power of ten away from what they divide."""
+MOST_VALUES = 1024
+"""Values of an output that are kept: all that `hookscope.statistics.kept_values` keeps of four inputs. Of more inputs
+it is every second, third or later one of each, from another place on in each."""
 
 CHANNEL_SUMS = 64
 """Numbers that are kept of a layer's channels, of more of them: of 2,048 channels four that moved are
@@ -26,34 +24,53 @@ _UNEXPLAINED = 0.1
 _ROUNDING = 1e-4  # what is left is that of float32
 
 
-def sketch_text(sketch: NDArray[np.float64] | None) -> str | None:
-    """Return a sketch, (256,), as a baseline keeps it: `SKETCH_WIDTH` sums, little-endian float32, in base64.
-
-    None for none, and for sums that float32 does not hold.
-    """
-    if sketch is None:
+def values_text(values: NDArray[np.floating] | None) -> str | None:
+    """Return `MOST_VALUES` of (N, K), or at least one of each input, little-endian float32 in base64; None for none."""
+    if values is None:
         return None
-    with np.errstate(over="ignore"):
-        sums = sketch.reshape(-1, SKETCH_WIDTH).sum(0).astype("<f4") + np.float32(0)
-    return base64.b64encode(sums.tobytes()).decode("ascii") if np.isfinite(sums).all() else None
+    inputs, count = values.shape
+    step = max(min(-(-values.size // MOST_VALUES), count), 1)
+    kept = values[(np.arange(count) + np.arange(inputs)[:, None]) % step == 0]
+    with np.errstate(over="ignore"):  # infinite in float32
+        return base64.b64encode((kept.astype("<f4") + np.float32(0)).tobytes()).decode("ascii")
 
 
-def sketch_from_text(text: str) -> NDArray[np.float32]:
-    """Return what `sketch_text` wrote, (`SKETCH_WIDTH`,); raises ValueError if it is something else."""
+def values_from_text(text: str) -> NDArray[np.float64]:
+    """Return what `values_text` wrote, (n,); raises ValueError if it is something else."""
     content = base64.b64decode(text, validate=True)
-    sums = np.frombuffer(content, "<f4") if len(content) == 4 * SKETCH_WIDTH else None
-    if sums is None or not np.isfinite(sums).all():
-        raise ValueError(f"not {SKETCH_WIDTH} finite numbers")
-    return sums
+    if len(content) % 4:
+        raise ValueError("not whole numbers of four bytes")
+    return np.frombuffer(content, "<f4").astype(np.float64)
 
 
-def check_sketch(text: str | None, place: str) -> None:
-    """Raise ValueError, with the place, for text that `sketch_from_text` does not read."""
+def check_values(text: str | None, place: str) -> None:
+    """Raise ValueError, with the place, for text that `values_from_text` does not read."""
     try:
         if text is not None:
-            sketch_from_text(text)
+            values_from_text(text)
     except ValueError as error:
         raise ValueError(f"{place} is damaged: {error}") from error
+
+
+def values_apart(before: str, now: str) -> float | None:
+    """Return the root mean square of the differences of values that `values_text` wrote; None of other many.
+
+    It is infinite where NaN or Inf stands at other places.
+    """
+    was, given = values_from_text(before), values_from_text(now)
+    if was.size != given.size or not was.size:
+        return None
+    with np.errstate(all="ignore"):
+        differences = np.where((was == given) | (np.isnan(was) & np.isnan(given)), 0.0, was - given)
+    apart = float(np.linalg.norm(differences) / np.sqrt(was.size))
+    return apart if np.isfinite(apart) else np.inf
+
+
+def root_mean_square(text: str) -> float:
+    """Return that of the finite values that `values_text` wrote; 0 of none."""
+    values = values_from_text(text)
+    finite = values[np.isfinite(values)]
+    return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
 
 
 def channels_text(moments: NDArray[np.float64] | None) -> str | None:
@@ -85,6 +102,20 @@ def channel_differences(before: str, now: str) -> NDArray[np.float64] | None:
         return None
     difference: NDArray[np.float64] = given - was
     return difference if count <= CHANNEL_SUMS else _few(difference, _signs(count))
+
+
+def channels_apart(before: str, now: str) -> float:
+    """Return how far channels differ, root mean square over them, of two that `channels_text` wrote.
+
+    A channel whose values differ by d, root mean square, differs in its mean and standard deviation by m and s, where
+    m^2 + s^2 <= d^2, and so in their sum by up to sqrt(2) d: the result is at most so many times that of all values.
+    Of more than `CHANNEL_SUMS` channels it is estimated from the signed sums, with a standard error of 9%.
+    """
+    (count, was), (other, given) = (_channels_from_text(text) for text in (before, now))
+    if count != other:
+        return 0.0
+    over = 1 if count <= CHANNEL_SUMS else count
+    return float(np.sqrt(np.mean(np.square(given - was)) / over))
 
 
 def _few(sums: NDArray[np.float64], signs: NDArray[np.float64]) -> NDArray[np.float64] | None:

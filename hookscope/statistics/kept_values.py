@@ -1,0 +1,110 @@
+"""Up to 256 values of each input in a tensor, at fixed places: what runs keep, to be compared without saving tensors.
+
+The places follow from the shape that one input has, and from which of its axes counts channels; not from the number of
+inputs, strides or the device. A tensor of up to 256 values per input is kept whole. Of a larger one, up to 256 channels
+have equal shares, to within one value, and of more channels 256 that are evenly spread have a value each. The share of
+a channel is spread over its other axes, a value in each of so many equal parts, at another place of the part in each
+channel: the corners of maps count no more than what lies between.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MOST_KEPT = 256
+
+# Multiples of the golden ratio, modulo 1, are spread evenly however many there are; in units of 2^-16.
+_GOLDEN, _UNITS = 40503, 2**16
+
+# So many shapes are remembered: a network has some dozens.
+_MOST_SHAPES = 512
+
+
+def kept_values(tensor: Tensor, channel_axis: int | None = None, inputs: int = 1) -> NDArray[Any] | Tensor | None:
+    """Return values of each of so many inputs, (N, K), without waiting for an accelerator.
+
+    Args:
+        tensor: Any shape, dtype, strides and device that lacks no memory, see `missing_memory`; only read. Complex
+            elements count as two.
+        channel_axis: The axis that counts channels; None for none.
+        inputs: How many inputs the tensor is of, as far as its shape fits: see `by_input`.
+
+    Returns:
+        For `as_array`: on an accelerator a tensor there. None if the tensor is sparse, ragged or without data.
+    """
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+        return None
+    if not tensor.numel():
+        return np.zeros((1, 0), np.float32)
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    dtype = tensor.dtype
+    if dtype.is_floating_point and dtype.itemsize == 1:  # torch takes elements of no such dtype
+        tensor = tensor.view(torch.uint8)
+    values, channel_axis = by_input(tensor, channel_axis, inputs)
+    taken = values.take(kept_places(values.shape, channel_axis, values.device)).view(dtype)
+    if dtype.is_floating_point and dtype.itemsize < 4:
+        taken = taken.float()
+    return as_array(taken) if taken.is_cpu else taken
+
+
+def as_array(values: NDArray[Any] | Tensor) -> NDArray[np.floating]:
+    """Return what `kept_values` gave as float32, or as float64 where float32 may not hold it."""
+    array = values.cpu().numpy() if isinstance(values, Tensor) else values
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
+
+
+def joined(batches: Sequence[NDArray[np.floating]]) -> NDArray[np.floating]:
+    """Return the values of several batches as those of one, (N, K); (1, all of them) if inputs differ in shape."""
+    if len({each.shape[1] for each in batches}) > 1:
+        batches = [each.reshape(1, -1) for each in batches]
+        return np.concatenate(batches, 1)
+    return np.concatenate(batches) if len(batches) > 1 else batches[0]
+
+
+def by_input(tensor: Tensor, channel_axis: int | None, inputs: int) -> tuple[Tensor, int | None]:
+    """Return a view of a tensor as (inputs, ...), and the axis that counts channels there.
+
+    Inputs are counted by axis 0, which may hold several slices of each, such as windows, or by axis 1 of (T, N, D).
+    Any other tensor counts as that of one input.
+    """
+    slices = tensor.size(0) if tensor.dim() else 0
+    if slices != inputs and tensor.dim() == 3 and tensor.size(1) == inputs:
+        return tensor.transpose(0, 1), None if channel_axis is None else (1, None, 2)[channel_axis]
+    if slices == inputs:
+        return tensor, channel_axis or None
+    axis = None if channel_axis is None else channel_axis + 1
+    if not slices or slices % inputs:
+        return tensor[None], axis
+    return tensor.view(inputs, slices // inputs, *tensor.shape[1:]), axis
+
+
+@lru_cache(_MOST_SHAPES)
+def kept_places(shape: torch.Size, channel_axis: int | None, device: torch.device) -> Tensor:
+    """Return the places of the values that are kept in a tensor (N, ...), flattened: (N, K).
+
+    They are computed on the device, because copying them to an accelerator would wait for it.
+    """
+    size = math.prod(shape[1:])
+    channels, inner = (1, 1) if channel_axis is None else (shape[channel_axis], math.prod(shape[channel_axis + 1 :]))
+    kept_channels, space = min(channels, MOST_KEPT), size // max(channels, 1)
+    with torch.inference_mode(False), torch.no_grad():
+        number = torch.arange(min(size, MOST_KEPT), device=device)
+        places = number
+        if size > MOST_KEPT:
+            row, part = number % kept_channels, number // kept_channels
+            parts = (MOST_KEPT - 1 - row) // kept_channels + 1
+            begin, end = part * space // parts, (part + 1) * space // parts
+            at = begin + number * _GOLDEN % _UNITS * (end - begin) // _UNITS
+            channel = row * channels // kept_channels
+            places = (at // inner * channels + channel) * inner + at % inner
+        return torch.arange(shape[0], device=device)[:, None] * size + places
