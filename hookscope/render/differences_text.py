@@ -252,7 +252,8 @@ def _first_unequal(result: Differences) -> Iterator[str]:
     before, same_dtype = row.input_relative_l2, row.dtype == row.dtype_b
     if row.measures is None or not row.measures.relative_l2 <= row.limit or not same_dtype or (before and not at):
         return
-    sure = "equal bit for bit" if row.measures.standard_error is None else "equal as far as the sketches tell"
+    partly = row.measures.value_count is not None
+    sure = "equal in its statistics and up to 256 values per input" if partly else "equal bit for bit"
     amount, limit = number_text(row.measures.relative_l2, 3), number_text(row.limit, 3)
     yield (
         f"The first row that is not {sure} is {row.label} ({row.kind}): relative L2 {amount}{_inputs(row)}. "
