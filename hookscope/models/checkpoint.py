@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class Checkpoint:
         pickled_class: The class of a pickled Module whose weights these are, where its code was not run and might be;
             else "".
         is_refused_by_torch: Whether it is a single file that names more than torch's safe reader knows.
+        requires_grad: Flags of what a single file holds as Parameters, by name; other tensors have none.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Checkpoint:
     pickled_class: str = ""
     architectures: tuple[str, ...] = ()
     is_refused_by_torch: bool = False
+    requires_grad: Mapping[str, bool] = field(default_factory=dict)
 
 
 def looks_like_file(text: str) -> bool:
@@ -127,6 +129,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
             weights.pickled_class if options.trust is not None else "",
             told,
             read.is_refused_by_torch,
+            weights.requires_grad,
         )
     files = _read_verified(kinds, name, replace(options, key=None))
     states = {shard: weights_in(file.content, printable(str(shard))).state for shard, file in files.items()}

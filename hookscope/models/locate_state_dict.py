@@ -4,7 +4,8 @@ Everything here comes from a stranger, as in `weight_sets`.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,13 +38,15 @@ class Weights:
     """Tensors by name, detached, what else stands among them, and notes on where they were and what else there is.
 
     `module` is the pickled Module that they are of, which only a trusted file can hold; else None. `pickled_class` is
-    the class of a Module that was read without its code.
+    the class of a Module that was read without its code. `requires_grad` has the flags of what the file holds as
+    Parameters, by name.
     """
 
     state: "OrderedDict[str, Any]"
     module: nn.Module | None
     notes: tuple[str, ...]
     pickled_class: str = ""
+    requires_grad: Mapping[str, bool] = field(default_factory=dict)
 
 
 def weights_in(content: object, name: str, key: str | None = None, *, may_trust: bool = True) -> Weights:
@@ -77,7 +80,12 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
     if pickled_class:
         runs_it = "; --trust runs it" if may_trust else ""
         notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run{runs_it}.",)
-    return Weights(state, module, notes, pickled_class)
+    return Weights(state, module, notes, pickled_class, _flags(found))
+
+
+def _flags(found: object) -> dict[str, bool]:
+    held = dict.items(found) if isinstance(found, dict) else ()
+    return {name: value.requires_grad for name, value in held if isinstance(value, nn.Parameter)}
 
 
 def _state_dict(module: nn.Module, name: str) -> object:

@@ -35,6 +35,7 @@ _STYLES = {"fail": "red", "warn": "yellow"}
 _WORDS: dict[str, tuple[str, str]] = {
     "dead-filters-appear": ("has dead filters", "have dead filters"),
     "dead-filter": ("has many dead filters", "have many dead filters"),
+    "frozen-weight-moves": ("is frozen, yet moves", "are frozen, yet move"),
     "non-finite-parameter": ("holds NaN or Inf", "hold NaN or Inf"),
     "zero-parameter": ("is 0 everywhere", "are 0 everywhere"),
     "constant-parameter": ("has one value everywhere", "have one value everywhere"),

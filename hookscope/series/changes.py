@@ -30,6 +30,7 @@ _PAIRS_BEFORE = 3
 DEAD = "dead-filters-appear"
 JUMP, NORM, TRADED, RESET = "weight-jump", "norm-jump", "weights-traded", "statistics-reset"
 STOP = "weight-stops"
+FROZEN = "frozen-weight-moves"
 TENSORS, DTYPE, OPTIMISER = "tensors-change", "dtype-change", "optimizer-reset"
 
 CHANGE_RULES: Mapping[str, str] = {
@@ -41,6 +42,8 @@ CHANGE_RULES: Mapping[str, str] = {
     JUMP: f"A weight or scale moved by half of its norm or more since the file before, {JUMP_FACTOR:g} times as far as "
     "between other files, and as others of its kind did.",
     STOP: "A weight that moved until the file before has the same values as there, while most others moved.",
+    FROZEN: "A parameter that is frozen in the file before and in this one has other values than there, beside "
+    "parameters that are trained; only files that store `requires_grad` tell.",
     RESET: "A BatchNorm is as it starts, mean 0 and variance 1, or has counted fewer batches than in the file before.",
     TENSORS: "A tensor is missing, new, or of another shape than in the file before.",
     DTYPE: "A tensor is stored in another dtype than in the file before.",

@@ -103,6 +103,11 @@ def _sampled(tensor: Tensor) -> Tensor:
     return flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].double()
 
 
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Return the cosine between two tensors of one shape, by a sample of their elements; NaN if one is not finite."""
+    return float(torch.nn.functional.cosine_similarity(_sampled(a), _sampled(b), dim=0))
+
+
 def _returns(name: str, origins: Mapping[str, str]) -> bool:
     """Tell whether following where weights come from leads back to the first of them."""
     at = origins.get(name, "")

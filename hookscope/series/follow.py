@@ -13,6 +13,7 @@ from hookscope.checks.settings import NO_NETWORK, CheckSettings
 from hookscope.errors import UsageError
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.session import package_versions
+from hookscope.results.findings import Finding
 from hookscope.results.history import History, HistoryFile, HistoryVerdict, WeightPoint
 from hookscope.results.inputs import Preprocessing, Provenance
 from hookscope.series.changes import (
@@ -28,6 +29,7 @@ from hookscope.series.changes import (
 )
 from hookscope.series.drift import drifts, traded_places
 from hookscope.series.first_objection import ByKey, by_key, searched, verdicts
+from hookscope.series.frozen import frozen_verdicts, moved_though_frozen
 from hookscope.series.measure_file import MeasuredFile, Weights, measure_history_file
 from hookscope.series.order import labels_of, order_of
 from hookscope.text import in_words, once_per_file, some_of
@@ -87,7 +89,8 @@ def follow(
     rows = {each.file.index: {row.name: row for row in each.rows} for each in measured if each.rows}
     if not searches:
         judged = {at: _looked(measured, at) for at in rows}
-        found = [*verdicts(judged), *changes(history_files, rows)]
+        frozen = frozen_verdicts({at: measured[at].moved_though_frozen for at in rows})
+        found = [*verdicts(judged), *frozen, *changes(history_files, rows)]
     found += [*tensor_changes(history_files, rows), *optimiser_changes(history_files)]
     return History(
         files=history_files,
@@ -125,6 +128,7 @@ class _Compared:
     drift: Mapping[str, float | None]
     from_first: Mapping[str, float | None]
     moved_from: Mapping[str, str]
+    moved_though_frozen: tuple[Finding, ...]
 
 
 @dataclass(slots=True)
@@ -179,12 +183,15 @@ class _Series:
         before, now = self.weights[previous], self.weights[at]
         drift = drifts(before.tensors, now.tensors)
         moved_from = traded_places(before.tensors, now.tensors, drift)
+        labels = [self.files[each].label for each in (previous, at)]
+        learnt = [row.name for row in self.measured[at].rows if row.role == "parameter"]
+        frozen = tuple(moved_though_frozen(before, now, drift, labels, learnt))
         before.release()
         from_first = drift
         if first != previous:
             from_first = drifts(self.weights[first].tensors, now.tensors)
             self.weights[first].release()
-        return _Compared(previous, drift, from_first, moved_from)
+        return _Compared(previous, drift, from_first, moved_from, frozen)
 
     def _read(self, at: int) -> None:
         self.measured[at], weights = measure_history_file(
@@ -215,7 +222,8 @@ class _Series:
         if compared is not None:
             rows = [_moved(row, compared) for row in rows]
         activations = tuple(replace(row, file=places[at]) for row in measured.activations)
-        return replace(measured, file=file, rows=tuple(rows), activations=activations)
+        frozen = () if compared is None else compared.moved_though_frozen
+        return replace(measured, file=file, rows=tuple(rows), activations=activations, moved_though_frozen=frozen)
 
 
 def _moved(row: WeightPoint, compared: _Compared) -> WeightPoint:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import judge, refused
 from hookscope.checks.measuring import measure_read, read_file_alone
+from hookscope.checks.measuring.training_state import groups_of, moves_by
 from hookscope.checks.settings import NO_NETWORK, CheckSettings
 from hookscope.differences.alignment import match_names
 from hookscope.errors import HookscopeError
@@ -35,6 +36,8 @@ class Weights:
 
     Attributes:
         renamed: Names in the series by those in the file, where the two differ.
+        moves_by: By what the file's only optimiser moves a parameter whose gradient is 0, by name in the series; None
+            where it is not known which parameters it has.
     """
 
     path: Path
@@ -42,6 +45,7 @@ class Weights:
     versions: list[FileVersion]
     read: Checkpoint
     renamed: Mapping[str, str]
+    moves_by: Mapping[str, Sequence[str]] | None = None
     _tensors: dict[str, Tensor] | None = field(default=None, repr=False)
 
     @property
@@ -62,6 +66,11 @@ class Weights:
         """Shapes of the tensors by name, each alone in a tuple."""
         return {name: (tuple(each.shape),) for name, each in self.tensors.items()}
 
+    @property
+    def requires_grad(self) -> dict[str, bool]:
+        """Flags of what the file holds as Parameters."""
+        return {self.renamed.get(name, name): flag for name, flag in self.read.requires_grad.items()}
+
     def release(self) -> None:
         """Let go of all values."""
         self._tensors = None
@@ -70,13 +79,14 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFile:
-    """What one file holds, and the findings on it; drift needs another file."""
+    """What one file holds, and the findings on it; drift and `moved_though_frozen` need another file."""
 
     file: HistoryFile
     findings: tuple[Finding, ...] = ()
     rows: tuple[WeightPoint, ...] = ()
     activations: tuple[ActivationPoint, ...] = ()
     inputs: tuple[InputRecord, ...] = ()
+    moved_though_frozen: tuple[Finding, ...] = ()
 
 
 def measure_history_file(
@@ -100,7 +110,10 @@ def measure_history_file(
         measured = measure_read(read, _ALONE, began)
         renamed = {} if like is None else _renamed(like, {name: each.shape for name, each in named_tensors(read.state)})
         options = FileOptions(None, settings.key, allowed_globals=settings.allow_global)
-        weights = Weights(path, options, versions_of(path), read, renamed)
+        moved_by = (
+            None if (by := _moved_by(read, measured)) is None else {renamed.get(name, name): by[name] for name in by}
+        )
+        weights = Weights(path, options, versions_of(path), read, renamed, moved_by)
         rows = tuple(_points(file.index, measured, weights))
         counters = {} if read.training is None else dict(read.training.counters)
     except HookscopeError as error:
@@ -133,6 +146,35 @@ def measure_history_file(
         for where, *others in [[renamed.get(place, place) for place in each.places]]
     ]
     return replace(found, rows=rows, findings=tuple(findings)), weights
+
+
+def _moved_by(read: Checkpoint, measured: CheckMeasurements) -> dict[str, list[str]] | None:
+    """Return by what the file's only optimiser moves each parameter that it has and whose gradient is 0.
+
+    None if there is not one optimiser, or its state does not tell which parameters it has: by name, by having as many
+    as the file, or as many as are trainable.
+    """
+    flags = read.requires_grad
+    if not flags or read.training is None or len(read.training.optimisers) != 1:
+        return None
+    groups = groups_of(read.training.optimisers[0][1])
+    settings = [moves_by(group) for group in groups]
+    listed = [_texts(group, "param_names") for group in groups]
+    if any(listed):
+        by_name = {name: by for by, names in zip(settings, listed, strict=True) for name in names}
+        return by_name if by_name.keys() <= flags.keys() else None
+    distinct = [each.name for each in measured.stored if each.name in flags]
+    parameters = [group.get("params") for group in groups]
+    count = sum(len(each) for each in parameters if isinstance(each, list | tuple))
+    for names in (distinct, [name for name in distinct if flags[name]]):
+        if names and count == len(names) and (names is not distinct or settings[1:] == settings[:-1]):
+            return dict.fromkeys(names, settings[0])
+    return None
+
+
+def _texts(group: Mapping[Any, Any], key: str) -> list[str]:
+    held = group.get(key)
+    return [each for each in held if isinstance(each, str)] if isinstance(held, list | tuple) else []
 
 
 def _renamed(like: Mapping[str, tuple[tuple[int, ...], ...]], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:

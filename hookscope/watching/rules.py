@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
-from typing import Literal, cast
+from typing import Literal
 
+from hookscope.checks.measuring.training_state import moves_by
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import Objection as CheckObjection
 from hookscope.checks.rules.rule import RuleTerms, terms_of
@@ -458,10 +459,9 @@ def newly_frozen(names: Iterable[str], still_stepped: Mapping[str, str]) -> list
     ]
 
 
-def still_stepped(optimizer: str, group: Mapping[str, object], *, is_zero: bool) -> str:
+def still_stepped(optimizer: str, group: dict[str, object], *, is_zero: bool) -> str:
     """Return the sentence on a frozen parameter that an optimiser still steps with, because it holds a gradient."""
-    has_momentum = group.get("momentum") or next(iter(cast("Sequence[float]", group.get("betas", ()))), 0)
-    by = [*(["momentum"] if has_momentum else []), *(["weight decay"] if group.get("weight_decay") else [])]
+    by = moves_by(group)
     holds = "is 0, not None" if is_zero else "still holds the gradient of an earlier step"
     moves = "still moves it" if by or not is_zero else "still steps with it"
     words = f", by {in_words(by)}" if by and is_zero else ""

@@ -59,7 +59,7 @@ def scaler_values(entries: TrainingEntries | None) -> tuple[ScalerValues, ...]:
 
 def _optimiser(key: str, content: dict[Any, Any], rates: list[float]) -> OptimiserValues:
     count, live, broken, negative, steps = 0, 0, list[str](), list[str](), Counter[float]()
-    groups, excess = _groups(content), dict[str, float]()
+    groups, excess = groups_of(content), dict[str, float]()
     decays = {parameter: decay for group in groups for parameter, decay in _second_decays(group)}
     for parameter, entries in dict.items(dict.__getitem__(content, "state")):
         if not isinstance(entries, dict):
@@ -102,9 +102,16 @@ def _is_zero(tensor: Tensor) -> bool:
         return False
 
 
-def _groups(content: dict[Any, Any]) -> list[dict[Any, Any]]:
+def groups_of(content: dict[Any, Any]) -> list[dict[Any, Any]]:
+    """Return the parameter groups in the state of an optimiser."""
     groups = dict.get(content, "param_groups")
     return [each for each in groups if isinstance(each, dict)] if isinstance(groups, list | tuple) else []
+
+
+def moves_by(group: dict[Any, Any]) -> list[str]:
+    """Return by what the optimiser of a parameter group moves a parameter whose gradient is 0."""
+    settings = {"momentum": ("momentum", "betas"), "weight decay": ("weight_decay",)}
+    return [word for word, keys in settings.items() if any(any(_plain(dict.get(group, key))[:1]) for key in keys)]
 
 
 def _second_decays(group: dict[Any, Any]) -> Iterator[tuple[int | str, float]]:
