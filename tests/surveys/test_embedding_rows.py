@@ -12,7 +12,8 @@ from torch.nn import functional
 import hookscope
 from hookscope.render.survey_text import answer
 from hookscope.results.runs.survey import read_survey, survey_to_dict
-from hookscope.results.survey import Survey, TableRows
+from hookscope.results.survey import Survey
+from hookscope.results.table_rows import TableRows
 from hookscope.surveys.plan import ChunkFolder
 from hookscope.surveys.run_survey import merge_survey
 
