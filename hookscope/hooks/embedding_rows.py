@@ -29,8 +29,9 @@ class RowsUsed(TorchFunctionMode):
         super().__init__()
         self._failed = failed
         tensors = [*network.named_parameters(), *network.named_buffers()]
-        self._names = {_place(each): name.removesuffix(".weight") for name, each in tensors if each.dim() == 2}
-        self._stored = {each.untyped_storage().data_ptr() for _, each in tensors}
+        held = [(name, each, place) for name, each in tensors if (place := _place(each)) is not None]
+        self._names = {place: name.removesuffix(".weight") for name, each, place in held if each.dim() == 2}
+        self._stored = {each.untyped_storage().data_ptr() for _, each, _ in held}
         self._latest: dict[tuple[str, torch.device], Tensor] = {}
         self.used: dict[str, NDArray[np.bool_]] = {}
 
@@ -57,17 +58,17 @@ class RowsUsed(TorchFunctionMode):
         if not isinstance(weight, Tensor) or not isinstance(indices, Tensor):
             return
         weight, indices = physical(weight)[0], physical(indices)[0]
-        if weight.dim() != 2:
+        if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32) or _place(indices) is None:
             return
-        if indices.dtype not in (torch.int64, torch.int32) or indices.is_meta or indices.is_nested:
-            return
-        name = self._names.get(_place(weight))
+        place = _place(weight)
+        name = None if place is None else self._names.get(place)
         if name is None or indices.untyped_storage().data_ptr() in self._stored:  # a fixed table of places
             return
-        place = (name, indices.device)
-        rows = self._latest.get(place)
+        rows = self._latest.get((name, indices.device))
         if rows is None or rows.numel() != weight.shape[0]:
-            rows = self._latest[place] = torch.zeros(weight.shape[0], dtype=torch.bool, device=indices.device)
+            rows = self._latest[name, indices.device] = torch.zeros(
+                weight.shape[0], dtype=torch.bool, device=indices.device
+            )
         rows[indices.detach().reshape(-1).long()] = True
 
     def keep(self) -> None:
@@ -119,9 +120,12 @@ def merge_rows(known: dict[str, NDArray[np.bool_]], other: Mapping[str, NDArray[
         known[name] = rows if before is None or before.size != rows.size else before | rows
 
 
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """Return where the values of a tensor lie; a transposed view of it lies there too."""
-    return tensor.data_ptr(), tensor.numel()
+def _place(tensor: Tensor) -> tuple[int, int] | None:
+    """Return where the values of a tensor lie; a transposed view of it lies there too. None for one without memory."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    address = tensor.data_ptr()
+    return (address, tensor.numel()) if address else None
 
 
 def _argument(args: Any, kwargs: Mapping[str, Any], at: int, name: str) -> object:

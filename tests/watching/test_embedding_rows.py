@@ -153,8 +153,19 @@ class Moded(Quantised):
         return self.head(self.words(x))
 
 
-@pytest.mark.parametrize("build", [Vmapped, Moded])
-def test_transforms_and_modes_of_the_network_are_no_hindrance(build: type[Quantised]) -> None:
+class Graph(Quantised):
+    """Mixes the words by a sparse matrix, which has no memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("neighbours", torch.eye(WIDTH).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.sparse.mm(self.neighbours, self.words(x)[0].T).T)
+
+
+@pytest.mark.parametrize("build", [Vmapped, Moded, Graph])
+def test_transforms_modes_and_sparse_buffers_of_the_network_are_no_hindrance(build: type[Quantised]) -> None:
     log = train(build(), STEPS)
     assert log is not None
     assert [each.tables for each in log.watched] == [tables({3, 5})[:1], tables({0, 1, 4, 15})[:1]]
