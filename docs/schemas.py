@@ -50,6 +50,7 @@ from hookscope.results.runs.survey import SCHEMA_VERSION as SURVEY_VERSION
 from hookscope.results.runs.training_log import SCHEMA_VERSION as TRAINING_VERSION
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import CropSheet, Survey, SurveyRow, WrongStrip
+from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
     TrainingEnd,
     TrainingStart,
@@ -349,7 +350,11 @@ def _watch_line() -> Schema:
     marks = {"tool": {"const": "hookscope"}, "schema_version": {"const": TRAINING_VERSION}}
     largest = {"type": "array", "prefixItems": [_POSITION, _IN_TRAINING], "items": False}
     edits = {"type": "array", "prefixItems": [_POSITION, _of(int)], "items": False}
-    columns = {"parameters": _columns(WatchedParameter), "layers": _columns(WatchedLayer)}
+    columns = {
+        "parameters": _columns(WatchedParameter),
+        "layers": _columns(WatchedLayer),
+        "tables": _columns(TableRows),
+    }
     lines = [
         _line("start", marks | _properties(TrainingStart)),
         _line("names", {"names": _array(_TEXT)}),
@@ -360,7 +365,7 @@ def _watch_line() -> Schema:
             "losses",
             "edits",
         ),
-        _line("watched", _properties(WatchedStep) | columns, "layers"),
+        _line("watched", _properties(WatchedStep) | columns, "layers", "tables"),
         _line("verdict", _properties(TrainingVerdict)),
         _line("end", _properties(TrainingEnd)),
     ]

@@ -27,6 +27,7 @@ from hookscope.render.terminal import model_lines, note_lines, uncalled_lines, v
 from hookscope.results.accuracy import accuracy_words, lowest_words
 from hookscope.results.headroom import FORMATS
 from hookscope.results.survey import NONFINITE_OUTPUT, Survey, SurveyRow, channel_counts
+from hookscope.results.table_rows import TableRows
 from hookscope.text import are, counted, figure, printable, some_of
 
 _MOST_NAMES = 3
@@ -64,7 +65,7 @@ def answer(result: Survey) -> list[str]:
         found.append(f"None of {counted(channel_counts(result.rows), 'channel')} is dead on {inputs_text(result)}.")
     return [
         *found,
-        *_tables(result),
+        *rows_used(result.tables, f"on {inputs_text(result)}"),
         *_massive(result),
         *_tight(result),
         *_selective(result),
@@ -98,12 +99,12 @@ def _nonfinite(result: Survey) -> Iterator[str]:
         yield "NaN or Inf in what the network returns."
 
 
-def _tables(result: Survey) -> Iterator[str]:
+def rows_used(given: Sequence[TableRows], when: str) -> Iterator[str]:
     """Yield a sentence for each embedding and codebook, those of which least is used first."""
-    tables = sorted(result.tables, key=lambda each: each.used_count / max(1, each.row_count))
+    tables = sorted(given, key=lambda each: each.used_count / max(1, each.row_count))
     for each in tables[:_MOST_TABLES]:
         rows = counted(each.row_count, "row")
-        yield f"{each.used_count:,} of {rows} of {printable(each.name, _MOST_NAME)} used on {inputs_text(result)}."
+        yield f"{each.used_count:,} of {rows} of {printable(each.name, _MOST_NAME)} used {when}."
     if len(tables) > _MOST_TABLES:
         yield f"{counted(len(tables) - _MOST_TABLES, 'more embedding')} used a greater share of their rows."
 

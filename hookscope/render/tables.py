@@ -15,7 +15,8 @@ from hookscope.results.gradients import GradientRow, Gradients, InputGradients, 
 from hookscope.results.history import ActivationPoint, History, WeightPoint
 from hookscope.results.network import ModuleRow, ModuleTable
 from hookscope.results.runs.serialize import QUANTILE_NAMES
-from hookscope.results.survey import Survey, SurveyChannel, TableRows
+from hookscope.results.survey import Survey, SurveyChannel
+from hookscope.results.table_rows import TableRows
 from hookscope.results.token_norms import HighToken, MassiveActivation
 from hookscope.text import safe_text, shape_text
 

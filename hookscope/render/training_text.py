@@ -8,6 +8,7 @@ from typing import Literal
 from rich.console import RenderableType
 
 from hookscope.render.columns import Column, draw_table, number_text, safe_line
+from hookscope.render.survey_text import rows_used
 from hookscope.render.terminal import LEVEL_STYLES
 from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdict
 from hookscope.text import are, counted, some_of
@@ -128,7 +129,7 @@ def _sentences(objection: Objection) -> tuple[str, str]:
 
 
 def answer(log: TrainingLog) -> list[str]:
-    """Return sentences on the first objection, the others, skipped steps, edits, and the end of the training."""
+    """Return sentences on the first objection, others, skipped steps, rows used, edits, and the end of the training."""
     found = objections(log)
     first = decisive(found)
     sentences = [finding(log)]
@@ -144,7 +145,14 @@ def answer(log: TrainingLog) -> list[str]:
     if skipped:
         numbers = some_of([f"{step:,}" for step in skipped], _FEW_STEPS)
         sentences.append(f"The optimiser skipped {counted(len(skipped), 'step')}: {numbers}.")
-    return [*sentences, *_edits(log), *_ending(log)]
+    return [*sentences, *_rows_used(log), *_edits(log), *_ending(log)]
+
+
+def _rows_used(log: TrainingLog) -> Iterator[str]:
+    """Yield a sentence for each embedding and codebook of the last step in which any was watched."""
+    last = max((each for each in log.watched if each.tables), key=lambda each: each.step, default=None)
+    if last is not None:
+        yield from rows_used(last.tables, f"at step {last.step:,}")
 
 
 def _edits(log: TrainingLog) -> list[str]:

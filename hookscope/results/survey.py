@@ -19,6 +19,7 @@ from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
+from hookscope.results.table_rows import TableRows
 from hookscope.text import counted
 
 Pictures = Callable[[Sequence[str]], Iterator[tuple[str, NDArray[np.uint8]]]]
@@ -303,20 +304,6 @@ class SurveyRow(MeasuredTensor):
 
 
 Supports = Callable[[SurveyRow, Sequence[ChannelPlace]], Mapping[ChannelPlace, Box]]
-
-
-@dataclass(frozen=True, slots=True)
-class TableRows:
-    """How many rows of an embedding, or of a codebook, the inputs look up.
-
-    Attributes:
-        name: Of the module, or of the parameter or buffer: "quantizer.codebook".
-        used_count: Rows that an index of `nn.Embedding`, `F.embedding`, `index_select` or `codebook[index]` selects.
-    """
-
-    name: str
-    row_count: int
-    used_count: int
 
 
 @dataclass(frozen=True, slots=True)

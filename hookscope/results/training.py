@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from hookscope.results.table_rows import TableRows
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingStart:
@@ -120,12 +122,14 @@ class WatchedStep:
         reason: "every", or what happened at an earlier step: a jump of "loss" or "gradient norm", "non-finite", or
             "zero gradient" if the gradient of a parameter became exactly 0.
         layers: Outputs in execution order; empty where activations were not watched.
+        tables: Embeddings and codebooks whose rows its forward passes looked up; on this process.
     """
 
     step: int
     reason: str
     parameters: tuple[WatchedParameter, ...]
     layers: tuple[WatchedLayer, ...] = ()
+    tables: tuple[TableRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.errors import HookscopeError, UnfitInputError
+from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
@@ -25,7 +26,6 @@ from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
 from hookscope.statistics import Reduction
 from hookscope.surveys.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
 from hookscope.surveys.channel_totals import ChannelTotals
-from hookscope.surveys.embedding_rows import RowsUsed, looks_up_rows
 from hookscope.surveys.features import FeatureSpool
 from hookscope.surveys.judged_inputs import InputJudge, JudgedInputs
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import ModelError
+from hookscope.hooks.embedding_rows import merge_rows
 from hookscope.hooks.patterns import CONSTANTS
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.batch_shapes import BatchShapes
@@ -18,13 +19,13 @@ from hookscope.results.failures import Failures
 from hookscope.results.headroom import headroom_of
 from hookscope.results.inputs import Provenance
 from hookscope.results.statistics import TensorStatistics
-from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, TableRows, Unusable, channel_counts
+from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, channel_counts
+from hookscope.results.table_rows import TableRows
 from hookscope.statistics import Reduction, merge, summarise
 from hookscope.surveys.channel_totals import ChannelTotals
 from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_judged, read_sidecar
 from hookscope.surveys.classified_inputs import ClassifiedInputs
 from hookscope.surveys.duplicates import Duplicates, duplicates
-from hookscope.surveys.embedding_rows import merge_rows
 from hookscope.surveys.failures import SecondPass, explained
 from hookscope.surveys.feature_files import FeatureParts, FeatureTarget
 from hookscope.surveys.judged_inputs import JudgedInputs

@@ -1,20 +1,25 @@
 """The activations of one watched step: hooks that are registered before its forward passes and removed after them."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hookscope.checks.rules.activations import SATURATED_BEYOND
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
+from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows, merge_rows
 from hookscope.hooks.forward_hooks import Capture, observed
 from hookscope.hooks.observed import ModuleCall, Observation
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import Rows, layer_rows, merge_observations
 from hookscope.results.activations import LayerRow
+from hookscope.results.table_rows import TableRows
 from hookscope.results.training import WatchedLayer
 from hookscope.statistics import Measured, Reducer
 from hookscope.statistics.channel_axis import AxisReader
@@ -24,11 +29,12 @@ from hookscope.watching.networks import WatchedNetwork
 
 @dataclass(slots=True)
 class _Pass:
-    """One forward pass: the mode of the network, the number of inputs, and the observed outputs."""
+    """One forward pass: the mode of the network, the number of inputs, the observed outputs, and the rows looked up."""
 
     training: bool
     input_count: int
     seen: list[Observation[Measured]]
+    rows_used: Mapping[tuple[str, torch.device], Tensor]
 
 
 @dataclass(slots=True)
@@ -56,6 +62,9 @@ class ForwardPasses:
     _input_count: int = 0  # of the pass, by its first output with a batch axis
     _passes: list[_Pass] = field(default_factory=list)
     _listed: frozenset[str] = frozenset()
+    _looks_up_rows: bool = False
+    _rows_mode: RowsUsed | None = None
+    _rows_used: Mapping[tuple[str, torch.device], Tensor] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Register hooks; `end` removes them."""
@@ -66,6 +75,7 @@ class ForwardPasses:
         self._depth = 0
         self._axes.restart()
         root = self.watched.network
+        self._looks_up_rows = looks_up_rows(root)
         self._mode = self._mode_of_step = root.training
         self._block = ExitStack()
         key = object()
@@ -91,6 +101,7 @@ class ForwardPasses:
 
     def end(self) -> None:
         """Remove the hooks; the passes are kept until the next `begin`. A second call does nothing."""
+        self._leave_rows_mode()  # an interrupt skips the hook that does so
         self._finish_pass()
         self._block.close()
         self._capture = None
@@ -106,6 +117,18 @@ class ForwardPasses:
         self._passes = []
         return layer_rows(self._inspected, rows)
 
+    def tables(self) -> tuple[TableRows, ...]:
+        """Return the rows looked up by passes in the mode of the step; waits for the device. Call it before `rows`."""
+        used: dict[str, NDArray[np.bool_]] = {}
+        for each in self._passes:
+            for (name, _), rows in each.rows_used.items() if each.training == self._mode_of_step else ():
+                merge_rows(used, {name: rows.cpu().numpy()})
+        is_listed = self._is_table_listed
+        return tuple(TableRows(name, rows.size, int(rows.sum())) for name, rows in used.items() if is_listed(name))
+
+    def _is_table_listed(self, name: str) -> bool:
+        return not self.watched.patterns or name in self._listed or name.rpartition(".")[0] in self._listed
+
     def is_listed(self, row: LayerRow) -> bool:
         """Tell whether a row belongs to a selected layer and does not repeat another row."""
         return row.layer in self._listed and not row.repeats
@@ -115,16 +138,36 @@ class ForwardPasses:
             return
         self._depth += 1
         if self._depth == 1:
+            self._counts = self.counts_without_gradients or torch.is_grad_enabled()
             try:
+                self._leave_rows_mode()
                 self._finish_pass()
+                if self._counts and self._looks_up_rows and self._may_enter_mode():
+                    self._rows_mode = RowsUsed(self.watched.network, self.failed)
+                    self._rows_mode.enter()
             except Exception as error:  # noqa: BLE001 - never into a training
                 self.failed(error)
-            self._counts = self.counts_without_gradients or torch.is_grad_enabled()
             self._mode = self.watched.network.training
 
     def _pass_ends(self, _module: nn.Module, _args: object, _output: object) -> None:
         if torch._C._current_graph_task_id() == -1:
             self._depth = max(0, self._depth - 1)
+            if self._depth == 0:
+                self._leave_rows_mode()
+
+    def _may_enter_mode(self) -> bool:
+        """Tell whether a torch function mode leaves alone what runs.
+
+        Compiled code would be compiled again, and torch's attention in eval mode runs other kernels.
+        """
+        if torch.compiler.is_compiling() or _has_compiled():
+            return False
+        return all(each.training or not isinstance(each, _FUSED_IN_EVAL) for each in self.watched.network.modules())
+
+    def _leave_rows_mode(self) -> None:
+        mode, self._rows_mode = self._rows_mode, None
+        if mode is not None:
+            self._rows_used = mode.leave()
 
     def _is_counted(self) -> bool:
         return self._counts if self._depth else torch.is_grad_enabled()
@@ -138,8 +181,8 @@ class ForwardPasses:
         self._axes.restart()
         seen = self._capture.restart()
         if seen:
-            self._passes.append(_Pass(self._mode, self._input_count, seen))
-        self._input_count = 0
+            self._passes.append(_Pass(self._mode, self._input_count, seen, self._rows_used))
+        self._input_count, self._rows_used = 0, {}
 
     def _observe(self, call: ModuleCall, _slot: str, tensor: Tensor) -> Measured:
         try:
@@ -153,6 +196,15 @@ class ForwardPasses:
         except Exception as error:  # noqa: BLE001 - never into a training
             self.failed(error)
             return _UNMEASURED
+
+
+_FUSED_IN_EVAL = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+def _has_compiled() -> bool:
+    """Tell whether torch has compiled any code in this process."""
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    return dynamo is not None and bool(dynamo.input_codes.seen)
 
 
 _UNMEASURED = Reducer().reduce(torch.empty(0))

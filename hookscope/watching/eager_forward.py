@@ -46,6 +46,9 @@ class EagerForward(ForwardPasses):
         """Stop waiting. A second call does nothing."""
         self._waiting.close()
 
+    def _may_enter_mode(self) -> bool:
+        return True  # nothing runs compiled, and what it computes is not trained on
+
     def _pre_hook(self, _module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._run(args, keywords)
 

@@ -8,6 +8,7 @@ import platform
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.optim import Optimizer
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
 from hookscope.results.activations import LayerRow
+from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
     TrainingEnd,
     TrainingLog,
@@ -681,8 +683,10 @@ class Watch:
         parameters = step.measurement.parameters
         rows = tuple(numbers.row(name, each) for name, each in parameters.items())
         layers: list[WatchedLayer] = []
+        tables: list[TableRows] = []
         seen: dict[str, tuple[LayerRow, ...]] = {}
         for each in self._passes if step.number > self._first else ():
+            tables += [replace(table, name=f"{each.watched.prefix}{table.name}") for table in each.tables()]
             found = seen[each.watched.prefix] = each.rows()
             layers += [watched_layer(row, each.watched.prefix) for row in found if each.is_listed(row)]
             if not found and self._has_gradient(each.watched, step):
@@ -695,7 +699,7 @@ class Watch:
                     "a module. Its activations are not watched."
                 )
                 self._journal.say_once(f"no forward {name} {step.is_belated}", line)
-        watched = WatchedStep(step.number, step.reason, rows, tuple(layers))
+        watched = WatchedStep(step.number, step.reason, rows, tuple(layers), tuple(tables))
         self._journal.add_watched(watched)
         self._judge.judge_watched(watched, arrived, numbers, parameters, seen)
 

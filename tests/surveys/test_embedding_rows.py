@@ -12,7 +12,8 @@ from torch.nn import functional
 import hookscope
 from hookscope.render.survey_text import answer
 from hookscope.results.runs.survey import read_survey, survey_to_dict
-from hookscope.results.survey import Survey, TableRows
+from hookscope.results.survey import Survey
+from hookscope.results.table_rows import TableRows
 from hookscope.surveys.plan import ChunkFolder
 from hookscope.surveys.run_survey import merge_survey
 
@@ -119,6 +120,23 @@ def test_fixed_tables_of_places_and_networks_without_look_ups_count_nothing(tmp_
     result = hookscope.survey(nn.Sequential(nn.Linear(WIDTH, 3)), inputs)
     assert result.tables == ()
     assert not any("rows of" in sentence for sentence in answer(result))
+
+
+class Neighbours(Words):
+    """Mixes the words by a sparse matrix, which has no memory of its own, and looks them up by `torch.func.vmap`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("neighbours", torch.eye(3).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = torch.func.vmap(self.words)(x)
+        return self.head(torch.stack([torch.sparse.mm(self.neighbours, each) for each in words]))
+
+
+def test_sparse_buffers_and_transforms_are_no_hindrance(tmp_path: Path) -> None:
+    torch.save(torch.tensor(PLANTED), tmp_path / "x.pth")
+    assert hookscope.survey(Neighbours(), tmp_path / "x.pth").tables == (TableRows("words", ROWS, USED),)
 
 
 def test_an_input_that_the_network_raises_on_uses_no_rows(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ A line is written at once and whole, so that a process that is killed leaves all
 - "names": texts that later lines refer to by their position, counted over all "names" since the last "start".
 - "step": `TrainingStep`; `largest` and `losses` hold pairs of a name's position and a number, `edits` of a text's and a
   count.
-- "watched": `WatchedStep`; `parameters` and `layers` are columns, so that a hundred of them stay small. A column
-  without any value is left out.
+- "watched": `WatchedStep`; `parameters`, `layers` and `tables` are columns, so that a hundred of them stay small. A
+  column without any value is left out.
 - "verdict", "end": `TrainingVerdict`, `TrainingEnd`.
 
 NaN and infinities are "nan", "inf" and "-inf". Fields with their default value are left out.
@@ -29,6 +29,7 @@ from hookscope.errors import InputError, OutputError
 from hookscope.results.runs.atomic import reason_of
 from hookscope.results.runs.reading import read_inside, refusal
 from hookscope.results.runs.serialize import checked, parse_json
+from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
     TrainingEnd,
     TrainingLog,
@@ -208,7 +209,7 @@ _TYPES: Mapping[str, type] = {
 _TYPE_NAMES: Mapping[type, str] = {kind: name for name, kind in _TYPES.items()}
 
 # Written with positions in "names", not as they are.
-_WITH_POSITIONS = ("largest", "losses", "edits", "parameters", "layers")
+_WITH_POSITIONS = ("largest", "losses", "edits", "parameters", "layers", "tables")
 
 # The fields of each record that are written as they are, with their defaults.
 _OWN_FIELDS: Mapping[type, Sequence[tuple[str, object]]] = {
@@ -233,6 +234,8 @@ def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[st
         document["parameters"] = _columns(WatchedParameter, record.parameters, position)
         if record.layers:
             document["layers"] = _columns(WatchedLayer, record.layers, position)
+        if record.tables:
+            document["tables"] = _columns(TableRows, record.tables, position)
     return document
 
 
@@ -319,6 +322,7 @@ def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord 
     if kind == "watched":
         document["parameters"] = _rows(WatchedParameter, document.get("parameters"), names)
         document["layers"] = _rows(WatchedLayer, document.get("layers", {}), names)
+        document["tables"] = _rows(TableRows, document.get("tables", {}), names)
     record: TrainingRecord = checked(_TYPES[kind], _with_floats(kind, document))
     if record.step > _LAST_STEP:
         raise ValueError("step", f"Input should be at most {_LAST_STEP}")

@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hookscope.hooks.operations import run_networks
+from hookscope.hooks.observed import physical
+from hookscope.hooks.operations import forwards, run_networks
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
@@ -22,13 +24,15 @@ class RowsUsed(TorchFunctionMode):
         used: By name of the matrix, without ".weight": whether each row was looked up, (R,).
     """
 
-    def __init__(self, network: nn.Module) -> None:
-        """See the look-ups in a network's parameters and buffers."""
+    def __init__(self, network: nn.Module, failed: Callable[[Exception], None] | None = None) -> None:
+        """See the look-ups in a network's parameters and buffers; `failed` gets hookscope's own errors."""
         super().__init__()
+        self._failed = failed
         tensors = [*network.named_parameters(), *network.named_buffers()]
-        self._names = {_place(each): name.removesuffix(".weight") for name, each in tensors if each.dim() == 2}
-        self._stored = {each.untyped_storage().data_ptr() for _, each in tensors}
-        self._latest: list[tuple[str, Tensor]] = []
+        held = [(name, each, place) for name, each in tensors if (place := _place(each)) is not None]
+        self._names = {place: name.removesuffix(".weight") for name, each, place in held if each.dim() == 2}
+        self._stored = {each.untyped_storage().data_ptr() for _, each, _ in held}
+        self._latest: dict[tuple[str, torch.device], Tensor] = {}
         self.used: dict[str, NDArray[np.bool_]] = {}
 
     def __torch_function__(
@@ -36,35 +40,65 @@ class RowsUsed(TorchFunctionMode):
     ) -> Any:
         """Run a torch function, and look at its indices if it looks up rows."""
         given = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():
+            return func(*args, **given)
         output = run_networks(func, args, given)
-        looked_up = None if torch.compiler.is_dynamo_compiling() else _LOOK_UPS.get(func)
+        looked_up = _LOOK_UPS.get(func)
         if looked_up is not None:
-            self._note(*looked_up(args, given))
+            try:
+                with temporarily_clear_interpreter_stack():
+                    self._note(*looked_up(args, given))
+            except Exception as error:
+                if self._failed is None:
+                    raise
+                self._failed(error)
         return output
 
     def _note(self, weight: object, indices: object) -> None:
-        if not isinstance(weight, Tensor) or not isinstance(indices, Tensor) or weight.dim() != 2:
+        if not isinstance(weight, Tensor) or not isinstance(indices, Tensor):
             return
-        if indices.dtype not in (torch.int64, torch.int32) or indices.is_meta or indices.is_nested:
+        weight, indices = physical(weight)[0], physical(indices)[0]
+        if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32) or _place(indices) is None:
             return
-        name = self._names.get(_place(weight))
+        place = _place(weight)
+        name = None if place is None else self._names.get(place)
         if name is None or indices.untyped_storage().data_ptr() in self._stored:  # a fixed table of places
             return
-        rows = torch.zeros(weight.shape[0], dtype=torch.bool, device=indices.device)
+        rows = self._latest.get((name, indices.device))
+        if rows is None or rows.numel() != weight.shape[0]:
+            rows = self._latest[name, indices.device] = torch.zeros(
+                weight.shape[0], dtype=torch.bool, device=indices.device
+            )
         rows[indices.detach().reshape(-1).long()] = True
-        self._latest.append((name, rows))
 
     def keep(self) -> None:
         """Add what was seen of a batch that went through the network."""
-        for name, rows in self._latest:
-            found = rows.cpu().numpy()
-            known = self.used.get(name)
-            self.used[name] = found if known is None else known | found
+        for (name, _), rows in self._latest.items():
+            merge_rows(self.used, {name: rows.cpu().numpy()})
         self._latest.clear()
+
+    def enter(self) -> None:
+        """Enter the mode, up to `leave`: hooks have no `with` block."""
+        torch._C._push_on_torch_function_stack(self)
+
+    def leave(self) -> Mapping[tuple[str, torch.device], Tensor]:
+        """Leave the mode, below any that lie above it; return what was seen, still on its device."""
+        above: list[TorchFunctionMode] = []
+        while torch._C._len_torch_function_stack():
+            top = torch._C._pop_torch_function_stack()
+            if top is self:
+                break
+            above.append(top)
+        for mode in reversed(above):
+            torch._C._push_on_torch_function_stack(mode)
+        return self._latest
 
     def forget(self) -> None:
         """Drop what was seen of a batch that the network raised on."""
         self._latest.clear()
+
+
+forwards(RowsUsed.__torch_function__)
 
 
 def looks_up_rows(network: nn.Module) -> bool:
@@ -86,9 +120,12 @@ def merge_rows(known: dict[str, NDArray[np.bool_]], other: Mapping[str, NDArray[
         known[name] = rows if before is None or before.size != rows.size else before | rows
 
 
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """Return where the values of a tensor lie; a transposed view of it lies there too."""
-    return tensor.data_ptr(), tensor.numel()
+def _place(tensor: Tensor) -> tuple[int, int] | None:
+    """Return where the values of a tensor lie; a transposed view of it lies there too. None for one without memory."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    address = tensor.data_ptr()
+    return (address, tensor.numel()) if address else None
 
 
 def _argument(args: Any, kwargs: Mapping[str, Any], at: int, name: str) -> object:
