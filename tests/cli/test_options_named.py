@@ -2,7 +2,8 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -110,26 +111,21 @@ def save_twice(folder: Path, content: object) -> Path:
     return folder / "saved" / "1.pt"
 
 
-@pytest.mark.parametrize("command", LINES)
-@pytest.mark.parametrize(
-    ("network", "given"),
-    [
-        ("Tokens", "floats.npy"),
-        ("Tokens", "far.npy"),
-        ("Tokens", "dict.pt"),
-        ("Tokens", ""),
-        ("Entries", "dict.pt"),
-        ("Entries", "far.npy"),
-        ("Two", "far.npy"),
-        ("Two", "1,2,3"),
-        ("Spectrogram", "wave.npy"),
-        ("picture", "cat.jpg"),
-        ("picture", ""),
-        ("picture", "wave.npy"),
-        ("picture", "missing.jpg"),
-    ],
-)
-@pytest.mark.sample("Entries-far.npy-survey", "Two-1,2,3-survey", "picture--history", "picture--layers")
+RUNS = [
+    *(("Tokens", given) for given in ("floats.npy", "far.npy", "dict.pt", "")),
+    *(("Entries", "dict.pt"), ("Entries", "far.npy"), ("Two", "far.npy"), ("Spectrogram", "wave.npy")),
+    *(("Two", "1,2,3"), ("picture", "cat.jpg"), ("picture", "wave.npy"), ("picture", ""), ("picture", "missing.jpg")),
+]
+
+
+def spread(cases: Sequence[tuple[str, ...]], commands: Iterable[str]) -> list[tuple[str, ...]]:
+    """Give each case a third of the commands, and each command a third of the cases."""
+    places = product(enumerate(cases), enumerate(commands))
+    return [(*case, command) for (row, case), (column, command) in places if (row + column) % 3 == 0]
+
+
+@pytest.mark.parametrize(("network", "given", "command"), spread(RUNS, LINES))
+@pytest.mark.sample("Entries-far.npy-survey", "Two-1,2,3-survey", "picture--history", "picture-wave.npy-layers")
 def test_what_a_run_says(run: Run, files: Path, command: str, network: str, given: str) -> None:
     states = {
         "Spectrogram": nn.Conv1d(129, 3, 3),
@@ -145,8 +141,10 @@ def test_what_a_run_says(run: Run, files: Path, command: str, network: str, give
     assert not {*strange_options(ended.stdout + ended.stderr, command)}
 
 
-@pytest.mark.parametrize("command", FILES_ALONE)
-@pytest.mark.parametrize("kind", ["module", "own", "function", "unknown", "two networks", "ema", "torchscript"])
+KINDS = ("own", "module", "unknown", "two networks", "function", "ema", "torchscript")
+
+
+@pytest.mark.parametrize(("kind", "command"), spread([(kind,) for kind in KINDS], FILES_ALONE))
 @pytest.mark.sample("module-history", "function-history")
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_what_a_file_brings_up(run: Run, files: Path, command: str, kind: str) -> None:

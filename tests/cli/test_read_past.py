@@ -69,6 +69,7 @@ WRITERS: dict[str, Callable[[object], bytes]] = {
     "protocol 4": functools.partial(torch_bytes, protocol=4),
 }
 EVERY = {**DATA, **OTHERS}
+OLDER = ("torch", "legacy")
 
 
 def listed(run: Run, *options: str) -> dict[str, Any]:
@@ -79,8 +80,13 @@ def listed(run: Run, *options: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    ("name", "writer"),
+    [
+        *((name, "protocol 4") for name in EVERY),
+        *((name, writer) for name in ("Namespace", "call") for writer in OLDER),
+    ],
+)
 @pytest.mark.sample(
     "Namespace-protocol 4",
     "NumPy array of objects-protocol 4",

@@ -134,6 +134,38 @@ def named_commands(page: Path) -> Iterator[str]:
 # `python -m docs.pictures` runs those of the gallery.
 NAMING = [page for page in [*pages(), ROOT / "README.zh-CN.md"] if page.name != "gallery.md"]
 NAMED = {line for page in NAMING for line in named_commands(page)}
+SHOWN = {
+    shown.command
+    for page in RUN
+    for block in blocks(page.read_text(encoding="utf-8"))
+    if block.language == "console"
+    for shown in commands(block)
+}
+
+_PATH = re.compile(r"'?(?:[\w*.-]+/)*[\w*-]+(\.[a-z]+)'?|(?:[\w-]+/)+")
+
+
+def parts(line: str) -> tuple[list[str], frozenset[str]]:
+    """Return what a line names before its options, with the kinds of its files, and the words of its options."""
+    words = [(path[1] or "/") if (path := _PATH.fullmatch(word)) else word for word in line.split()]
+    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    return words[:first], frozenset(words[first:])
+
+
+def is_part_of_another(line: str) -> bool:
+    """Whether another line does the same with other files, or does more with all its options."""
+    names, options = parts(line)
+    others = [(other, parts(other)) for other in (NAMED - NOT_RUN.keys()) | SHOWN if other != line]
+    return any(
+        names == other_names
+        and (options < other_options or (options == other_options and (other in SHOWN or other < line)))
+        for other, (other_names, other_options) in others
+    )
+
+
+TO_RUN = sorted(
+    line for line in NAMED - NOT_RUN.keys() if line.startswith("hookscope ") and not is_part_of_another(line)
+)
 
 # What stands for the user's own: small networks that take pictures of any size.
 NETWORKS = """
@@ -237,7 +269,7 @@ def _labels_as_it_sees_them(model: Path) -> Iterator[str]:
         yield f"{picture.name},{';'.join(map(str, scores.gt(0).nonzero().flatten().tolist()))}\n"
 
 
-@pytest.mark.parametrize("line", sorted(line for line in NAMED - NOT_RUN.keys() if line.startswith("hookscope ")))
+@pytest.mark.parametrize("line", TO_RUN)
 @pytest.mark.exhaustive
 def test_commands_that_are_only_named_run(line: str, yours: Terminal) -> None:
     yours.code = 0

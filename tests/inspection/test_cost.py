@@ -21,7 +21,7 @@ from hookscope.models.construction import silenced_known_warnings
 from hookscope.render.html import report_html
 from hookscope.results.cost import CostSums, NetworkCost
 from hookscope.results.runs.reading import read_run
-from tests.networks import NETWORKS
+from tests.networks import KINDS, NETWORKS
 
 FLOAT = 4  # bytes
 
@@ -191,7 +191,7 @@ def test_deformable_convolution_counts_as_convolution() -> None:
 @pytest.mark.filterwarnings(
     "ignore:torch.ao.quantization:DeprecationWarning", "ignore:Using `torch.compile:UserWarning"
 )
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", KINDS)
 def test_networks_cost_half_of_torchs_flops_and_leaves_and_the_rest_are_the_whole(name: str) -> None:
     torch.manual_seed(0)
     with silenced_known_warnings():

@@ -27,7 +27,7 @@ from tests.inspection.test_networks import (
     seeded,
     snapshot,
 )
-from tests.networks import MECHANISMS, NETWORKS, TRAINED, Cache, batch_of
+from tests.networks import KINDS, MECHANISMS, NETWORKS, TRAINED, Cache, batch_of
 
 SEED = 3
 # Where gradients of several uses are added in another order than on copies: three digits of the largest element.
@@ -74,7 +74,7 @@ def built(name: str, mode: str) -> Case:
 
 @pytest.fixture(
     scope="module",
-    params=[(name, mode) for name in NETWORKS for mode in ("eval", "train") if name != WITHOUT_GRADIENTS],
+    params=[(name, mode) for name in KINDS for mode in ("eval", "train") if name != WITHOUT_GRADIENTS],
     ids="-".join,
 )
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:

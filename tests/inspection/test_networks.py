@@ -22,7 +22,7 @@ from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations
 from hookscope.statistics import reduce_tensor
 from tests.hooks.test_operations import everything
-from tests.networks import MECHANISMS, NETWORKS, batch_of, conv_net
+from tests.networks import KINDS, MECHANISMS, NETWORKS, batch_of, conv_net
 from tests.statistics.test_statistics import check
 
 SEED = 3
@@ -79,7 +79,7 @@ def copied(value: Any) -> Any:
     return [copied(part) for part in value] if isinstance(value, list) else value
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+@pytest.fixture(scope="module", params=KINDS)
 def case(request: pytest.FixtureRequest) -> Case:
     """Build the network once for all tests of this file, in a state that is easily disturbed."""
     with seeded(0):

@@ -91,42 +91,24 @@ def rows_of(network: nn.Module, x: Tensor) -> tuple[Any, list[Traced]]:
 
 # What torch.fx traces without changing what is called: it keeps fx-wrapped functions of torchvision as one call, and
 # computes at once what depends on no input, as the attention masks of Swin do.
-FX_TORCHVISION = ("resnet18", "resnext", "densenet121", "mobilenet_v2", "mobilenet_v3_small", "googlenet")
-FX_TORCHVISION += ("shufflenet_v2_x0_5", "squeezenet1_1", "regnet_y_400mf", "vit")
+FX_TORCHVISION = ("resnet18", "resnext", "densenet121", "mobilenet_v2", "googlenet", "shufflenet_v2_x0_5")
+FX_TORCHVISION += ("squeezenet1_1", "vit")
 FX_TIMM = {
     "cait_xxs24_224": 224,
     "coat_lite_tiny": 224,
-    "convnext_atto": 64,
     "dla34": 64,
     "dpn48b": 64,
     "eca_botnext26ts_256": 256,
-    "edgenext_xx_small": 64,
     "fastvit_t8": 64,
-    "fbnetc_100": 64,
     "ghostnet_050": 64,
     "gmlp_ti16_224": 224,
     "halonet26t": 256,
-    "hardcorenas_a": 64,
     "hrnet_w18_small": 64,
-    "inception_next_atto": 64,
     "lambda_resnet26t": 256,
-    "lcnet_035": 64,
     "mixer_s32_224": 224,
-    "mobilenetv3_small_050": 64,
     "pit_ti_224": 224,
-    "poolformer_s12": 64,
-    "regnetx_002": 64,
-    "repvgg_a0": 64,
     "res2net50_14w_8s": 64,
-    "resmlp_12_224": 224,
-    "resnet10t": 64,
-    "resnext26ts": 64,
-    "sebotnet33ts_256": 256,
-    "selecsls42": 64,
-    "tinynet_e": 64,
     "tnt_s_patch16_224": 224,
-    "visformer_tiny": 224,
-    "vit_tiny_patch16_224": 224,
     "vovnet39a": 64,
     "xcit_nano_12_p16_224": 224,
 }
@@ -178,30 +160,14 @@ WRAPPED: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "swin": (TORCHVISION["swin"].build, 64),
     "timm crossvit_tiny_240": (lambda: timm.create_model("crossvit_tiny_240"), 240),
     "timm mobilevit_xxs": (lambda: timm.create_model("mobilevit_xxs"), 64),
-    "timm nest_tiny": (lambda: timm.create_model("nest_tiny"), 224),
-    "timm twins_svt_small": (lambda: timm.create_model("twins_svt_small"), 224),
-    "transformers ViT": (hugging_face("ViT", **small_vit_config()), 32),
-    "transformers DeiT": (hugging_face("DeiT", **small_vit_config()), 32),
     "transformers Beit": (hugging_face("Beit", **small_vit_config()), 32),
     "transformers CLIP": (hugging_face("CLIPVision", **small_vit_config()), 32),
-    "transformers Dinov2": (hugging_face("Dinov2", **small_vit_config(mlp_ratio=2)), 32),
     "transformers Swin": (
         hugging_face("Swin", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4),
         32,
     ),
     "transformers Segformer": (
         hugging_face("Segformer", **stages(sr_ratios=[2, 1], patch_sizes=[3, 3], strides=[2, 2])),
-        32,
-    ),
-    "transformers Pvt": (
-        hugging_face(
-            "Pvt", **stages(image_size=32, sequence_reduction_ratios=[2, 1], patch_sizes=[4, 2], strides=[4, 2])
-        ),
-        32,
-    ),
-    "transformers PoolFormer": (hugging_face("PoolFormer", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1]), 32),
-    "transformers RegNet": (
-        hugging_face("RegNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=8),
         32,
     ),
 }
@@ -258,7 +224,7 @@ def owner_of(modules: Sequence[str]) -> str:
 
 # --- gradients ---
 
-TRAINED_IN_FLOAT64 = (*FX_TORCHVISION[:6], "swin", "vit", "maxvit", "mvit", "efficientnet_b0", "convnext")
+TRAINED_IN_FLOAT64 = ("resnext", "densenet121", "mobilenet_v2", "googlenet", "swin", "vit", "mvit")
 
 
 @pytest.mark.parametrize("name", TRAINED_IN_FLOAT64)

@@ -189,19 +189,12 @@ def middle_of_influence(network: nn.Module, layer: str, size: int) -> tuple[list
     ("build", "layer"),
     [
         (models.resnet18, "layer4"),
-        (models.resnet50, "layer3"),
         (models.densenet121, "features"),
-        (models.mobilenet_v3_small, "features"),
-        (models.vgg11_bn, "features"),
-        (models.regnet_y_400mf, "trunk_output"),
         (models.convnext_tiny, "features"),
         (lambda: models.inception_v3(init_weights=False, aux_logits=False), "Mixed_7c"),
         (lambda: timm.create_model("resnetblur18"), "layer4"),
-        (lambda: timm.create_model("legacy_seresnet18"), "layer4"),
-        (lambda: timm.create_model("repvgg_a0"), "stages"),
         (lambda: timm.create_model("poolformer_s12"), "stages"),
         (lambda: timm.create_model("tf_efficientnet_lite0"), "blocks"),
-        (lambda: timm.create_model("resnet18d"), "layer4"),
     ],
 )
 def test_cells_lie_where_the_pixels_are_that_move_them(build: Callable[[], nn.Module], layer: str) -> None:
@@ -292,7 +285,7 @@ def seen_by_gradients(network: nn.Module, size: tuple[int, ...]) -> tuple[list[i
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(4, 60))]
+    "seed", [*range(4), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(4, 20))]
 )
 def test_cells_see_as_many_pixels_as_the_closed_form_says(seed: int) -> None:
     """Random stacks of convolutions and pooling, in one to three axes, against the pixels that have a gradient."""

@@ -141,8 +141,7 @@ def assert_the_gradients_are(run: hookscope.Gradients, expected: Mapping[str, Te
             assert row.gradient.l2 == pytest.approx(gradient.double().norm().item(), rel=1e-5, abs=1e-12), row.name
 
 
-@pytest.mark.parametrize("inputs", [False, True])
-@pytest.mark.parametrize("kind", [Net, Plain])
+@pytest.mark.parametrize(("kind", "inputs"), [(Net, False), (Plain, True)])
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.exhaustive
 def test_gradients_are_those_of_the_pass_without_hookscope(name: str, kind: type[Net], inputs: bool) -> None:

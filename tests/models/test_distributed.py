@@ -265,8 +265,13 @@ def test_a_fifo_among_the_files_blocks_nobody(tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-@pytest.mark.parametrize("place", ["metadata", "planner", "slice of a tensor", "slice of an object"])
-@pytest.mark.parametrize("payload", hostile.PAYLOADS)
+@pytest.mark.parametrize(
+    ("payload", "place"),
+    [
+        *(("os.system", place) for place in ("metadata", "planner", "slice of a tensor", "slice of an object")),
+        *(("builtins.eval", "metadata"), ("functools.partial", "slice of a tensor")),
+    ],
+)
 @pytest.mark.sample("os.system-metadata", "os.system-slice of an object")
 def test_nothing_that_a_folder_names_runs(tmp_path: Path, payload: str, place: str) -> None:
     canary = tmp_path / "canary"
@@ -308,14 +313,13 @@ def test_states_that_torch_does_not_write_are_refused(tmp_path: Path, state: byt
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(4))
-def test_a_mutated_folder_reads_or_ends_in_one_sentence(tmp_path: Path, seed: int) -> None:
+def test_a_mutated_folder_reads_or_ends_in_one_sentence(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     folder = good()
     folder.object("args", argparse.Namespace(a=[1, 2]))
     path = folder.write(tmp_path / "x")
     contents = {file: file.read_bytes() for file in path.iterdir()}
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     call = pickle.dumps(Call(os.system, f"touch {canary}"), 4)[11:-1]
     ways = set[str]()
     for _ in range(150):
@@ -368,8 +372,8 @@ def _sharded(rank: int, port: int, folder: str, count: int) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("count", [2, 3])
-def test_what_processes_have_sharded_reads_as_torch_puts_it_together(tmp_path: Path, count: int) -> None:
+def test_what_processes_have_sharded_reads_as_torch_puts_it_together(tmp_path: Path) -> None:
+    count = 3  # of which neither 5 nor 7 rows are a multiple
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

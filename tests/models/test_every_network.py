@@ -15,14 +15,15 @@ from tests.models.saved import tensors_of
 
 pytestmark = pytest.mark.exhaustive
 
+# One of each family: the tables of names and shapes are compared for all.
+FAMILIES = {
+    torchvision.models.get_model_builder(name).__module__: name for name in reversed(model_names()) if name != "demo"
+}
+REAL = [*FAMILIES.values(), "demo"]
 # Detection counts boxes, which the meta device cannot.
-DETECTION = [name for name in model_names() if any(word in name for word in ("rcnn", "retina", "ssd", "fcos"))]
-INT8 = [name for name in model_names() if name.startswith("quantized_") and "resnext" not in name]  # as ResNet
-ON_META = [name for name in model_names() if name not in DETECTION and not name.startswith("quantized_")]
-
-# Of the others one of each family; on the meta device all of them run.
-FAMILIES = {torchvision.models.get_model_builder(name).__module__: name for name in reversed(ON_META) if name != "demo"}
-REAL = [*DETECTION, *INT8, "demo", *FAMILIES.values()]
+DETECTION = [name for name in REAL if any(word in name for word in ("rcnn", "retina", "ssd", "fcos"))]
+INT8 = [name for name in REAL if name.startswith("quantized_")]
+ON_META = [name for name in REAL if name not in DETECTION and name not in INT8]
 
 # Networks that take pictures of any size; their own is for the meta device, where it costs nothing.
 ANY_SIZE = ("convnext", "efficientnet", "r2plus1d", "r3d", "regnet", "resne", "swin", "vgg", "wide_resnet")

@@ -272,10 +272,8 @@ HOSTILE: dict[str, Any] = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", HOSTILE)
-@pytest.mark.parametrize("payload", ["os.system", "builtins.exec"])
-def test_what_a_layout_hides_beside_its_tensors_is_refused_and_never_runs(
-    layout: str, payload: str, tmp_path: Path
-) -> None:
+def test_what_a_layout_hides_beside_its_tensors_is_refused_and_never_runs(layout: str, tmp_path: Path) -> None:
+    payload = "os.system"
     canary, path = tmp_path / "canary", tmp_path / "mp_rank_00_model_states.pt"
     torch.save(HOSTILE[layout](hostile.PAYLOADS[payload](canary)), path)
     for rules in (FileOptions(), FileOptions(allowed_globals=("*",)), FileOptions(allowed_globals=(payload,))):

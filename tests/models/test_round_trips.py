@@ -103,7 +103,7 @@ def output_of(network: nn.Module, name: str) -> list[Tensor]:
         return tensors_of(network.eval()(*INPUTS[name]()))
 
 
-@pytest.fixture(scope="module", params=INPUTS)
+@pytest.fixture(scope="module")
 def original(request: pytest.FixtureRequest) -> tuple[str, State, list[Tensor]]:
     """A network's name, its state dict with statistics of its own, and what it makes of its input."""
     name = request.param
@@ -119,7 +119,18 @@ def original(request: pytest.FixtureRequest) -> tuple[str, State, list[Tensor]]:
     return name, network.state_dict(), output
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+# One network in each kind of file, the others in two: with their own names and with those of a wrapper.
+FIRST, *OTHERS = INPUTS
+
+
+@pytest.mark.parametrize(
+    ("original", "kind"),
+    [
+        *((FIRST, kind) for kind in WRITERS),
+        *((name, kind) for name in OTHERS for kind in ("safetensors", "data parallel")),
+    ],
+    indirect=["original"],
+)
 def test_network_of_a_file_gives_the_output_of_the_one_that_was_saved(
     original: tuple[str, State, list[Tensor]], kind: str, tmp_path: Path
 ) -> None:

@@ -32,7 +32,15 @@ class Case:
         return self.form != "scripted"
 
 
-@pytest.fixture(scope="module", params=[f"{form} {name}" for name in SEVEN for form in TOLERANCES])
+# Two networks in every form, each other one in the form that meets it in a way of its own.
+CASES = [
+    *(f"{form} {name}" for name in ("resnet", "vit") for form in TOLERANCES),
+    *("traced densenet", "scripted mobilenet_v3", "exported efficientnet", "exported convnext"),
+    *("scripted swin", "exported swin"),
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     form, name = request.param.split()
     eager, args = build(SEVEN[name])

@@ -32,8 +32,7 @@ SHOWN = """[...document.querySelectorAll('.look')].map(look => {
 })"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.exhaustive
 def test_axe_finds_nothing_and_nothing_is_wider_than_the_window(open_page: Open, width: int, scheme: Scheme) -> None:
     opened = open_page(RESULT, width=width, scheme=scheme)

@@ -75,8 +75,7 @@ def small(tmp_path: Path) -> Path:
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.sample("1280-light")
 def test_axe_finds_nothing_on_the_page_or_in_a_layer(open_page: Open, small: Path, width: int, scheme: Scheme) -> None:
     opened = open_page(small, width=width, scheme=scheme)
@@ -88,8 +87,7 @@ def test_axe_finds_nothing_on_the_page_or_in_a_layer(open_page: Open, small: Pat
     assert opened.axe_violations() == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
 @pytest.mark.sample("390-light")
 def test_the_answer_comes_first_and_maps_of_a_few_layers_before_the_tables(
     open_html: Open, tmp_path: Path, width: int, scheme: Scheme

@@ -41,8 +41,7 @@ def failed(tmp_path: Path) -> CheckReport:
     return replace(FAILED, evidence=str(folder), outcomes=outcomes, warnings=("Only 2 inputs were given.",))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.exhaustive
 def test_axe_finds_nothing(open_page: Open, failed: CheckReport, width: int, scheme: Scheme) -> None:
     for reports in ([failed], [*EVERY[:-1], failed]):

@@ -100,8 +100,10 @@ def test_it_sorts_and_filters(opened: Opened, page: Page) -> None:
     assert values == sorted(values)
 
 
-@pytest.mark.parametrize("word", ["layer3", "layer3.35", "bn", "conv1"])
-@pytest.mark.parametrize("scrolled", [0, 100, 700, 715, 1_000_000])
+@pytest.mark.parametrize(
+    ("word", "scrolled"),
+    [("layer3", 0), ("layer3.35", 100), ("bn", 700), ("conv1", 715), ("layer3.35", 1_000_000), ("bn", 1_000_000)],
+)
 def test_rows_in_sight_come_in_the_next_frame_and_all_the_others_after_it(page: Page, word: str, scrolled: int) -> None:
     page.fill("#q", word)
     page.wait_for_function("document.querySelector('.later') === null")

@@ -41,7 +41,7 @@ def test_an_edited_script_trains_as_with_hooks_by_hand(case: str, tmp_path: Path
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", EDITS)
+@pytest.mark.parametrize("case", ["gradients", "output"])
 def test_every_process_is_edited_alike(case: str, tmp_path: Path) -> None:
     script, by_hand = edited_script(case, distributed=True)
     (tmp_path / "train.py").write_text(script)

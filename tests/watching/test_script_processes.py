@@ -68,8 +68,10 @@ def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(name: st
     assert (first.step, first.rule) == (7, "non-finite-gradient")
 
 
-@pytest.mark.parametrize("accumulates", ["under no_sync", "synchronised", "not"])
-@pytest.mark.parametrize("resets", [True, False])
+@pytest.mark.parametrize(
+    ("accumulates", "resets"),
+    [("under no_sync", True), ("under no_sync", False), ("synchronised", True), ("not", False)],
+)
 def test_forgotten_resets_are_told_of_two_processes(accumulates: str, resets: bool, tmp_path: Path) -> None:
     source = DISTRIBUTED_SCRIPTS["ddp"]
     if accumulates != "under no_sync":

@@ -123,21 +123,14 @@ def channels_flipped(net: nn.Module, name: str) -> None:
 
 
 ON_DEMO = [
-    (partial(initialised_anew, name="_blocks.1._depthwise_conv"), "_blocks.1._bn1"),
-    (partial(initialised_anew, name="_blocks.8._expand_conv"), "_blocks.8._bn0"),
     (partial(initialised_anew, name="_blocks.14._depthwise_conv"), "_blocks.14._bn1"),
     (partial(filters_swapped, name="_blocks.1._depthwise_conv"), "_blocks.1._bn1"),
-    (partial(filters_swapped, name="_blocks.14._depthwise_conv"), "_blocks.14._bn1"),
     (partial(scaled, name="_conv_stem", factor=3), "_bn0"),
-    (partial(scaled, name="_blocks.8._bn0", factor=10), "_blocks.8._bn1"),
     (partial(scaled, name="_blocks.14._bn1", factor=10), "_blocks.14._bn2"),
     (partial(reset, name="_blocks.8._bn0"), "_blocks.8._bn0"),
-    (partial(reset, name="_blocks.14._bn1"), "_blocks.14._bn1"),
-    (partial(swapped, name="_blocks.8._bn0", other="_blocks.8._bn1"), "_blocks.8._bn0"),
     (partial(variances_times, name="_blocks.1._bn1", factor=10), "_blocks.1._bn1"),
     (partial(variances_times, name="_blocks.8._bn0", factor=0.01), "_blocks.8._bn0"),
     (partial(deviations_as_variances, name="_blocks.8._bn0"), "_blocks.8._bn0"),
-    (partial(channels_flipped, name="_blocks.14._bn1"), "_blocks.14._bn1"),
 ]
 
 ON_RESNET = [

@@ -22,14 +22,14 @@ from hookscope.checks.settings import CheckSettings, Expectation
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.inspection.forward import inspect
 from tests.checks.measuring.networks import measure_network, prepared
-from tests.networks import NETWORKS, TORCHVISION, Written, conv_net
+from tests.networks import KINDS, NETWORKS, TORCHVISION, Written, conv_net
 
 EVERYTHING = set(RULES)
 OUTPUTS = {"output-shape", "constant-output", "repeatability", "batch-consistency"}
 FORWARD = {name for name, rule in RULES.items() if rule.level != "off"}
 
 # RAFT is called with three arguments.
-OF_ONE_ARGUMENT = [name for name in TORCHVISION if name != "raft_small"]
+OF_ONE_ARGUMENT = [name for name in KINDS if name in TORCHVISION and name != "raft_small"]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),

@@ -19,7 +19,7 @@ from hookscope.inspection.network import inspected_network
 from hookscope.results.check import NonFiniteOrigin
 from hookscope.results.inputs import InputRecord
 from tests.checks.measuring.networks import measure_network
-from tests.networks import MECHANISMS, NETWORKS, Written
+from tests.networks import KINDS, MECHANISMS, NETWORKS, Written
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -43,7 +43,7 @@ def hook_counts(network: nn.Module) -> list[tuple[int, int]]:
     return [(len(module._forward_pre_hooks), len(module._forward_hooks)) for module in network.modules()]
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "dtypes and odd values"])
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "dtypes and odd values"])
 @pytest.mark.sample(*MECHANISMS)
 def test_in_a_finite_network_of_any_kind_the_search_finds_nothing_and_leaves_nothing(name: str) -> None:
     torch.manual_seed(0)

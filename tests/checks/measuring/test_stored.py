@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookscope.checks.measuring.stored import stored_tensors
 from hookscope.results.check import StoredValues
-from tests.networks import MECHANISMS, NETWORKS, Written
+from tests.networks import KINDS, MECHANISMS, NETWORKS, Written
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
@@ -211,7 +211,7 @@ def test_int8_weights_are_measured_by_the_values_they_stand_for() -> None:
     assert "fc.weight" in found
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.sample(*MECHANISMS)
 def test_what_is_found_is_the_state_dict_as_torch_counts_it(name: str) -> None:
     torch.manual_seed(0)

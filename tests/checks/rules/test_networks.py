@@ -45,10 +45,7 @@ def thin_vgg16_bn() -> nn.Module:
     return network
 
 
-SOUND = (
-    *("resnet18", "vgg16_bn", "mobilenet_v2", "mobilenet_v3_small"),
-    *("efficientnet_b0", "shufflenet_v2_x0_5", "densenet121"),
-)
+SOUND = (*("resnet18", "vgg16_bn", "mobilenet_v3_small", "efficientnet_b0", "densenet121"),)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -303,8 +300,7 @@ DETECTORS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize(("name", "seed"), [*((name, 0) for name in DETECTORS), ("retinanet", 1)])
 @pytest.mark.sample("retinanet-0", "faster rcnn-0")
 def test_detectors_with_levels_without_an_object_are_sound(name: str, seed: int) -> None:
     torch.manual_seed(seed)
