@@ -138,7 +138,7 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         self._choice = choice
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self.callers: dict[int, Caller | None] = {}
-        self._off_in: set[int] = set()
+        self._off_in: dict[int, int] = {}  # by thread, how many modes lay below
         self._skipping_in: set[int] = set()
         self._is_paused = False
 
@@ -221,22 +221,22 @@ class OperationMode(TorchFunctionMode, Generic[T]):
         while _stack_size():
             top = _pop()
             if top is self:
-                self._off_in.add(get_ident())
+                self._off_in[get_ident()] = _stack_size()
                 break
             above.append(top)
         for each in reversed(above):
             _push(each)
 
     def reactivate(self, *_called_with: object) -> None:
-        """Reactivate the mode below the others, if it was deactivated in this thread; also usable as a hook."""
+        """Reactivate the mode where it was, if it was deactivated in this thread; also usable as a hook."""
         thread = get_ident()
         if thread in self._off_in and not self._is_paused:
-            self._off_in.discard(thread)
-            stack = [self]
-            while _stack_size():
-                stack.insert(1, _pop())
-            for each in stack:
-                _push(each)
+            below = self._off_in.pop(thread)
+            above: list[TorchFunctionMode] = []
+            while _stack_size() > below:
+                above.append(_pop())
+            for mode in (self, *reversed(above)):
+                _push(mode)
 
     def skip(self, *_called_with: object) -> None:
         """Deactivate the mode for one call of a layer that runs torch's code alone, up to `resume`; a forward pre-hook.

@@ -95,7 +95,6 @@ def test_runs_are_compared_by_the_values_they_keep(run: Run, runs: tuple[Path, P
     assert names_below(tmp_path / "found") == {
         "diff.csv",
         "diff.json",
-        "difference_over_depth.png",
         "overview.png",
         "run.json",
     }

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tests.cli.conftest import CAT, Run, built, names_below, record_of, rows_of
 
-AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--no-grids", "--out", "out")
+AS_THEY_ARE = ("--resize", "none", "--crop", "none", "--mean", "none", "--std", "none", "--out", "out")
 
 NETWORKS = """
 import torch

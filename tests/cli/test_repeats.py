@@ -105,7 +105,7 @@ def test_grads_shows_all_rows_when_asked_for(run: Run, here: Path) -> None:
 
 @pytest.mark.parametrize("command", ["activations", "grads"])
 def test_edits_are_compared_row_by_row_without_those_that_are_folded(run: Run, here: Path, command: str) -> None:
-    run(command, "dropout.py:build", "picture.npy", "--edit", "0:output:scale(2)", "--no-grids", "--out", "out")
+    run(command, "dropout.py:build", "picture.npy", "--edit", "0:output:scale(2)", "--out", "out")
     changed = [row["label"] for row in table(here / "out" / "changes.csv") if row["what"] == "activation"]
     assert changed == ["0", "3", "5"]
 

@@ -143,3 +143,21 @@ def test_an_input_that_the_network_raises_on_uses_no_rows(tmp_path: Path) -> Non
     torch.save(torch.tensor([[0, 1, 2], [3, 4, ROWS], [0, 1, 5]]), tmp_path / "x.pth")
     result = hookscope.survey(Words(), tmp_path / "x.pth")
     assert (result.input_count, result.tables) == (2, (TableRows("words", ROWS, 4),))
+
+
+class OwnCode(nn.Module):
+    """Calls an activation function in its own code, beside a matrix that may be a codebook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.ones(2, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(functional.linear(x, self.matrix))
+
+
+def test_counting_rows_hides_no_operation_of_the_batches_after_the_self_check(tmp_path: Path) -> None:
+    torch.save(torch.ones(6, 3, WIDTH), tmp_path / "inputs.pt")
+    result = hookscope.survey(OwnCode(), tmp_path / "inputs.pt", batch_size=2)
+    [activation] = [row for row in result.rows if row.label == "(model):relu"]
+    assert activation.statistics.shape == (6, 3, 2)
