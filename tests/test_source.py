@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,13 @@ def test_every_promise_is_held_by_tests_that_exist() -> None:
         for path, name in re.findall(r"`(tests/[\w/.]+)::(\w+)`", promise):
             functions = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
             assert name in {each.name for each in functions if isinstance(each, ast.FunctionDef)}, promise
+
+
+def test_no_room_grows() -> None:
+    limits = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hookscope"]["lines"]
+    counts = Counter[str]()
+    for path in (ROOT / "hookscope").rglob("*.py"):
+        room = path.relative_to(ROOT / "hookscope").parts[0] if path.parent.name != "hookscope" else "hookscope"
+        counts[room] += len(path.read_text(encoding="utf-8").splitlines())
+    assert counts.keys() == limits.keys()
+    assert {room: count for room, count in counts.items() if count > limits[room]} == {}

@@ -239,7 +239,7 @@ def untrained_weight(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[
     "fail",
     "stored",
     followers="layer",
-    holds="No normalisation layer has its initial values while most others, or its own weight and bias, have moved.",
+    holds="No normalisation layer has its initial values where nearly all others, or its weight and bias, have moved.",
 )
 @limit(
     "min_trained_fraction",
