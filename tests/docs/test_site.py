@@ -131,7 +131,8 @@ def test_every_option_and_rule_is_on_the_site(site: Path) -> None:
     options = (site / "reference" / "options.html").read_text(encoding="utf-8")
     for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
         for parameter in command.params:
-            assert max(parameter.opts, key=len) in options or parameter.metavar in options, parameter
+            names = [*parameter.opts, *parameter.secondary_opts]
+            assert max(names, key=len) in options or parameter.metavar in options, parameter
     rules = (site / "reference" / "rules.html").read_text(encoding="utf-8")
     for rule in RULES.values():
         assert f'id="{rule.identifier}"' in rules

@@ -46,8 +46,9 @@ _TAIL = 6.0
 _NAMED_CHANNELS = 3
 
 # Values that moved this far, in units of their spread, hardly resemble the earlier ones: sqrt(2) is the distance of
-# independent values. No growth of rounding errors explains that.
-_UNRELATED = 1.0
+# independent values. No growth of rounding errors explains that. Where rounding moves a layer by 0.8, its 256 values
+# per input may show 1.08 (mobilenet_v2 in bfloat16).
+_UNRELATED = 1.2
 
 
 @rule(
