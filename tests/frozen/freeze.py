@@ -216,7 +216,7 @@ _MASKS = {
     r'\b(time|timestamp|hostname)="[^"]*"': r'\1="MASKED"',
     r"^timings\.(\w+) = .*": r"timings.\1 = MASKED",
     r"TIME \([a-z][^)]*\)": "TIME (PARTS)",
-    r"\| \d+\.\d+ \|$": "| TIME |",
+    r"^(\| `.*\| )\d+\.\d+ \|$": r"\1TIME |",
     r'(File "FOLDER/(?:hookscope|tests)/[^"]*", line )\d+': r"\1NUMBER",
 }
 _LIBRARIES = "(device|kernel|torchvision|timm|transformers|audio|attribute|show|tensorboard|parquet)"
