@@ -33,7 +33,7 @@ def eager(traced: dict[str, None] | None = None) -> Iterator[None]:
         stance = None
         if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it would cost a second
             stance = block.enter_context(_forced_eager())
-        block.enter_context(operators_left_to_torch({} if traced is None else traced, stance))
+        block.enter_context(operators_left_to_torch(traced, stance))
         yield
 
 
@@ -45,22 +45,23 @@ def _forced_eager() -> Iterator[Any]:
 
 
 @contextmanager
-def operators_left_to_torch(traced: dict[str, None], stance: Any = None) -> Iterator[None]:
+def operators_left_to_torch(traced: dict[str, None] | None, stance: Any = None) -> Iterator[None]:
     """Take hooks away while an operator that torch traces runs, for the length of a `with` block.
 
     Args:
-        traced: As in `eager`.
+        traced: As in `eager`; None for that of the block around it, which may be a watched training.
         stance: How torch is to treat what the operator compiles; None for as it does now.
     """
     compile_ = torch.compile
-    ours = compile_ if isinstance(compile_, _Compile) else _Compile(compile_, traced)
-    before = ours.stance
+    ours = compile_ if isinstance(compile_, _Compile) else _Compile(compile_)
+    before = ours.stance, ours.traced
     try:
         torch.compile = cast("Any", ours)
-        ours.stance = before or stance  # that of the outermost block
+        ours.stance = ours.stance or stance  # that of the outermost block
+        ours.traced = ours.traced if traced is None else traced
         yield
     finally:
-        ours.stance = before
+        ours.stance, ours.traced = before
         torch.compile = compile_
 
 
@@ -69,12 +70,13 @@ class _Compile:
 
     Attributes:
         stance: As in `operators_left_to_torch`.
+        traced: As in `eager`.
     """
 
-    def __init__(self, compile_: Callable[..., Any], traced: dict[str, None]) -> None:
+    def __init__(self, compile_: Callable[..., Any]) -> None:
         self._compile = compile_
-        self._traced = traced
         self.stance: Any = None
+        self.traced: dict[str, None] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         compiled = self._compile(*args, **kwargs)
@@ -88,7 +90,7 @@ class _Compile:
             return run_networks(function, args, kwargs)  # nothing needs a gradient: hooks can see its inside
         operator = operator_around(frame)
         if operator is not None:
-            self._traced[operator.place] = None
+            self.traced[operator.place] = None
         with self._as_before(), _without_hooks(frame), _without_modes() as mode:
             if mode is None or operator is None or operator.caller is None:
                 return run_networks(compiled, args, kwargs)

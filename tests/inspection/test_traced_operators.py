@@ -223,3 +223,17 @@ def test_a_process_that_has_compiled_nothing_gets_the_same_gradients(tmp_path: P
     assert ended.returncode == 0, ended.stderr
     assert "cond at net.py:9" in ended.stdout
     assert '"status": "same"' in ended.stdout
+
+
+def test_a_watched_training_around_it_takes_no_reason_away() -> None:
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    watch = hookscope.watch(layer, optimizer, every=1, on_line=lambda _: None)
+    layer(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    watch.step(1.0)
+    try:
+        result = hookscope.grads(Net(chosen), X.clone(), loss="sum", layer="*")
+    finally:
+        watch.close()
+    assert any("runs inside cond" in each.reason for each in result.uncalled)
