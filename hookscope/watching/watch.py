@@ -161,9 +161,8 @@ class Watch:
         self._outside = OutsideWrites(self._names.of)
         self._last = LastSteps()
         self._again: set[int] = set()  # steps in progress that repeat the last one
-        self._unscaled: dict[
-            int, LastStep
-        ] = {}  # a GradScaler is about to change gradients that were stepped with before
+        # By optimizer, where a GradScaler is about to change gradients that were stepped with before.
+        self._unscaled: dict[int, LastStep] = {}
         self._clipped_again: list[Optimizer] = []
         self._is_called = heard is None
         self._graphs = {} if graphs is None else graphs
