@@ -1,10 +1,9 @@
 """The networks that libraries can build: how, and how the sizes of their tensors follow their arguments."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from torch import nn
 
 from hookscope.hooks.attributes import attribute_of
 from hookscope.models.construction import seeded, silenced_known_warnings, skipped_initialisation
-from hookscope.models.names import DEMO
 from hookscope.models.network_table import COLOURS, Free, NetworkPattern, Shapes, Sizes, pattern
 from hookscope.models.weight_sets import state_shapes
-from hookscope.models.zoo import build_demo, build_torchvision
+from hookscope.models.zoo import build_torchvision
 
 # To find the sizes that depend on them, a network is built with these numbers of classes and input channels: primes
 # that no published network has, so that a multiple of one is no coincidence.
@@ -40,14 +38,6 @@ class KnownNetwork:
     builder: Callable[..., Any]
     class_count: int | None
     heads: tuple[str, ...] = ()
-
-
-def torchvision_networks() -> Iterator[KnownNetwork]:
-    """Yield torchvision's networks, and `demo` if its package is there."""
-    for name in torchvision.models.list_models():
-        yield torchvision_network(name)
-    if find_spec("efficientnet_lite_pytorch"):
-        yield KnownNetwork(DEMO, build_demo, build_demo, 1000)
 
 
 def torchvision_network(name: str) -> KnownNetwork:

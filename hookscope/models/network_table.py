@@ -5,7 +5,7 @@
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from importlib.resources import files
@@ -185,7 +185,7 @@ def _free(text: str) -> Free:
 
 
 def unpacked(content: bytes) -> NetworkTable:
-    """Return the table that `packed` has written."""
+    """Return the table that `tests.models.network_tables` has written."""
     document = json.loads(zlib.decompress(content))
     nodes = _Nodes(document["parts"], document["nodes"])
     networks = {}
@@ -193,43 +193,3 @@ def unpacked(content: bytes) -> NetworkTable:
         counts = {part: nodes.count(child) for part, child in nodes.children(root)}
         networks[model] = NetworkPattern(model, facts, counts, partial(nodes.sizes, root))
     return NetworkTable(document["version"], networks)
-
-
-def packed(version: str, networks: Iterable[NetworkPattern]) -> bytes:
-    """Return a table as a file holds it: compressed JSON.
-
-    A tensor is the list of its sizes. A module is the index of the parts of names in it, and of each how many nodes
-    back it is. A network is its name, its root, and its facts.
-    """
-    indices: dict[object, int] = {}
-    parts: dict[tuple[str, ...], int] = {}
-    nodes: list[Any] = []
-
-    def added(level: Mapping[str, Any] | tuple[int | Free, ...]) -> int:
-        key: object = level
-        if isinstance(level, Mapping):
-            inner = [added(child) for child in level.values()]
-            index = parts.setdefault(tuple(level), len(parts))
-            key = (("module", index), *inner)
-        if key not in indices:
-            indices[key] = at = len(nodes)
-            if isinstance(level, Mapping):
-                nodes.append({"": [index, *(at - each for each in inner)]})
-            else:
-                nodes.append([each if isinstance(each, int) else f"{each.of}{each.number}" for each in level])
-        return indices[key]
-
-    rows = [[network.model, added(_nested(network.sizes)), dict(network.facts)] for network in networks]
-    document = {"version": version, "parts": list(parts), "nodes": nodes, "networks": rows}
-    return zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 9)
-
-
-def _nested(sizes: Sizes) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for name, shape in sizes.items():
-        *modules, last = name.split(".")
-        level = root
-        for part in modules:
-            level = level.setdefault(part, {})
-        level[last] = shape
-    return root

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from hookscope.models.known_networks import pattern_of, timm_network, torchvision_network
-from hookscope.models.network_table import Free, Library, network_table, packed, pattern, table_name, unpacked
+from hookscope.models.network_table import Free, Library, network_table, pattern, table_name, unpacked
 from hookscope.models.weight_sets import state_shapes
+from tests.models.network_tables import packed
 from tests.models.test_architecture import FLOAT, NAMES, shapes_of, timm_shapes
 
 DEMO = "demo"
