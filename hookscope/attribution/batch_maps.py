@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from hookscope.attribution.cams import CAMS
 from hookscope.attribution.forward_backward import ForwardBackward, model_errors, run_and_differentiate, run_output
-from hookscope.attribution.layer_choice import layer_outputs_of
+from hookscope.attribution.layer_choice import LayerOutputs
 from hookscope.attribution.map_layers import MapLayer, MapLayers, arrived
 from hookscope.attribution.pixels import PIXEL_METHODS, Pixels, ScoredBatch, map_of
 from hookscope.attribution.scores import BatchTarget
@@ -20,6 +19,7 @@ from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
 from hookscope.results.attributions import Extent, Method
+from hookscope.statistics.token_places import TokenPlaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def explain_again(
     modules, _ = module_index(network)
     names = dict.fromkeys(each.place[0] for each in layers)
     operations = [exact_operation(name) for name in names if name not in modules]
-    outputs = layer_outputs_of(network, passes.outputs.places.given)
+    outputs = LayerOutputs(TokenPlaces(network, passes.outputs.places.given))
     with ExitStack() as hooks:
         other = ForwardBackward(
             inspected=replace(passes.inspected, network=network, modules=modules),
@@ -160,8 +160,3 @@ def _cam(method: str, values: Tensor, gradient: Tensor) -> Tensor:
         if values.dtype not in (torch.float32, torch.float64):
             values, gradient = values.float(), gradient.float()
         return CAMS[method](values, gradient).float().cpu()
-
-
-def as_method(method: str) -> Method:
-    """Return the name of a known method as its literal type."""
-    return cast("Method", method)

@@ -13,7 +13,7 @@ from hookscope.attribution.scores import BatchTarget
 from hookscope.hooks.observed import ModuleCall, Place
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
-from hookscope.statistics.token_layout import Layout, Tokens
+from hookscope.statistics.token_layout import Layout
 from hookscope.statistics.token_places import TokenPlaces
 
 # What runs inside an attention layer is per head, or queries and keys: no features of a place.
@@ -136,11 +136,6 @@ def _follows_words(call: ModuleCall, shape: tuple[int, ...], word_counts: Collec
         and shape[1] in word_counts
         and any(tuple(each.shape) == shape[:2] for each in given)
     )
-
-
-def layer_outputs_of(network: nn.Module, tokens: Tokens | None) -> LayerOutputs:
-    """Return the outputs of a network, before anything ran."""
-    return LayerOutputs(TokenPlaces(network, tokens))
 
 
 class Choice(NamedTuple):

@@ -4,8 +4,7 @@ The gradient and guided backpropagation are computed here; integrated gradients,
 captum, always with as many inputs at a time as the batch holds, so that memory does not grow with their steps.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -88,9 +87,8 @@ def gradient(scored: ScoredBatch) -> Pixels:
     Raises:
         UsageError: If the network's input is no batch of floating numbers, or no gradient reaches it.
     """
-    with _frozen(scored.network):
-        pixels = _inputs(scored)
-        return Pixels(_gradient(_score(scored, pixels), pixels))
+    pixels = _inputs(scored)
+    return Pixels(_gradient(_score(scored, pixels), pixels))
 
 
 def input_x_gradient(scored: ScoredBatch) -> Pixels:
@@ -114,17 +112,16 @@ def guided_backprop(scored: ScoredBatch) -> Pixels:
     if any(isinstance(module, torch.jit.ScriptModule) for module in scored.network.modules()):
         raise UsageError(IN_SCRIPT)
     calls = ActivationCalls(scored.network)
-    with _frozen(scored.network):
-        pixels = _inputs(scored)
-        with torch.random.fork_rng(_cuda(pixels)):
-            plain = outcome_of(_output(scored, pixels))
-        with calls:
-            output = _output(scored, pixels)
-        if differs := difference(outcome_of(output), plain):
-            raise ModelError(f"guided-backprop: the network gives different results in two passes: {differs}. {ADVICE}")
-        score = scored.score(output)
-        with ruled(score, calls) as unchanged:
-            return Pixels(_gradient(score, pixels), unchanged)
+    pixels = _inputs(scored)
+    with torch.random.fork_rng(_cuda(pixels)):
+        plain = outcome_of(_output(scored, pixels))
+    with calls:
+        output = _output(scored, pixels)
+    if differs := difference(outcome_of(output), plain):
+        raise ModelError(f"guided-backprop: the network gives different results in two passes: {differs}. {ADVICE}")
+    score = scored.score(output)
+    with ruled(score, calls) as unchanged:
+        return Pixels(_gradient(score, pixels), unchanged)
 
 
 def integrated_gradients(scored: ScoredBatch) -> Pixels:
@@ -139,18 +136,17 @@ def integrated_gradients(scored: ScoredBatch) -> Pixels:
     method = _captum().IntegratedGradients(partial(_score, scored))
     pixels = _inputs(scored)
     values = torch.zeros_like(pixels, requires_grad=False)
-    with _frozen(scored.network):
-        with torch.no_grad():
-            span = _score(scored, pixels) - _score(scored, values)
-        gap, steps = torch.full_like(span, torch.inf), FIRST_STEPS
-        while True:
-            found = method.attribute(pixels, n_steps=steps, internal_batch_size=len(pixels)).detach()
-            missing = ((found.flatten(1).sum(1) - span) / span).abs().nan_to_num(0.0, posinf=torch.inf)
-            better = (gap >= COMPLETENESS_LIMIT) & (missing < gap) | (steps == FIRST_STEPS)
-            values[better], gap[better] = found[better].to(values.dtype), missing[better]
-            if steps == MOST_STEPS or bool((gap < COMPLETENESS_LIMIT).all()):
-                break
-            steps *= 2
+    with torch.no_grad():
+        span = _score(scored, pixels) - _score(scored, values)
+    gap, steps = torch.full_like(span, torch.inf), FIRST_STEPS
+    while True:
+        found = method.attribute(pixels, n_steps=steps, internal_batch_size=len(pixels)).detach()
+        missing = ((found.flatten(1).sum(1) - span) / span).abs().nan_to_num(0.0, posinf=torch.inf)
+        better = (gap >= COMPLETENESS_LIMIT) & (missing < gap) | (steps == FIRST_STEPS)
+        values[better], gap[better] = found[better].to(values.dtype), missing[better]
+        if steps == MOST_STEPS or bool((gap < COMPLETENESS_LIMIT).all()):
+            break
+        steps *= 2
     return Pixels(
         values,
         gap=gap,
@@ -173,10 +169,9 @@ def smoothgrad(scored: ScoredBatch) -> Pixels:
     deviation = _NOISE * (pixels.amax(axes, keepdim=True) - pixels.amin(axes, keepdim=True))
     deviation = deviation.where(deviation > 0, torch.ones_like(deviation))
     tunnel = captum.NoiseTunnel(captum.Saliency(lambda scaled: _score(scored, scaled * deviation)))
-    with _frozen(scored.network):
-        found = tunnel.attribute(
-            (pixels / deviation).requires_grad_(), nt_samples=_SAMPLES, nt_samples_batch_size=1, stdevs=1.0, abs=False
-        )
+    found = tunnel.attribute(
+        (pixels / deviation).requires_grad_(), nt_samples=_SAMPLES, nt_samples_batch_size=1, stdevs=1.0, abs=False
+    )
     what = input_word(len(scored.places.size))
     notes = (f"Mean over {_SAMPLES} copies with noise of {_NOISE:.0%} of each {what}'s range.",)
     return Pixels((found / deviation).detach(), notes=notes)
@@ -285,17 +280,3 @@ def _gradient(score: Tensor, pixels: Tensor) -> Tensor:
 
 def _cuda(tensor: Tensor) -> list[torch.device]:
     return [tensor.device] if tensor.is_cuda else []
-
-
-@contextmanager
-def _frozen(network: nn.Module) -> Iterator[None]:
-    """Track gradients for a `with` block, but not of parameters: what only they need is not kept in memory."""
-    trainable = [each for each in network.parameters() if each.requires_grad and each.is_leaf]
-    try:
-        for each in trainable:
-            each.requires_grad_(False)
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            yield
-    finally:
-        for each in trainable:
-            each.requires_grad_()

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import get_args
+from typing import cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hookscope.attribution.batch_maps import Explained, as_method, explain
+from hookscope.attribution.batch_maps import Explained, explain
 from hookscope.attribution.cams import CAMS
 from hookscope.attribution.checking import Checking, Sanity
 from hookscope.attribution.forward_backward import ForwardBackward, frozen, run_model
 from hookscope.attribution.input_places import input_size, main_input, places_of
-from hookscope.attribution.layer_choice import layer_outputs_of
+from hookscope.attribution.layer_choice import LayerOutputs
 from hookscope.attribution.map_layers import MapLayer, MapLayers, NotReachedError, given_layers
 from hookscope.attribution.scores import BatchTarget, batch_targets
 from hookscope.attribution.targets import Wanted, read_targets
@@ -31,6 +31,7 @@ from hookscope.inspection.state.preservation import preserved
 from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions, Extent, LayerChoice, Method
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.statistics.token_layout import parse_tokens
+from hookscope.statistics.token_places import TokenPlaces
 from hookscope.text import safe_text
 
 
@@ -77,11 +78,11 @@ def run_attribution(
         ModelError: If the network raised, with `on_error` on every input.
     """
     _check_options(method, targets, top, layers)
-    chosen = as_method(method)
+    chosen = cast("Method", method)
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
-    outputs = layer_outputs_of(inspected.network, None if tokens is None else parse_tokens(tokens))
+    outputs = LayerOutputs(TokenPlaces(inspected.network, None if tokens is None else parse_tokens(tokens)))
     queue = session_batches(session, batch_size, on_error)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
     checking = Checking(sanity=sanity, method=chosen, output_key=output_key, seed=session.seed)

@@ -185,13 +185,14 @@ def test_the_network_comes_out_as_it_went_in_when_it_raises(pictures: Tensor) ->
 
 
 @pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["grad-cam", "gradient", "guided-backprop"])
 def test_it_works_where_gradients_are_off_and_parameters_frozen(
-    network: nn.Module, pictures: Tensor, block: Any
+    network: nn.Module, pictures: Tensor, method: str, block: Any
 ) -> None:
-    expected = attribute(network, pictures).maps[0].values
+    expected = attribute(network, pictures, method=method).maps[0].values
     network.requires_grad_(False)
     with block():
-        np.testing.assert_array_equal(attribute(network, pictures.clone()).maps[0].values, expected)
+        np.testing.assert_array_equal(attribute(network, pictures.clone(), method=method).maps[0].values, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
