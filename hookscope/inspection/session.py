@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
+from hookscope.hooks.selection import unwrap
 from hookscope.inputs import (
     assumed_preparation,
     named_inputs,
@@ -79,14 +80,15 @@ def open_session(
     began: float,
     seed: int,
     mode: Literal["eval", "train"] = "eval",
-    noise: bool = False,
-    input_shape: NoiseShapes | None = None,
+    noise: int = 0,
+    input_shape: NoiseShapes | tuple[NoiseShape, ...] | None = None,
     **options: Any,
 ) -> Session:
     """Find the inputs for a network that is on its device already.
 
     Loading `began` at that `time.perf_counter`; "train" gives a detector the targets it needs; `input_shape` is that of
-    noise, and with `noise` there is some where there are no inputs; `options` are for `preprocessing_from_options`.
+    noise, and where there are no inputs there are `noise` of it, or as many as an exported program takes; `options` are
+    for `preprocessing_from_options`.
 
     Raises:
         UsageError: If an option cannot be right, there is no input, or it is not known what the network takes.
@@ -108,7 +110,7 @@ def open_session(
     if given and any(not each.name for each in shapes):
         raise UsageError(NOISE_BESIDE_PICTURES)
     if noise and not given and not shapes and all(each.record is None for each in by_name):
-        shapes = (_example(loaded, preprocessing),)
+        shapes = (_example(loaded, preprocessing, noise),)
     if not given and not by_name and not shapes:
         raise UsageError("There is no input: give a picture, a tensor, a file or a folder, or --input-shape for noise.")
     others = len(batch.args) if batch is not None else bool(files)
@@ -133,11 +135,14 @@ def open_session(
     return Session(loaded, pipeline, seed, time.perf_counter() - began)
 
 
-def _example(loaded: LoadedModel, preprocessing: Preprocessing) -> NoiseShape:
-    shape = example_shape(loaded.module, preprocessing)
+def _example(loaded: LoadedModel, preprocessing: Preprocessing, count: int) -> NoiseShape:
+    shape = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
     if shape is None:
-        raise UsageError(f"{loaded.info.name} has an unknown input shape: give IMAGE or {shape_option(loaded.module)}.")
-    return NoiseShape(shape)
+        raise UsageError(
+            f"{loaded.info.name} has an unknown input shape: give pictures or tensor files to run on, or noise with "
+            f"{shape_option(loaded.module)}."
+        )
+    return NoiseShape((max(count, shape[0]), *shape[1:]))
 
 
 def run_forward(

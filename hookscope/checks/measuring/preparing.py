@@ -1,7 +1,7 @@
 """Load the network of a checkpoint, and find its inputs."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,37 +13,16 @@ from torch import Tensor, nn
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import (
-    Batch,
-    LabelledFiles,
-    NamedInput,
-    assumed_preparation,
-    copy_of,
-    count_inputs,
-    find_inputs,
-    find_labelled,
-    in_batches,
-    load_batches,
-    named_batch,
-    named_count,
-    named_inputs,
-    noise_and_named,
-    noise_batch,
-    noise_count,
-    preprocessing_from_options,
-    to_device,
-    with_named,
-    without_named_frame,
-)
-from hookscope.inputs.clips import Source, with_clips
+from hookscope.inputs import Batch, LabelledFiles, copy_of, find_labelled
+from hookscope.inputs.noise import noise_inputs
 from hookscope.inspection.device import move_to
-from hookscope.inspection.given_inputs import arguments_in_file
-from hookscope.inspection.network import batch_of, inspected_network
-from hookscope.models import FileOptions, LoadedModel, example_shape, load_model, with_classes
-from hookscope.models.input_spec import default_preprocessing, shape_option, time_first_warning
-from hookscope.models.noise_arguments import noise_arguments
+from hookscope.inspection.given_inputs import Images
+from hookscope.inspection.network import inspected_network
+from hookscope.inspection.session import open_session
+from hookscope.models import FileOptions, LoadedModel, load_model, with_classes
+from hookscope.models.input_spec import default_preprocessing
 from hookscope.results.inputs import Preprocessing
-from hookscope.results.noise_shapes import NoiseShape, noise_note, parse_noise_shapes
+from hookscope.results.noise_shapes import parse_noise_shapes
 
 # How many of the labelled pictures every layer is measured with where no others are given. A few batches,
 # enough for the rules about BatchNorm and dead channels.
@@ -97,68 +76,54 @@ def prepare(
     loaded = with_classes(_load(model, settings, trust=trust), settings.classes, multi_label=settings.multi_label)
     if device is not None:
         move_to(loaded, device)
-    options = {name: getattr(settings, name) for name in _AS_OPTIONS}
-    preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
-    images, in_file = arguments_in_file(settings.images)
-    given = images if isinstance(images, Batch) else given
-    named = (*in_file, *named_inputs(settings.named, preprocessing))
-    preprocessing = without_named_frame(preprocessing, named)
     batch_size = settings.batch_size
     if batch_size < 1:
         raise UsageError(f"A batch of {batch_size} inputs is not possible. Give a batch size of 1 or more.")
     if loaded.example_shape is not None:  # an exported program may take no other number of inputs
         batch_size = min(batch_size, loaded.example_shape[0])
-    expected = [expectation.image for expectation in settings.expectations]
-    notes: list[str] = []
-    found = _found(() if images is not settings.images else settings.images, preprocessing, notes.append)
     data = None if settings.data is None else find_labelled(settings.data, multi_label=settings.multi_label)
-    paths = [*found, *(each for each in dict.fromkeys(expected) if each not in found)]
+    shapes = () if settings.shape is None else parse_noise_shapes(settings.shape)
+    images: Images = [*settings.images, *(each.image for each in settings.expectations)] if given is None else given
+    notes: tuple[str, ...] = ()
     if data is not None:
-        notes += data.notes
-        if not paths and given is None and all(each.name for each in _shapes(settings)):
-            paths = [*data.spread(_MOST_OF_DATA)]
+        notes = data.notes
+        if given is None and not images and all(each.name for each in shapes):
+            images = paths = data.spread(_MOST_OF_DATA)
             share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
-            notes.append(f"All other rules look at {share} labelled pictures, because no other inputs are given.")
-    if loaded.info.sha256:  # weights of a file, which were trained on something
-        notes += assumed_preparation(loaded.preprocessing, paths, options)
-    others = len(given.args) if isinstance(given, Batch) else int(given is not None or bool(paths))
-    shapes, extra, drawn = _noise(settings, loaded, preprocessing, named, others)
-    notes += drawn
-    loaded = replace(
-        loaded, notes=(*notes, *loaded.notes), warnings=(*loaded.warnings, *time_first_warning(loaded.module))
+            notes += (f"All other rules look at {share} labelled pictures, because no other inputs are given.",)
+    if given is not None or images:
+        shapes = tuple(each for each in shapes if each.name)
+    session = open_session(
+        loaded,
+        images,
+        settings.named,
+        began=began,
+        seed=settings.seed,
+        noise=_NOISE_INPUTS,
+        input_shape=shapes or None,
+        **{name: getattr(settings, name) for name in _AS_OPTIONS},
     )
-    is_noise = False
-    read: Callable[[], Iterator[Batch]]
-    if given is not None:
-        batch = batch_of(given, preprocessing) if isinstance(given, Tensor) else given
-        read, count = lambda: in_batches(copy_of(batch), batch_size), len(batch.indices)
-    elif paths:
-        read, count = partial(load_batches, paths, preprocessing, batch_size), count_inputs(paths, preprocessing)
-    elif shapes:
-        noise = partial(noise_batch, shapes, settings.seed, preprocessing.kind)
-        read, count, is_noise = lambda: in_batches(noise(), batch_size), noise_count(shapes), True
-    else:
-        alone, extra = extra, ()
-        read, count = lambda: in_batches(named_batch(alone), batch_size), named_count(alone)
-    placed = partial(_placed, read, extra, count, loaded.module)
-    labelled = partial(load_batches, [*map(Path, data.labels)] if data else [], preprocessing, batch_size)
-    with_data = _noise(settings, loaded, preprocessing, named, 1)[1] if data else ()
-    data_batches = partial(_placed, labelled, with_data, len(data.labels) if data else 0, loaded.module)
-    return Prepared(loaded, placed, count, is_noise, time.perf_counter() - began, preprocessing, data, data_batches)
+    loaded = replace(session.loaded, notes=(*notes, *session.loaded.notes))
+    files = [*session.inputs.files]
+    once = [each for at, each in enumerate(files) if isinstance(each, Image) or each not in files[:at]]
+    inputs = replace(session.inputs, files=once)
+    named = (*inputs.named, *noise_inputs([each for each in inputs.noise if each.name], settings.seed))
+    labelled = replace(inputs, files=[*map(Path, data.labels)] if data else [], batch=None, noise=(), named=named)
 
+    def batches() -> Iterator[Batch]:
+        batch = inputs.batch and copy_of(inputs.batch)  # the network may overwrite it
+        return replace(inputs, batch=batch).batches(batch_size)
 
-def _found(
-    images: Sequence[Path | Image], preprocessing: Preprocessing, on_skip: Callable[[str], None]
-) -> list[Source]:
-    """Return pictures and the files that paths stand for, in order, each path once."""
-    found: list[Source] = []
-    for each in images:
-        if isinstance(each, Image):
-            found.append(each)
-        else:
-            inside = with_clips(str(each), find_inputs([str(each)], on_skip), preprocessing)
-            found += [path for path in inside if path not in found]
-    return found
+    return Prepared(
+        loaded,
+        batches,
+        inputs.input_count(),
+        bool(inputs.noise),
+        session.load_seconds,
+        inputs.preprocessing,
+        data,
+        partial(labelled.batches, batch_size),
+    )
 
 
 def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trust: bool | None) -> LoadedModel:
@@ -175,44 +140,3 @@ def _load(model: str | nn.Module | LoadedModel, settings: CheckSettings, *, trus
             trust, settings.key, settings.allow_missing, settings.allow_unexpected, settings.allow_global
         ),
     )
-
-
-def _shapes(settings: CheckSettings) -> tuple[NoiseShape, ...]:
-    return () if settings.shape is None else parse_noise_shapes(settings.shape)
-
-
-def _noise(
-    settings: CheckSettings,
-    loaded: LoadedModel,
-    preprocessing: Preprocessing,
-    named: tuple[NamedInput, ...],
-    others: int,
-) -> tuple[tuple[NoiseShape, ...], tuple[NamedInput, ...], tuple[str, ...]]:
-    """Return the noise that is the input, all inputs by name, and a sentence about noise.
-
-    Where `others` are the first arguments, noise by position is left out.
-    """
-    shapes = tuple(each for each in _shapes(settings) if each.name or not others)
-    if not shapes and not others and all(each.record is None for each in named):
-        known = loaded.example_shape or example_shape(unwrap(loaded.module), preprocessing)
-        if known is None:
-            raise UsageError(
-                f"{loaded.info.name} has an unknown input shape: give pictures or tensor files to run on, "
-                f"or noise with {shape_option(loaded.module)}."
-            )
-        shapes = (NoiseShape((max(_NOISE_INPUTS, known[0]), *known[1:])),)
-    shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in named], others=others)
-    drawn = noise_note(shapes) if settings.shape is not None else ()
-    return (*noise_and_named(shapes, named, settings.seed, with_others=others > 0), drawn)
-
-
-def _placed(
-    read: Callable[[], Iterator[Batch]], named: Sequence[NamedInput], count: int, module: nn.Module
-) -> Iterator[Batch]:
-    """Read batches, with inputs by name, for the network: on its device, floating-point tensors in its dtype."""
-    first = next(
-        (each for each in module.parameters() if each.is_floating_point()),
-        torch.empty(0, dtype=torch.float32, device="cpu"),
-    )
-    batches = (with_named(batch, named, count) if named else batch for batch in read())
-    return (to_device(batch, first.device, first.dtype) for batch in batches)
