@@ -1,9 +1,7 @@
 """Reduce an activation (N, C, ...) to numbers for each input and channel, (N, C), in the hook.
 
-On the CPU compiled code reads float32 values once. What it does not read takes four vectorised passes in the tensor's
-dtype. Where float32 would lose digits (values far from zero that hardly vary), channels are summed again about their
-means; where a value is not finite, all in float64. On other devices all is done in float64, where one transfer for each
-batch brings it over.
+On the CPU compiled code reads float32 values once. All else is reduced by torch in float64: other dtypes, values that
+are not all finite, and other devices, from where one transfer for each batch brings the numbers over.
 """
 
 import math
@@ -17,7 +15,6 @@ from torch import Tensor
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.memory import missing_memory
 from hookscope.statistics.channels import reduce_by_channel
-from hookscope.statistics.library import CANCELLATION_LIMIT
 
 MOST_PLACE_AXES = 3
 """Axes besides batch and channels by which a position is told; those of a clip."""
@@ -99,10 +96,8 @@ def reduce_channels(tensor: Tensor, channel_axis: int, thresholds: NDArray[np.fl
         rows = _by_compiled_code(values, places, thresholds)
         if rows is not None:
             return rows
-        rows = _fast(values, places)
-        if rows is None:
-            found = [_exact(each.unsqueeze(0), with_positions=False) for each in values]
-            rows = _rows(places, torch.cat(found, 1).numpy())
+        found = [_exact(each.unsqueeze(0), with_positions=False) for each in values]
+        rows = _rows(places, torch.cat(found, 1).numpy())
         _locate(rows, values, thresholds)
         return rows
 
@@ -116,60 +111,13 @@ def _by_compiled_code(
     values: Tensor, places: tuple[int, ...], thresholds: NDArray[np.float64] | None
 ) -> ChannelRows | None:
     """Read the values once; None for what compiled code does not read, and for values that are not all finite."""
-    found = reduce_by_channel(values, thresholds) if places and not missing_memory(values) else None
+    if missing_memory(values):
+        return None
+    found = reduce_by_channel(values if places else values.unsqueeze(2), thresholds)
     if found is None:
         return None
     finite = np.full(found.high.shape, float(math.prod(places)))
     return ChannelRows(places, finite, found.mean, found.deviations, found.high, found.low, found.positions)
-
-
-def _fast(values: Tensor, places: tuple[int, ...]) -> ChannelRows | None:
-    """Reduce in the tensor's own dtype; None if a value, or a sum, is not finite."""
-    axes = tuple(range(2, values.dim()))
-    if not axes:
-        high = values.double().numpy().copy()
-        if not np.isfinite(high).all():
-            return None
-        ones, zeros = np.ones(high.shape), np.zeros(high.shape)
-        return ChannelRows(places, ones, high, zeros, high, high, np.zeros(high.shape, np.int64))
-    high, low = (each.double().numpy() for each in (values.amax(axes), values.amin(axes)))
-    total = values.sum(axes).double().numpy()
-    squares = torch.linalg.vector_norm(values, 2, axes).double().numpy() ** 2
-    if not all(np.isfinite(each).all() for each in (high, low, total, squares)):
-        return None
-    count = float(math.prod(places))
-    mean = total / count
-    deviations = (squares - total * mean).clip(0)
-    finite = np.full(high.shape, count)
-    rows = ChannelRows(places, finite, mean, deviations, high, low, np.full(high.shape, -1, np.int64))
-    constant = high == low
-    rows.mean[constant], rows.deviations[constant] = high[constant], 0.0
-    _sum_again(rows, values, squares)
-    return rows
-
-
-def _sum_again(rows: ChannelRows, values: Tensor, squares: NDArray[np.float64]) -> None:
-    """Sum the channels anew, about their means, whose squares are mostly those of their means."""
-    centres = rows.mean.mean(0)
-    deviations = (rows.deviations + rows.finite * (rows.mean - centres) ** 2).sum(0)
-    varying = rows.high.max(0) > rows.low.min(0)
-    (lossy,) = np.nonzero(varying & (squares.sum(0) > CANCELLATION_LIMIT * deviations))
-    if not lossy.size:
-        return
-    step = max(1, _SLAB // max(1, values[:, 0].numel()))
-    count = rows.finite[:, :1]
-    for begin in range(0, lossy.size, step):
-        at = lossy[begin : begin + step]
-        centre = torch.from_numpy(rows.mean[:, at]).to(values.dtype)
-        axes = tuple(range(2, values.dim()))
-        near = values.index_select(1, torch.from_numpy(at)) - centre.view(*centre.shape, *(1 for _ in axes))
-        rest = near.sum(axes).double().numpy() / count  # what the mean was off by
-        squared = torch.linalg.vector_norm(near, 2, axes).double().numpy() ** 2
-        rows.mean[:, at] = centre.double().numpy() + rest
-        rows.deviations[:, at] = (squared - count * rest**2).clip(0)
-        constant = rows.high[:, at] == rows.low[:, at]
-        rows.mean[:, at] = np.where(constant, rows.high[:, at], rows.mean[:, at])
-        rows.deviations[:, at] = np.where(constant, 0.0, rows.deviations[:, at])
 
 
 def _exact(values: Tensor, *, with_positions: bool) -> Tensor:
@@ -193,9 +141,6 @@ def _exact(values: Tensor, *, with_positions: bool) -> Tensor:
 
 def _locate(rows: ChannelRows, values: Tensor, thresholds: NDArray[np.float64] | None) -> None:
     """Find the positions of the greatest values that are above the thresholds."""
-    if not rows.places:
-        rows.positions[:] = 0
-        return
     wanted = np.isfinite(rows.high) if thresholds is None else rows.high > thresholds
     inputs, channels = np.nonzero(wanted)
     array = values.numpy()
