@@ -57,18 +57,20 @@ class Values(NamedTuple):
     std: float | None = None
 
 
-def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 1) -> Values:
+def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 1, zeros: int = 0) -> Values:
     """Return the statistics of a tensor from its elements, every one of which is there `repeats` times.
 
     Args:
         pieces: All elements in flat arrays, of the type that `ARRAY_TYPES` has for the dtype.
-        dtype: A key of `ARRAY_TYPES`.
+        dtype: A key of `ARRAY_TYPES`, or "complex".
         repeats: For a view that shows its elements again.
+        zeros: Further elements, which a sparse tensor does not store.
     """
-    total = Reduction((), "", 0)
-    extremes: list[int] = []
+    total = Reduction((), "", zeros, finite_count=zeros, min=0.0, max=0.0) if zeros else Reduction((), "", 0)
+    is_whole = dtype != "bfloat16" and ARRAY_TYPES.get(dtype, "f")[0] in "iu?"
+    extremes = [0] * bool(zeros and is_whole)
     for piece in pieces:
-        if piece.dtype.kind in "iub" and dtype != "bfloat16":
+        if is_whole:
             extremes += (int(piece.min()), int(piece.max()))
         total = merge(total, _reduced(_widened(piece, dtype)))
     count = total.finite_count
@@ -86,6 +88,9 @@ def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 
 def _widened(piece: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
     if dtype == "bfloat16":  # the first half of a float32
         return (piece.astype(np.uint32) << 16).view(np.float32)
+    if piece.dtype.kind == "c":
+        with np.errstate(over="ignore", invalid="ignore"):  # the modulus of NaN and Inf is Inf
+            return np.where(np.isnan(piece), np.nan, np.abs(piece.astype(np.complex128)))
     return piece.astype(np.float32 if dtype in _EXACT_IN_FLOAT32 else np.float64, copy=False)
 
 

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.errors import is_out_of_memory
 from hookscope.models.array_values import ARRAY_TYPES, PIECE_ELEMENTS, Values, values_of
-from hookscope.statistics import Reducer, Reduction, collect, merge
 
 # Tensors that are neither dense nor small are views of something else, which nobody stores on purpose.
 _GATHER_BYTES_LIMIT = 2**28
@@ -19,8 +19,7 @@ class ValueReader:
     """Reads tensors' values; holds the work space for it. Each thread needs one."""
 
     def __init__(self) -> None:
-        """Make the work space."""
-        self._reducer = Reducer()
+        """Start without work space."""
         self._space = bytearray()
 
     def in_file(self, file: BinaryIO, begin: int, layout: Tensor) -> Values | None:
@@ -74,50 +73,27 @@ class ValueReader:
     def _values(self, pieces: Iterable[Tensor], dtype: torch.dtype, repeats: int, *, zeros: int = 0) -> Values | None:
         """Return the statistics of the pieces of a tensor, every element `repeats` times, and of further zeros."""
         name = str(dtype).removeprefix("torch.")
-        if name in ARRAY_TYPES and not zeros:
-            arrays = (piece.view(torch.uint16) if dtype is torch.bfloat16 else piece for piece in pieces)
-            return values_of((array.numpy() for array in arrays), name, repeats)
-        is_whole = not (dtype.is_floating_point or dtype.is_complex)
-        total = Reduction((), "", zeros, finite_count=zeros, min=0.0, max=0.0) if zeros else Reduction((), "", 0)
-        nan_count, extremes = 0, [0] * bool(zeros and is_whole)
+        known = "complex" if dtype.is_complex else name if name in ARRAY_TYPES else "float32"
         try:
-            for piece in pieces:
-                found = self._reduce(piece)
-                if dtype.is_complex and found.finite_count < found.element_count:  # the modulus of NaN and Inf is Inf
-                    nan_count += int(torch.isnan(piece).sum())
-                if is_whole and not piece.is_quantized:
-                    numbers = piece.numpy()
-                    extremes += (int(numbers.min()), int(numbers.max()))
-                total = merge(total, found)
+            return values_of(map(_array, pieces), known, repeats, zeros)
         except (RuntimeError, TypeError, ValueError) as error:  # a dtype without arithmetic
             if is_out_of_memory(error):
                 raise
+            is_whole = not (dtype.is_floating_point or dtype.is_complex)
             return Values(0, 0) if is_whole or dtype in _ALWAYS_FINITE else None
-        nan_count = nan_count if dtype.is_complex else total.nan_count
-        count = total.finite_count
-        return Values(
-            nan_count * repeats,
-            (total.element_count - count - nan_count) * repeats,
-            (total.element_count - total.nonzero_count) * repeats,
-            min(extremes) if extremes else total.min if count else None,
-            max(extremes) if extremes else total.max if count else None,
-            total.mean if count else None,
-            total.unscaled(math.sqrt(total.squared_deviations / count)) if count else None,
-        )
 
-    def _reduce(self, piece: Tensor) -> Reduction:
-        if piece.is_quantized:
-            piece = piece.dequantize()
-        elif piece.is_floating_point() and piece.itemsize < 4:
-            piece = piece.float()
-        elif not (piece.is_floating_point() or piece.is_complex()):
-            piece = piece.double()
-        measured = self._reducer.reduce(piece)
-        self._reducer.settle()
-        (reduction,) = collect([measured])
-        if reduction.unmeasured is not None:
-            raise TypeError(reduction.unmeasured)
-        return reduction
+
+def _array(piece: Tensor) -> NDArray[Any]:
+    if piece.is_quantized:
+        piece = piece.dequantize()
+    elif piece.dtype is torch.bfloat16:
+        piece = piece.view(torch.uint16)
+    elif piece.is_complex():
+        piece = piece.to(torch.complex128)
+    elif piece.is_floating_point() and piece.itemsize == 1:  # NumPy has no float8
+        piece = piece.float()
+    array: NDArray[Any] = piece.numpy()
+    return array
 
 
 # A format without NaN and Inf, and without arithmetic (Open Compute Project, "Microscaling Formats", 2023).
