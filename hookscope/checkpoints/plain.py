@@ -51,12 +51,14 @@ _SAFETENSORS = {
     "I32": "int32",
     "I16": "int16",
     "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }
 _ITEM_BYTES = {
     **dict.fromkeys(("float64", "int64"), 8),
     **dict.fromkeys(("float32", "int32"), 4),
     **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
-    **dict.fromkeys(("int8", "uint8", "bool"), 1),
+    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
 }
 
 # The instructions of the pickles that torch.save writes of plain values; torch's safe reader knows all of them.

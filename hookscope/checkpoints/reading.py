@@ -23,6 +23,7 @@ from hookscope.checkpoints.checksums import check_checksums
 from hookscope.checkpoints.distributed import ChunkedTensor, Slice, Stored, nested, read_metadata
 from hookscope.checkpoints.fileformat import PICKLE_BYTES_LIMIT, FileKind, archive_kind, open_archive, open_regular
 from hookscope.checkpoints.global_names import is_data, is_forbidden, refused_names
+from hookscope.checkpoints.nested import tensors_in
 from hookscope.checkpoints.pickle_scan import PickleSurvey, survey_pickle
 from hookscope.checkpoints.unknown_classes import read_bytes_past_unknown, read_past_unknown
 from hookscope.errors import CheckpointError, UntrustedFileError, is_out_of_memory
@@ -292,21 +293,6 @@ def _read_bytes(content: bytes, name: str) -> Any:
         return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def read_layout(path: Path) -> object:
-    """Return what a "torch" file holds, with tensors on the meta device whose storages know where in it they begin.
-
-    Raises:
-        NotImplementedError: If it holds a quantised tensor, which cannot be on the meta device, or was written on a
-            machine of the other byte order: torch would swap bytes that are not there, and crash.
-    """
-    with _torch_allow_list_only(), warnings.catch_warnings(), open_regular(path) as file:
-        if _is_swapped(file):
-            raise NotImplementedError("its bytes are in the other order")
-        file.seek(0)
-        warnings.simplefilter("ignore")  # about its own internals
-        return torch.load(file, map_location="meta", weights_only=True)
-
-
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     if not _is_utf8(path):
         with open_regular(path) as file:
@@ -345,15 +331,7 @@ def tensors_within(content: object) -> Iterator[Tensor]:
 
     They are detached, because a file can put anything in the place of a tensor's methods.
     """
-    seen: set[int] = set()
-    waiting = [content]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Tensor):
-            yield Tensor.detach(part)
-        elif isinstance(part, dict | list | tuple) and id(part) not in seen:
-            seen.add(id(part))
-            waiting += reversed([*(dict.values(part) if isinstance(part, dict) else part)])
+    return (Tensor.detach(each) for each in tensors_in(content) if isinstance(each, Tensor))
 
 
 def claims_too_much(tensor: Tensor) -> bool:

@@ -21,13 +21,15 @@ from hookscope.statistics.reduction import Reduction, merge
 # As float32 about what a processor's own cache holds; measured.
 PIECE_ELEMENTS = 2**18
 
-# What NumPy reads the stored values of each dtype as, by torch's names. It has no bfloat16: see `widened`.
+# What NumPy reads the stored values of each dtype as, by torch's names. It has not all of them: see `_widened`.
 ARRAY_TYPES = {
     **{f"float{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
     **{f"int{bits}": f"i{bits // 8}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"u{bits // 8}" for bits in (8, 16, 32, 64)},
     "bool": "?",
     "bfloat16": "u2",
+    "float8_e4m3fn": "u1",
+    "float8_e5m2": "u1",
 }
 
 # What float32 holds exactly. Of other whole numbers float64 holds the first sixteen digits.
@@ -38,6 +40,14 @@ _INSTRUCTIONS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"},
     "avx2": {"avx2", "fma"},
 }
+
+# The values of the 256 patterns: the first half of a float16; and one whose exponent has four bits, without Inf.
+_BITS = np.arange(256, dtype=np.uint16)
+_FLOAT8: dict[str, NDArray[np.float32]] = {
+    "float8_e5m2": (_BITS << 8).view(np.float16).astype(np.float32),
+    "float8_e4m3fn": ((_BITS & 0x80) << 8 | (_BITS & 0x7F) << 7).view(np.float16).astype(np.float32) * 256,
+}
+_FLOAT8["float8_e4m3fn"][[0x7F, 0xFF]] = np.nan
 
 
 class Values(NamedTuple):
@@ -67,7 +77,7 @@ def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 
         zeros: Further elements, which a sparse tensor does not store.
     """
     total = Reduction((), "", zeros, finite_count=zeros, min=0.0, max=0.0) if zeros else Reduction((), "", 0)
-    is_whole = dtype != "bfloat16" and ARRAY_TYPES.get(dtype, "f")[0] in "iu?"
+    is_whole = dtype != "complex" and "float" not in dtype
     extremes = [0] * bool(zeros and is_whole)
     for piece in pieces:
         if is_whole:
@@ -88,6 +98,8 @@ def values_of(pieces: Iterable[NDArray[np.generic]], dtype: str, repeats: int = 
 def _widened(piece: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
     if dtype == "bfloat16":  # the first half of a float32
         return (piece.astype(np.uint32) << 16).view(np.float32)
+    if dtype in _FLOAT8:
+        return _FLOAT8[dtype][piece.view(np.uint8)]
     if piece.dtype.kind == "c":
         with np.errstate(over="ignore", invalid="ignore"):  # the modulus of NaN and Inf is Inf
             return np.where(np.isnan(piece), np.nan, np.abs(piece.astype(np.complex128)))

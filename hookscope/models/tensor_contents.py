@@ -3,26 +3,24 @@
 A separate process with limits on memory and time reads the file and returns the rows of the table.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookscope.checkpoints.fileformat import FileKind, open_regular, safetensors_header, stored_files
+from hookscope.checkpoints.fileformat import FileKind
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.nested import TensorLike
-from hookscope.checkpoints.reading import ReadingRules, claims_too_much, read_layout, tensors_within
+from hookscope.checkpoints.reading import ReadingRules, claims_too_much
 from hookscope.checkpoints.stand_ins import skipped_objects
-from hookscope.errors import CheckpointError
 from hookscope.models.array_values import Values
 from hookscope.models.listing import file_listing, tensor_row
 from hookscope.models.shards import RESAVE_REMEDY
-from hookscope.models.tensor_values import ValueReader
+from hookscope.models.tensor_values import values_of_tensor
 from hookscope.models.tied import Layout, tied_to
 from hookscope.models.weight_sets import parts_of
 from hookscope.text import counted, printable
@@ -51,7 +49,7 @@ def _list_file(key: str | None, path: Path, kind: FileKind, content: object) -> 
             f"{printable(path.name)}: {counted(len(repeating), 'tensor')} with more elements than stored, such as "
             f"'{printable(repeating[0], 80)}', which repeats them (stride 0); other commands refuse the file."
         )
-    found = zip(_values(path, kind, content, tensors), tied_to(places, [*map(_layout, tensors)]), strict=True)
+    found = zip(_values(tensors), tied_to(places, [*map(_layout, tensors)]), strict=True)
     rows = [
         tensor_row((name, tuple(each.shape), str(each.dtype).removeprefix("torch.")), _byte_count(each), *answer)
         for (_, name), each, answer in zip(places, tensors, found, strict=True)
@@ -76,32 +74,12 @@ def _byte_count(tensor: Tensor) -> int:
     return byte_count
 
 
-def _values(path: Path, kind: FileKind, content: object, tensors: Sequence[Tensor]) -> list[Values | None]:
+def _values(tensors: Sequence[Tensor]) -> list[Values | None]:
     """Return the statistics of each tensor; those of one that is there twice are read once."""
-    base = _mapping_address(path, kind, content)
     views = [_layout(tensor) or at for at, tensor in enumerate(tensors)]
-    distinct: dict[object, Tensor] = {}
-    for view, tensor in zip(views, tensors, strict=True):
-        distinct.setdefault(view, tensor)
-
-    def read(some: Iterable[Tensor]) -> list[Values | None]:
-        reader, found = ValueReader(), list[Values | None]()
-        with open_regular(stored_files(path)[0]) as file:  # of several files, nothing is read from here
-            for tensor in some:
-                as_stored = _address(tensor) and not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized)
-                if base is not None and as_stored:
-                    found.append(reader.in_file(file, _address(tensor) - base, tensor))
-                else:
-                    found.append(reader.in_memory(tensor))
-        return found
-
-    waiting = [*distinct.values()]
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing let go of the interpreter
-            answers = [*map(iter, pool.map(read, [waiting[first::_THREADS] for first in range(_THREADS)]))]
-    except EOFError as error:
-        raise CheckpointError(f"{printable(str(path))} was cut short while it was read.") from error
-    by_view = {view: next(answers[at % _THREADS]) for at, view in enumerate(distinct)}
+    distinct = dict(zip(views, tensors, strict=True))
+    with ThreadPoolExecutor(_THREADS) as pool:  # reading and reducing let go of the interpreter
+        by_view = dict(zip(distinct, pool.map(values_of_tensor, distinct.values()), strict=True))
     return [by_view[view] for view in views]
 
 
@@ -119,32 +97,3 @@ def _layout(tensor: Tensor) -> Layout | None:
     bits = tensor.dtype, tensor.is_neg(), tensor.is_conj()
     place = int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride())
     return Layout(storage, bits, tensor.element_size(), *place)
-
-
-def _mapping_address(path: Path, kind: FileKind, content: object) -> int | None:
-    """Return the address at which the first byte of a file is mapped; None if its tensors are copies.
-
-    Reading mapped values would fill memory with the whole file: they are read from the file instead, piece by piece.
-    """
-    tensors = [tensor for tensor in tensors_within(content) if tensor.layout is torch.strided and tensor.numel()]
-    if kind in ("legacy torch", "pickle", "distributed") or not tensors:
-        return None
-    if kind == "safetensors" and isinstance(content, dict):
-        header, begin = safetensors_header(path)
-        begins = {name: begin + header[name]["data_offsets"][0] for name in content}
-        bases = {each.data_ptr() - begins[name] for name, each in content.items() if each.numel()}
-    else:
-        offset_of = attrgetter("_checkpoint_offset")  # the one way
-        try:
-            layout = read_layout(path)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - a quantised tensor, or a file that torch refuses: its values are copies
-            return None
-        layouts = [each for each in tensors_within(layout) if each.layout is torch.strided and each.numel()]
-        bases = {
-            tensor.untyped_storage().data_ptr() - offset_of(each.untyped_storage())
-            for tensor, each in zip(tensors, layouts, strict=True)
-            if not tensor.is_meta
-        }
-    return bases.pop() if len(bases) == 1 else None

@@ -87,6 +87,15 @@ def test_weights_are_listed_as_with_torch(tmp_path: Path, change: str, name: str
     assert found.to_json() == with_torch(path).to_json()
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_pattern_of_float8_is_listed_as_with_torch(tmp_path: Path, dtype: torch.dtype) -> None:
+    patterns = torch.arange(256, dtype=torch.uint8).view(dtype)
+    path = save({"w": patterns, "half": patterns[::2].contiguous()}, tmp_path / "net.safetensors")
+    found = without_torch(path)
+    assert found is not None
+    assert found == with_torch(path)
+
+
 def test_weights_in_another_order_of_axes_are_listed_as_with_torch(tmp_path: Path) -> None:
     network = torchvision.models.squeezenet1_1().to(memory_format=torch.channels_last)
     torch.save(network.state_dict(), tmp_path / "net.pt")  # an OrderedDict with torch's _metadata

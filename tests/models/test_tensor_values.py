@@ -1,6 +1,5 @@
-"""Statistics of stored values without loading them: against NumPy's of each element, on tensors in memory."""
+"""Statistics of stored values: against NumPy's of each element."""
 
-import io
 import math
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookscope.models import tensor_values
-from hookscope.models.tensor_values import ValueReader, Values
+from hookscope.models.tensor_values import Values, values_of_tensor
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
@@ -28,20 +27,6 @@ EIGHT_BITS = [
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 16 elements, so that small tensors are read in several."""
     monkeypatch.setattr(tensor_values, "PIECE_ELEMENTS", 16)
-
-
-def stored(tensor: torch.Tensor, before: int = 24) -> tuple[io.BytesIO, int, torch.Tensor]:
-    storage = tensor.untyped_storage()
-    layout = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    layout = layout.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    return io.BytesIO(b"\xff" * before + bytes(storage) + b"\xff" * 24), before, layout
-
-
-def in_file(tensor: torch.Tensor) -> Values | None:
-    """Read a tensor from a file, and from memory; both must find the same."""
-    found, reader = ValueReader().in_file(*stored(tensor)), ValueReader()
-    assert reader.in_memory(tensor) == found
-    return found
 
 
 def assert_values(found: Values | None, elements: np.ndarray) -> None:
@@ -77,21 +62,21 @@ def plain(tensor: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("dtype", FLOATING + COMPLEX)
 def test_every_floating_dtype_is_measured_with_what_is_not_finite_apart(dtype: torch.dtype) -> None:
     tensor = planted((5, 13), dtype, nans=[0, 40, 64], infs=[1, 63])
-    assert_values(in_file(tensor), plain(tensor))
+    assert_values(values_of_tensor(tensor), plain(tensor))
 
 
 @pytest.mark.parametrize("dtype", WHOLE)
 def test_whole_numbers_have_statistics_too(dtype: torch.dtype) -> None:
     tensor = (torch.arange(60) % 50).to(dtype).reshape(6, 10)
-    found = in_file(tensor)
+    found = values_of_tensor(tensor)
     assert_values(found, plain(tensor))
     assert isinstance(found.min, int)
 
 
 def test_the_extremes_of_large_whole_numbers_are_exact() -> None:
-    found = in_file(torch.tensor([2**62 + 1, 2**62 + 3, -(2**62) - 1]))
+    found = values_of_tensor(torch.tensor([2**62 + 1, 2**62 + 3, -(2**62) - 1]))
     assert (found.min, found.max) == (-(2**62) - 1, 2**62 + 3)
-    found = in_file(torch.tensor([2**63 + 1, 2**64 - 1], dtype=torch.uint64))
+    found = values_of_tensor(torch.tensor([2**63 + 1, 2**64 - 1], dtype=torch.uint64))
     assert (found.min, found.max) == (2**63 + 1, 2**64 - 1)
 
 
@@ -102,35 +87,35 @@ def test_every_pattern_of_bits_is_read_as_torch_reads_it(dtype: torch.dtype) -> 
     patterns = torch.arange(limits.min, limits.max + 1).to(integers).view(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor_values, "PIECE_ELEMENTS", 2**14)
-        assert_values(in_file(patterns), patterns.float().double().numpy())
+        assert_values(values_of_tensor(patterns), patterns.float().double().numpy())
 
 
 def test_a_format_without_arithmetic_has_no_nan_and_no_statistics() -> None:
     tensor = torch.full((4,), 0xFF, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    assert ValueReader().in_memory(tensor) == Values(0, 0)
+    assert values_of_tensor(tensor) == Values(0, 0)
 
 
 def test_values_whose_sum_or_square_overflows_are_measured() -> None:
     for value, dtype in ((3e38, torch.float32), (65504.0, torch.float16), (1.7e308, torch.float64)):
         tensor = torch.full((1000,), value, dtype=dtype)
-        found = in_file(tensor)
+        found = values_of_tensor(tensor)
         assert found[:3] == (0, 0, 0)
         assert (found.max, found.std) == (tensor[0].item(), 0)
 
 
 def test_opposite_infinities_do_not_cancel_and_a_nan_in_either_part_is_one() -> None:
-    assert in_file(torch.tensor([float("inf"), float("-inf")])) == Values(0, 2, 0)
+    assert values_of_tensor(torch.tensor([float("inf"), float("-inf")])) == Values(0, 2, 0)
     parts = torch.tensor([complex(math.inf, math.nan), complex(math.nan, 0), complex(0, -math.inf), 3 + 4j])
-    assert in_file(parts) == Values(2, 1, 0, 5, 5, 5, 0)
+    assert values_of_tensor(parts) == Values(2, 1, 0, 5, 5, 5, 0)
 
 
 def test_little_spread_about_a_large_mean_is_not_lost() -> None:
     tensor = (1e6 + torch.arange(64) % 2).float()
-    assert in_file(tensor) == Values(0, 0, 0, 1e6, 1e6 + 1, pytest.approx(1e6 + 0.5), pytest.approx(0.5))
+    assert values_of_tensor(tensor) == Values(0, 0, 0, 1e6, 1e6 + 1, pytest.approx(1e6 + 0.5), pytest.approx(0.5))
 
 
 def test_an_empty_tensor_has_nothing() -> None:
-    assert in_file(torch.empty(0, 3)) == Values(0, 0, 0)
+    assert values_of_tensor(torch.empty(0, 3)) == Values(0, 0, 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -143,26 +128,26 @@ def test_views_show_their_own_elements_alone(order: list[int], slices: list[slic
     whole = planted((6, 5, 7), torch.float32, nans=sorted(nans), infs=[])
     forward = [slice(each.start, each.stop, abs(each.step or 1)) for each in slices]
     view = whole.permute(order)[tuple(forward)]
-    assert_values(in_file(view), plain(view))
+    assert_values(values_of_tensor(view), plain(view))
 
 
 def test_an_expanded_tensor_shows_each_element_so_often_however_large_it_is() -> None:
     expanded = torch.tensor([[float("nan")], [1.0], [0.0]]).expand(3, 5)
-    assert in_file(expanded) == Values(5, 0, 5, 0, 1, 0.5, 0.5)
-    assert in_file(torch.ones(1).expand(10**12)) == Values(0, 0, 0, 1, 1, 1, 0)
+    assert values_of_tensor(expanded) == Values(5, 0, 5, 0, 1, 0.5, 0.5)
+    assert values_of_tensor(torch.ones(1).expand(10**12)) == Values(0, 0, 0, 1, 1, 1, 0)
 
 
 def test_what_is_kept_as_negative_or_conjugate_is_read_as_it_is() -> None:
     negative = torch.imag(torch.conj(torch.tensor([1 + 2j, 3 - 4j])))
     assert negative.is_neg()
-    assert ValueReader().in_memory(negative) == Values(0, 0, 0, -2, 4, 1, 3)
+    assert values_of_tensor(negative) == Values(0, 0, 0, -2, 4, 1, 3)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_what_a_sparse_tensor_does_not_store_is_zero() -> None:
     dense = torch.tensor([[0.0, 2.0, 0.0], [float("nan"), 0.0, 4.0]])
     for sparse in (dense.to_sparse(), dense.to_sparse_csr()):
-        assert_values(ValueReader().in_memory(sparse), plain(dense))
+        assert_values(values_of_tensor(sparse), plain(dense))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -170,7 +155,7 @@ def test_quantised_tensors_are_measured_by_what_they_stand_for() -> None:
     whole = torch.quantize_per_tensor(torch.linspace(-1, 1, 40), 0.25, 0, torch.qint8)
     rows = torch.quantize_per_channel(torch.ones(2, 3), torch.tensor([0.5, 0.25]), torch.zeros(2), 0, torch.qint8)
     for each in (whole, rows):
-        assert_values(ValueReader().in_memory(each), plain(each.dequantize()))
+        assert_values(values_of_tensor(each), plain(each.dequantize()))
 
 
 @pytest.mark.parametrize(
@@ -179,17 +164,10 @@ def test_quantised_tensors_are_measured_by_what_they_stand_for() -> None:
     ids=["apart", "overlapping"],
 )
 def test_a_view_too_scattered_is_not_read(view: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert in_file(view) == Values(0, 0, 0, 1, 1, 1, 0)
+    assert values_of_tensor(view) == Values(0, 0, 0, 1, 1, 1, 0)
     monkeypatch.setattr(tensor_values, "_GATHER_BYTES_LIMIT", 100 if view.numel() > 9 else 10)
-    assert ValueReader().in_file(*stored(view)) is None
-    assert ValueReader().in_memory(view) is None
+    assert values_of_tensor(view) is None
 
 
 def test_a_tensor_without_data_has_no_values() -> None:
-    assert ValueReader().in_memory(torch.ones(3, device="meta")) is None
-
-
-def test_a_file_that_ends_within_a_tensor_is_an_error() -> None:
-    file, begin, layout = stored(torch.ones(100))
-    with pytest.raises(EOFError):
-        ValueReader().in_file(io.BytesIO(file.getvalue()[:300]), begin, layout)
+    assert values_of_tensor(torch.ones(3, device="meta")) is None
