@@ -5,7 +5,6 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -27,6 +26,7 @@ from hookscope.attribution.padding import padded_extents
 from hookscope.errors import LayerNotFoundError, NothingMatchedError, UsageError, nearest
 from hookscope.hooks.attention import AttentionMode
 from hookscope.hooks.forward_hooks import Capture, capture
+from hookscope.hooks.running import unfused
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.saved_tensors import TensorCollector
@@ -117,7 +117,7 @@ def run_attention(
     with (
         torch.inference_mode(False),
         preserved(inspected.network, session.seed, modules=inspected.modules.values(), differentiates=False) as state,
-        _no_fast_path(),
+        unfused(),
         capture(inspected.network, candidates, lambda *_: None) as captured,
     ):
         state.mark_hooks()
@@ -169,17 +169,6 @@ def _distinct_heads(heads: Sequence[int]) -> list[int]:
         if each < 0:
             raise UsageError(f"--head {each} is not possible: heads are counted from 0.")
     return [*dict.fromkeys(heads)]
-
-
-@contextmanager
-def _no_fast_path() -> Iterator[None]:
-    """Switch off torch's fused encoder layers, which compute other last digits and call nothing that can be seen."""
-    was_on = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_on)
 
 
 def _check_seen(

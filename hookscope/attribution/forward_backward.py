@@ -18,6 +18,7 @@ from hookscope.hooks.autograd import graph_leaves, graph_nodes, strided_copy
 from hookscope.hooks.forward_hooks import Capture
 from hookscope.hooks.observed import GradientSite, ModuleCall, Place
 from hookscope.hooks.pytree import tensors_in, with_tensors
+from hookscope.hooks.running import unfused
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
@@ -260,7 +261,6 @@ def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     TransformerEncoder then takes no nested tensors, with which its layers run only where no graph begins among them.
     """
     made: dict[int, Tensor] = {}
-    is_fast = torch.backends.mha.get_fastpath_enabled()
     held: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
         for module in modules.values():
@@ -276,9 +276,8 @@ def frozen(modules: Mapping[str, nn.Module]) -> Iterator[None]:
                     made.setdefault(id(buffer), buffer.clone())
         for register, name, tensor in held:
             register[name] = made[id(tensor)]
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
+        with unfused():
+            yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(is_fast)
         for register, name, tensor in held:
             register[name] = tensor

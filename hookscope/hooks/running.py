@@ -1,9 +1,11 @@
-"""Which modules of a network run, and what they were called with, as Python's frames have it."""
+"""Which modules of a network run, and what they were called with, as Python's frames have it; all of them unfused."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from hookscope.hooks.callers import CALL
@@ -34,3 +36,14 @@ def running_modules(frame: FrameType | None, names: Mapping[int, str]) -> tuple[
                 found.append(ModuleInput(name, held["self"], held["args"], held["kwargs"]))
         frame = frame.f_back
     return tuple(found)
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Switch off torch's fused encoder layers, which compute other last digits and call nothing that can be seen."""
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)

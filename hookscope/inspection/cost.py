@@ -8,7 +8,6 @@ input requires a gradient; times are those of passes without either.
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from threading import get_ident
@@ -26,6 +25,7 @@ from hookscope.hooks.autograd import history_is_lost
 from hookscope.hooks.module_scopes import module_scopes
 from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_given, tensors_in
+from hookscope.hooks.running import unfused
 from hookscope.hooks.selection import module_index, unwrap
 from hookscope.inspection.execution import copied_inputs
 from hookscope.inspection.failures import reraise_internal
@@ -265,7 +265,7 @@ def _count(call: Call, modules: Mapping[str, nn.Module], *, with_gradients: bool
     saved = _SavedStorages(counts, call.network)
     with (
         preserved(call.network, seed=0),
-        _unfused(),
+        unfused(),
         module_scopes(modules, counts.enter, counts.leave),
         torch.set_grad_enabled(with_gradients),
         saved_tensors_hooks(saved.pack, lambda tensor: tensor),
@@ -274,17 +274,6 @@ def _count(call: Call, modules: Mapping[str, nn.Module], *, with_gradients: bool
         with _CountingMode(counts):
             _run(call.network, args, kwargs)
     return counts
-
-
-@contextmanager
-def _unfused() -> Iterator[None]:
-    """Keep torch's attention layers from their fused kernels, in which no operation is seen."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _run(network: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
