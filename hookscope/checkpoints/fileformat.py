@@ -253,16 +253,29 @@ def weights_file(path: Path) -> Path:
     return next((path / name for name in _PRETRAINED if (path / name).is_file()), path)
 
 
-def read_config(folder: Path) -> dict[str, Any] | None:
-    """Return what the `config.json` of transformers in a folder holds, unchecked; None without one."""
+def config_in(folder: Path) -> dict[str, Any]:
+    """Return what a `config.json` in a folder holds, as timm and transformers write them, unchecked; {} without one."""
     path = folder / CONFIG
     try:
-        is_there = os.path.isfile(path)  # noqa: PTH113 never raises
-        content = regular_files.read_bounded(path, CONFIG_BYTES_LIMIT) if is_there else b""
-        held = json.loads(content) if 0 < len(content) <= CONFIG_BYTES_LIMIT else None
-    except (OSError, ValueError, RecursionError):
+        held = held_as_json(regular_files.read_bounded(path, CONFIG_BYTES_LIMIT), CONFIG_BYTES_LIMIT)
+    except (OSError, ValueError):
+        return {}
+    return {} if held is None else held
+
+
+def held_as_json(content: bytes, limit: int) -> dict[str, Any] | None:
+    """Return the JSON object that is read; None for anything else, and for more than `limit` bytes."""
+    try:
+        held = json.loads(content) if len(content) <= limit else None
+    except (ValueError, RecursionError):
         return None
-    return held if isinstance(held, dict) and isinstance(held.get("model_type"), str) else None
+    return held if isinstance(held, dict) else None
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """Return what the `config.json` of transformers in a folder holds, unchecked; None without one."""
+    held = config_in(folder)
+    return held if isinstance(held.get("model_type"), str) else None
 
 
 def is_hugging_face(path: Path) -> bool:

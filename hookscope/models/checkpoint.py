@@ -12,10 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.checkpoints.fileformat import (
-    CONFIG,
-    CONFIG_BYTES_LIMIT,
     WEIGHTS_SUFFIXES,
     FileKind,
+    config_in,
     open_regular,
     safetensors_header,
     stored_files,
@@ -33,7 +32,6 @@ from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.shards import RESAVE_REMEDY, TRUST_REMEDY, check_names, files_of, read_index, shard_remark
 from hookscope.models.training_entries import TrainingEntries, training_entries
-from hookscope.regular_files import read_bounded
 from hookscope.text import counted, printable, some_of
 
 # Names that a sentence lists.
@@ -111,7 +109,7 @@ def read_checkpoint(path: Path, options: FileOptions = FileOptions()) -> Checkpo
         is_safetensors = kinds[path] == "safetensors"
         described = _metadata(path) if is_safetensors else content
         told = told_architectures(
-            None if is_safetensors else content, {**_beside(path), **(_texts(path) if is_safetensors else {})}
+            None if is_safetensors else content, {**config_in(path.parent), **(_texts(path) if is_safetensors else {})}
         )
         categories, notes = _named_classes(described, weights.state, name)
         notes = (*weights.notes, *notes)
@@ -195,17 +193,6 @@ def _metadata(path: Path) -> dict[str, Any]:
             return None
 
     return {key: said(text) for key, text in _texts(path).items()}
-
-
-def _beside(path: Path) -> dict[str, Any]:
-    """Return what a `config.json` beside a file holds, as timm's have the name of the network; {} without one."""
-    config = path.with_name(CONFIG)
-    try:
-        content = read_bounded(config, CONFIG_BYTES_LIMIT) if config.is_file() else b""
-        held = json.loads(content) if 0 < len(content) <= CONFIG_BYTES_LIMIT else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return held if isinstance(held, dict) else {}
 
 
 def _texts(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ and runs none of the code that a folder can bring (`auto_map`).
 """
 
 import importlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import CONFIG, CONFIG_BYTES_LIMIT, open_regular, read_config, weights_file
+from hookscope.checkpoints.fileformat import (
+    CONFIG,
+    CONFIG_BYTES_LIMIT,
+    held_as_json,
+    open_regular,
+    read_config,
+    weights_file,
+)
 from hookscope.errors import (
     CheckpointError,
     MisfitError,
@@ -121,12 +127,8 @@ def _processing(folder: Path) -> dict[str, Any]:
             continue
         shown = printable(str(path))
         with open_regular(path) as file:
-            content = file.read(CONFIG_BYTES_LIMIT + 1)
-        try:
-            held = json.loads(content) if len(content) <= CONFIG_BYTES_LIMIT else None
-        except (ValueError, RecursionError):
-            held = None
-        if not isinstance(held, dict):
+            held = held_as_json(file.read(CONFIG_BYTES_LIMIT + 1), CONFIG_BYTES_LIMIT)
+        if held is None:
             raise CheckpointError(f"{shown} is not the JSON that transformers writes; download it again.")
         inner = held.get("image_processor") or held.get("feature_extractor")
         held = inner if isinstance(inner, dict) else held

@@ -5,7 +5,6 @@ files and merges them (`peft/tuners/lora/layer.py`). With rsLoRA the factor is a
 Stabilization Scaling Factor for Fine-Tuning with LoRA", 2023.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import open_regular
+from hookscope.checkpoints.fileformat import held_as_json, open_regular
 from hookscope.errors import CheckpointError, MisfitError, UnmergedError
 from hookscope.text import counted, printable
 
@@ -68,12 +67,8 @@ def read_settings(path: Path) -> AdapterSettings:
     if config is None:
         raise UnmergedError(f"{printable(path.name)} holds adapters, but no {_CONFIG} with their alpha is next to it.")
     with open_regular(config) as file:
-        content = file.read(_CONFIG_BYTES_LIMIT + 1)
-    try:
-        held = json.loads(content) if len(content) <= _CONFIG_BYTES_LIMIT else None
-    except (ValueError, RecursionError):
-        held = None
-    if not isinstance(held, dict):
+        held = held_as_json(file.read(_CONFIG_BYTES_LIMIT + 1), _CONFIG_BYTES_LIMIT)
+    if held is None:
         raise CheckpointError(f"{shown} is not the JSON that peft writes; download it again.")
     kind, alpha, alphas = held.get("peft_type", "LORA"), held.get("lora_alpha"), held.get("alpha_pattern") or {}
     if kind != "LORA" or held.get("use_dora"):
