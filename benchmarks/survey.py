@@ -25,7 +25,8 @@ from benchmarks.findings import Section, Work
 from benchmarks.networks import seeded, statistics_of
 from benchmarks.same_work import TOLERANCES, judge
 from benchmarks.timing import Run, interleaved
-from hookscope.inputs import find_inputs, load_batches
+from hookscope.inputs.batches import load_batches
+from hookscope.inputs.find_files import find_inputs
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import row_label
 from hookscope.results.survey import Survey

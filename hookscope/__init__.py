@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from hookscope.results.network import ModuleTable
     from hookscope.results.survey import Survey
     from hookscope.results.training import TrainingLog
-    from hookscope.statistics import tensor_statistics
+    from hookscope.statistics.reducer import tensor_statistics
     from hookscope.watching.watch import Watch
 
 __all__ = [
@@ -126,7 +126,7 @@ _HOMES = {
     "hooks.forward_hooks": ("capture",),
     "hooks.selection": ("select_layers",),
     "hooks.tensor_gradients": ("tensor_gradients",),
-    "statistics": ("tensor_statistics",),
+    "statistics.reducer": ("tensor_statistics",),
     "models": (
         "LoadedModel",
         "load_model",

@@ -25,7 +25,8 @@ from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.observed import Place
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.selection import select_from
-from hookscope.inputs import Batch, part_of
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import part_of
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.receptive_fields import ReceptiveField, receptive_field
 from hookscope.inspection.run import split_patterns

@@ -8,7 +8,7 @@ from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.inspection.losses import class_index, required_class
-from hookscope.models import load_function
+from hookscope.models.user_code import load_function
 from hookscope.text import safe_text
 
 _BOX = re.compile(r"\s*box\s*:\s*(?P<number>\d{1,6})\s*", re.IGNORECASE)

@@ -40,7 +40,8 @@ from hookscope.errors import (
     UsageError,
     is_out_of_memory,
 )
-from hookscope.inputs import Batch, load_input
+from hookscope.inputs import Batch
+from hookscope.inputs.loading import load_input
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.inspection.device import full_float32
 from hookscope.models import LoadedModel

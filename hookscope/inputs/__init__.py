@@ -21,91 +21,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hookscope.inputs.batches import (
-        Batch,
-        copy_of,
-        count_inputs,
-        in_batches,
-        joined,
-        length_of,
-        load_batches,
-        part_of,
-        to_device,
-        with_changed,
-    )
-    from hookscope.inputs.find_files import TENSOR_SUFFIXES, find_inputs
-    from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
-    from hookscope.inputs.loading import load_input, read_tensor
-    from hookscope.inputs.named import (
-        NamedInput,
-        named_batch,
-        named_count,
-        named_inputs,
-        read_named,
-        with_named,
-        without_named_frame,
-    )
+    from hookscope.inputs.batches import Batch, copy_of, length_of, to_device
+    from hookscope.inputs.named import named_batch, named_inputs, with_named
     from hookscope.inputs.noise import noise_and_named, noise_batch, noise_count
-    from hookscope.inputs.preprocessing_options import assumed_preparation, preprocessing_from_options
 
 __all__ = [
-    "TENSOR_SUFFIXES",
     "Batch",
-    "LabelledFiles",
-    "NamedInput",
-    "assumed_preparation",
     "copy_of",
-    "count_inputs",
-    "find_inputs",
-    "find_labelled",
-    "in_batches",
-    "joined",
     "length_of",
-    "load_batches",
-    "load_input",
     "named_batch",
-    "named_count",
     "named_inputs",
     "noise_and_named",
     "noise_batch",
     "noise_count",
-    "part_of",
-    "preprocessing_from_options",
-    "read_named",
-    "read_tensor",
     "to_device",
-    "with_changed",
     "with_named",
-    "without_named_frame",
 ]
 
 _HOMES = {
-    "batches": (
-        "Batch",
-        "copy_of",
-        "count_inputs",
-        "in_batches",
-        "joined",
-        "length_of",
-        "load_batches",
-        "part_of",
-        "to_device",
-        "with_changed",
-    ),
-    "find_files": ("TENSOR_SUFFIXES", "find_inputs"),
-    "labelled_files": ("LabelledFiles", "find_labelled"),
-    "loading": ("load_input", "read_tensor"),
-    "named": (
-        "NamedInput",
-        "named_batch",
-        "named_count",
-        "named_inputs",
-        "read_named",
-        "with_named",
-        "without_named_frame",
-    ),
+    "batches": ("Batch", "copy_of", "length_of", "to_device"),
+    "named": ("named_batch", "named_inputs", "with_named"),
     "noise": ("noise_and_named", "noise_batch", "noise_count"),
-    "preprocessing_options": ("assumed_preparation", "preprocessing_from_options"),
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
 

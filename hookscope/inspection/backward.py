@@ -32,7 +32,7 @@ from hookscope.inspection.state.preservation import Mode, preserved
 from hookscope.models import LoadedModel
 from hookscope.results.gradients import Gradients, InputGradients
 from hookscope.results.inputs import InputRecord
-from hookscope.statistics import Reducer
+from hookscope.statistics.reducer import Reducer
 from hookscope.statistics.token_places import TokenPlaces
 
 

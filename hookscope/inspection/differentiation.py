@@ -38,7 +38,7 @@ from hookscope.inspection.run import Break, Run, verified
 from hookscope.inspection.state.preservation import Preserved
 from hookscope.inspection.verification import Outcome, asks_for_identity, outcome_of
 from hookscope.results.network import Failure
-from hookscope.statistics import Measured, Pending
+from hookscope.statistics.reducer import Measured, Pending
 from hookscope.statistics.storage import gathered
 from hookscope.text import exception_line
 

@@ -38,7 +38,7 @@ from hookscope.models import LoadedModel
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.network import Failure, ModuleRow
 from hookscope.results.repeats import reduced
-from hookscope.statistics import Reducer
+from hookscope.statistics.reducer import Reducer
 from hookscope.statistics.token_places import TokenPlaces
 
 

@@ -9,8 +9,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from hookscope.errors import HookscopeError, UsageError
-from hookscope.inputs import Batch, find_inputs
+from hookscope.inputs import Batch
 from hookscope.inputs.clips import Source, with_clips
+from hookscope.inputs.find_files import find_inputs
 from hookscope.inputs.loading import load_argument
 from hookscope.inputs.named import NamedInput
 from hookscope.inspection.network import as_batches, batch_of

@@ -22,8 +22,9 @@ from hookscope.results.activations import LayerRow
 from hookscope.results.gradients import GradientRow, GradientStatus, LossRecord, ParameterRow, StepsRow
 from hookscope.results.network import row_label
 from hookscope.results.statistics import TensorStatistics
-from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.native import square_sums
+from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
+from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.storage import as_real_floats, gathered, stored_values
 
 _DOUBLES = frozenset({torch.float64, torch.complex128})

@@ -26,8 +26,9 @@ from hookscope.results.gradients import GradientRow
 from hookscope.results.network import row_label
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.token_norms import TokenNorms
-from hookscope.statistics import Measured, Reducer, Reduction, collect, merge, summarise
 from hookscope.statistics.channel_axis import AxisReader, arrange
+from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
+from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.storage import gathered
 from hookscope.statistics.token_places import TokenPlaces
 from hookscope.text import counted, some_of

@@ -27,8 +27,9 @@ from hookscope.results.activations import Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure
-from hookscope.statistics import Measured, native
+from hookscope.statistics import native
 from hookscope.statistics.library import missing_because
+from hookscope.statistics.reducer import Measured
 from hookscope.text import printable, some_of
 
 Seen = TypeVar("Seen")

@@ -15,15 +15,11 @@ from torch import Tensor
 
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import (
-    assumed_preparation,
-    named_inputs,
-    noise_and_named,
-    preprocessing_from_options,
-    read_tensor,
-    without_named_frame,
-)
+from hookscope.inputs import named_inputs, noise_and_named
+from hookscope.inputs.loading import read_tensor
+from hookscope.inputs.named import without_named_frame
 from hookscope.inputs.pipeline import InputPipeline
+from hookscope.inputs.preprocessing_options import assumed_preparation, preprocessing_from_options
 from hookscope.inspection.backward import PassError, gradients_by_input, inspect_gradients
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
@@ -35,9 +31,10 @@ from hookscope.inspection.losses import Loss, choose_loss
 from hookscope.inspection.network import BatchQueue, queue_of
 from hookscope.inspection.parameter_edits import ParameterEdits, edited_parameters, split_edits
 from hookscope.inspection.saved_tensors import TensorCollector
-from hookscope.models import LoadedModel, example_shape, load_function
+from hookscope.models import LoadedModel, example_shape
 from hookscope.models.input_spec import shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
+from hookscope.models.user_code import load_function
 from hookscope.results.activations import Activations
 from hookscope.results.comparison import Change, Comparison
 from hookscope.results.findings import Finding

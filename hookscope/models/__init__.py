@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from hookscope.models.construction import FileOptions, LoadedModel
     from hookscope.models.input_spec import example_shape
     from hookscope.models.spec import build_on_meta, load_model, parse_model
-    from hookscope.models.user_code import load_function
 
 __all__ = [
     "Classes",
@@ -20,7 +19,6 @@ __all__ = [
     "LoadedModel",
     "build_on_meta",
     "example_shape",
-    "load_function",
     "load_model",
     "parse_model",
     "with_classes",
@@ -31,7 +29,6 @@ _HOMES = {
     "construction": ("FileOptions", "LoadedModel"),
     "input_spec": ("example_shape",),
     "spec": ("build_on_meta", "load_model", "parse_model"),
-    "user_code": ("load_function",),
 }
 _HOME_BY_NAME = {name: home for home, names in _HOMES.items() for name in names}
 

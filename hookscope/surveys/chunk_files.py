@@ -25,7 +25,7 @@ from hookscope.results.runs.atomic import new_token, reason_of, sync, whole_file
 from hookscope.results.runs.serialize import checked
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import Unusable
-from hookscope.statistics import Reduction
+from hookscope.statistics.reduction import Reduction
 from hookscope.surveys.channel_totals import ChannelTotals, Moments, TopLists
 from hookscope.surveys.judged_inputs import JudgedInputs
 from hookscope.surveys.measure_chunk import ChunkRow, MeasuredChunk, MeasuredInput

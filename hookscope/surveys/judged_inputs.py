@@ -13,7 +13,8 @@ from torch.nn import functional
 from hookscope.checks.measuring.labelled_pictures import Classes, classes_of
 from hookscope.checks.measuring.outputs import class_scores, returned_tensors
 from hookscope.errors import UsageError
-from hookscope.inputs import Batch, LabelledFiles
+from hookscope.inputs import Batch
+from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.inspection.losses import Output, class_probabilities
 from hookscope.results.inputs import Preprocessing
 from hookscope.statistics.storage import plain_array

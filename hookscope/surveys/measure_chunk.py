@@ -23,7 +23,7 @@ from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.repeats import fold_repeats
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import NONFINITE_OUTPUT, Unusable
-from hookscope.statistics import Reduction
+from hookscope.statistics.reduction import Reduction
 from hookscope.surveys.channel_rows import ChannelRows, Reduced, RowsOnDevice, reduce_channels
 from hookscope.surveys.channel_totals import ChannelTotals
 from hookscope.surveys.features import FeatureSpool

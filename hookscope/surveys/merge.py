@@ -21,7 +21,8 @@ from hookscope.results.inputs import Provenance
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import ChannelArrays, Channels, Survey, SurveyRow, Unusable, channel_counts
 from hookscope.results.table_rows import TableRows
-from hookscope.statistics import Reduction, merge, summarise
+from hookscope.statistics.reducer import summarise
+from hookscope.statistics.reduction import Reduction, merge
 from hookscope.surveys.channel_totals import ChannelTotals
 from hookscope.surveys.chunk_files import ChunkFiles, Sidecar, read_judged, read_sidecar
 from hookscope.surveys.classified_inputs import ClassifiedInputs

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from hookscope.inputs import Batch, load_batches
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import load_batches
 from hookscope.inputs.clips import Source
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import Preprocessing

@@ -8,7 +8,8 @@ from typing import Any
 
 from hookscope.checkpoints.folders import natural_order
 from hookscope.errors import InputError, OutputError, UsageError
-from hookscope.inputs import Batch, in_batches
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import in_batches
 from hookscope.inputs.clips import Clip, Source
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.regular_files import NotRegularError, read_bounded

@@ -17,7 +17,8 @@ import torch
 
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.pytree import tensors_in
-from hookscope.inputs import LabelledFiles, find_labelled, named_batch
+from hookscope.inputs import named_batch
+from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
 from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
 from hookscope.inspection.network import inspected_network

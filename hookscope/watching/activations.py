@@ -21,8 +21,8 @@ from hookscope.inspection.rows import Rows, layer_rows, merge_observations
 from hookscope.results.activations import LayerRow
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import WatchedLayer
-from hookscope.statistics import Measured, Reducer
 from hookscope.statistics.channel_axis import AxisReader
+from hookscope.statistics.reducer import Measured, Reducer
 from hookscope.statistics.storage import gathered
 from hookscope.watching.networks import WatchedNetwork
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hookscope.results.gradients import ParameterRow
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.training import WatchedParameter
-from hookscope.statistics import Measured, Reducer, collect, summarise
+from hookscope.statistics.reducer import Measured, Reducer, collect, summarise
 from hookscope.watching.gradients import norms_of
 from hookscope.watching.shards import ShardedNorms, is_sharded
 from hookscope.watching.transfers import Transfer

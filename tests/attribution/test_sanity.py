@@ -25,7 +25,7 @@ from hookscope.attribution.sanity import (
     weights_correlations,
 )
 from hookscope.errors import ModelError
-from hookscope.inputs import load_batches
+from hookscope.inputs.batches import load_batches
 from hookscope.models import load_model
 from hookscope.results.attributions import Method
 from tests.networks import batch_of

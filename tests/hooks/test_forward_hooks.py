@@ -15,7 +15,7 @@ from hookscope.errors import UsageError
 from hookscope.hooks.forward_hooks import Capture, capture
 from hookscope.hooks.interventions import Intervention
 from hookscope.hooks.observed import GradientSite, ModuleCall, Observation
-from hookscope.statistics import tensor_statistics
+from hookscope.statistics.reducer import tensor_statistics
 from tests.networks import Apply, ModelOutput, Written
 
 HOOKS = [name for name in vars(nn.Linear(1, 1)) if "hook" in name and name != "_is_full_backward_hook"]

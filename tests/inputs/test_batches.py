@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
-from hookscope.inputs import Batch, count_inputs, load_batches, load_input, noise_batch, part_of, prefetch, to_device
+from hookscope.inputs import Batch, noise_batch, prefetch, to_device
+from hookscope.inputs.batches import count_inputs, load_batches, part_of
+from hookscope.inputs.loading import load_input
 from hookscope.results.inputs import InputRecord, Preprocessing
 from tests.inputs.written import PLAIN, join_readers, random_pixels, save, write_all, write_tensor
 

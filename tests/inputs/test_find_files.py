@@ -12,7 +12,8 @@ from PIL import Image
 import hookscope
 from hookscope.checkpoints.folders import natural_order
 from hookscope.errors import NothingMatchedError
-from hookscope.inputs import find_files, find_inputs
+from hookscope.inputs import find_files
+from hookscope.inputs.find_files import find_inputs
 from tests.inputs.written import failure
 
 

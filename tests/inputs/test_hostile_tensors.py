@@ -11,7 +11,8 @@ import torch
 
 from hookscope.checkpoints import limits
 from hookscope.errors import ImageError
-from hookscope.inputs import load_batches, load_input, read_tensor
+from hookscope.inputs.batches import load_batches
+from hookscope.inputs.loading import load_input, read_tensor
 from hookscope.results.inputs import Preprocessing
 from tests.models import hostile
 from tests.models.hostile import EXPORTED, PAYLOADS, Storage, View

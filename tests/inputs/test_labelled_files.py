@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hookscope.errors import InputError, NothingMatchedError
-from hookscope.inputs import find_labelled
+from hookscope.inputs.labelled_files import find_labelled
 
 
 def touch(*paths: Path) -> None:

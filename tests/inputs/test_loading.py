@@ -18,8 +18,9 @@ from PIL import Image, ImageFile
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from hookscope.errors import ImageError
-from hookscope.inputs import load_batches, load_input
+from hookscope.inputs.batches import load_batches
 from hookscope.inputs.find_files import MAX_FILE_BYTES
+from hookscope.inputs.loading import load_input
 from hookscope.results.inputs import MAX_PIXELS, Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, SAMPLES, as_input, failure, random_pixels, save, tiff
 from tests.models.test_hostile import without_worker
@@ -335,7 +336,7 @@ def test_a_fresh_process_reads_pictures_and_loads_a_users_network_without_torchv
     )
     (tmp_path / "a.tif").write_bytes(damaged)
     script = (
-        "import sys; from pathlib import Path; from hookscope.inputs import load_batches; "
+        "import sys; from pathlib import Path; from hookscope.inputs.batches import load_batches; "
         "from hookscope.results.inputs import Preprocessing; errors = []; "
         f"paths = [Path('a.tif'), Path({str(SAMPLES / 'cat.jpg')!r})]; "
         "(batch,) = load_batches(paths, Preprocessing(), 4, errors.append); "

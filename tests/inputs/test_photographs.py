@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from hookscope.inputs import load_input
 from hookscope.inputs.batches import Batch
+from hookscope.inputs.loading import load_input
 from hookscope.inputs.photographs import Photographs
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.results.inputs import InputRecord, Preprocessing, Region

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from PIL.AvifImagePlugin import AvifImageFile
 
-from hookscope.inputs import find_inputs, load_input
+from hookscope.inputs.find_files import find_inputs
+from hookscope.inputs.loading import load_input
 from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, PLAIN_GREY, as_input, failure, load_steps, random_pixels, save, tiff
 

@@ -20,8 +20,9 @@ from torch import nn
 
 import hookscope
 from hookscope.errors import ImageError
-from hookscope.inputs import load_batches, load_input, prefetch
-from hookscope.inputs.loading import is_quiet, load_quietly
+from hookscope.inputs import prefetch
+from hookscope.inputs.batches import load_batches
+from hookscope.inputs.loading import is_quiet, load_input, load_quietly
 from hookscope.inspection.forward import inspect
 from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, join_readers, random_pixels, readers, save, write_all, write_tensor

@@ -10,7 +10,9 @@ from PIL import Image
 from torchvision.transforms import functional as reference
 
 from hookscope.errors import UsageError
-from hookscope.inputs import find_inputs, load_batches, load_input
+from hookscope.inputs.batches import load_batches
+from hookscope.inputs.find_files import find_inputs
+from hookscope.inputs.loading import load_input
 from hookscope.results.inputs import Preprocessing
 from tests.inputs.written import PLAIN, SAMPLES, as_input, failure, random_pixels, save
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hookscope.errors import UsageError
-from hookscope.inputs import assumed_preparation, preprocessing_from_options
+from hookscope.inputs.preprocessing_options import assumed_preparation, preprocessing_from_options
 from hookscope.results.inputs import Preprocessing
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import HookscopeError, ImageError, UsageError
-from hookscope.inputs import find_inputs, load_input
+from hookscope.inputs.find_files import find_inputs
+from hookscope.inputs.loading import load_input
 from hookscope.models.input_spec import default_preprocessing, example_shape
 from hookscope.results.inputs import Preprocessing, Waveform
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
-from hookscope.inputs import load_input
+from hookscope.inputs.loading import load_input
 from hookscope.inputs.preprocessing import prepare_picture
 from hookscope.results.inputs import Preprocessing, Region
 from tests.inputs.written import PLAIN, random_pixels, save, write_tensor

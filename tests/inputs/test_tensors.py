@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from hookscope.errors import ImageError
-from hookscope.inputs import load_batches, load_input
+from hookscope.inputs.batches import load_batches
+from hookscope.inputs.loading import load_input
 from hookscope.results.inputs import Preprocessing
 from tests.byteorder import save_big_endian
 from tests.inputs.written import failure, write_tensor

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from hookscope.errors import ImageError
-from hookscope.inputs import load_input
+from hookscope.inputs.loading import load_input
 from hookscope.results.inputs import Preprocessing
 
 SAMPLES = Path(__file__).parents[2] / "sample_images"

@@ -12,7 +12,7 @@ from torch import nn
 
 import hookscope
 from hookscope.errors import HookscopeError, UsageError
-from hookscope.inputs import read_named
+from hookscope.inputs.named import read_named
 from tests.inputs.written import PLAIN
 
 

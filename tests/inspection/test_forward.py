@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import UsageError
-from hookscope.inputs import Batch, load_batches
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import load_batches
 from hookscope.inspection.forward import ForwardError, inspect, list_modules
 from hookscope.models import LoadedModel
 from hookscope.results.inputs import InputRecord, Preprocessing

@@ -20,7 +20,7 @@ from hookscope.hooks.observed import ModuleCall
 from hookscope.hooks.selection import unwrap
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.results.activations import Activations
-from hookscope.statistics import reduce_tensor
+from hookscope.statistics.reducer import reduce_tensor
 from tests.hooks.test_operations import everything
 from tests.networks import KINDS, MECHANISMS, NETWORKS, batch_of, conv_net
 from tests.statistics.test_statistics import check

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 import hookscope
-from hookscope.inputs import load_batches
+from hookscope.inputs.batches import load_batches
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.receptive_fields import ReceptiveField, ReceptiveFields, receptive_field
 from hookscope.models import load_model

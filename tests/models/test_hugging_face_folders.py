@@ -23,7 +23,7 @@ from hookscope.errors import (
     UntrustedFileError,
     UsageError,
 )
-from hookscope.inputs import load_batches
+from hookscope.inputs.batches import load_batches
 from hookscope.models.construction import FileOptions
 from hookscope.models.spec import load_model, parse_model
 from tests.cli.conftest import CAT

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from hookscope.errors import CheckpointError, ModelNotFoundError, NothingMatchedError, UntrustedFileError, UsageError
-from hookscope.inputs import load_input
+from hookscope.inputs.loading import load_input
 from hookscope.models import build_on_meta, load_model, timm_zoo
 from hookscope.models.download import cached_file
 from hookscope.models.names import model_names

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hookscope.inputs import load_batches
+from hookscope.inputs.batches import load_batches
 from hookscope.inspection.backward import inspect_gradients
 from hookscope.inspection.forward import inspect
 from hookscope.models import load_model
@@ -32,7 +32,7 @@ from hookscope.results.distribution import (
     quantiles,
 )
 from hookscope.results.statistics import QUANTILE_LEVELS
-from hookscope.statistics import tensor_statistics
+from hookscope.statistics.reducer import tensor_statistics
 from tests.networks import TORCHVISION, Network, batch_of
 
 CAT = Path(__file__).parents[2] / "sample_images" / "cat.jpg"

@@ -21,10 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hookscope.statistics import Reducer, Reduction, collect, library, native, summarise
+from hookscope.statistics import library, native
 from hookscope.statistics.difference import squared_sums
 from hookscope.statistics.library import Kernel, kernel_of, missing_because
 from hookscope.statistics.native import FusedReducer, load_kernel
+from hookscope.statistics.reducer import Reducer, collect, summarise
+from hookscope.statistics.reduction import Reduction
 from tests.statistics.test_statistics import (  # noqa: F401 - its tests are collected a second time
     check,
     exact,

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from hookscope.results.distribution import Distribution, distribution_of, key_of
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
-from hookscope.statistics import Pending, Reducer, Reduction, collect, merge, reduce_tensor, summarise
-from hookscope.statistics import tensor_statistics as measure
+from hookscope.statistics.reducer import Pending, Reducer, collect, reduce_tensor, summarise
+from hookscope.statistics.reducer import tensor_statistics as measure
+from hookscope.statistics.reduction import Reduction, merge
 from hookscope.statistics.torch_reductions import count_in_bins, reduce_on_device
 
 RELATIVE = 1e-5

@@ -13,7 +13,8 @@ from hookscope.checks.measuring.outputs import class_scores, returned_tensors
 from hookscope.checks.measuring.preparing import Prepared
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import ModelError, UsageError, nearest
-from hookscope.inputs import Batch, LabelledFiles
+from hookscope.inputs import Batch
+from hookscope.inputs.labelled_files import LabelledFiles
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.losses import Output, is_softmax
 from hookscope.inspection.network import InspectedNetwork

@@ -29,14 +29,16 @@ from hookscope.checks.rules.rule import Needs, of_modules
 from hookscope.checks.rules.weights import statistics_are_new
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
-from hookscope.inputs import TENSOR_SUFFIXES, Batch, read_tensor
+from hookscope.inputs import Batch
+from hookscope.inputs.find_files import TENSOR_SUFFIXES
+from hookscope.inputs.loading import read_tensor
 from hookscope.inspection.backward import PassError, inspect_gradients
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.losses import choose_loss
 from hookscope.inspection.losses.choosing import Loss
 from hookscope.inspection.network import InspectedNetwork, inspected_network
-from hookscope.models import load_function
+from hookscope.models.user_code import load_function
 from hookscope.results.accuracy import mapping_words
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, NonFiniteOrigin, OutputValues, StoredValues

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hookscope.hooks.pytree import tensors_given, tensors_in
-from hookscope.inputs import Batch, joined, part_of, with_changed
+from hookscope.inputs import Batch
+from hookscope.inputs.batches import joined, part_of, with_changed
 from hookscope.inspection.losses import Output, output_at
 from hookscope.inspection.rows import top_classes
 from hookscope.results.comparison import Prediction

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from hookscope.checks.settings import CheckSettings
 from hookscope.errors import UsageError
 from hookscope.hooks.selection import unwrap
-from hookscope.inputs import Batch, LabelledFiles, copy_of, find_labelled
+from hookscope.inputs import Batch, copy_of
+from hookscope.inputs.labelled_files import LabelledFiles, find_labelled
 from hookscope.inputs.noise import noise_inputs
 from hookscope.inspection.device import move_to
 from hookscope.inspection.given_inputs import Images

@@ -14,7 +14,7 @@ from hookscope.checks.baseline import Baseline, baseline_of
 from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import wanted_rules
 from hookscope.checks.settings import CheckSettings, RuleSettings
-from hookscope.inputs import load_batches
+from hookscope.inputs.batches import load_batches
 from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements, CheckReport
 from hookscope.results.inputs import Preprocessing

@@ -18,7 +18,7 @@ from hookscope.checks.checkpoint import check_checkpoint
 from hookscope.checks.judging import judge, wanted_rules
 from hookscope.checks.measuring import measure, prepare
 from hookscope.checks.settings import CheckSettings
-from hookscope.inputs import load_batches
+from hookscope.inputs.batches import load_batches
 from hookscope.models import LoadedModel, load_model
 from hookscope.results.check import RuleOutcome
 from hookscope.results.inputs import Preprocessing

@@ -11,7 +11,8 @@ from torch import nn
 from hookscope.checks.baseline import Baseline, baseline_of
 from hookscope.checks.rules.drift import require_fit
 from hookscope.errors import UsageError
-from hookscope.inputs import load_batches, noise_batch, part_of
+from hookscope.inputs import noise_batch
+from hookscope.inputs.batches import load_batches, part_of
 from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.network import Failure

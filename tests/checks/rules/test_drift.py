@@ -14,7 +14,7 @@ from hookscope.checks.baseline import Baseline, BaselineRow, baseline_of, baseli
 from hookscope.checks.rules import RULES
 from hookscope.checks.rules.rule import terms_of
 from hookscope.checks.settings import CheckSettings, LayerSettings, RuleSettings
-from hookscope.inputs import load_batches
+from hookscope.inputs.batches import load_batches
 from hookscope.models import load_model
 from hookscope.results.check import CheckMeasurements
 from hookscope.results.findings import Finding
