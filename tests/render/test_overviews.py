@@ -17,6 +17,7 @@ from torch import nn
 
 import hookscope
 from hookscope.inspection.forward import inspect
+from hookscope.render.axes import tail_of, within_blocks
 from hookscope.render.lettering import drawable
 from hookscope.render.overviews import maps as maps_module
 from hookscope.render.overviews.activations import depth_blocks, draw_activations
@@ -28,8 +29,6 @@ from hookscope.render.overviews.charts import (
     Chart,
     Marks,
     Series,
-    tail_of,
-    within_blocks,
 )
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences, summarised
