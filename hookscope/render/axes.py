@@ -8,7 +8,7 @@ from itertools import pairwise
 from hookscope.text import figure
 
 _MOST_TICKS = 5
-_NEAREST = 0.08  # of the axis, between two ticks
+_NEAREST = 0.087  # of the axis, between two ticks: a line of text on a page
 # Names under the axis go deeper as long as there are fewer, or some block is longer, as a share of the depth.
 _FEWEST_BLOCKS, _LONGEST_BLOCK = 5, 0.45
 _LONGEST_NAME = 18  # characters of two parts of a name; of a longer one the last part stands alone
@@ -48,7 +48,7 @@ def percent(top: float = 1.0) -> Axis:
 def linear(values: Sequence[float]) -> Axis:
     """Return an axis around values."""
     low, high = min(values), max(values)
-    room = 0.12 * (high - low) or 0.05 * abs(high) or 0.1
+    room = max(0.12 * (high - low), 0.05 * abs(high) or 0.1)
     return Axis(float, low - room, high + room / 2, _in_words(_even_ticks(low - room, high + room / 2)))
 
 
