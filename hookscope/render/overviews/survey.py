@@ -101,8 +101,7 @@ def _dead_chart(result: Survey) -> Chart:
 
 
 def _range_chart(result: Survey) -> Chart:
-    greatest = [FORMATS[FLOAT16].greatest] * len(result.rows)
-    limit = Series("float16's greatest", greatest, VERMILION)
+    limit = Series("float16's greatest", [FORMATS[FLOAT16].greatest] * len(result.rows), VERMILION)
     return sizes("Range of the values against float16", result.rows, limit)
 
 

@@ -138,13 +138,12 @@ def _charts(steps: Sequence[TrainingStep], low: int, high: int) -> list[Block]:
 
     charts = []
     if not np.isnan(loss).all():
-        has_negative = bool((loss < 0).any())
         charts.append(
             Chart(
                 title="Loss",
                 series=[series("loss", loss, BLUE)],
                 count=count,
-                axis="linear" if has_negative else "log",
+                axis="linear" if (loss < 0).any() else "log",
                 marks=[marks("NaN or Inf", np.isinf(loss), VERMILION)],
             )
         )
