@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.render.axes import Run
 from hookscope.results.training import TrainingLog, WatchedLayer, WatchedParameter, WatchedStep
 
 Floats = NDArray[np.float64]
@@ -43,10 +44,12 @@ def kept_places(column: NDArray[np.int64], values: Floats) -> NDArray[np.int64]:
     return np.unique(np.concatenate(kept))
 
 
-def pieces(kept: NDArray[np.int64], values: Floats) -> list[NDArray[np.int64]]:
-    """Return the runs of kept positions that one line connects: a line breaks at Inf, not at a missing value."""
+def kept_runs(column: NDArray[np.int64], steps: NDArray[np.int64], values: Floats) -> list[Run]:
+    """Return the steps and values that M4 keeps, in the runs that one line connects: it breaks at Inf only."""
+    kept = kept_places(column, values)
     breaks = np.cumsum(np.isinf(values))[kept]
-    return [piece for piece in np.split(kept, np.flatnonzero(np.diff(breaks)) + 1) if piece.size]
+    runs = np.split(kept, np.flatnonzero(np.diff(breaks)) + 1)
+    return [[*zip(steps[run].tolist(), values[run].tolist(), strict=True)] for run in runs if run.size]
 
 
 def round_steps(low: int, high: int, most: int) -> list[int]:

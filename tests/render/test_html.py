@@ -269,9 +269,9 @@ def test_a_plot_of_quantiles_stays_in_its_frame(scale: float) -> None:
     ("low", "high", "expected"),
     [
         (0.4, 7.5, ["0.5", "1", "2", "5"]),
-        (1.36, 1.52, ["1", "1.5"]),
+        (1.36, 1.52, ["1", "1.2", "1.4", "1.6", "1.8"]),
         (2e-7, 8e-7, ["2e-7", "5e-7"]),
-        (1200.0, 7000.0, ["1000", "2000", "5000"]),
+        (1200.0, 7000.0, ["1,000", "2,000", "5,000"]),
     ],
 )
 def test_a_logarithmic_axis_has_round_numbers(low: float, high: float, expected: list[str]) -> None:

@@ -17,6 +17,8 @@ from torch import nn
 
 import hookscope
 from hookscope.inspection.forward import inspect
+from hookscope.render.axes import block_names, tail_of, within_blocks
+from hookscope.render.html.figures import logarithmic
 from hookscope.render.lettering import drawable
 from hookscope.render.overviews import maps as maps_module
 from hookscope.render.overviews.activations import depth_blocks, draw_activations
@@ -28,8 +30,6 @@ from hookscope.render.overviews.charts import (
     Chart,
     Marks,
     Series,
-    tail_of,
-    within_blocks,
 )
 from hookscope.render.overviews.checks import draw_check
 from hookscope.render.overviews.differences import draw_differences, summarised
@@ -464,6 +464,34 @@ def test_operations_of_the_networks_own_code_stand_in_the_block_before_them() ->
     labels = ["tok", "(model):add", "blocks.0.ln", "(model):view", "blocks.0:gelu", "blocks.1.ln", ":add", "(model)"]
     expected = ["tok", "tok", "blocks.0.ln", "blocks.0.ln", "blocks.0", "blocks.1.ln", "blocks.1.ln", "(model)"]
     assert within_blocks(labels) == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["a.0", "a.1", "b.0", "c", "d", "e"], ["a", "b", "c", "d", "e"]),
+        # A block of 6 in 10 layers.
+        (
+            [*"abc", *(f"body.{n}.{part}" for n in range(3) for part in ("attn", "mlp")), "head"],
+            ["a", "b", "c", "body.0", "body.1", "body.2", "head"],
+        ),
+        # Few blocks, none of them long.
+        (["0.w", "0.b", "2.w", "2.b", "4.w"], ["0.w", "0.b", "2.w", "2.b", "4.w"]),
+    ],
+)
+def test_a_picture_and_a_page_name_the_same_blocks_of_layers(
+    monkeypatch: pytest.MonkeyPatch, labels: list[str], expected: list[str]
+) -> None:
+    values = [1.0] * len(labels)
+    with writing(monkeypatch) as written:
+        draw_sheet(
+            [Chart(title="", series=[Series("", values, BLUE)], count=len(labels), names=block_names(labels)).block]
+        )
+    drawn = [each.text for each in sorted(written, key=lambda each: each.left) if re.search("[a-z]", each.text)]
+    page = logarithmic("", labels, labels, [("", values)], [False] * len(labels), "")
+    assert page is not None
+    named = [text for _, text in page.names]
+    assert drawn == named == expected
 
 
 def test_a_place_on_an_axis_has_the_end_of_its_name_whole() -> None:

@@ -16,7 +16,7 @@ from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH
 from hookscope.render.html.training import training_html
 from hookscope.render.overviews.training import draw_training
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE
-from hookscope.render.training_steps import columns_of, heat_maps, kept_places, pieces, round_steps
+from hookscope.render.training_steps import columns_of, heat_maps, kept_places, kept_runs, round_steps
 from hookscope.render.training_text import training_summary
 from hookscope.results.training import TrainingLog, TrainingStep, WatchedLayer, WatchedParameter, WatchedStep
 from hookscope.text import safe_text
@@ -188,8 +188,8 @@ def test_what_is_kept_of_a_column_is_its_first_smallest_largest_and_last_value(c
 @exhaustive
 def test_a_line_breaks_at_nan_and_not_where_nothing_was_passed() -> None:
     values = np.array([1.0, math.nan, 2.0, math.inf, 3.0, 4.0])
-    kept = kept_places(np.arange(6), values)
-    assert [piece.tolist() for piece in pieces(kept, values)] == [[0, 2], [4, 5]]
+    runs = kept_runs(np.arange(6), np.arange(10, 16), values)
+    assert runs == [[(10, 1.0), (12, 2.0)], [(14, 3.0), (15, 4.0)]]
 
 
 @exhaustive

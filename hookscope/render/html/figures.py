@@ -1,15 +1,15 @@
 """Vector graphics for a page, as the numbers that a template draws: paths, to a tenth of a pixel, ticks and names."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookscope.render.axes import Axis, Run, asinh, block_names, log, percent, placed_names, runs_of
 from hookscope.render.columns import fold_name, number_text, percent_bound, quantile_text
-from hookscope.render.overviews.charts import log_ticks, tail_of, within_blocks
-from hookscope.render.training_steps import Floats, columns_of, kept_places, pieces, round_steps
+from hookscope.render.training_steps import Floats, columns_of, kept_runs, round_steps
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import figure
 
@@ -18,6 +18,7 @@ LEFT, TOP, FOOT = 62, 10, 26
 FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT}
 
 _LABEL_PIXELS = 6.2  # a character of the axis, with room to spare
+_GAP = 8  # between two names
 _PHONE_PIXELS = 300  # of a plot on a screen of 390 pixels
 _MOST_BLOCKS = 40
 
@@ -42,8 +43,8 @@ class Figure:
         placed: list[PlacedName] = []
         taken = 0.0
         for place, text in self.names:
-            is_at_end = not _fits(place, text)
-            at, wide = (place - LEFT) / (WIDTH - LEFT) * _PHONE_PIXELS, len(text) * _LABEL_PIXELS + 8
+            is_at_end = place + _width(text) > WIDTH
+            at, wide = (place - LEFT) / (WIDTH - LEFT) * _PHONE_PIXELS, _width(text) + _GAP
             left = at - wide if is_at_end else at
             fits_phone = left >= taken and left + wide <= _PHONE_PIXELS + 8
             taken = left + wide if fits_phone else taken
@@ -123,20 +124,21 @@ def distributions(labels: Sequence[str], rows: Sequence[TensorStatistics], marke
         level: [row.quantiles[QUANTILE_LEVELS.index(level)] if row.quantiles else None for row in rows]
         for level in (0.05, 0.25, 0.5, 0.75, 0.95)
     }
-    known = np.array([abs(value) for value in at[0.25] + at[0.75] if value], np.float64)
-    axis = _Asinh(float(np.median(known)) if known.size else 1.0, [value for each in at.values() for value in each])
+    known = [abs(value) for value in at[0.25] + at[0.75] if value]
+    linear = float(np.median(known)) if known else 1.0
+    axis = asinh(linear, [value for each in at.values() for value in each if value is not None])
     across = _across(len(rows))
     shapes = [
-        ("band", _band(across, at[0.05], at[0.95], axis.height)),
-        ("core", _band(across, at[0.25], at[0.75], axis.height)),
-        ("line", _line(across, at[0.5], axis.height)),
+        ("band", _band(across, at[0.05], at[0.95], axis)),
+        ("core", _band(across, at[0.25], at[0.75], axis)),
+        ("line", _line(across, runs_of(enumerate(at[0.5])), axis)),
     ]
     return Figure(
         "Activations",
         f"Quantiles of the values of {len(rows)} outputs in forward order. The table of layers has the numbers.",
         labels,
         shapes,
-        axis.ticks(),
+        _ticks(axis),
         _names(labels),
         [("band", "5 to 95%"), ("core", "25 to 75%"), ("line", "median")],
         [across(place) for place, each in enumerate(marked) if each],
@@ -156,23 +158,21 @@ def logarithmic(
 
     `lines` are meaning and values; what has none breaks a line. A `missing` place gets a mark at the foot.
     """
-    values = [value for _, line in lines for value in line if value and value > 0]
+    runs = [runs_of(enumerate(line), above=0.0) for _, line in lines]
+    values = [value for line in runs for run in line for _, value in run]
     if not values:
         return None
-    axis = _Log(min(values), max(values))
+    axis = log(values)
     across = _across(len(names))
     styles = ["line other", "line"] if len(lines) == 2 else ["line"]
-    drawn = [
-        (style, _line(across, [value if value and value > 0 else None for value in line], axis.height))
-        for style, (_, line) in zip(styles, lines, strict=True)
-    ]
+    drawn = [(style, _line(across, line, axis)) for style, line in zip(styles, runs, strict=True)]
     return Figure(
         title,
         f"{title} over {len(names)} places, from {number_text(min(values))} to {number_text(max(values))}, "
         "on a logarithmic axis. The pages of the layers have the numbers.",
         labels,
         drawn,
-        axis.ticks(),
+        _ticks(axis),
         _names(names),
         [(style, meaning) for style, (meaning, _) in zip(styles, lines, strict=True)],
         [across(place) for place, each in enumerate(missing) if each],
@@ -186,10 +186,10 @@ def shares(title: str, labels: Sequence[str], meaning: str, values: Sequence[flo
     if not largest:
         return None
     top = next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if end >= largest)
-    across = _across(len(values))
+    axis, across = percent(top), _across(len(values))
     wide = min(0.7 * (WIDTH - LEFT - 12) / max(1, len(values) - 1), 8)
     path = "".join(
-        f"M{_short(across(place) - wide / 2)} {_scaled(0)}h{_short(wide)}V{_scaled(value / top)}h-{_short(wide)}z"
+        f"M{_short(across(place) - wide / 2)} {_height(axis, 0)}h{_short(wide)}V{_height(axis, value)}h-{_short(wide)}z"
         for place, value in enumerate(values)
         if value
     )
@@ -199,7 +199,7 @@ def shares(title: str, labels: Sequence[str], meaning: str, values: Sequence[flo
         "numbers.",
         labels,
         [("core", path)],
-        [(_scaled(share), f"{share * top * 100:g}%") for share in (0.0, 0.5, 1.0)],
+        _ticks(axis),
         _names(labels),
         [("core", meaning)],
     )
@@ -224,7 +224,7 @@ class StepAxis:
 
     def across(self, step: float) -> float:
         """Return where a step is, from the left."""
-        return round(LEFT + 4 + (step - self.low) / max(1, self.high - self.low) * (WIDTH - LEFT - 12), 1)
+        return _across(self.high - self.low + 1)(step - self.low)
 
     def names(self) -> list[tuple[float, str]]:
         """Return round steps, with where they are, as far as their numbers fit; the first is called "step"."""
@@ -232,7 +232,7 @@ class StepAxis:
         names = [
             (self.across(step), f"step {step:,}" if not place else f"{step:,}") for place, step in enumerate(numbers)
         ]
-        return [(left, text) for left, text in names if left + len(text) * _LABEL_PIXELS <= WIDTH]
+        return [(left, text) for left, text in names if left + _width(text) <= WIDTH]
 
 
 def over_steps(
@@ -252,9 +252,8 @@ def over_steps(
     if not finite.size:
         return None
     logarithmic = finite.min() >= 0 and finite.max() > 0
-    vertical = (
-        _Log(finite[finite > 0].min(), finite.max()) if logarithmic else _Asinh(_scale_of(finite), finite.tolist())
-    )
+    scale = float(np.median(np.abs(finite[finite != 0]))) if finite.any() else 1.0
+    vertical = log(finite[finite > 0].tolist()) if logarithmic else asinh(scale, finite.tolist())
     column = columns_of(steps, axis.low, axis.high, axis.places)
     foot = marked.copy()
     meanings = {mark_meaning: bool(marked.any())}
@@ -264,31 +263,19 @@ def over_steps(
         foot |= np.isinf(drawn)
         for meaning, places in (("NaN or Inf", np.isinf(values)), ("0", logarithmic & (values == 0))):
             meanings[meaning] = meanings.get(meaning, False) or bool(places.any())
-        path = [
-            _line(_placed(axis, steps[piece]), drawn[piece].tolist(), vertical.height)
-            for piece in pieces(kept_places(column, drawn), drawn)
-        ]
-        shapes.append((style, "".join(path)))
+        shapes.append((style, _line(axis.across, kept_runs(column, steps, drawn), vertical)))
     return Figure(
         title,
         f"{title} over steps {axis.low:,} to {axis.high:,}, from {figure(float(finite.min()), 4)} to "
         f"{figure(float(finite.max()), 4)}. The text above it gives the numbers at the pointer.",
         _step_labels(axis, column, steps, lines),
         shapes,
-        vertical.ticks(),
+        _ticks(vertical),
         axis.names(),
         [(style, meaning) for style, meaning, _ in lines],
         sorted({round(axis.across(step)) for step in steps[foot]}),
         " or ".join(meaning for meaning, is_there in meanings.items() if is_there),
     )
-
-
-def _placed(axis: StepAxis, steps: NDArray[np.int64]) -> Callable[[float], float]:
-    return lambda place: axis.across(int(steps[int(place)]))
-
-
-def _scale_of(finite: Floats) -> float:
-    return float(np.median(np.abs(finite[finite != 0]))) if finite.any() else 1.0
 
 
 def _step_labels(
@@ -314,72 +301,12 @@ def _extent(values: Floats) -> str:
     return f"{words}, NaN or Inf" if np.isinf(values).any() else words
 
 
-class _Asinh:
-    """A vertical axis, linear around zero and logarithmic far from it."""
-
-    def __init__(self, linear: float, values: Sequence[float | None]) -> None:
-        self._linear = linear or 1.0
-        self._top = max((abs(value) for value in values if value is not None and value > 0), default=0.0)
-        self._bottom = max((abs(value) for value in values if value is not None and value < 0), default=0.0)
-
-    def _unit(self, value: float) -> float:
-        # asinh of a quotient that would overflow
-        quotient = abs(value) / self._linear
-        far = math.asinh(quotient) if math.isfinite(quotient) else math.log(abs(value)) - math.log(self._linear)
-        return math.copysign(far, value)
-
-    def height(self, value: float) -> float:
-        high, low = self._unit(self._top), -self._unit(self._bottom)
-        return _scaled((self._unit(value) - low) / ((high - low) or 1.0))
-
-    def ticks(self) -> list[tuple[float, str]]:
-        chosen = [(self.height(0.0), "0")]
-        for end, sign in ((self._top, 1), (self._bottom, -1)):
-            greatest = math.floor(math.log10(end)) if end else 0
-            powers = [10.0**power for power in range(greatest, greatest - 8, -1)] if end else []
-            between = [digit * power for power in powers for digit in (5, 2) if digit * power <= end]
-            far = [value for value in powers if value >= self._linear / 3]
-            more = [value for value in between if len(far) < 2 and value >= self._linear / 3]
-            chosen += [(self.height(sign * each), f"{'-' * (sign < 0)}{_tick_text(each)}") for each in (*far, *more)]
-        return _apart(chosen)
+def _height(axis: Axis, value: float) -> float:
+    return round(TOP + (1 - axis.share(value)) * (HEIGHT - FOOT - TOP), 1)
 
 
-class _Log:
-    """A vertical axis of powers of ten."""
-
-    def __init__(self, low: float, high: float) -> None:
-        room = max(0.06 * math.log10(high / low if high / low < math.inf else 1e300), 0.1)
-        self._bottom, self._top = math.log10(low) - 2 * room, math.log10(high) + room
-
-    def height(self, value: float) -> float:
-        return _scaled((math.log10(value) - self._bottom) / (self._top - self._bottom))
-
-    def ticks(self) -> list[tuple[float, str]]:
-        return [(self.height(value), _tick_text(value)) for value in log_ticks(self._bottom, self._top)]
-
-
-def _scaled(share: float) -> float:
-    return round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1)
-
-
-def _tick_text(value: float) -> str:
-    mantissa, power = f"{value:.1e}".split("e")
-    return (
-        f"{value:.2g}"
-        if -3 <= int(power) <= 1
-        else f"{value:.0f}"
-        if 0 < int(power) <= 4
-        else f"{float(mantissa):g}e{int(power)}"
-    )
-
-
-def _apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Keep the ticks, first ones first, that stand clear of those kept."""
-    kept: list[tuple[float, str]] = []
-    for height, text in ticks:
-        if all(abs(height - other) >= 16 for other, _ in kept):
-            kept.append((height, text))
-    return kept
+def _ticks(axis: Axis) -> list[tuple[float, str]]:
+    return [(round(TOP + (1 - share) * (HEIGHT - FOOT - TOP), 1), words) for share, words in axis.ticks]
 
 
 def _across(count: int) -> Callable[[float], float]:
@@ -387,74 +314,36 @@ def _across(count: int) -> Callable[[float], float]:
     return lambda place: round(LEFT + 4 + place * step, 1)
 
 
-def _runs(values: Sequence[float | None]) -> Iterator[tuple[int, list[float]]]:
-    """Yield the stretches without gaps: where each begins, and its values."""
-    stretch: list[float] = []
-    for place, value in enumerate([*values, None]):
-        if value is not None:
-            stretch.append(value)
-        elif stretch:
-            yield place - len(stretch), stretch
-            stretch = []
+def _points(across: Callable[[float], float], run: Run, axis: Axis) -> list[str]:
+    return [f"{_short(across(place))} {_short(_height(axis, value))}" for place, value in run]
 
 
-def _points(across: Callable[[float], float], start: int, heights: Sequence[float]) -> list[str]:
-    return [f"{_short(across(start + offset))} {_short(height)}" for offset, height in enumerate(heights)]
-
-
-def _line(across: Callable[[float], float], values: Sequence[float | None], height: Callable[[float], float]) -> str:
+def _line(across: Callable[[float], float], runs: Sequence[Run], axis: Axis) -> str:
     parts = []
-    for start, stretch in _runs(values):
-        points = _points(across, start, [*map(height, stretch)])
+    for run in runs:
+        points = _points(across, run, axis)
         # A point alone is a plus sign: biases that start at zero have no ratio, which leaves weights as single points.
         parts.append(f"M{'L'.join(points)}" if len(points) > 1 else f"M{points[0]}m-3 0h6m-3 -3v6")
     return "".join(parts)
 
 
 def _band(
-    across: Callable[[float], float],
-    low: Sequence[float | None],
-    high: Sequence[float | None],
-    height: Callable[[float], float],
+    across: Callable[[float], float], low: Sequence[float | None], high: Sequence[float | None], axis: Axis
 ) -> str:
-    parts = []
     # Both are missing in the same places.
-    for (start, lows), (_, highs) in zip(_runs(low), _runs(high), strict=True):
-        there, back = (_points(across, start, [*map(height, values)]) for values in (highs, lows))
-        parts.append(f"M{'L'.join([*there, *reversed(back)])}z")
-    return "".join(parts)
+    ends = zip(runs_of(enumerate(high)), runs_of(enumerate(low)), strict=True)
+    there_and_back = ([*_points(across, highs, axis), *_points(across, lows[::-1], axis)] for highs, lows in ends)
+    return "".join(f"M{'L'.join(points)}z" for points in there_and_back)
 
 
-def _names(names: Sequence[str]) -> list[tuple[float, str]]:
-    """Name the places where a block of layers begins: outer blocks, or inner ones where those say little."""
-    kept: list[tuple[float, str]] = []
-    layers = within_blocks(names)
-    for depth in (1, 2, 3):
-        inner = _block_names([".".join(name.split(".")[:depth]) for name in layers])
-        kept = inner if len(inner) > len(kept) else kept
-        if len(kept) >= 5:
-            break
-    return kept
+def _names(labels: Sequence[str]) -> list[tuple[float, str]]:
+    across = _across(len(labels))
+    names = [(across(place), fold_name(name, 18)) for place, name in block_names(labels)[:_MOST_BLOCKS]]
+    return sorted((place, name) for place, _, name in placed_names(names, _width, 0, WIDTH, _GAP))
 
 
-def _block_names(blocks: Sequence[str]) -> list[tuple[float, str]]:
-    across = _across(len(blocks))
-    starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
-    lengths = dict(zip(starts, np.diff([*starts, len(blocks)]).tolist(), strict=True))
-    kept: list[tuple[float, float]] = []
-    names: list[tuple[float, str]] = []
-    for place in sorted(starts, key=lambda start: (-lengths[start], start))[:_MOST_BLOCKS]:
-        text = fold_name(tail_of(blocks[place]), 18)
-        wide = len(text) * _LABEL_PIXELS + 8
-        left = across(place) if _fits(across(place), text) else across(place) - wide
-        if left >= 0 and all(left + wide <= other or left >= other + width for other, width in kept):
-            kept.append((left, wide))
-            names.append((across(place), text))
-    return sorted(names)
-
-
-def _fits(place: float, text: str) -> bool:
-    return place + len(text) * _LABEL_PIXELS <= WIDTH
+def _width(text: str) -> float:
+    return len(text) * _LABEL_PIXELS
 
 
 def _short(number: float) -> str:

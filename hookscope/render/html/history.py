@@ -17,7 +17,7 @@ from hookscope.render.history_text import (
     sentence_of,
     span_text,
 )
-from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure
+from hookscope.render.html.figures import FRAME, Figure
 from hookscope.render.html.page import render_page
 from hookscope.render.html.training import shown_map
 from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint, by_layer
@@ -80,7 +80,7 @@ def history_html(run: StoredHistory) -> str:
         maps=[shown_map(each) for each in maps],
         parts=parts,
         tables=[*_tables(result)],
-        frame={"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT},
+        frame=FRAME,
         empty=Figure("", "", [], [], [], [], []),
         making=_making(run),
     )

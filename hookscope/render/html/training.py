@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.render.columns import number_text, percent_text
-from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure, StepAxis, over_steps
+from hookscope.render.html.figures import FRAME, Figure, StepAxis, over_steps
 from hookscope.render.html.page import render_page
 from hookscope.render.palettes import ALL_ZERO, BACKGROUND, LEVEL_COUNT, NON_FINITE, grid_palette
 from hookscope.render.training_steps import HeatMap, as_floats, heat_maps
@@ -189,7 +189,7 @@ def training_html(log: TrainingLog) -> str:
         decisive=first,
         figures=_figures(steps, axis),
         thinned=len(steps) > axis.places,
-        frame={"width": WIDTH, "height": HEIGHT, "left": LEFT, "top": TOP, "foot": FOOT},
+        frame=FRAME,
         empty=Figure("", "", [], [], [], [], []),
         maps=[shown_map(each) for each in maps],
         parts=parts,

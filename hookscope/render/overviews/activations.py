@@ -1,11 +1,13 @@
 """What layers make of an input, in one picture: maps of a few layers, and all layers' figures over depth."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from hookscope.render.axes import block_names
 from hookscope.render.columns import probability_text
 from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.overlays import seen_part
@@ -17,7 +19,6 @@ from hookscope.render.overviews.sheet import (
     GREEN,
     INK,
     INNER,
-    LINE,
     MARGIN,
     NAME,
     RED,
@@ -27,6 +28,7 @@ from hookscope.render.overviews.sheet import (
     Block,
     Line,
     draw_sheet,
+    framed,
     text_block,
     text_height,
     write,
@@ -38,6 +40,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import ModelInfo
+from hookscope.results.survey import SurveyRow
 from hookscope.text import counted, input_shape_text
 
 _WORDS = 218  # pixels: the column of the input
@@ -89,26 +92,12 @@ def depth_blocks(
     """
     if not rows:
         return []
-    values = [row.activation for row in rows]
     places = [(letters[row.index], place) for place, row in enumerate(rows) if letters and row.index in letters]
-    broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
-    dead = [each.dead_channel_fraction or None for each in values]
-    zeros = [each.zero_fraction for each in values]
+    dead = [row.activation.dead_channel_fraction or None for row in rows]
+    zeros = [row.activation.zero_fraction for row in rows]
     has_zeros = any(dead) or any(zeros)
-    names = [row.layer or "(model)" for row in rows]
-    magnitudes = Chart(
-        title="Size of the values, layer by layer",
-        series=[
-            Series("largest |x|", [each.max_abs for each in values], ORANGE),
-            Series("std", [each.std for each in values], GREY),
-            Series("mean |x|", [each.mean_abs for each in values], BLUE),
-        ],
-        count=len(rows),
-        marks=[Marks("holds NaN or Inf", broken, VERMILION)],
-        ground=ground,
-        letters=places,
-        names=() if has_zeros else names,
-    )
+    chart = sizes("Size of the values, layer by layer", rows)
+    magnitudes = replace(chart, ground=ground, letters=places, names=() if has_zeros else chart.names)
     if not has_zeros:
         return [magnitudes.block]
     shares = Chart(
@@ -120,9 +109,27 @@ def depth_blocks(
         count=len(rows),
         axis="percent",
         ground=ground,
-        names=names,
+        names=chart.names,
     )
     return [magnitudes.block, shares.block]
+
+
+def sizes(title: str, rows: Sequence[LayerRow | SurveyRow], *more: Series) -> Chart:
+    """Return the chart of magnitudes by layer."""
+    values = [row.activation for row in rows]
+    broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
+    return Chart(
+        title=title,
+        series=[
+            *more,
+            Series("largest |x|", [each.max_abs for each in values], ORANGE),
+            Series("std", [each.std for each in values], GREY),
+            Series("mean |x|", [each.mean_abs for each in values], BLUE),
+        ],
+        count=len(rows),
+        marks=[Marks("holds NaN or Inf", broken, VERMILION)],
+        names=block_names([row.layer or "(model)" for row in rows]),
+    )
 
 
 def input_name(record: InputRecord) -> str:
@@ -171,11 +178,9 @@ def _input_block(result: Activations, index: int, columns: MapColumns) -> Block:
 
     def draw(image: Image.Image, top: int) -> None:
         columns.draw(image, top)
-        pen = ImageDraw.Draw(image)
         if picture:
-            image.paste(picture, (MARGIN, top))
-            pen.rectangle([MARGIN, top, MARGIN + picture.width - 1, top + picture.height - 1], outline=LINE)
-        write(pen, words, top + (picture.height + 8 if picture else 0), MARGIN, width)
+            framed(image, picture, MARGIN, top)
+        write(ImageDraw.Draw(image), words, top + (picture.height + 8 if picture else 0), MARGIN, width)
 
     return Block(max(height, columns.height), draw)
 

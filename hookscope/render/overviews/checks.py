@@ -19,7 +19,6 @@ from hookscope.render.overviews.sheet import (
     GREEN,
     INK,
     INNER,
-    LINE,
     MARGIN,
     NAME,
     RED,
@@ -30,6 +29,7 @@ from hookscope.render.overviews.sheet import (
     Line,
     draw_sheet,
     fitting,
+    framed,
     text_block,
     write,
 )
@@ -103,8 +103,7 @@ def _picture_row(cells: Sequence[tuple[Image.Image | None, WrongPicture]], width
         for place, (picture, wrong) in enumerate(cells):
             left = MARGIN + place * (width + GAP)
             if picture:
-                image.paste(picture, (left, top))
-                pen.rectangle([left, top, left + picture.width - 1, top + picture.height - 1], outline=LINE)
+                framed(image, picture, left, top)
             lines = [
                 (fitting(text, size, width), size, colour) for text, size, colour in _wrong_lines(wrong, multi_label)
             ]

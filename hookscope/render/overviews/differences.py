@@ -6,8 +6,9 @@ from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 
+from hookscope.render.axes import block_names
 from hookscope.render.differences_text import answer, first_mark, scores_text, sides_text
 from hookscope.render.overviews.activations import input_picture, names_of
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
@@ -15,8 +16,6 @@ from hookscope.render.overviews.maps import MOST_STAGES, MapColumns
 from hookscope.render.overviews.sheet import (
     DIM,
     INK,
-    INNER,
-    LINE,
     MARGIN,
     SMALL,
     TEXT,
@@ -25,8 +24,6 @@ from hookscope.render.overviews.sheet import (
     Line,
     draw_sheet,
     text_block,
-    text_height,
-    write,
 )
 from hookscope.render.weights_text import weights_answer
 from hookscope.results.activations import FeatureMaps, MapSummary
@@ -148,7 +145,6 @@ def _answer_block(result: Differences) -> Block:
     provenance = result.provenance
     has_picture = bool(result.inputs) and provenance is not None
     picture = input_picture(result, 0, _PICTURE, _PICTURE) if has_picture else None
-    left = picture.width + 20 if picture else 0
     sentences = weights_answer(result) if result.way == "weights" else answer(result)
     lines: list[Line] = [(sentence, TEXT, INK) for sentence in sentences]
     for output in result.outputs:
@@ -159,15 +155,7 @@ def _answer_block(result: Differences) -> Block:
                 if each.input_index == 0 and each.classes
             ]
 
-    def draw(image: Image.Image, top: int) -> None:
-        if picture:
-            image.paste(picture, (MARGIN, top))
-            box = [MARGIN, top, MARGIN + picture.width - 1, top + picture.height - 1]
-            ImageDraw.Draw(image).rectangle(box, outline=LINE)
-        write(ImageDraw.Draw(image), lines, top, MARGIN + left, INNER - left)
-
-    height = sum(text_height(*line, INNER - left) for line in lines)
-    return Block(max(height, picture.height if picture else 0), draw)
+    return text_block(lines, picture)
 
 
 def _depth(result: Differences, numbers: dict[int, str]) -> Block:
@@ -213,5 +201,5 @@ def _chart(
         letters=letters,
         ground=ground,
         ground_name=ground_name,
-        names=names,
+        names=block_names(names),
     ).block

@@ -2,25 +2,13 @@
 
 from collections.abc import Sequence
 
-from PIL import Image, ImageDraw
+from PIL import Image
 
+from hookscope.render.axes import block_names
 from hookscope.render.columns import number_text
 from hookscope.render.overviews.activations import finding_lines, input_picture, model_line, names_of
 from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, VERMILION, Chart, Marks, Series
-from hookscope.render.overviews.sheet import (
-    INK,
-    INNER,
-    LINE,
-    MARGIN,
-    TEXT,
-    TITLE,
-    Block,
-    Line,
-    draw_sheet,
-    text_block,
-    text_height,
-    write,
-)
+from hookscope.render.overviews.sheet import INK, TEXT, TITLE, Block, Line, draw_sheet, text_block
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 
 _PICTURE = 150  # pixels a side, the input
@@ -30,7 +18,9 @@ def draw_gradients(result: Gradients) -> Image.Image:
     """Draw the overview of a run, 1,200 pixels wide."""
     outputs = [row for row in result.gradients if row.role == "output"]
     failing = {each.where for each in result.verdicts if each.level == "fail"}
-    blocks = [text_block(_heading(result)), _verdict_block(result)]
+    picture = input_picture(result, 0, _PICTURE, _PICTURE) if result.inputs else None
+    words = finding_lines(result.verdicts, "No rule objects to the gradients.")
+    blocks = [text_block(_heading(result)), text_block(words, picture)]
     if outputs:
         blocks.append(_flow("Gradient of the loss by each layer's output", outputs, failing))
     if result.parameters:
@@ -44,22 +34,6 @@ def _heading(result: Gradients) -> list[Line]:
         target = f", target: {result.loss.target}" if result.loss.target else ""
         lines.append((f"loss {result.loss.name} = {number_text(result.loss.value)}{target}", TEXT, INK))
     return [*lines, model_line(result.model, f"{result.mode} mode")]
-
-
-def _verdict_block(result: Gradients) -> Block:
-    picture = input_picture(result, 0, _PICTURE, _PICTURE) if result.inputs else None
-    left = picture.width + 20 if picture else 0
-    lines = finding_lines(result.verdicts, "No rule objects to the gradients.")
-
-    def draw(image: Image.Image, top: int) -> None:
-        pen = ImageDraw.Draw(image)
-        if picture:
-            image.paste(picture, (MARGIN, top))
-            pen.rectangle([MARGIN, top, MARGIN + picture.width - 1, top + picture.height - 1], outline=LINE)
-        write(pen, lines, top, MARGIN + left, INNER - left)
-
-    height = sum(text_height(*line, INNER - left) for line in lines)
-    return Block(max(height, picture.height if picture else 0), draw)
 
 
 def _flow(title: str, rows: Sequence[GradientRow | ParameterRow], failing: set[str]) -> Block:
@@ -80,5 +54,5 @@ def _flow(title: str, rows: Sequence[GradientRow | ParameterRow], failing: set[s
             Marks("holds NaN or Inf", broken, VERMILION),
         ],
         ground=[place for place, row in enumerate(rows) if row.label in failing],
-        names=[getattr(row, "layer", row.label) or "(model)" for row in rows],
+        names=block_names([getattr(row, "layer", row.label) or "(model)" for row in rows]),
     ).block

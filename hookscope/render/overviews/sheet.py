@@ -47,13 +47,24 @@ def draw_sheet(blocks: Sequence[Block]) -> Image.Image:
     return image
 
 
-def text_block(lines: Sequence[Line]) -> Block:
-    """Return lines of text as a block."""
+def text_block(lines: Sequence[Line], picture: Image.Image | None = None) -> Block:
+    """Return lines of text as a block, with a picture on their left if there is one."""
+    left = picture.width + 20 if picture else 0
 
     def draw(image: Image.Image, top: int) -> None:
-        write(ImageDraw.Draw(image), lines, top, MARGIN, INNER)
+        if picture:
+            framed(image, picture, MARGIN, top)
+        write(ImageDraw.Draw(image), lines, top, MARGIN + left, INNER - left)
 
-    return Block(sum(text_height(*line, INNER) for line in lines), draw)
+    height = sum(text_height(*line, INNER - left) for line in lines)
+    return Block(max(height, picture.height if picture else 0), draw)
+
+
+def framed(image: Image.Image, picture: Image.Image, left: int, top: int) -> None:
+    """Put a picture on the sheet, its edge drawn over by a line."""
+    image.paste(picture, (left, top))
+    box = [left, top, left + picture.width - 1, top + picture.height - 1]
+    ImageDraw.Draw(image).rectangle(box, outline=LINE)
 
 
 def in_font(text: str, limit: int = _LONGEST_TEXT) -> str:

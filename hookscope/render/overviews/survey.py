@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw
 
 from hookscope.render.lettering import line_height
-from hookscope.render.overviews.activations import model_line
-from hookscope.render.overviews.charts import BLUE, GREY, ORANGE, PALE_BLUE, VERMILION, Chart, Marks, Series
+from hookscope.render.overviews.activations import model_line, sizes
+from hookscope.render.overviews.charts import PALE_BLUE, VERMILION, Chart, Series
 from hookscope.render.overviews.sheet import (
     AMBER,
     DIM,
@@ -101,21 +101,8 @@ def _dead_chart(result: Survey) -> Chart:
 
 
 def _range_chart(result: Survey) -> Chart:
-    values = [row.activation for row in result.rows]
-    broken = [place for place, each in enumerate(values) if each.nan_count or each.inf_count]
-    limit = FORMATS[FLOAT16].greatest
-    return Chart(
-        title="Range of the values against float16",
-        series=[
-            Series("float16's greatest", [limit] * len(values), VERMILION),
-            Series("largest |x|", [each.max_abs or None for each in values], ORANGE),
-            Series("std", [each.std or None for each in values], GREY),
-            Series("mean |x|", [each.mean_abs or None for each in values], BLUE),
-        ],
-        count=len(values),
-        marks=[Marks("holds NaN or Inf", broken, VERMILION)],
-        names=[row.layer or "(model)" for row in result.rows],
-    )
+    limit = Series("float16's greatest", [FORMATS[FLOAT16].greatest] * len(result.rows), VERMILION)
+    return sizes("Range of the values against float16", result.rows, limit)
 
 
 def _spread(strips: Sequence[tuple[CropSheet, Image.Image]]) -> list[tuple[CropSheet, Image.Image]]:

@@ -1,6 +1,6 @@
 """A watched training in one picture: the answer, verdicts on a time line, loss and norms, gradients over steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from hookscope.render.columns import number_text, percent_text
 from hookscope.render.lettering import font, line_height
-from hookscope.render.overviews.charts import BLUE, ORANGE, VERMILION, Axis, Chart, Marks, Series
+from hookscope.render.overviews.charts import BLUE, ORANGE, VERMILION, Chart, Marks, Series, Shape
 from hookscope.render.overviews.sheet import (
     AMBER,
     DIM,
@@ -22,6 +22,7 @@ from hookscope.render.overviews.sheet import (
     TEXT,
     TITLE,
     Block,
+    Colour,
     Line,
     draw_sheet,
     fitting,
@@ -30,7 +31,7 @@ from hookscope.render.overviews.sheet import (
     write,
 )
 from hookscope.render.palettes import colour_levels
-from hookscope.render.training_steps import HeatMap, as_floats, columns_of, heat_maps, round_steps
+from hookscope.render.training_steps import Floats, HeatMap, as_floats, columns_of, heat_maps, kept_runs, round_steps
 from hookscope.render.training_text import (
     Objection,
     answer,
@@ -45,7 +46,7 @@ from hookscope.results.training import TrainingLog, TrainingStep
 from hookscope.text import counted, some_of
 
 _MOST_OBJECTIONS = 8
-_MOST_PLACES = 500  # of a chart, about two pixels each
+_MOST_COLUMNS = 500  # of a chart, about two pixels each
 
 # Pixels.
 _NAMES = 330  # left of a time line or a heat map, for the names
@@ -66,7 +67,7 @@ def draw_training(log: TrainingLog) -> Image.Image:
     blocks = [text_block(_heading(log)), text_block(_answer(log, found))]
     if found:
         blocks.append(_time_line(found[:_MOST_OBJECTIONS], len(found), low, high))
-    blocks += _charts(steps_in_order(log))
+    blocks += _charts(steps_in_order(log), low, high)
     named = {place for each in found for place in each.places}
     maps = {each.key: each for each in heat_maps(log, INNER - _NAMES, _MOST_ROWS, named)}
     blocks += [
@@ -118,79 +119,45 @@ def _time_line(found: Sequence[Objection], count: int, low: int, high: int) -> B
     return Block(len(found) * step + line_height(SMALL), draw)
 
 
-def _charts(steps: Sequence[TrainingStep]) -> list[Block]:
+def _charts(steps: Sequence[TrainingStep], low: int, high: int) -> list[Block]:
     if not steps:
         return []
-    places = _Places(steps)
-    loss = places.series("loss", (each.loss for each in steps), BLUE)
-    norms = [places.series("as the optimiser got it", (each.gradient_norm for each in steps), BLUE)]
-    if any(each.norm_before_clipping is not None for each in steps):
-        before = places.series("before clipping", (each.norm_before_clipping for each in steps), ORANGE)
-        norms.insert(0, before)
+    places = np.array([each.step - low for each in steps], np.int64)
+    count = high - low + 1
+    column = columns_of(places, 0, count - 1, min(count, _MOST_COLUMNS))
+    loss, norm, before = (
+        as_floats(getattr(each, name) for each in steps) for name in ("loss", "gradient_norm", "norm_before_clipping")
+    )
+    skipped = np.array([each.skipped for each in steps], np.bool_)
+
+    def series(name: str, values: Floats, colour: Colour) -> Series:
+        return Series(name, (), colour, runs=kept_runs(column, places, values))
+
+    def marks(name: str, at: NDArray[np.bool_], colour: Colour, shape: Shape = "cross") -> Marks:
+        return Marks(name, places[at].tolist(), colour, shape)
+
     charts = []
-    if any(value is not None for value in loss.values) or places.broken(each.loss for each in steps):
-        broken = Marks("NaN or Inf", places.broken(each.loss for each in steps), VERMILION)
-        charts.append(Chart(title="Loss", series=[loss], count=places.count, axis=_axis_of(loss), marks=[broken]))
-    broken = Marks("NaN or Inf", places.broken(each.gradient_norm for each in steps), VERMILION)
-    skipped = Marks("skipped", places.of(each.skipped for each in steps), AMBER, "triangle")
+    if not np.isnan(loss).all():
+        charts.append(
+            Chart(
+                title="Loss",
+                series=[series("loss", loss, BLUE)],
+                count=count,
+                axis="linear" if (loss < 0).any() else "log",
+                marks=[marks("NaN or Inf", np.isinf(loss), VERMILION)],
+            )
+        )
+    norms = [series("before clipping", before, ORANGE)] if not np.isnan(before).all() else []
     charts.append(
         Chart(
             title="Norm of all gradients",
-            series=norms,
-            count=places.count,
-            marks=[broken, skipped],
-            names=places.names,
+            series=[*norms, series("as the optimiser got it", norm, BLUE)],
+            count=count,
+            marks=[marks("NaN or Inf", np.isinf(norm), VERMILION), marks("skipped", skipped, AMBER, "triangle")],
+            names=[(step - low, f"{step:,}") for step in round_steps(low, high, 7)],
         )
     )
     return [each.block for each in charts]
-
-
-def _axis_of(series: Series) -> Axis:
-    return "linear" if any(value is not None and value < 0 for value in series.values) else "log"
-
-
-class _Places:
-    """Steps as the places of a chart: one for each step, or two for each column, its smallest and largest value."""
-
-    def __init__(self, steps: Sequence[TrainingStep]) -> None:
-        numbers = np.array([each.step for each in steps], np.int64)
-        low, high = int(numbers[0]), int(numbers[-1])
-        self._columns = min(high - low + 1, _MOST_PLACES)
-        self._column = columns_of(numbers, low, high, self._columns)
-        self._pairs = self._columns < high - low + 1
-        self.count = self._columns * (1 + self._pairs)
-        marks = round_steps(low, high, 7)
-        first = [low + place * (high - low + 1) / self.count for place in range(self.count)]
-        self.names = [f"{max(mark for mark in marks if mark <= max(at, low)):,}" for at in first]
-
-    def series(self, name: str, values: Iterable[float | None], colour: tuple[int, int, int]) -> Series:
-        """Return a value for each place; None where there is none, or it is NaN or Inf."""
-        numbers = as_floats(values)
-        drawn: list[float | None] = [None] * self.count
-        for place, (first, second) in self._extremes(numbers).items():
-            drawn[place * (1 + self._pairs)] = first
-            if self._pairs:
-                drawn[place * 2 + 1] = second
-        return Series(name, drawn, colour)
-
-    def broken(self, values: Iterable[float | None]) -> list[int]:
-        """Return the places with NaN or Inf."""
-        return self.of(np.isinf(as_floats(values)).tolist())
-
-    def of(self, marked: Iterable[bool]) -> list[int]:
-        """Return the places of marked steps."""
-        columns = self._column[np.array([*marked], np.bool_)]
-        return [int(column) * (1 + self._pairs) for column in np.unique(columns)]
-
-    def _extremes(self, numbers: NDArray[np.float64]) -> dict[int, tuple[float, float]]:
-        """Return smallest and largest value by column, in the order in which they came."""
-        found: dict[int, tuple[float, float]] = {}
-        finite = np.flatnonzero(np.isfinite(numbers))
-        for part in np.split(finite, np.flatnonzero(np.diff(self._column[finite])) + 1) if finite.size else ():
-            values = numbers[part]
-            low, high = int(values.argmin()), int(values.argmax())
-            found[int(self._column[part[0]])] = (float(values[min(low, high)]), float(values[max(low, high)]))
-        return found
 
 
 def heat_block(heat: HeatMap) -> Block:

@@ -1,0 +1,190 @@
+"""Axes of charts, in pictures and on pages: where values lie, round numbers beside them, names of layers below them."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from hookscope.text import figure
+
+_MOST_TICKS = 5
+_NEAREST = 0.087  # of the axis, between two ticks: a line of text on a page
+# Names under the axis go deeper as long as there are fewer, or some block is longer, as a share of the depth.
+_FEWEST_BLOCKS, _LONGEST_BLOCK = 5, 0.45
+_LONGEST_NAME = 18  # characters of two parts of a name; of a longer one the last part stands alone
+_LEAST, _GREATEST = -300, 300  # exponents of ticks
+
+_WHOLE = ("", "(model)")  # names of the network itself
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A vertical axis: values between its ends, and round numbers on it, with their words.
+
+    Attributes:
+        scaled: Maps values to what is evenly spaced on it, as `low` and `high` are.
+    """
+
+    scaled: Callable[[float], float]
+    low: float
+    high: float
+    round: Sequence[tuple[float, str]]
+
+    def share(self, value: float) -> float:
+        """Return how far up the axis a value lies, 0-1."""
+        return (self.scaled(value) - self.low) / ((self.high - self.low) or 1.0)
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """Round numbers: how far up they lie, and their words."""
+        return [(self.share(value), words) for value, words in self.round]
+
+
+def percent(top: float = 1.0) -> Axis:
+    """Return an axis from 0 to a share."""
+    return Axis(float, 0.0, top, [(share, f"{share * 100:g}%") for share in (0.0, top / 2, top)])
+
+
+def linear(values: Sequence[float]) -> Axis:
+    """Return an axis around values."""
+    low, high = min(values), max(values)
+    room = max(0.12 * (high - low), 0.05 * abs(high) or 0.1)
+    return Axis(float, low - room, high + room / 2, _in_words(_even_ticks(low - room, high + room / 2)))
+
+
+def log(values: Sequence[float]) -> Axis:
+    """Return an axis of powers of ten around values above 0."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    room = max(0.06 * (high - low), 0.075)
+    return Axis(math.log10, low - 2 * room, high + room, _in_words(_log_ticks(low - 2 * room, high + room)))
+
+
+def asinh(unit: float, values: Sequence[float]) -> Axis:
+    """Return an axis with 0 and all values on it, linear up to about the unit and logarithmic beyond it."""
+
+    def scaled(value: float) -> float:
+        # asinh of a quotient that would overflow
+        quotient = abs(value) / unit
+        far = math.asinh(quotient) if math.isfinite(quotient) else math.log(abs(value)) - math.log(unit)
+        return math.copysign(far, value)
+
+    low, high = min(0.0, *values), max(0.0, *values)
+    ticks = [0.0]
+    for end, sign in ((high, 1), (-low, -1)):
+        greatest = math.floor(math.log10(end)) if end else 0
+        powers = [10.0**power for power in range(greatest, greatest - 8, -1)] if end else []
+        between = [digit * power for power in powers for digit in (5, 2) if digit * power <= end]
+        far = [value for value in powers if value >= unit / 3]
+        ticks += [sign * value for value in far]
+        ticks += [sign * value for value in between if len(far) < 2 and value >= unit / 3]
+    axis = Axis(scaled, scaled(low), scaled(high), [])
+    apart: list[float] = []
+    for tick in ticks:  # from the most useful on
+        if all(abs(axis.share(tick) - axis.share(other)) >= _NEAREST for other in apart):
+            apart.append(tick)
+    return replace(axis, round=_in_words(apart))
+
+
+def _in_words(ticks: Sequence[float]) -> list[tuple[float, str]]:
+    return [(tick, figure(tick, 3)) for tick in ticks]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers at most between two exponents."""
+    low, high = max(low, _LEAST), min(high, _GREATEST)
+    if low >= high:
+        return []
+    exponents = range(math.ceil(low), math.floor(high) + 1)
+    if len(exponents) >= 2:
+        step = math.ceil(len(exponents) / _MOST_TICKS)
+        return [10.0**exponent for exponent in exponents if exponent % step == 0]
+    around = range(math.floor(low), math.ceil(high) + 1)
+    ticks = [digit * 10.0**exponent for exponent in around for digit in (1, 2, 5)]
+    ticks = [tick for tick in ticks if low <= math.log10(tick) <= high]
+    return ticks if len(ticks) >= 2 else _even_ticks(10.0**low, 10.0**high)
+
+
+def _even_ticks(low: float, high: float) -> list[float]:
+    wanted = (high - low) / _MOST_TICKS
+    power = 10.0 ** math.floor(math.log10(wanted))
+    by = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= wanted)
+    return [number * by for number in range(math.ceil(low / by), math.floor(high / by) + 1)]
+
+
+Run = list[tuple[int, float]]
+
+
+def runs_of(values: Iterable[tuple[int, float | None]], above: float = -math.inf) -> list[Run]:
+    """Return places with values that are finite and above a limit, in stretches without gaps."""
+    runs: list[Run] = [[]]
+    for place, value in values:
+        if value is not None and above < value < math.inf:
+            runs[-1].append((place, value))
+        else:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def placed_names(
+    names: Sequence[tuple[float, str]], width: Callable[[str], float], left: float, right: float, gap: float
+) -> list[tuple[float, float, str]]:
+    """Return the names that stand clear of those before them: place, left edge and name.
+
+    A name begins at its place, or ends there if it would leave the chart, which is between `left` and `right`.
+    """
+    kept: list[tuple[float, float]] = []
+    placed = []
+    for place, name in names:
+        wide = width(name)
+        begin = place if place + wide <= right else place - wide
+        if begin >= left and all(begin + wide + gap <= other or begin >= end + gap for other, end in kept):
+            kept.append((begin, begin + wide))
+            placed.append((place, begin, name))
+    return placed
+
+
+def block_names(labels: Sequence[str]) -> list[tuple[int, str]]:
+    """Return where blocks of layers begin, with their names: the outermost blocks first, longer ones before shorter.
+
+    Where the names of its parts are needed, as a block is long or there are few, the first of them has its place.
+
+    A block that all layers are in has no name here: its first part has.
+    """
+    result: dict[int, str] = {}
+    split: set[int] = set()
+    names = within_blocks(labels)
+    longest = _LONGEST_BLOCK * len(names)
+    for depth in range(1, 2 + max((name.count(".") for name in names), default=0)):
+        blocks = [".".join(name.split(".")[:depth]) for name in names]
+        if len(names) > 1 and len({*blocks}) == 1:
+            continue
+        starts = [place for place, block in enumerate(blocks) if not place or blocks[place - 1] != block]
+        lengths = {start: end - start for start, end in pairwise([*starts, len(names)])}
+        for start in sorted(starts, key=lambda place: (-lengths[place], place)):
+            if start in split or start not in result:
+                result[start] = tail_of(blocks[start])
+        split = {start for start, length in lengths.items() if length > longest or len(starts) < _FEWEST_BLOCKS}
+        if not split:
+            break
+    return list(result.items())
+
+
+def within_blocks(labels: Sequence[str]) -> list[str]:
+    """Return the names of layers alone: of an operation its module, or, in the network's own code, the layer before.
+
+    Operations keep their names where all rows are of the network's own code.
+    """
+    names: list[str] = []
+    parts = [label.partition(":") for label in labels]
+    if len(parts) > 1 and all(layer in _WHOLE for layer, _, _ in parts):
+        return [operation or layer for layer, _, operation in parts]
+    for label, (layer, _, operation) in zip(labels, parts, strict=True):
+        names.append(names[-1] if operation and layer in _WHOLE and names else layer or label)
+    return names
+
+
+def tail_of(block: str) -> str:
+    """Return the last two parts of a name, or one if two are long."""
+    parts = block.split(".")
+    two = ".".join(parts[-2:])
+    return two if len(two) <= _LONGEST_NAME else parts[-1]
