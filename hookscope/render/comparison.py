@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hookscope.render.columns import Column, draw_table, number_text, prediction_text, safe_line
+from hookscope.render.columns import Drawn, draw, number_text, prediction_text, safe_line
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.text import counted
 
@@ -44,14 +44,14 @@ def comparison_report(comparison: Comparison, *, width: int, full: bool = False)
 
 def _table(rows: Sequence[Change], width: int) -> RenderableType:
     columns = [
-        Column("changed", [safe_line(row.label) for row in rows], 0, words=True),
-        Column("what", [safe_line(row.what) for row in rows], 2, words=True),
-        Column("L2", [_both(row, "l2") for row in rows], 3),
-        Column("ratio", [safe_line(number_text(row.l2_ratio)) for row in rows], 1),
-        Column("mean", [_both(row, "mean") for row in rows], 10),
-        Column("remarks", [Text()] * len(rows), 11, words=True),
+        Drawn("changed", [safe_line(row.label) for row in rows], 0, words=True),
+        Drawn("what", [safe_line(row.what) for row in rows], 2, words=True),
+        Drawn("L2", [_both(row, "l2") for row in rows], 3),
+        Drawn("ratio", [safe_line(number_text(row.l2_ratio)) for row in rows], 1),
+        Drawn("mean", [_both(row, "mean") for row in rows], 10),
+        Drawn("remarks", [Text()] * len(rows), 11, words=True),
     ]
-    return draw_table(columns, width)
+    return draw(columns, width)
 
 
 def _amount(change: Change) -> float:

@@ -13,9 +13,11 @@ from hookscope.render import gradient_tables, terminal
 from hookscope.render.attention_text import attention_summary
 from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report
+from hookscope.render.columns import Column
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
 from hookscope.render.differences_text import differences_summary
+from hookscope.render.history_columns import tensor_columns
 from hookscope.render.history_text import history_summary
 from hookscope.render.survey_text import survey_summary
 from hookscope.render.tables import cost_cells
@@ -158,7 +160,15 @@ def result_frame(result: Result) -> Any:
         import pandas as pd  # noqa: PLC0415 - an optional package
     except ModuleNotFoundError as error:
         raise UsageError("A data frame needs one more package: pip install pandas") from error
+    if type(result) in _TABLES:
+        columns, rows = _TABLES[type(result)](result)
+        return pd.DataFrame({column.key: list(map(column.read, rows)) for column in columns if column.key})
     return pd.DataFrame(list(map(_flat, _records(result))))
+
+
+_TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
+    History: lambda history: (tensor_columns(history), history.rows),
+}
 
 
 def _records(result: Result) -> Iterator[Mapping[str, Any]]:
@@ -180,7 +190,7 @@ def _records(result: Result) -> Iterator[Mapping[str, Any]]:
     elif isinstance(result, CheckReport | Survey):
         yield from map(asdict, result.findings) if isinstance(result, CheckReport) else _channels(result)
     else:
-        names = {CheckpointContents: "tensors", Comparison: "changes", Differences: "rows", History: "rows"}
+        names = {CheckpointContents: "tensors", Comparison: "changes", Differences: "rows"}
         yield from document[names[type(result)]]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from hookscope.render.columns import Column, safe_line
+from hookscope.render.columns import Drawn, safe_line
 from hookscope.results.activations import Activations
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField
 from hookscope.results.costs_of_rows import dearest_part
@@ -44,13 +44,13 @@ def field_text(field: ReceptiveField | None) -> str:
     return f"{'≥' * field.at_least}{size} /{'x'.join(f'{each:.4g}' for each in strides)}"
 
 
-def cost_columns(costs: Sequence[ModuleCost | None]) -> list[Column]:
+def cost_columns(costs: Sequence[ModuleCost | None]) -> list[Drawn]:
     """Return a column for each cost, with a cell for each row; None for a row that has none."""
     timed = any(each is not None and each.seconds is not None for each in costs)
     frozen = any(each is not None and each.total.trainable_count < each.total.parameter_count for each in costs)
 
-    def column(header: str, rank: int, texts: Sequence[str]) -> Column:
-        return Column(header, [safe_line(text) for text in texts], rank)
+    def column(header: str, rank: int, texts: Sequence[str]) -> Drawn:
+        return Drawn(header, [safe_line(text) for text in texts], rank)
 
     known = [None if each is None else each.total for each in costs]
     columns = [

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from rich.console import RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import Column, draw_table, number_text, prediction_text, safe_line
+from hookscope.render.columns import Drawn, draw, number_text, prediction_text, safe_line
 from hookscope.render.terminal import note_lines
 from hookscope.render.weights_text import (
     MATCHES,
@@ -358,36 +358,36 @@ def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
     labels = {*(first.row for first in result.first_differences), result.first_gradient_difference}
     notable = [row.label in labels for row in result.rows]
     styles = ["bold red" if each else "" for each in notable]
-    return draw_table(difference_columns(result), width, styles, notable, full=full)
+    return draw(difference_columns(result), width, styles, notable, full=full)
 
 
-def difference_columns(result: Differences) -> list[Column]:
+def difference_columns(result: Differences) -> list[Drawn]:
     """Return the columns that have content, for the terminal and for the page."""
     rows = result.rows
     measures = [row.measures for row in rows]
     columns = [
-        Column("#", [safe_line(str(row.index)) for row in rows], 12),
-        Column("layer", [safe_line(row.label) for row in rows], 0, words=True),
-        Column("type", [safe_line(_kinds(row)) for row in rows], 13, words=True),
-        Column("shape", [safe_line(_shapes(row)) for row in rows], 14),
+        Drawn("#", [safe_line(str(row.index)) for row in rows], 12),
+        Drawn("layer", [safe_line(row.label) for row in rows], 0, words=True),
+        Drawn("type", [safe_line(_kinds(row)) for row in rows], 13, words=True),
+        Drawn("shape", [safe_line(_shapes(row)) for row in rows], 14),
         _numbers("rel. L2", [each.relative_l2 if each else None for each in measures], 2),
-        Column("input", [safe_line(_input_difference(row.input_relative_l2)) for row in rows], 5),
+        Drawn("input", [safe_line(_input_difference(row.input_relative_l2)) for row in rows], 5),
         _numbers("added", [row.added.relative_l2 if row.added else None for row in rows], 3),
         _numbers("error A", [row.error for row in rows], 4),
         _numbers("error B", [row.error_b for row in rows], 4),
-        Column("cosine", [safe_line(_cosine(each.cosine if each else None)) for each in measures], 15),
-        Column("SQNR dB", [safe_line("-" if each is None else _decibels(each.sqnr_db)) for each in measures], 7),
+        Drawn("cosine", [safe_line(_cosine(each.cosine if each else None)) for each in measures], 15),
+        Drawn("SQNR dB", [safe_line("-" if each is None else _decibels(each.sqnr_db)) for each in measures], 7),
         _numbers("max |Δ|", [each.max_abs if each else None for each in measures], 8),
-        Column("at", [safe_line(_place(each.max_at if each else None)) for each in measures], 16, of="max |Δ|"),
+        Drawn("at", [safe_line(_place(each.max_at if each else None)) for each in measures], 16, beside="max |Δ|"),
         _numbers("ulps", [each.ulps if each else None for each in measures], 11),
-        Column("remarks", [safe_line(_remarks(row, (result.a.dtype, result.b.dtype))) for row in rows], 6, words=True),
+        Drawn("remarks", [safe_line(_remarks(row, (result.a.dtype, result.b.dtype))) for row in rows], 6, words=True),
     ]
     dashes = {"-", ""}
     return [each for each in columns if each.header == "remarks" or not {cell.plain for cell in each.cells} <= dashes]
 
 
-def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
-    return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
+def _numbers(header: str, values: Sequence[float | None], rank: int) -> Drawn:
+    return Drawn(header, [safe_line(number_text(value, 3)) for value in values], rank)
 
 
 def _input_difference(relative_l2: float | None) -> str:

@@ -8,9 +8,9 @@ from rich.text import Text
 
 from hookscope.render.columns import (
     REMARK_WIDTH,
-    Column,
+    Drawn,
     counts_that_vary,
-    draw_table,
+    draw,
     integer_text,
     kind_cell,
     non_finite_text,
@@ -44,10 +44,10 @@ def gradient_table(inspection: Gradients, *, width: int, full: bool = False) -> 
     names = [safe_line(row.label + (" (input)" if row.role == "input" else "")) for row in rows]
     statistics = [row.gradient for row in rows]
     columns = [
-        Column("#", [safe_line(str(row.index)) for row in rows], 12),
-        Column("layer", names, 0, words=True),
-        Column("type", [kind_cell(row.kind, full=full) for row in rows], 10, words=True),
-        Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
+        Drawn("#", [safe_line(str(row.index)) for row in rows], 12),
+        Drawn("layer", names, 0, words=True),
+        Drawn("type", [kind_cell(row.kind, full=full) for row in rows], 10, words=True),
+        Drawn("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
     ]
     found = [_about(inspection, row.label) if row.role == "output" else [] for row in rows]
@@ -62,10 +62,10 @@ def parameter_table(inspection: Gradients, *, width: int, full: bool = False) ->
         return Group(title, safe_line("The network has no parameters."))
     statistics = [row.gradient for row in rows]
     columns = [
-        Column("#", [safe_line(str(row.index)) for row in rows], 12),
-        Column("parameter", [safe_line(row.name) for row in rows], 0, words=True),
-        Column("type", [kind_cell(row.kind, full=full) for row in rows], 13, words=True),
-        Column("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
+        Drawn("#", [safe_line(str(row.index)) for row in rows], 12),
+        Drawn("parameter", [safe_line(row.name) for row in rows], 0, words=True),
+        Drawn("type", [kind_cell(row.kind, full=full) for row in rows], 13, words=True),
+        Drawn("shape", [safe_line(shape_text(each.shape)) for each in statistics], 5),
         *_number_columns(statistics),
         number_column("‖w‖", (row.weight_l2 for row in rows), 6),
         number_column("‖g‖/‖w‖", (_if_finite(row.gradient, row.ratio) for row in rows), 1),
@@ -97,7 +97,7 @@ def verdicts_panel(inspection: Gradients) -> RenderableType:
 def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool = False) -> RenderableType:
     """Return each input's loss and gradient norm, and how far the norms spread: over all parameters, and by layer."""
     alone = [
-        Column("input alone", [safe_line(each.name) for each in inputs], 0, words=True),
+        Drawn("input alone", [safe_line(each.name) for each in inputs], 0, words=True),
         number_column("loss", (each.loss for each in inputs), 1),
         number_column("‖g‖ of parameters", (each.parameters_l2 for each in inputs), 2),
         _no_remarks(len(inputs)),
@@ -105,28 +105,28 @@ def by_input_table(inputs: Sequence[InputGradients], *, width: int, full: bool =
     labels = list(dict.fromkeys(label for each in inputs for label in each.rows_l2))
     norms = [[norm for each in inputs if (norm := each.rows_l2.get(label)) is not None] for label in labels]
     spread = [
-        Column("grad_output over inputs", [safe_line(label) for label in labels], 0, words=True),
+        Drawn("grad_output over inputs", [safe_line(label) for label in labels], 0, words=True),
         number_column("least ‖g‖", (min(each, default=None) for each in norms), 2),
         number_column("median ‖g‖", (median(each) if each else None for each in norms), 1),
         number_column("greatest ‖g‖", (max(each, default=None) for each in norms), 3),
         _no_remarks(len(labels)),
     ]
     parts: list[RenderableType] = [safe_line("Gradients of each input alone", style="bold")]
-    parts += [draw_table(columns, width, full=full) for columns in (alone, spread) if columns[0].cells]
+    parts += [draw(columns, width, full=full) for columns in (alone, spread) if columns[0].cells]
     return Group(*parts)
 
 
-def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Column]:
+def _number_columns(all_statistics: Sequence[TensorStatistics]) -> list[Drawn]:
     columns = [
-        Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
+        Drawn("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
         number_column("mean |g|", (_if_finite(each, each.mean_abs) for each in all_statistics), 2),
         number_column("max |g|", (_if_finite(each, each.max_abs) for each in all_statistics), 3),
         number_column("L2", (_if_finite(each, each.l2) for each in all_statistics), 4),
         number_column("mean", (_if_finite(each, each.mean) for each in all_statistics), 18),
         number_column("std", (_if_finite(each, each.std) for each in all_statistics), 19),
-        Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 7),
-        Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
-        Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
+        Drawn("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 7),
+        Drawn("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
+        Drawn("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
     return counts_that_vary(columns, all_statistics)
 
@@ -137,7 +137,7 @@ def _if_finite(statistics: TensorStatistics, value: float | None) -> float | Non
 
 
 def _flagged_table(
-    columns: Sequence[Column],
+    columns: Sequence[Drawn],
     rows: Sequence[GradientRow | ParameterRow],
     verdicts: Sequence[Sequence[Finding]],
     width: int,
@@ -153,13 +153,13 @@ def _flagged_table(
         safe_line(_remarks(row, found, full=full), style=style)
         for row, found, style in zip(rows, verdicts, styles, strict=True)
     ]
-    last = Column("remarks", remarks, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
+    last = Drawn("remarks", remarks, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
     odd = [False, *(_is_odd(row.gradient) for row in rows), False]
     notable = [
         bool(found) or (odd[position] and not (odd[position - 1] and odd[position + 1]))
         for position, found in enumerate(verdicts, start=1)
     ]
-    return draw_table([*columns, last], width, styles, notable, full=full)
+    return draw([*columns, last], width, styles, notable, full=full)
 
 
 def _remarks(row: GradientRow | ParameterRow, verdicts: Sequence[Finding], *, full: bool) -> str:
@@ -197,5 +197,5 @@ def _about(inspection: Gradients, place: str) -> list[Finding]:
     return [verdict for verdict in inspection.verdicts if place and place in verdict.places]
 
 
-def _no_remarks(count: int) -> Column:
-    return Column("remarks", [Text()] * count, 9, words=True)
+def _no_remarks(count: int) -> Drawn:
+    return Drawn("remarks", [Text()] * count, 9, words=True)

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hookscope.render.columns import (
-    Column,
-    draw_table,
+    Drawn,
+    draw,
     number_column,
     number_text,
     percent_bound,
@@ -217,31 +217,31 @@ def survey_table(result: Survey, *, width: int, full: bool = False) -> Renderabl
     if not result.rows:
         return safe_line("No layer finished.")
     remarks = [remarks_of(row) for row in result.rows]
-    columns = [*row_columns(result.rows), Column("remarks", [safe_line(each) for each in remarks], 2, words=True)]
+    columns = [*row_columns(result.rows), Drawn("remarks", [safe_line(each) for each in remarks], 2, words=True)]
     styles = [
         "red" if "NaN" in remark or "float16" in remark else "yellow" if row.massive or _is_mostly_dead(row) else ""
         for row, remark in zip(result.rows, remarks, strict=True)
     ]
-    return draw_table(columns, width, styles, full=full)
+    return draw(columns, width, styles, full=full)
 
 
-def row_columns(rows: Sequence[SurveyRow]) -> list[Column]:
+def row_columns(rows: Sequence[SurveyRow]) -> list[Drawn]:
     """Return the columns of the rows but for remarks, for the terminal and for the page."""
     values = [row.activation for row in rows]
     columns = [
-        Column("layer", [safe_line(row.label) for row in rows], 0, words=True),
-        Column("kind", [safe_line(printable(row.kind, 18)) for row in rows], 11, words=True),
-        Column("channels", [safe_line(f"{len(row.channels):,}" if row.channels else "-") for row in rows], 8),
-        Column("dead", [safe_line(f"{len(row.dead_channels):,}" if row.channels else "-") for row in rows], 1),
-        Column("fires", [safe_line(_firing(row)) for row in rows], 3),
+        Drawn("layer", [safe_line(row.label) for row in rows], 0, words=True),
+        Drawn("kind", [safe_line(printable(row.kind, 18)) for row in rows], 11, words=True),
+        Drawn("channels", [safe_line(f"{len(row.channels):,}" if row.channels else "-") for row in rows], 8),
+        Drawn("dead", [safe_line(f"{len(row.dead_channels):,}" if row.channels else "-") for row in rows], 1),
+        Drawn("fires", [safe_line(_firing(row)) for row in rows], 3),
         number_column("mean", [each.mean for each in values], 6),
         number_column("std", [each.std for each in values], 5),
         number_column("min", [each.min for each in values], 9),
         number_column("max", [each.max for each in values], 4),
-        Column("to float16", [safe_line(_factor(row)) for row in rows], 7),
+        Drawn("to float16", [safe_line(_factor(row)) for row in rows], 7),
     ]
     if any(row.selectivity is not None for row in rows):
-        columns.append(Column("selectivity", [safe_line(_selectivity(row)) for row in rows], 10))
+        columns.append(Drawn("selectivity", [safe_line(_selectivity(row)) for row in rows], 10))
     return columns
 
 

@@ -4,7 +4,9 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
+from hookscope.render.columns import Column
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.attention import Attention, HeadRow
 from hookscope.results.comparison import Comparison
@@ -12,7 +14,6 @@ from hookscope.results.cost import ModuleCost, NetworkCost
 from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.differences import DifferenceRow, Differences, Measures, WeightDifference
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
-from hookscope.results.history import ActivationPoint, History, WeightPoint
 from hookscope.results.network import ModuleRow, ModuleTable
 from hookscope.results.runs.serialize import QUANTILE_NAMES
 from hookscope.results.survey import Survey, SurveyChannel
@@ -45,10 +46,6 @@ _PARAMETER_COLUMNS = (
     *("unmeasured", "aliases"),
 )
 
-_HISTORY_FILE_COLUMNS = (
-    *("index", "name", "status", "counters", "exit_code", "error", "sha256"),
-    *("optimiser_steps", "learning_rates", "best_class", "seconds"),
-)
 _COST_COLUMNS = (
     *("multiply_adds", "own_multiply_adds", "total_parameter_count", "own_parameter_count", "parameter_bytes"),
     *("own_parameter_bytes", "trainable_count", "output_bytes", "saved_bytes", "own_saved_bytes"),
@@ -217,40 +214,6 @@ def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:
     )
 
 
-def history_to_csv(result: History) -> dict[str, str]:
-    """Return a run by its checkpoints as CSV files with headers, by name: files, tensors, verdicts, activations."""
-    names = [each.label for each in result.files]
-    files = (
-        {
-            **_own(each),
-            "counters": tuple(f"{name}={count}" for name, count in each.counters.items()),
-            "optimiser_steps": tuple(f"{point.key}={point.steps}" for point in each.optimisers),
-            "learning_rates": tuple(repr(rate) for point in each.optimisers for rate in point.rates),
-            "best_class": tuple(best.classes[0][0] for best in each.predictions if best.classes),
-        }
-        for each in result.files
-    )
-    tables: dict[str, tuple[Sequence[str], Iterable[Mapping[str, object]]]] = {
-        "files.csv": (_HISTORY_FILE_COLUMNS, files),
-        "weights.csv": (
-            [each.name for each in fields(WeightPoint)],
-            ({**_own(row), "file": names[row.file], "shape": shape_text(row.shape)} for row in result.rows),
-        ),
-        "verdicts.csv": (
-            ("rule", "level", "place", "first", "before", "lasts", "message"),
-            (
-                {**_own(each), "place": place, "first": names[each.first], "before": _named(names, each.before)}
-                for each in result.verdicts
-                for place in each.places
-            ),
-        ),
-    }
-    if result.activations:
-        rows = ({**_own(row), "file": names[row.file]} for row in result.activations)
-        tables["activations.csv"] = ([each.name for each in fields(ActivationPoint)], rows)
-    return {name: _csv(columns, records) for name, (columns, records) in tables.items()}
-
-
 def channels_to_csv(result: Survey) -> str:
     """Return the channels of a survey as CSV with a header, one line a channel, as `rows_to_csv` does.
 
@@ -279,8 +242,15 @@ def embeddings_to_csv(result: Survey) -> str:
     return _csv(columns, [{name: getattr(each, name) for name in columns} for each in result.tables])
 
 
-def _named(names: Sequence[str], index: int | None) -> str | None:
-    return None if index is None else names[index]
+def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
+    """Return rows as CSV with a header. Every text is made harmless here."""
+    named = [column for column in columns if column.key]
+    readers = [column.read for column in named]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_cell(column.key) for column in named])
+    writer.writerows([_cell(read(row)) for read in readers] for row in rows)
+    return text.getvalue()
 
 
 def _csv(columns: Sequence[str], records: Iterable[Mapping[str, object]]) -> str:

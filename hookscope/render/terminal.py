@@ -13,9 +13,9 @@ from hookscope.render.check_report import level_counts
 from hookscope.render.columns import (
     REMARK_WIDTH,
     SPARKLINE_MEANING,
-    Column,
+    Drawn,
     counts_that_vary,
-    draw_table,
+    draw,
     fitted,
     fold_name,
     integer_text,
@@ -104,10 +104,10 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
         return Group(*title_lines(inspection), safe_line("No layer finished."))
     flags = [_flag_words(row, full=full) for row in rows]
     names = [safe_line(row.label) for row in rows]
-    flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
+    flag_column = Drawn("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
     costs = [] if inspection.cost is None else cost_columns(costs_of_rows(rows, inspection.cost))
     columns = [*_layer_columns(rows, names, full=full), *costs, flag_column]
-    table = draw_table(columns, width, [_row_style(row) for row in rows], full=full)
+    table = draw(columns, width, [_row_style(row) for row in rows], full=full)
     has_histograms = any(column.header == _HIST for column in fitted(columns, width))
     legend = [safe_line(SPARKLINE_MEANING, style="dim")] if has_histograms else []
     if any(column.header == _TOKENS for column in fitted(columns, width)):
@@ -261,21 +261,21 @@ def module_table(
     """Return the modules of a network as a tree by their dotted names, with what they cost, and lines of totals."""
     notes = [safe_line(row.note, style="cyan") if row.note else Text() for row in rows]
     columns = [
-        Column("module", [*map(safe_line, _tree_names(rows))], 0, words=True),
-        Column("type", [kind_cell(row.kind, full=full) for row in rows], 4, words=True),
-        Column("parameters", [safe_line(f"{row.total_parameter_count:,}") for row in rows], 3),
+        Drawn("module", [*map(safe_line, _tree_names(rows))], 0, words=True),
+        Drawn("type", [kind_cell(row.kind, full=full) for row in rows], 4, words=True),
+        Drawn("parameters", [safe_line(f"{row.total_parameter_count:,}") for row in rows], 3),
         *([] if cost is None else cost_columns(_costs_of_modules(rows, cost))),
-        Column("calls", [safe_line(str(row.call_count)) for row in rows], 11),
-        Column("input", [_shapes(row.input_shapes) for row in rows], 10, words=True),
-        Column("output", [_shapes(row.output_shapes) for row in rows], 2 if cost is None else 9, words=True),
-        Column("selected", [safe_line("● selected" if row.selected else "") for row in rows], 1, words=True),
-        Column("note", notes, 12, words=True, max_width=REMARK_WIDTH),
+        Drawn("calls", [safe_line(str(row.call_count)) for row in rows], 11),
+        Drawn("input", [_shapes(row.input_shapes) for row in rows], 10, words=True),
+        Drawn("output", [_shapes(row.output_shapes) for row in rows], 2 if cost is None else 9, words=True),
+        Drawn("selected", [safe_line("● selected" if row.selected else "") for row in rows], 1, words=True),
+        Drawn("note", notes, 12, words=True, max_width=REMARK_WIDTH),
     ]
     if cost is not None:  # which layers a pattern selects is another question
         columns = [column for column in columns if column.header != "selected"]
     if all(row.call_count == 1 for row in rows):
         columns = [column for column in columns if column.header != "calls"]
-    table = draw_table(columns, width, ["green" if row.selected and cost is None else "" for row in rows])
+    table = draw(columns, width, ["green" if row.selected and cost is None else "" for row in rows])
     whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
     operation_count = sum(row.owner is not None for row in rows)
     parts = [counted(len(rows) - operation_count, "module")]
@@ -345,31 +345,31 @@ def _inputs_words(inputs: Sequence[InputRecord]) -> str:
     return f"{name.removesuffix('[0]')}: {count} inputs of {shape_text(first.shape)}{whole}"
 
 
-def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text], *, full: bool) -> list[Column]:
+def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text], *, full: bool) -> list[Drawn]:
     all_statistics = [row.activation for row in rows]
     shapes = ["-" if "not a tensor" in row.flags else shape_text(row.activation.shape) for row in rows]
     has_outliers = any(row.tokens is not None and row.tokens.stands_out for row in rows)
     medians = [(each.quantiles[_MEDIAN] if each.quantiles else None, each.element_count) for each in all_statistics]
     columns = [
-        Column("#", [safe_line(str(row.index)) for row in rows], 12),
-        Column("layer", names, 0, words=True),
-        Column("type", [kind_cell(row.kind, full=full) for row in rows], 10, words=True),
-        Column("shape", [safe_line(shape) for shape in shapes], 6),
-        Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
-        Column("parameters", [safe_line(f"{row.parameter_count:,}") for row in rows], 21),
+        Drawn("#", [safe_line(str(row.index)) for row in rows], 12),
+        Drawn("layer", names, 0, words=True),
+        Drawn("type", [kind_cell(row.kind, full=full) for row in rows], 10, words=True),
+        Drawn("shape", [safe_line(shape) for shape in shapes], 6),
+        Drawn("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
+        Drawn("parameters", [safe_line(f"{row.parameter_count:,}") for row in rows], 21),
         number_column("mean", (each.mean for each in all_statistics), 1),
         number_column("std", (each.std for each in all_statistics), 2),
         number_column("min", (each.min for each in all_statistics), 3),
-        Column("median", [safe_line(quantile_text(*each)) for each in medians], 18),
+        Drawn("median", [safe_line(quantile_text(*each)) for each in medians], 18),
         number_column("max", (each.max for each in all_statistics), 4),
         number_column("mean |x|", (each.mean_abs for each in all_statistics), 19),
         number_column("L2", (each.l2 for each in all_statistics), 20),
-        Column(_HIST, [safe_line(sparkline(each.distribution)) for each in all_statistics], 16),
-        Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 5),
-        Column("dead", [safe_line(_dead_channels(each)) for each in all_statistics], 13),
-        Column(_TOKENS, [safe_line(token_norms_text(row.tokens)) for row in rows], 7 if has_outliers else 15),
-        Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
-        Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
+        Drawn(_HIST, [safe_line(sparkline(each.distribution)) for each in all_statistics], 16),
+        Drawn("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 5),
+        Drawn("dead", [safe_line(_dead_channels(each)) for each in all_statistics], 13),
+        Drawn(_TOKENS, [safe_line(token_norms_text(row.tokens)) for row in rows], 7 if has_outliers else 15),
+        Drawn("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
+        Drawn("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
     ]
     # Columns that would say the same in every row are left out.
     idle = {

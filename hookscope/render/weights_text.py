@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
-from hookscope.render.columns import Column, draw_table, number_text, safe_line
+from hookscope.render.columns import Drawn, draw, number_text, safe_line
 from hookscope.results.differences import Differences, Measures, NonFinite, WeightDifference
 from hookscope.text import are, counted, shape_text
 
@@ -60,26 +60,26 @@ def differs(row: WeightDifference) -> bool:
 def weights_table(result: Differences, width: int, *, full: bool) -> RenderableType | None:
     """Return the tensors that differ as a table, with `full` all of them; None if there are none."""
     rows = [row for row in result.weights if full or differs(row)]
-    return draw_table(weight_columns(rows), width, [""] * len(rows), [False] * len(rows), full=full) if rows else None
+    return draw(weight_columns(rows), width, [""] * len(rows), [False] * len(rows), full=full) if rows else None
 
 
-def weight_columns(rows: Sequence[WeightDifference]) -> list[Column]:
+def weight_columns(rows: Sequence[WeightDifference]) -> list[Drawn]:
     """Return the columns of tensors, for the terminal and for the page."""
     measures = [row.measures for row in rows]
     return [
-        Column("tensor", [safe_line(row.name) for row in rows], 0, words=True),
-        Column("shape", [safe_line(_either(shape_text(row.shape), shape_text(row.shape_b))) for row in rows], 6),
-        Column("dtype", [safe_line(_either(row.dtype, row.dtype_b)) for row in rows], 7),
+        Drawn("tensor", [safe_line(row.name) for row in rows], 0, words=True),
+        Drawn("shape", [safe_line(_either(shape_text(row.shape), shape_text(row.shape_b))) for row in rows], 6),
+        Drawn("dtype", [safe_line(_either(row.dtype, row.dtype_b)) for row in rows], 7),
         _numbers("‖Δ‖/‖w‖", [each.relative_l2 if each else None for each in measures], 1),
-        Column("sign flips", [safe_line("-" if not row.sign_flips else f"{row.sign_flips:.2%}") for row in rows], 3),
+        Drawn("sign flips", [safe_line("-" if not row.sign_flips else f"{row.sign_flips:.2%}") for row in rows], 3),
         _numbers("max |Δ|", [each.max_abs if each else None for each in measures], 2),
         _numbers("ulps", [each.ulps if each else None for each in measures], 5),
-        Column(
+        Drawn(
             "cosine",
             [safe_line("-" if not each or each.cosine is None else f"{each.cosine:.6f}") for each in measures],
             8,
         ),
-        Column("remarks", [safe_line(_remarks(row)) for row in rows], 4, words=True),
+        Drawn("remarks", [safe_line(_remarks(row)) for row in rows], 4, words=True),
     ]
 
 
@@ -101,8 +101,8 @@ def nonfinite_remarks(measures: Measures | None) -> list[str]:
     return [f"{nonfinite_text(measures.nonfinite)}{left_out}"]
 
 
-def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
-    return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
+def _numbers(header: str, values: Sequence[float | None], rank: int) -> Drawn:
+    return Drawn(header, [safe_line(number_text(value, 3)) for value in values], rank)
 
 
 def _either(one: str, other: str) -> str:

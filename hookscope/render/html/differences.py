@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hookscope.render.columns import Column
+from hookscope.render.columns import Drawn
 from hookscope.render.differences_text import answer, difference_columns, first_mark, sides_text
 from hookscope.render.html.figures import FRAME, Figure, logarithmic
 from hookscope.render.html.page import render_page
@@ -114,7 +114,7 @@ def _tables(result: Differences) -> list[dict[str, Any]]:
     return tables
 
 
-def _table(title: str, remark: str, columns: Sequence[Column], notable: Sequence[bool]) -> dict[str, Any]:
+def _table(title: str, remark: str, columns: Sequence[Drawn], notable: Sequence[bool]) -> dict[str, Any]:
     rows = list(zip(notable, zip(*([cell.plain for cell in each.cells] for each in columns), strict=True), strict=True))
     if len(rows) > _MOST_ROWS:
         remark = f"{remark} The first {_MOST_ROWS:,} of {len(rows):,} rows; diff.csv has all.".strip()

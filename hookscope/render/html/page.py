@@ -6,6 +6,7 @@ Every text is escaped where it enters the page, and none enters the style or the
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import PurePath
@@ -14,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookscope.render.columns import integer_text, number_text, rate_text
+from hookscope.render.columns import Column, integer_text, number_text, rate_text, telling
 from hookscope.render.terminal import model_words
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
@@ -54,6 +55,26 @@ def render_page(
         version=version("hookscope"),
         **values,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of a page: headers are columns, cells stand row by row, and rows that call for a look are notable."""
+
+    title: str
+    headers: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    notable: Sequence[bool]
+    remark: str = ""
+
+
+def page_table(
+    title: str, columns: Sequence[Column], rows: Sequence[Any], *, notable: Sequence[bool] = (), remark: str = ""
+) -> PageTable:
+    """Return the columns that say something of some rows."""
+    told = telling(columns, rows)
+    cells = [*zip(*(texts for _, texts in told), strict=True)]
+    return PageTable(title, [column for column, _ in told], cells, notable or [False] * len(rows), remark)
 
 
 def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:
