@@ -99,14 +99,14 @@ class Column:
         value = self.read(row)
         return "-" if value is None else (self.text or (str if self.words else number_text))(value)
 
-    def on(self, part: Callable[[Any], Any], **changes: Any) -> "Column":
-        """Return the column for rows with such a row as a part; blank where that is None."""
+    def on(self, part: Callable[[Any], Any], blank: str = "-", **changes: Any) -> "Column":
+        """Return the column for rows with such a row as a part; `blank` where that is None."""
 
         def value(row: Any) -> Any:
             return None if (held := part(row)) is None else self.read(held)
 
         def shown(row: Any) -> str:
-            return "" if (held := part(row)) is None else self.cell(held)
+            return blank if (held := part(row)) is None else self.cell(held)
 
         return replace(self, value=value, shown=shown, **changes)
 

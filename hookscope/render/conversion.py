@@ -19,6 +19,7 @@ from hookscope.render.contents import contents_report, contents_to_dict
 from hookscope.render.differences_text import differences_summary
 from hookscope.render.history_columns import tensor_columns
 from hookscope.render.history_text import history_summary
+from hookscope.render.survey_columns import CHANNELS, channel_rows
 from hookscope.render.survey_text import survey_summary
 from hookscope.render.tables import cost_cells
 from hookscope.results.activations import Activations
@@ -168,6 +169,7 @@ def result_frame(result: Result) -> Any:
 
 _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
     History: lambda history: (tensor_columns(history), history.rows),
+    Survey: lambda survey: (CHANNELS, channel_rows(survey)),
 }
 
 
@@ -187,17 +189,11 @@ def _records(result: Result) -> Iterator[Mapping[str, Any]]:
         yield from ({**asdict(each), "is_one_token": each.is_one_token} for each in result.rows)
     elif isinstance(result, ModuleTable):
         yield from _modules(result, document["modules"])
-    elif isinstance(result, CheckReport | Survey):
-        yield from map(asdict, result.findings) if isinstance(result, CheckReport) else _channels(result)
+    elif isinstance(result, CheckReport):
+        yield from map(asdict, result.findings)
     else:
         names = {CheckpointContents: "tensors", Comparison: "changes", Differences: "rows"}
         yield from document[names[type(result)]]
-
-
-def _channels(result: Survey) -> Iterator[Mapping[str, Any]]:
-    for row in result.rows:
-        for each in row.channels:
-            yield {"layer": row.label, "kind": row.kind, **asdict(each), "is_dead": each.is_dead}
 
 
 def _map_record(record: dict[str, Any], result: Attributions) -> Mapping[str, Any]:

@@ -16,8 +16,6 @@ from hookscope.results.differences import DifferenceRow, Differences, Measures, 
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
 from hookscope.results.network import ModuleRow, ModuleTable
 from hookscope.results.runs.serialize import QUANTILE_NAMES
-from hookscope.results.survey import Survey, SurveyChannel
-from hookscope.results.table_rows import TableRows
 from hookscope.results.token_norms import HighToken, MassiveActivation
 from hookscope.text import safe_text, shape_text
 
@@ -212,34 +210,6 @@ def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:
     return _csv(
         columns, ({f"l2 {label}": norm for label, norm in each.rows_l2.items()} | _own(each) for each in inputs)
     )
-
-
-def channels_to_csv(result: Survey) -> str:
-    """Return the channels of a survey as CSV with a header, one line a channel, as `rows_to_csv` does.
-
-    The inputs that excite a channel most are one cell, the greatest first.
-    """
-    own = [each.name for each in fields(SurveyChannel) if each.name not in ("top", "halves")]
-    columns = ("layer", "kind", *own, "is_dead", "top_inputs", "top_values")
-    records = (
-        {
-            "layer": row.label,
-            "kind": row.kind,
-            **{name: getattr(each, name) for name in own},
-            "is_dead": each.is_dead,
-            "top_inputs": tuple(top.input for top in each.top),
-            "top_values": tuple(repr(top.value) for top in each.top),
-        }
-        for row in result.rows
-        for each in row.channels
-    )
-    return _csv(columns, records)
-
-
-def embeddings_to_csv(result: Survey) -> str:
-    """Return the rows used of embeddings and codebooks as CSV with a header, one line each."""
-    columns = [each.name for each in fields(TableRows)]
-    return _csv(columns, [{name: getattr(each, name) for name in columns} for each in result.tables])
 
 
 def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:

@@ -98,7 +98,7 @@ def test_a_column_that_says_nothing_or_the_same_in_every_row_is_left_out() -> No
 
 
 def test_a_column_of_a_part_is_blank_where_there_is_no_such_part() -> None:
-    held = TRIP[1].on(lambda row: row[0])
+    held = TRIP[1].on(lambda row: row[0], blank="")
     assert (held.cell((Trip("a", 2.0),)), held.cell((None,)), held.read((None,))) == ("2.000", "", None)
     assert held.cell((Trip("a", None),)) == "-"
 
