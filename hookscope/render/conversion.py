@@ -16,6 +16,7 @@ from hookscope.render.check_report import check_report
 from hookscope.render.columns import Column
 from hookscope.render.comparison import comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
+from hookscope.render.difference_columns import difference_columns
 from hookscope.render.differences_text import differences_summary
 from hookscope.render.history_columns import tensor_columns
 from hookscope.render.history_text import history_summary
@@ -168,6 +169,7 @@ def result_frame(result: Result) -> Any:
 
 
 _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
+    Differences: lambda found: (difference_columns(found), found.rows),
     History: lambda history: (tensor_columns(history), history.rows),
     Survey: lambda survey: (CHANNELS, channel_rows(survey)),
 }
@@ -192,7 +194,7 @@ def _records(result: Result) -> Iterator[Mapping[str, Any]]:
     elif isinstance(result, CheckReport):
         yield from map(asdict, result.findings)
     else:
-        names = {CheckpointContents: "tensors", Comparison: "changes", Differences: "rows"}
+        names = {CheckpointContents: "tensors", Comparison: "changes"}
         yield from document[names[type(result)]]
 
 

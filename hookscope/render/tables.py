@@ -12,7 +12,6 @@ from hookscope.results.attention import Attention, HeadRow
 from hookscope.results.comparison import Comparison
 from hookscope.results.cost import ModuleCost, NetworkCost
 from hookscope.results.costs_of_rows import costs_of_rows
-from hookscope.results.differences import DifferenceRow, Differences, Measures, WeightDifference
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
 from hookscope.results.network import ModuleRow, ModuleTable
 from hookscope.results.runs.serialize import QUANTILE_NAMES
@@ -160,41 +159,6 @@ def changes_to_csv(comparison: Comparison) -> str:
         for change in comparison.changes
     )
     return _csv(columns, records)
-
-
-def differences_to_csv(result: Differences) -> str:
-    """Return the rows of a comparison as CSV with a header, one line a pair; what has no partner comes last."""
-    measured = (*(each.name for each in fields(Measures)), "sqnr_db")
-    own = [each.name for each in fields(DifferenceRow) if each.name not in ("measures", "added", "channel")]
-    columns = (*own, *measured, *(f"{name}_added" for name in measured), "channel", "channel_fraction")
-
-    def numbers(measures: Measures | None, suffix: str) -> dict[str, object]:
-        return {f"{name}{suffix}": getattr(measures, name, None) for name in measured}
-
-    records: list[dict[str, object]] = []
-    for row in result.rows:
-        record = {**_own(row), "shape": shape_text(row.shape), "shape_b": shape_text(row.shape_b)}
-        record |= {"channel": None if row.channel is None else row.channel.channel}
-        record |= {"channel_fraction": None if row.channel is None else row.channel.fraction}
-        records.append({**record, **numbers(row.measures, ""), **numbers(row.added, "_added")})
-    for each in result.unmatched:
-        label, kind, shape = (f"{name}{'' if each.side == 'A' else '_b'}" for name in ("label", "kind", "shape"))
-        records.append({label: each.label, kind: each.kind, shape: shape_text(each.shape), "note": each.reason})
-    return _csv(columns, records)
-
-
-def weights_to_csv(result: Differences) -> str:
-    """Return the tensors of a comparison of weights as CSV with a header; what has no partner comes last."""
-    measured = (*(each.name for each in fields(Measures)), "sqnr_db")
-    own = [each.name for each in fields(WeightDifference) if each.name != "measures"]
-    records: list[dict[str, object]] = []
-    for row in result.weights:
-        numbers = {name: getattr(row.measures, name, None) for name in measured}
-        records.append({**_own(row), "shape": shape_text(row.shape), "shape_b": shape_text(row.shape_b), **numbers})
-    for each in result.unmatched:
-        name, dtype, shape = (f"{name}{'' if each.side == 'A' else '_b'}" for name in ("name", "dtype", "shape"))
-        records.append({name: each.label, dtype: each.kind, shape: shape_text(each.shape), "note": each.reason})
-    return _csv((*own, *measured, "note"), records)
 
 
 def heads_to_csv(result: Attention) -> str:
