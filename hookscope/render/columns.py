@@ -66,7 +66,7 @@ class Column:
         fold: Length above which its text is shortened, unless the table is shown in full.
         max_width: Wider words are wrapped; twice as much if the table is shown in full.
         beside: Title of a column of lower rank, without which this one means nothing.
-        usual: Text that needs no column: if all rows have it, or none has any, the column is left out.
+        usual: Text that needs no column: it is left out if all rows have this text or "-"; None if it always stays.
         varies: Whether it is left out if all rows have the same.
         style: Of the cells in a terminal, in rows without a style of their own.
     """
@@ -83,7 +83,7 @@ class Column:
     fold: int = 0
     max_width: int = 1000
     beside: str = ""
-    usual: str = ""
+    usual: str | None = None
     varies: bool = False
     style: str = ""
 
@@ -128,8 +128,12 @@ def telling(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column
         for column, cells in found
         if not column.rank
         or column is titled[-1]
-        or not ({*cells} <= {"", "-", column.usual} or (column.varies and len({*cells}) == 1))
+        or not ({*cells} <= _nothing(column.usual) or (column.varies and len({*cells}) == 1))
     ]
+
+
+def _nothing(usual: str | None) -> set[str]:
+    return {""} if usual is None else {"", "-", usual}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,10 @@ def drawn_columns(
     drawn = []
     for column, texts in telling(columns, rows):
         short = [fold_name(text, column.fold) for text in texts] if column.fold and not full else texts
-        cells = [safe_line(text, "" if style else column.style) for text, style in zip(short, styles, strict=True)]
+        cells = [
+            safe_line(text, column.style if text and not style else "")
+            for text, style in zip(short, styles, strict=True)
+        ]
         max_width = column.max_width * (1 + full)
         drawn.append(Drawn(column.title, cells, column.rank, column.words, max_width, column.beside))
     return drawn if drawn[-1].words else [*drawn, Drawn("", [Text()] * len(rows), 99, words=True)]
@@ -473,12 +480,28 @@ STATISTICS: Mapping[str, Column] = {
 """Statistics that rows have as attributes, or that their `statistics` have; all but counts are over finite values."""
 
 
-def statistics(ranks: Mapping[str, int], of: str = "", **titles: str) -> tuple[Column, ...]:
-    """Return columns of statistics with their ranks in a table, in this order, under other `titles` by key.
+NUMBERS = (
+    "mean",
+    "std",
+    "min",
+    "max",
+    "mean_abs",
+    "l2",
+    "zero_fraction",
+    "dead_channel_fraction",
+    "nan_count",
+    "inf_count",
+)
+"""Those that files for machines have of any tensor."""
 
-    `of` is the attribute of a row that has the statistics.
+
+def statistics(ranks: Mapping[str, int], of: str = "", **titles: str) -> tuple[Column, ...]:
+    """Return columns of statistics with their ranks in a table; only machines get those of rank 0.
+
+    `of` is the attribute of a row that has the statistics; `titles` replace the usual ones, by key.
     """
     named = [
-        replace(STATISTICS[key], rank=rank, title=titles.get(key, STATISTICS[key].title)) for key, rank in ranks.items()
+        replace(STATISTICS[key], rank=rank, title=titles.get(key, STATISTICS[key].title) if rank else "")
+        for key, rank in ranks.items()
     ]
     return tuple(column.on(attrgetter(of)) if of else column for column in named)

@@ -104,6 +104,7 @@ def _measures(ranks: dict[str, int], part: str = "measures", suffix: str = "", *
             key=f"{key}{suffix}",
             rank=rank,
             title=titles.get(key, _MEASURES[key].title if rank else ""),
+            usual="-",
         )
         for key, rank in ranks.items()
     ]
@@ -125,11 +126,11 @@ def difference_columns(result: Differences) -> tuple[Column, ...]:
         *_of_both("shape", "shape", 14, shape_text),
         *machine_columns("dtype", "dtype_b", "origin"),
         *_measures({"relative_l2": 2}),
-        Column("input_relative_l2", "input", "rel. L2 of the layer's inputs, the largest", 5, _input_text),
+        Column("input_relative_l2", "input", "rel. L2 of the layer's inputs, the largest", 5, _input_text, usual="-"),
         Column("arriving_relative_l2"),
         *_measures({"relative_l2": 3}, "added", "_added", relative_l2="added"),
-        Column("error", "error A", "rel. L2 of A and the reference", 4, _short),
-        Column("error_b", "error B", "rel. L2 of B and the reference", 4, _short),
+        Column("error", "error A", "rel. L2 of A and the reference", 4, _short, usual="-"),
+        Column("error_b", "error B", "rel. L2 of B and the reference", 4, _short, usual="-"),
         *_measures({"cosine": 15, "sqnr_db": 7, "max_abs": 8, "max_at": 16, "ulps": 11} | _MORE),
         *_measures(dict.fromkeys(("cosine", "sqnr_db", "max_abs", "max_at", "ulps"), 0) | _MORE, "added", "_added"),
         Column("channel").on(attrgetter("channel")),

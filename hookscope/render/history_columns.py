@@ -44,7 +44,15 @@ def file_columns(result: History) -> tuple[Column, ...]:
             2,
             value=lambda file: median(of_layers("drift", file) or [math.nan]) if of_layers("drift", file) else None,
         ),
-        Column("learning_rates", "lr", "learning rates of the optimiser state in the file", 5, _few_rates, _rates),
+        Column(
+            "learning_rates",
+            "lr",
+            "learning rates of the optimiser state in the file",
+            5,
+            _few_rates,
+            _rates,
+            usual="-",
+        ),
         Column(
             "optimiser_steps",
             "steps",
@@ -52,6 +60,7 @@ def file_columns(result: History) -> tuple[Column, ...]:
             6,
             value=lambda file: tuple(f"{point.key}={point.steps}" for point in file.optimisers),
             shown=lambda file: _count(next((point.steps for point in file.optimisers), None)),
+            usual="-",
         ),
         Column(
             "best_class",
@@ -129,7 +138,9 @@ def tensor_columns(result: History) -> tuple[Column, ...]:
             "drift_from_first", "since first", "L2 norm of the change since the first file, divided by the norm there"
         ),
         *statistics({"min": 1, "max": 1, "zero_fraction": 1, "nonfinite_count": 1}),
-        Column("dead_filter_count", "dead filters", "output channels that are 0 everywhere", shown=_dead_filters),
+        Column(
+            "dead_filter_count", "dead filters", "output channels that are 0 everywhere", shown=_dead_filters, usual="-"
+        ),
         Column("filter_count"),
         Column("moved_from"),
     )

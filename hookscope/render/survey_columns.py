@@ -68,6 +68,7 @@ LAYERS = (
         "share of the variance between inputs that the class explains, in the most selective channel",
         10,
         lambda found: number_text(found[0], 2),
+        usual="-",
     ),
     Column("", "remarks", "what deserves a look", 2, value=remarks_of, words=True),
 )

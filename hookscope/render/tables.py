@@ -7,47 +7,25 @@ from dataclasses import fields
 from typing import Any
 
 from hookscope.render.columns import Column
-from hookscope.results.activations import Activations, LayerRow
+from hookscope.render.comparison import CHANGES
+from hookscope.render.cost_text import COSTS
+from hookscope.render.layer_columns import (
+    gradient_columns,
+    layer_table_of,
+    module_columns,
+    module_rows,
+    parameter_columns,
+)
+from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, HeadRow
 from hookscope.results.comparison import Comparison
-from hookscope.results.cost import ModuleCost, NetworkCost
-from hookscope.results.costs_of_rows import costs_of_rows
-from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
-from hookscope.results.network import ModuleRow, ModuleTable
-from hookscope.results.runs.serialize import QUANTILE_NAMES
+from hookscope.results.cost import NetworkCost
+from hookscope.results.gradients import Gradients, InputGradients
+from hookscope.results.network import ModuleTable
 from hookscope.results.token_norms import HighToken, MassiveActivation
-from hookscope.text import safe_text, shape_text
+from hookscope.text import safe_text
 
-_NUMBERS = ("mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "nan_count", "inf_count")
-
-_LAYER_COLUMNS = (
-    *("index", "layer", "call", "slot", "kind", "parameter_count", "shape", "dtype", "element_count"),
-    *_NUMBERS,
-    *("channel_axis", "channel_count", "dead_channel_count", "dead_channel_fraction"),
-    *QUANTILE_NAMES,
-    *("unmeasured", "flags", "aliases", "repeats", "also", "source", "inputs"),
-    *("token_norm_median", "token_norm_max", "high_norm_tokens", "massive_activations"),
-)
 _TOKEN_COLUMNS = ("label", "what", "input", "token", "place", "channel", "value", "limit", "median")
-_GRADIENT_COLUMNS = (
-    *("index", "backward_index", "layer", "call", "slot", "role", "kind", "status", "shape", "dtype", "element_count"),
-    *_NUMBERS,
-    *QUANTILE_NAMES,
-    *("unmeasured", "remark", "aliases", "repeats", "also", "source"),
-)
-_PARAMETER_COLUMNS = (
-    *("index", "name", "kind", "trainable", "status", "shape", "dtype", "element_count"),
-    *_NUMBERS,
-    *("weight_l2", "ratio"),
-    *QUANTILE_NAMES,
-    *("unmeasured", "aliases"),
-)
-
-_COST_COLUMNS = (
-    *("multiply_adds", "own_multiply_adds", "total_parameter_count", "own_parameter_count", "parameter_bytes"),
-    *("own_parameter_bytes", "trainable_count", "output_bytes", "saved_bytes", "own_saved_bytes"),
-    *("receptive_field", "receptive_field_stride", "receptive_field_centre", "receptive_field_at_least", "seconds"),
-)
 
 # Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), full-width forms included.
 _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
@@ -59,25 +37,7 @@ def rows_to_csv(inspection: Activations | Gradients) -> str:
     A name that a spreadsheet would take for a formula starts with an apostrophe, and control characters are spelled
     out, so the exact names of hostile layers are in the JSON only.
     """
-    shapeless = ({"shape": ""} if "not a tensor" in row.flags else {} for row in inspection.rows)
-    records = [_record(row) | _token_cells(row) | blank for row, blank in zip(inspection.rows, shapeless, strict=True)]
-    cost = inspection.cost if isinstance(inspection, Activations) else None
-    if cost is None:
-        return _csv(_LAYER_COLUMNS, records)
-    costs = costs_of_rows(inspection.rows, cost)
-    both = (record | cost_cells(each) for record, each in zip(records, costs, strict=True))
-    return _csv((*_LAYER_COLUMNS, *_COST_COLUMNS), both)
-
-
-def _token_cells(row: LayerRow) -> dict[str, object]:
-    if row.tokens is None:
-        return {}
-    return {
-        "token_norm_median": row.tokens.median,
-        "token_norm_max": row.tokens.max,
-        "high_norm_tokens": row.tokens.high_count,
-        "massive_activations": row.tokens.massive_count,
-    }
+    return csv_text(*layer_table_of(inspection))
 
 
 def tokens_to_csv(inspection: Activations) -> str:
@@ -97,68 +57,27 @@ def tokens_to_csv(inspection: Activations) -> str:
 
 def cost_to_csv(cost: NetworkCost) -> str:
     """Return what each module costs as CSV with a header, one line a module, as `rows_to_csv` does."""
-    return _csv(("layer", *_COST_COLUMNS), ({"layer": each.layer} | cost_cells(each) for each in cost.modules))
+    return csv_text((Column("layer"), *COSTS), cost.modules)
 
 
 def modules_to_csv(table: ModuleTable) -> str:
     """Return the modules of a network as CSV with a header, one line a module, with their costs if they were taken."""
-    own = [each.name for each in fields(ModuleRow)]
-    known = {} if table.cost is None else {each.layer: each for each in table.cost.modules}
-    records = []
-    for row in table.rows:
-        shapes = {name: tuple(map(shape_text, getattr(row, name))) for name in ("input_shapes", "output_shapes")}
-        records.append({**_own(row), **cost_cells(known.get(row.layer) if row.owner is None else None), **shapes})
-    return _csv((*own, *(name for name in _COST_COLUMNS if known and name not in own)), records)
-
-
-def cost_cells(cost: ModuleCost | None) -> dict[str, object]:
-    """Return the cells of a cost by column; none of a row without one."""
-    if cost is None:
-        return {}
-    total, own, seen = cost.total, cost.own, cost.receptive_field
-    cells: dict[str, object] = {
-        "multiply_adds": total.multiply_adds,
-        "own_multiply_adds": own.multiply_adds,
-        "total_parameter_count": total.parameter_count,
-        "own_parameter_count": own.parameter_count,
-        "parameter_bytes": total.parameter_bytes,
-        "own_parameter_bytes": own.parameter_bytes,
-        "trainable_count": total.trainable_count,
-        "output_bytes": cost.output_bytes,
-        "saved_bytes": total.saved_bytes,
-        "own_saved_bytes": own.saved_bytes,
-        "seconds": cost.seconds,
-    }
-    if seen is not None:
-        names = {"": seen.size, "_stride": seen.stride, "_centre": seen.centre}
-        cells |= {f"receptive_field{name}": "x".join(f"{each:g}" for each in value) for name, value in names.items()}
-        cells["receptive_field_at_least"] = seen.at_least
-    return cells
+    return csv_text(module_columns(table.rows, table.cost), module_rows(table.rows, table.cost))
 
 
 def gradients_to_csv(inspection: Gradients) -> str:
     """Return the gradients of outputs and inputs as CSV with a header, one line a row, as `rows_to_csv` does."""
-    return _csv(_GRADIENT_COLUMNS, map(_record, inspection.gradients))
+    return csv_text(gradient_columns(inspection), inspection.gradients)
 
 
 def parameters_to_csv(inspection: Gradients) -> str:
     """Return the gradients of parameters as CSV with a header, one line a parameter, as `rows_to_csv` does."""
-    return _csv(_PARAMETER_COLUMNS, map(_record, inspection.parameters))
+    return csv_text(parameter_columns(inspection), inspection.parameters)
 
 
 def changes_to_csv(comparison: Comparison) -> str:
     """Return what edits changed as CSV with a header, one line a row: statistics without the edits and with them."""
-    columns = ("label", "what", *(f"{name}_{when}" for name in _NUMBERS for when in ("before", "after")))
-    records = (
-        {"label": change.label, "what": change.what}
-        | {
-            f"{name}_{when}": getattr(statistics, name, None)
-            for name in _NUMBERS
-            for when, statistics in (("before", change.before), ("after", change.after))
-        }
-        for change in comparison.changes
-    )
-    return _csv(columns, records)
+    return csv_text(CHANGES, comparison.changes)
 
 
 def heads_to_csv(result: Attention) -> str:
@@ -194,13 +113,6 @@ def _csv(columns: Sequence[str], records: Iterable[Mapping[str, object]]) -> str
     writer.writerow(map(_cell, columns))
     writer.writerows([_cell(record.get(column)) for column in columns] for record in records)
     return text.getvalue()
-
-
-def _record(row: LayerRow | GradientRow | ParameterRow) -> dict[str, object]:
-    statistics = row.activation if isinstance(row, LayerRow) else row.gradient
-    derived = {"shape": shape_text(statistics.shape), "dead_channel_fraction": statistics.dead_channel_fraction}
-    quantiles = zip(QUANTILE_NAMES, statistics.quantiles or (), strict=False)
-    return {**_own(statistics), **derived, **dict(quantiles), **_own(row)}
 
 
 def _own(result: object) -> dict[str, object]:
