@@ -53,8 +53,28 @@ def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
 
     columns = {key: Column(key, value=partial(read, at)) for at, key in enumerate(QUANTILE_NAMES)}
     if median_rank:
-        columns[_MEDIAN] = replace(columns[_MEDIAN], title="median", meaning="median", rank=median_rank, shown=median)
+        columns[_MEDIAN] = replace(
+            columns[_MEDIAN], title="median", meaning="half of the values are below it", rank=median_rank, shown=median
+        )
     return tuple(column.on(_STATISTICS) for column in columns.values())
+
+
+def _if_finite(column: Column) -> Column:
+    """Return a column without text where some values are NaN or Inf: of the others alone it would mislead."""
+
+    def shown(row: GradientRow | ParameterRow) -> str:
+        return "-" if row.gradient.nan_count or row.gradient.inf_count else column.cell(row)
+
+    return replace(column, shown=shown)
+
+
+_RANKS = {"mean_abs": 2, "max_abs": 3, "l2": 4, "mean": 18, "std": 19, "min": 0, "max": 0}
+GRADIENT = (
+    *_measured({"shape": 5, "dtype": 17, "element_count": 0}),
+    *map(_if_finite, _measured(_RANKS, mean_abs="mean |g|", max_abs="max |g|")),
+    *_measured({"zero_fraction": 7, "nan_count": 14, "inf_count": 15}),
+)
+"""Statistics of a gradient, of an output or a parameter."""
 
 
 def layer_columns(rows: Sequence[LayerRow] = (), *, full: bool = True) -> tuple[Column, ...]:
@@ -116,7 +136,7 @@ def gradient_columns(inspection: Gradients, *, full: bool = True) -> tuple[Colum
         *machine_columns("layer", "call", "slot", "role"),
         _KIND,
         *machine_columns("status"),
-        *_gradient(),
+        *GRADIENT,
         *_quantiles(),
         *_unmeasured("unmeasured"),
         *machine_columns("remark", "aliases", "repeats", "also", "source"),
@@ -131,7 +151,7 @@ def parameter_columns(inspection: Gradients, *, full: bool = True) -> tuple[Colu
         Column("name", "parameter", "name of the parameter", 0, words=True),
         replace(_KIND, meaning="class of the module that owns it", rank=13),
         *machine_columns("trainable", "status"),
-        *_gradient(),
+        *GRADIENT,
         Column("weight_l2", "‖w‖", "L2 norm of the parameter", 6),
         _if_finite(Column("ratio", "‖g‖/‖w‖", "L2 norm of the gradient over that of the parameter", 1)),
         *_quantiles(),
@@ -139,24 +159,6 @@ def parameter_columns(inspection: Gradients, *, full: bool = True) -> tuple[Colu
         *machine_columns("aliases"),
         _remarks("remarks", "what is unusual", partial(_gradient_words, inspection, full=full)),
     )
-
-
-def _gradient() -> list[Column]:
-    ranks = {"mean_abs": 2, "max_abs": 3, "l2": 4, "mean": 18, "std": 19, "min": 0, "max": 0}
-    return [
-        *_measured({"shape": 5, "dtype": 17, "element_count": 0}),
-        *map(_if_finite, _measured(ranks, mean_abs="mean |g|", max_abs="max |g|")),
-        *_measured({"zero_fraction": 7, "nan_count": 14, "inf_count": 15}),
-    ]
-
-
-def _if_finite(column: Column) -> Column:
-    """Return a column without text where some values are NaN or Inf: of the others alone it would mislead."""
-
-    def shown(row: GradientRow | ParameterRow) -> str:
-        return "-" if row.gradient.nan_count or row.gradient.inf_count else column.cell(row)
-
-    return replace(column, shown=shown)
 
 
 def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Column]:

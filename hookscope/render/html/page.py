@@ -28,9 +28,16 @@ from hookscope.text import counted, safe_text, shape_text
 
 
 def render_page(
-    template: str, filters: Mapping[str, Callable[..., Any]], scripts: Sequence[str] = (), **values: Any
+    template: str,
+    filters: Mapping[str, Callable[..., Any]],
+    scripts: Sequence[str] = (),
+    style: str = "",
+    **values: Any,
 ) -> str:
-    """Return the page of a template; `scripts` are file names, which make one script; values hold a `title`."""
+    """Return the page of a template; `scripts` are file names, which make one script; values hold a `title`.
+
+    `style` is added to that of all pages; no text of a run may be in it.
+    """
     environment = Environment(
         loader=PackageLoader("hookscope.render.html"),
         autoescape=True,
@@ -47,7 +54,7 @@ def render_page(
         "shape": shape_text,
     }
     environment.filters |= filters
-    style, code = _asset("style.css"), "".join(map(_asset, scripts))
+    style, code = _asset("style.css") + style, "".join(map(_asset, scripts))
     return MARK + environment.get_template(template).render(
         style=Markup(style),  # noqa: S704 - these two are our own files
         script=Markup(code),  # noqa: S704
