@@ -72,4 +72,4 @@ def on_post_template(output_content: str, **_: object) -> str:
 
 
 _about: dict[str, tuple[str, str]] = {}
-_PARTS: Mapping[str, "made.Part"] = {"options": made.options, "rules": made.rules}
+_PARTS: Mapping[str, "made.Part"] = {"options": made.options, "rules": made.rules, **made.TABLES}

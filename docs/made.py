@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
 import typer.main
@@ -13,6 +13,9 @@ from hookscope.checks.rules.rule import Rule
 from hookscope.cli.app import app
 from hookscope.cli.rule_tables import NEEDS
 from hookscope.cli.sections import help_record
+from hookscope.render.columns import Column
+from hookscope.render.history_columns import file_columns, layer_columns
+from hookscope.results.history import History
 
 Part = Callable[[], str]
 _NAMES = {"Arguments": "argument"}
@@ -52,6 +55,20 @@ def _code(text: str) -> str:
 
 def _cell(text: str) -> str:
     return escape(" ".join(text.split()), quote=False).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
+
+
+def columns(declared: Sequence[Column]) -> str:
+    """Return a table of the columns that people see, and what each means."""
+    titled = [each for each in declared if each.title]
+    rows = (f"| `{each.title}` | {_prose(each.meaning)}{f', in {each.unit}' * bool(each.unit)} |" for each in titled)
+    return "\n".join(("| column | meaning |", "|---|---|", *rows))
+
+
+_NO_FILES = History(files=(), order="", verdicts=(), rows=())
+TABLES: Mapping[str, Part] = {
+    "columns-of-files": lambda: columns(file_columns(_NO_FILES)),
+    "columns-of-layers-over-files": lambda: columns(layer_columns(_NO_FILES)),
+}
 
 
 def rules() -> str:

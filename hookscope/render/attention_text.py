@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from rich.console import Group, RenderableType
 
-from hookscope.render.columns import Column, draw_table, fold_name, number_column, number_text, safe_line
+from hookscope.render.columns import Drawn, draw, fold_name, number_column, number_text, safe_line
 from hookscope.render.terminal import note_lines, title_lines
 from hookscope.results.attention import Attention, AttentionBlock, HeadRow
 from hookscope.results.concentration import concentration
@@ -54,17 +54,17 @@ def _table_of_blocks(result: Attention, width: int) -> RenderableType:
     rows = {block.label: [each for each in result.rows if each.block == block.label] for block in result.blocks}
     shown = result.blocks[:_MOST_ROWS]
     columns = [
-        Column("#", [safe_line(str(place)) for place in range(len(shown))], 12),
-        Column("block", [safe_line(fold_name(each.label, 44)) for each in shown], 0, words=True),
-        Column("heads", [safe_line(str(each.heads)) for each in shown], 5),
-        Column("queries x keys", [safe_line(_sizes(each)) for each in shown], 7),
-        Column("entropy", [safe_line(_range(rows[each.label], "entropy")) for each in shown], 1),
-        Column("distance", [safe_line(_range(rows[each.label], "distance")) for each in shown], 2),
-        Column("class %", [safe_line(_range(rows[each.label], "class_share", 100)) for each in shown], 3),
-        Column("registers %", [safe_line(_range(rows[each.label], "register_share", 100)) for each in shown], 4),
-        Column("remarks", [safe_line(_flagged(rows[each.label])) for each in shown], 6, words=True),
+        Drawn("#", [safe_line(str(place)) for place in range(len(shown))], 12),
+        Drawn("block", [safe_line(fold_name(each.label, 44)) for each in shown], 0, words=True),
+        Drawn("heads", [safe_line(str(each.heads)) for each in shown], 5),
+        Drawn("queries x keys", [safe_line(_sizes(each)) for each in shown], 7),
+        Drawn("entropy", [safe_line(_range(rows[each.label], "entropy")) for each in shown], 1),
+        Drawn("distance", [safe_line(_range(rows[each.label], "distance")) for each in shown], 2),
+        Drawn("class %", [safe_line(_range(rows[each.label], "class_share", 100)) for each in shown], 3),
+        Drawn("registers %", [safe_line(_range(rows[each.label], "register_share", 100)) for each in shown], 4),
+        Drawn("remarks", [safe_line(_flagged(rows[each.label])) for each in shown], 6, words=True),
     ]
-    table = draw_table(_with_values(columns), width)
+    table = draw(_with_values(columns), width)
     if len(shown) == len(result.blocks):
         return table
     more = safe_line(f"… {len(result.blocks) - len(shown):,} more blocks, --full shows every head", style="dim")
@@ -74,19 +74,19 @@ def _table_of_blocks(result: Attention, width: int) -> RenderableType:
 def _table_of_heads(result: Attention, width: int) -> RenderableType:
     rows = result.rows
     columns = [
-        Column("block", [safe_line(fold_name(each.block, 44)) for each in rows], 0, words=True),
-        Column("head", [safe_line(str(each.head)) for each in rows], 1),
+        Drawn("block", [safe_line(fold_name(each.block, 44)) for each in rows], 0, words=True),
+        Drawn("head", [safe_line(str(each.head)) for each in rows], 1),
         number_column("entropy", [each.entropy for each in rows], 2),
         number_column("distance", [each.distance for each in rows], 3),
         number_column("class", [each.class_share for each in rows], 4),
         number_column("registers", [each.register_share for each in rows], 5),
         number_column("largest", [each.top_share for each in rows], 6),
-        Column("remarks", [safe_line("one token" if each.is_one_token else "") for each in rows], 7, words=True),
+        Drawn("remarks", [safe_line("one token" if each.is_one_token else "") for each in rows], 7, words=True),
     ]
-    return draw_table(_with_values(columns), width)
+    return draw(_with_values(columns), width)
 
 
-def _with_values(columns: Sequence[Column]) -> list[Column]:
+def _with_values(columns: Sequence[Drawn]) -> list[Drawn]:
     """Leave out columns without values; the last one, of remarks, stays."""
     return [each for each in columns[:-1] if any(cell.plain not in ("", "-") for cell in each.cells)] + [columns[-1]]
 

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hookscope.render.columns import (
-    Column,
-    draw_table,
+    Drawn,
+    draw,
     fold_name,
     number_text,
     probability_text,
@@ -126,19 +126,19 @@ def _table(result: Attributions, width: int, *, full: bool) -> RenderableType:
     header = next(iter(readings)) if len(readings) == 1 and "as returned" not in readings else "prob."
     whole = f"({input_word(shown[0].values.ndim)})"
     columns = [
-        Column("input", [safe_line(PurePath(record.name).name or record.name) for record in records], 11, words=True),
-        Column("target", [safe_line(fold_name(each.target.label, 40)) for each in shown], 0, words=True),
-        Column("score", [safe_line(number_text(each.target.score)) for each in shown], 2),
-        Column(header, [safe_line(_probability(each)) for each in shown], 1),
-        Column("layer", [safe_line(each.layer or whole) for each in shown], 3, words=True),
-        Column("grid", [safe_line("x".join(map(str, each.values.shape))) for each in shown], 12),
-        Column("half of it in", [safe_line(place) for place in places], 4, words=True),
+        Drawn("input", [safe_line(PurePath(record.name).name or record.name) for record in records], 11, words=True),
+        Drawn("target", [safe_line(fold_name(each.target.label, 40)) for each in shown], 0, words=True),
+        Drawn("score", [safe_line(number_text(each.target.score)) for each in shown], 2),
+        Drawn(header, [safe_line(_probability(each)) for each in shown], 1),
+        Drawn("layer", [safe_line(each.layer or whole) for each in shown], 3, words=True),
+        Drawn("grid", [safe_line("x".join(map(str, each.values.shape))) for each in shown], 12),
+        Drawn("half of it in", [safe_line(place) for place in places], 4, words=True),
     ]
     if len(result.inputs) == 1:
         columns = columns[1:]
     if all(each.target.probability is None for each in shown):
         columns = [column for column in columns if column.header != header]
-    table = draw_table(columns, width)
+    table = draw(columns, width)
     if len(shown) == len(result.maps):
         return table
     more = safe_line(f"… {len(result.maps) - len(shown):,} more maps, --full shows all", style="dim")

@@ -1,9 +1,11 @@
 """Tables for terminals of any width: columns that are kept or left out, rows that are folded, numbers as text."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from textwrap import wrap
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -15,7 +17,7 @@ from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import BIN_COUNT, EXACT_LIMIT, Distribution, histogram
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.token_norms import TokenNorms
-from hookscope.text import figure, safe_text
+from hookscope.text import figure, safe_text, shape_text
 
 # A table with more rows than this is folded: the first and last rows stay, and all notable rows; about what
 # two screens hold.
@@ -47,18 +49,103 @@ SPARKLINE_MEANING = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column before it is drawn, with a cell for each row. Its header is unlike any other column's.
+    """A column of a table, declared once: the terminal, CSV files, data frames, pages and the documentation read it.
 
-    The lowest rank stays longest when the terminal is narrow. 0 is the name column, which gives way to others; names
-    are shortened to make room for columns below 10.
+    Attributes:
+        key: Its name for machines, and the attribute of a row that it reads if it has no `value`; "" if it is for
+            people only.
+        title: Its header for people, unlike any other's in its table; "" if it is for machines only.
+        meaning: What it holds, in a few words.
+        rank: The lowest stays longest when the terminal is narrow. 0 is the name column, which gives way to others;
+            names are shortened to make room for columns below 10.
+        text: Its value as text; None, which is always "-", aside.
+        value: Reads it from a row.
+        shown: Its text from a row, where that is more than `text` of its value.
+        unit: Of its values, where its title does not name it.
+        words: Whether it is aligned left, and wrapped if need be; numbers are aligned right and never wrapped.
+        fold: Length above which its text is shortened, unless the table is shown in full.
+        max_width: Wider words are wrapped; twice as much if the table is shown in full.
+        beside: Title of a column of lower rank, without which this one means nothing.
+        usual: Text that needs no column: it is left out if all rows have this text or "-"; None if it always stays.
+        varies: Whether it is left out if all rows have the same.
+        style: Of the cells in a terminal, in rows without a style of their own.
     """
+
+    key: str
+    title: str = ""
+    meaning: str = ""
+    rank: int = 99
+    text: Callable[[Any], str] | None = None
+    value: Callable[[Any], Any] | None = None
+    shown: Callable[[Any], str] | None = None
+    unit: str = ""
+    words: bool = False
+    fold: int = 0
+    max_width: int = 1000
+    beside: str = ""
+    usual: str | None = None
+    varies: bool = False
+    style: str = ""
+
+    @property
+    def read(self) -> Callable[[Any], Any]:
+        """What reads the value from a row."""
+        return self.value or attrgetter(self.key)
+
+    def cell(self, row: Any) -> str:
+        """Return the text of a row for people."""
+        if self.shown is not None:
+            return self.shown(row)
+        value = self.read(row)
+        return "-" if value is None else (self.text or (str if self.words else number_text))(value)
+
+    def on(self, part: Callable[[Any], Any], blank: str = "-", **changes: Any) -> "Column":
+        """Return the column for rows with such a row as a part; `blank` where that is None."""
+
+        def value(row: Any) -> Any:
+            return None if (held := part(row)) is None else self.read(held)
+
+        def shown(row: Any) -> str:
+            return blank if (held := part(row)) is None else self.cell(held)
+
+        return replace(self, value=value, shown=shown, **changes)
+
+
+def machine_columns(*keys: str) -> tuple[Column, ...]:
+    """Return columns of attributes that only machines get."""
+    return tuple(map(Column, keys))
+
+
+def telling(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column, list[str]]]:
+    """Return the columns for people and their cells, without columns that say nothing, or the same, in every row.
+
+    The name column stays, and the last one.
+    """
+    titled = [each for each in columns if each.title]
+    found = [(column, [column.cell(row) for row in rows]) for column in titled]
+    return [
+        (column, cells)
+        for column, cells in found
+        if not column.rank
+        or column is titled[-1]
+        or not ({*cells} <= _nothing(column.usual) or (column.varies and len({*cells}) == 1))
+    ]
+
+
+def _nothing(usual: str | None) -> set[str]:
+    return {""} if usual is None else {"", "-", usual}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A column as a terminal shows it, with a cell for each row; see `Column`."""
 
     header: str
     cells: Sequence[Text]
     rank: int
-    words: bool = False  # aligned left and wrapped if need be; numbers are aligned right and never wrapped
-    max_width: int = 1000  # wider words are shortened or wrapped
-    of: str = ""  # the header of a column of lower rank, without which this column means nothing
+    words: bool = False
+    max_width: int = 1000
+    beside: str = ""
 
     @property
     def width(self) -> int:
@@ -67,23 +154,26 @@ class Column:
         return min(self.max_width, max(cell_len(self.header), *map(cell_len, lines)))
 
 
-def number_column(header: str, values: Iterable[float | None], rank: int) -> Column:
-    """Return a column of `number_text`."""
-    return Column(header, [safe_line(number_text(value)) for value in values], rank)
-
-
-def counts_that_vary(columns: Sequence[Column], statistics: Sequence[TensorStatistics]) -> list[Column]:
-    """Leave out the columns of dtype, NaN and Inf where they would say the same in every row."""
-    idle = {
-        "dtype": len({each.dtype for each in statistics}) == 1,
-        "NaN": not any(each.nan_count for each in statistics),
-        "Inf": not any(each.inf_count for each in statistics),
-    }
-    return [column for column in columns if not idle.get(column.header)]
+def drawn_columns(
+    columns: Sequence[Column], rows: Sequence[Any], styles: Sequence[str] = (), *, full: bool = True
+) -> list[Drawn]:
+    """Return columns with their cells; the last one holds remarks, none if the last declared one is not of words."""
+    styles = styles or [""] * len(rows)
+    drawn = []
+    for column, texts in telling(columns, rows):
+        short = [fold_name(text, column.fold) for text in texts] if column.fold and not full else texts
+        cells = [
+            safe_line(text, column.style if text and not style else "")
+            for text, style in zip(short, styles, strict=True)
+        ]
+        max_width = column.max_width * (1 + full)
+        drawn.append(Drawn(column.title, cells, column.rank, column.words, max_width, column.beside))
+    return drawn if drawn[-1].words else [*drawn, Drawn("", [Text()] * len(rows), 99, words=True)]
 
 
 def draw_table(
     columns: Sequence[Column],
+    rows: Sequence[Any],
     width: int,
     styles: Sequence[str] = (),
     notable: Sequence[bool] | None = None,
@@ -95,6 +185,18 @@ def draw_table(
     The last column holds remarks, which join the names if it finds no room. Folding keeps rows that are `notable`,
     else those that have a style.
     """
+    return draw(drawn_columns(columns, rows, styles, full=full), width, styles, notable, full=full)
+
+
+def draw(
+    columns: Sequence[Drawn],
+    width: int,
+    styles: Sequence[str] = (),
+    notable: Sequence[bool] | None = None,
+    *,
+    full: bool = True,
+) -> RenderableType:
+    """Return a table of columns that have their cells, as `draw_table` does."""
     count = len(columns[0].cells)
     columns = fitted(columns, width)
     name = next((position for position, column in enumerate(columns) if column.rank == 0), 0)
@@ -117,7 +219,22 @@ def draw_table(
     return Group(*parts)
 
 
-def fitted(columns: Sequence[Column], width: int) -> list[Column]:
+def number_column(header: str, values: Iterable[float | None], rank: int) -> Drawn:
+    """Return a column of `number_text`."""
+    return Drawn(header, [safe_line(number_text(value)) for value in values], rank)
+
+
+def counts_that_vary(columns: Sequence[Drawn], statistics: Sequence[TensorStatistics]) -> list[Drawn]:
+    """Leave out the columns of dtype, NaN and Inf where they would say the same in every row."""
+    idle = {
+        "dtype": len({each.dtype for each in statistics}) == 1,
+        "NaN": not any(each.nan_count for each in statistics),
+        "Inf": not any(each.inf_count for each in statistics),
+    }
+    return [column for column in columns if not idle.get(column.header)]
+
+
+def fitted(columns: Sequence[Drawn], width: int) -> list[Drawn]:
     """Return the columns that fit `width`, names shortened, each of the last column's remarks beside its name if not.
 
     Columns stay in their order.
@@ -131,7 +248,7 @@ def fitted(columns: Sequence[Column], width: int) -> list[Column]:
     for column in sorted(columns, key=lambda column: column.rank)[1:]:
         reserved = min(name.width, at_least if column.rank < 10 else max(at_least, _NAME_WIDTH_WANTED))
         has_room = column.width + _gap(width) + reserved <= spare
-        if has_room and (not column.of or column.of in kept) and any(cell.plain for cell in column.cells):
+        if has_room and (not column.beside or column.beside in kept) and any(cell.plain for cell in column.cells):
             kept.add(column.header)
             spare -= column.width + _gap(width)
     if columns[-1].header in kept:
@@ -319,7 +436,7 @@ def _below(remark: Text, begin: int, width: int, style: str) -> Text:
     return Text("\n".join(lines), style=remark.spans[-1].style if remark.spans else style)
 
 
-def _section(columns: Sequence[Column], width: int, *, show_header: bool) -> Table:
+def _section(columns: Sequence[Drawn], width: int, *, show_header: bool) -> Table:
     padding = (0, _gap(width) - 1, 0, 0)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding, show_header=show_header)
     for column in columns:
@@ -338,3 +455,53 @@ def token_norms_text(tokens: TokenNorms | None) -> str:
         return "-"
     high = f", {tokens.high_count:,} high" if tokens.high_count else ""
     return f"{number_text(tokens.median)} to {number_text(tokens.max)}{high}"
+
+
+STATISTICS: Mapping[str, Column] = {
+    column.key: column
+    for column in (
+        Column("shape", "shape", "shape of the tensor", value=lambda found: shape_text(found.shape), text=str),
+        Column("dtype", "dtype", "dtype of the tensor", words=True, varies=True),
+        Column("element_count", "values", "number of values", text=integer_text),
+        Column("mean", "mean", "mean of the values"),
+        Column("std", "std", "standard deviation of the values, divisor n"),
+        Column("min", "min", "smallest value"),
+        Column("max", "max", "largest value"),
+        Column("mean_abs", "mean |x|", "mean absolute value"),
+        Column("l2", "L2", "root of the sum of squares"),
+        Column("zero_fraction", "zeros", "share of exact zeros", text=percent_text),
+        Column("nan_count", "NaN", "values that are NaN", text=integer_text, usual="0"),
+        Column("inf_count", "Inf", "values that are infinite", text=integer_text, usual="0"),
+        Column("nonfinite_count", "NaN, Inf", "values that are not finite", text=integer_text),
+        Column("dead_channel_fraction", "dead channels", "share of channels that are 0 everywhere", text=percent_text),
+        Column("max_abs", "max |x|", "largest magnitude"),
+    )
+}
+"""Statistics that rows have as attributes, or that their `statistics` have; all but counts are over finite values."""
+
+
+NUMBERS = (
+    "mean",
+    "std",
+    "min",
+    "max",
+    "mean_abs",
+    "l2",
+    "zero_fraction",
+    "dead_channel_fraction",
+    "nan_count",
+    "inf_count",
+)
+"""Those that files for machines have of any tensor."""
+
+
+def statistics(ranks: Mapping[str, int], of: str = "", **titles: str) -> tuple[Column, ...]:
+    """Return columns of statistics with their ranks in a table; only machines get those of rank 0.
+
+    `of` is the attribute of a row that has the statistics; `titles` replace the usual ones, by key.
+    """
+    named = [
+        replace(STATISTICS[key], rank=rank, title=titles.get(key, STATISTICS[key].title) if rank else "")
+        for key, rank in ranks.items()
+    ]
+    return tuple(column.on(attrgetter(of)) if of else column for column in named)

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
-from hookscope.render.columns import Column, draw_table, number_text, prediction_text, safe_line
+from hookscope.render.columns import NUMBERS, STATISTICS, Column, draw_table, number_text, prediction_text, safe_line
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.text import counted
 
@@ -24,7 +25,7 @@ def comparison_report(comparison: Comparison, *, width: int, full: bool = False)
     shown = changes if full else [changes[position] for position in sorted(most[:_FEW_ROWS])]
     parts: list[RenderableType] = [safe_line(f"Effect of {', '.join(comparison.edits)}", style="bold", overflow="fold")]
     if shown:
-        parts.append(_table(shown, width))
+        parts.append(draw_table(CHANGES, shown, width))
     summary = f"{len(changes):,} of {counted(comparison.row_count, 'row')} changed"
     if len(shown) < len(changes):
         summary += f", the {len(shown)} above most; --full shows all"
@@ -42,16 +43,24 @@ def comparison_report(comparison: Comparison, *, width: int, full: bool = False)
     return Group(*parts)
 
 
-def _table(rows: Sequence[Change], width: int) -> RenderableType:
-    columns = [
-        Column("changed", [safe_line(row.label) for row in rows], 0, words=True),
-        Column("what", [safe_line(row.what) for row in rows], 2, words=True),
-        Column("L2", [_both(row, "l2") for row in rows], 3),
-        Column("ratio", [safe_line(number_text(row.l2_ratio)) for row in rows], 1),
-        Column("mean", [_both(row, "mean") for row in rows], 10),
-        Column("remarks", [Text()] * len(rows), 11, words=True),
+def _changed(key: str, rank: int) -> list[Column]:
+    """Return the column of a statistic before, whose text has the one after as well, and that for machines."""
+    before, after = (STATISTICS[key].on(attrgetter(when), key=f"{key}_{when}") for when in ("before", "after"))
+    title = before.title if rank else ""
+    return [
+        replace(before, title=title, rank=rank, shown=lambda row: f"{before.cell(row)} → {after.cell(row)}"),
+        replace(after, title=""),
     ]
-    return draw_table(columns, width)
+
+
+CHANGES = (
+    Column("label", "changed", "row or parameter", 0, words=True),
+    Column("what", "what", "what of it", 2, words=True),
+    *_changed("l2", 3),
+    Column("l2_ratio", "ratio", "L2 with the edits over that without", 1),
+    *_changed("mean", 10),
+    *(column for key in NUMBERS if key not in {"l2", "mean"} for column in _changed(key, 0)),
+)
 
 
 def _amount(change: Change) -> float:
@@ -85,8 +94,3 @@ def _predictions(before: Prediction, after: Prediction) -> RenderableType:
         classes = prediction_text(prediction, _FEW_CLASSES)
         grid.add_row(f"input {prediction.input_index} {which} edits:", safe_line(classes))
     return grid
-
-
-def _both(change: Change, measure: str) -> Text:
-    values = (None if each is None else getattr(each, measure) for each in (change.before, change.after))
-    return safe_line(" → ".join(map(number_text, values)))

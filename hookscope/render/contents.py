@@ -11,8 +11,8 @@ from rich.text import Text
 
 from hookscope.render.columns import (
     REMARK_WIDTH,
-    Column,
-    draw_table,
+    Drawn,
+    draw,
     number_text,
     percent_text,
     safe_line,
@@ -104,19 +104,19 @@ def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> Rend
         return safe_line("No tensors.")
     differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line has it
     columns = [
-        Column("tensor", [safe_line(tensor.key) for tensor in tensors], 0, words=True),
-        Column("shape", [safe_line(shape_text(tensor.shape)) for tensor in tensors], 1),
-        Column("dtype", [safe_line(tensor.dtype) for tensor in tensors], 3 if differ else 10, words=True),
-        Column("size", [safe_line(bytes_text(tensor.byte_count)) for tensor in tensors], 11),
-        Column("mean", [safe_line(_value_text(tensor.mean)) for tensor in tensors], 12),
-        Column("std", [safe_line(_value_text(tensor.std)) for tensor in tensors], 6),
-        Column("min", [safe_line(_value_text(tensor.min)) for tensor in tensors], 4),
-        Column("max", [safe_line(_value_text(tensor.max)) for tensor in tensors], 5),
-        Column("zeros", [safe_line(_zeros_text(tensor)) for tensor in tensors], 7),
-        Column("remarks", [_remark(tensor) for tensor in tensors], 2, words=True, max_width=REMARK_WIDTH),
+        Drawn("tensor", [safe_line(tensor.key) for tensor in tensors], 0, words=True),
+        Drawn("shape", [safe_line(shape_text(tensor.shape)) for tensor in tensors], 1),
+        Drawn("dtype", [safe_line(tensor.dtype) for tensor in tensors], 3 if differ else 10, words=True),
+        Drawn("size", [safe_line(bytes_text(tensor.byte_count)) for tensor in tensors], 11),
+        Drawn("mean", [safe_line(_value_text(tensor.mean)) for tensor in tensors], 12),
+        Drawn("std", [safe_line(_value_text(tensor.std)) for tensor in tensors], 6),
+        Drawn("min", [safe_line(_value_text(tensor.min)) for tensor in tensors], 4),
+        Drawn("max", [safe_line(_value_text(tensor.max)) for tensor in tensors], 5),
+        Drawn("zeros", [safe_line(_zeros_text(tensor)) for tensor in tensors], 7),
+        Drawn("remarks", [_remark(tensor) for tensor in tensors], 2, words=True, max_width=REMARK_WIDTH),
     ]
     styles = ["bold red" if _oddity(tensor) else "" for tensor in tensors]
-    return draw_table(columns, width, styles, full=full)
+    return draw(columns, width, styles, full=full)
 
 
 def _value_text(value: float | None) -> str:

@@ -13,12 +13,22 @@ from hookscope.render import gradient_tables, terminal
 from hookscope.render.attention_text import attention_summary
 from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report
-from hookscope.render.comparison import comparison_report
+from hookscope.render.columns import Column
+from hookscope.render.comparison import CHANGES, comparison_report
 from hookscope.render.contents import contents_report, contents_to_dict
+from hookscope.render.difference_columns import difference_columns
 from hookscope.render.differences_text import differences_summary
+from hookscope.render.history_columns import tensor_columns
 from hookscope.render.history_text import history_summary
+from hookscope.render.layer_columns import (
+    gradient_columns,
+    layer_table_of,
+    module_columns,
+    module_rows,
+    parameter_columns,
+)
+from hookscope.render.survey_columns import CHANNELS, channel_rows
 from hookscope.render.survey_text import survey_summary
-from hookscope.render.tables import cost_cells
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
@@ -158,36 +168,39 @@ def result_frame(result: Result) -> Any:
         import pandas as pd  # noqa: PLC0415 - an optional package
     except ModuleNotFoundError as error:
         raise UsageError("A data frame needs one more package: pip install pandas") from error
-    return pd.DataFrame(list(map(_flat, _records(result))))
+    if type(result) not in _TABLES:
+        return pd.DataFrame(list(_records(result)))
+    columns, rows = _TABLES[type(result)](result)
+    frame = pd.DataFrame({column.key: list(map(column.read, rows)) for column in columns if column.key})
+    if not isinstance(result, Gradients):
+        return frame
+    parameters = {
+        column.key: list(map(column.read, result.parameters)) for column in parameter_columns(result) if column.key
+    }
+    return pd.concat([frame, pd.DataFrame({"label": parameters["name"], "role": "parameter", **parameters})])
+
+
+_TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
+    Activations: layer_table_of,
+    Comparison: lambda comparison: (CHANGES, comparison.changes),
+    Differences: lambda found: (difference_columns(found), found.rows),
+    Gradients: lambda gradients: (gradient_columns(gradients), gradients.gradients),
+    History: lambda history: (tensor_columns(history), history.rows),
+    ModuleTable: lambda table: (module_columns(table.rows, table.cost), module_rows(table.rows, table.cost)),
+    Survey: lambda survey: (CHANNELS, channel_rows(survey)),
+}
 
 
 def _records(result: Result) -> Iterator[Mapping[str, Any]]:
     document = result_dict(result)
-    if isinstance(result, Gradients):
-        for row, record in zip(result.gradients, document["gradients"], strict=True):
-            yield {"label": row.label, **record}
-        for record in document["parameters"]:
-            yield {"label": record["name"], "role": "parameter", **record}
-    elif isinstance(result, Activations):
-        for each, record in zip(result.rows, document["rows"], strict=True):
-            yield {"label": each.label, **record}
-    elif isinstance(result, Attributions):
+    if isinstance(result, Attributions):
         yield from (_map_record(record, result) for record in document["maps"])
     elif isinstance(result, Attention):
         yield from ({**asdict(each), "is_one_token": each.is_one_token} for each in result.rows)
-    elif isinstance(result, ModuleTable):
-        yield from _modules(result, document["modules"])
-    elif isinstance(result, CheckReport | Survey):
-        yield from map(asdict, result.findings) if isinstance(result, CheckReport) else _channels(result)
+    elif isinstance(result, CheckReport):
+        yield from map(asdict, result.findings)
     else:
-        names = {CheckpointContents: "tensors", Comparison: "changes", Differences: "rows", History: "rows"}
-        yield from document[names[type(result)]]
-
-
-def _channels(result: Survey) -> Iterator[Mapping[str, Any]]:
-    for row in result.rows:
-        for each in row.channels:
-            yield {"layer": row.label, "kind": row.kind, **asdict(each), "is_dead": each.is_dead}
+        yield from document["tensors"]
 
 
 def _map_record(record: dict[str, Any], result: Attributions) -> Mapping[str, Any]:
@@ -195,24 +208,3 @@ def _map_record(record: dict[str, Any], result: Attributions) -> Mapping[str, An
     name = result.inputs[record["input_index"]].name
     box = {"half_share": half.get("share"), "half_where": half.get("where")}
     return {"input": name, "target": target.pop("label"), **target, **record, **box}
-
-
-def _modules(table: ModuleTable, records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    costs = {} if table.cost is None else {each.layer: each for each in table.cost.modules}
-    for record in records:
-        yield {**record, **cost_cells(costs.get(record["layer"]) if record["owner"] is None else None)}
-
-
-def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with its statistics beside its other cells; a histogram is no cell."""
-    cells: dict[str, Any] = {}
-    for name, value in record.items():
-        if name in ("measures", "added") and (isinstance(value, Mapping) or value is None):
-            cells |= {key if name == "measures" else f"{key}_added": cell for key, cell in (value or {}).items()}
-        elif name in ("activation", "gradient", "before", "after") and isinstance(value, Mapping):
-            suffix = f"_{name}" if name in ("before", "after") else ""
-            cells |= {f"{key}{suffix}": cell for key, cell in value.items() if key not in ("histogram", "quantiles")}
-            cells |= {f"{key}{suffix}": cell for key, cell in (value["quantiles"] or {}).items()}
-        else:
-            cells[name] = value
-    return cells

@@ -1,6 +1,8 @@
 """What modules cost, as columns and lines for people, and the part that takes most of the time in a sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 
 from rich.text import Text
 
@@ -44,29 +46,6 @@ def field_text(field: ReceptiveField | None) -> str:
     return f"{'≥' * field.at_least}{size} /{'x'.join(f'{each:.4g}' for each in strides)}"
 
 
-def cost_columns(costs: Sequence[ModuleCost | None]) -> list[Column]:
-    """Return a column for each cost, with a cell for each row; None for a row that has none."""
-    timed = any(each is not None and each.seconds is not None for each in costs)
-    frozen = any(each is not None and each.total.trainable_count < each.total.parameter_count for each in costs)
-
-    def column(header: str, rank: int, texts: Sequence[str]) -> Column:
-        return Column(header, [safe_line(text) for text in texts], rank)
-
-    known = [None if each is None else each.total for each in costs]
-    columns = [
-        column("param. bytes", 9, ["" if each is None else scaled_text(each.parameter_bytes, "B") for each in known]),
-        column("mult-adds", 1, ["" if each is None else scaled_text(each.multiply_adds) for each in known]),
-        column("out bytes", 7, ["" if each is None else scaled_text(each.output_bytes, "B") for each in costs]),
-        column("saved", 5, ["" if each is None else scaled_text(each.saved_bytes, "B") for each in known]),
-        column("rec. field", 6, ["" if each is None else field_text(each.receptive_field) for each in costs]),
-    ]
-    if frozen:
-        columns.insert(0, column("trainable", 8, ["" if each is None else trainable_text(each) for each in known]))
-    if timed:
-        columns.append(column("time", 2, ["" if each is None else seconds_text(each.seconds) for each in costs]))
-    return columns
-
-
 def trainable_text(sums: CostSums) -> str:
     """Return whether parameters are trainable: "yes", "no", "in part"; "" without any."""
     if not sums.parameter_count:
@@ -74,6 +53,51 @@ def trainable_text(sums: CostSums) -> str:
     if sums.trainable_count == sums.parameter_count:
         return "yes"
     return "in part" if sums.trainable_count else "no"
+
+
+_bytes = partial(scaled_text, unit="B")
+
+
+def _cells(name: str) -> Callable[[ModuleCost], str | None]:
+    """Return what reads a part of the receptive field."""
+    part = Column("", value=lambda seen: "x".join(f"{each:g}" for each in getattr(seen, name)))
+    return part.on(attrgetter("receptive_field")).read
+
+
+COSTS = (
+    *(Column(f"{of}_parameter_count", value=attrgetter(f"{of}.parameter_count")) for of in ("total", "own")),
+    Column(
+        "trainable_count",
+        "trainable",
+        "whether its parameters require a gradient",
+        8,
+        value=attrgetter("total.trainable_count"),
+        shown=lambda cost: trainable_text(cost.total),
+        usual="yes",
+    ),
+    Column(
+        "parameter_bytes", "param. bytes", "bytes of its parameters", 9, _bytes, attrgetter("total.parameter_bytes")
+    ),
+    Column("own_parameter_bytes", value=attrgetter("own.parameter_bytes")),
+    Column("multiply_adds", "mult-adds", "multiply-adds, all calls", 1, scaled_text, attrgetter("total.multiply_adds")),
+    Column("own_multiply_adds", value=attrgetter("own.multiply_adds")),
+    Column("output_bytes", "out bytes", "bytes of its output, all calls", 7, _bytes),
+    Column("saved_bytes", "saved", "bytes saved for the backward pass", 5, _bytes, attrgetter("total.saved_bytes")),
+    Column("own_saved_bytes", value=attrgetter("own.saved_bytes")),
+    Column(
+        "receptive_field",
+        "rec. field",
+        "receptive field /stride, in pixels",
+        6,
+        value=_cells("size"),
+        shown=lambda cost: field_text(cost.receptive_field),
+    ),
+    Column("receptive_field_stride", value=_cells("stride")),
+    Column("receptive_field_centre", value=_cells("centre")),
+    Column("at_least").on(attrgetter("receptive_field"), key="receptive_field_at_least"),
+    Column("seconds", "time", "of a pass on the machine of the run, all calls", 2, seconds_text, usual="-"),
+)
+"""Of a module with its submodules; rows are `ModuleCost`."""
 
 
 def cost_lines(cost: NetworkCost) -> list[Text]:

@@ -6,9 +6,9 @@ from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.render import grids
+from hookscope.render.difference_columns import WEIGHTS, difference_columns, rows_with_those_alone
 from hookscope.render.overviews.differences import draw_differences
-from hookscope.render.tables import differences_to_csv, weights_to_csv
-from hookscope.render.weights_text import without_gradients
+from hookscope.render.tables import csv_text
 from hookscope.results.differences import Differences
 from hookscope.results.grids import Grid
 from hookscope.results.runs.differences import differences_to_dict
@@ -96,10 +96,10 @@ def _draw_grids(folder: Path, result: Differences) -> list[Grid]:
 
 
 def _write_tables(folder: Path, result: Differences) -> list[str]:
-    is_of_weights = result.way == "weights"
-    texts = {"diff.csv": weights_to_csv(result) if is_of_weights else differences_to_csv(result)}
+    columns = WEIGHTS if result.way == "weights" else difference_columns(result)
+    texts = {"diff.csv": csv_text(columns, rows_with_those_alone(result))}
     if result.gradients:
-        texts["gradients.csv"] = differences_to_csv(without_gradients(result))
+        texts["gradients.csv"] = csv_text(columns, result.gradients)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [*texts, "diff.json"]

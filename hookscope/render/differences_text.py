@@ -2,20 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import Column, draw_table, number_text, prediction_text, safe_line
+from hookscope.render.columns import draw_table, number_text, prediction_text, safe_line
+from hookscope.render.difference_columns import difference_columns, nonfinite_text
 from hookscope.render.terminal import note_lines
 from hookscope.render.weights_text import (
-    MATCHES,
     different_networks,
     gradients_answer,
-    nonfinite_remarks,
-    nonfinite_text,
     weights_answer,
     weights_table,
     without_gradients,
@@ -358,76 +356,7 @@ def _table(result: Differences, width: int, *, full: bool) -> RenderableType:
     labels = {*(first.row for first in result.first_differences), result.first_gradient_difference}
     notable = [row.label in labels for row in result.rows]
     styles = ["bold red" if each else "" for each in notable]
-    return draw_table(difference_columns(result), width, styles, notable, full=full)
-
-
-def difference_columns(result: Differences) -> list[Column]:
-    """Return the columns that have content, for the terminal and for the page."""
-    rows = result.rows
-    measures = [row.measures for row in rows]
-    columns = [
-        Column("#", [safe_line(str(row.index)) for row in rows], 12),
-        Column("layer", [safe_line(row.label) for row in rows], 0, words=True),
-        Column("type", [safe_line(_kinds(row)) for row in rows], 13, words=True),
-        Column("shape", [safe_line(_shapes(row)) for row in rows], 14),
-        _numbers("rel. L2", [each.relative_l2 if each else None for each in measures], 2),
-        Column("input", [safe_line(_input_difference(row.input_relative_l2)) for row in rows], 5),
-        _numbers("added", [row.added.relative_l2 if row.added else None for row in rows], 3),
-        _numbers("error A", [row.error for row in rows], 4),
-        _numbers("error B", [row.error_b for row in rows], 4),
-        Column("cosine", [safe_line(_cosine(each.cosine if each else None)) for each in measures], 15),
-        Column("SQNR dB", [safe_line("-" if each is None else _decibels(each.sqnr_db)) for each in measures], 7),
-        _numbers("max |Δ|", [each.max_abs if each else None for each in measures], 8),
-        Column("at", [safe_line(_place(each.max_at if each else None)) for each in measures], 16, of="max |Δ|"),
-        _numbers("ulps", [each.ulps if each else None for each in measures], 11),
-        Column("remarks", [safe_line(_remarks(row, (result.a.dtype, result.b.dtype))) for row in rows], 6, words=True),
-    ]
-    dashes = {"-", ""}
-    return [each for each in columns if each.header == "remarks" or not {cell.plain for cell in each.cells} <= dashes]
-
-
-def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
-    return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
-
-
-def _input_difference(relative_l2: float | None) -> str:
-    return "differs" if relative_l2 == math.inf else number_text(relative_l2, 3)  # in shape, or from all zeros
-
-
-def _kinds(row: DifferenceRow) -> str:
-    return row.kind if row.kind == row.kind_b else f"{row.kind} / {row.kind_b}"
-
-
-def _shapes(row: DifferenceRow) -> str:
-    one, other = shape_text(row.shape), shape_text(row.shape_b)
-    return one if one == other else f"{one} / {other}"
-
-
-def _cosine(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6f}"
-
-
-def _decibels(value: float) -> str:
-    return number_text(value) if not math.isfinite(value) else f"{value:.1f}"
-
-
-def _place(place: tuple[int, ...] | None) -> str:
-    return "-" if place is None else ",".join(map(str, place))
-
-
-def _remarks(row: DifferenceRow, usual: tuple[str, str]) -> str:
-    parts: list[str] = [row.origin] if row.origin in ("begins", "passed on") else []
-    if row.label_b != row.label:
-        parts.append(f"B: {row.label_b}")
-    if row.matched in MATCHES:
-        parts.append(MATCHES[row.matched])
-    if row.dtype != row.dtype_b and (row.dtype, row.dtype_b) != usual:
-        parts.append(f"{row.dtype} / {row.dtype_b}")
-    if row.given:
-        parts.append(row.given)
-    if row.channel is not None:
-        parts.append(f"channel {row.channel.channel}: {row.channel.fraction:.0%}")
-    return "; ".join([*parts, *nonfinite_remarks(row.measures), *([row.note] if row.note else [])])
+    return draw_table(difference_columns(result), result.rows, width, styles, notable, full=full)
 
 
 def _unmatched(result: Differences, *, full: bool) -> Iterator[RenderableType]:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from hookscope.errors import UsageError
+from hookscope.render.history_columns import file_columns, output_columns, tensor_columns, verdict_columns
 from hookscope.render.overviews.history import draw_history
-from hookscope.render.tables import history_to_csv
+from hookscope.render.tables import csv_text
 from hookscope.results.history import History
 from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.history import FILE, history_to_dict
@@ -42,7 +43,7 @@ def save_history(result: History, path: str | Path, *, command: str = "", number
     with new_run(Path(path), numbered=numbered) as run:
         draw_history(result).save(run.path / OVERVIEW, compress_level=6)
         (run.path / FILE).write_text(strict_json(history_to_dict(result)), encoding="utf-8")
-        texts = history_to_csv(result)
+        texts = _tables(result)
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
         record: dict[str, Any] = {
@@ -59,6 +60,17 @@ def save_history(result: History, path: str | Path, *, command: str = "", number
         }
         folder = run.finish(record)
     return SavedHistory(folder, (*texts, FILE))
+
+
+def _tables(result: History) -> dict[str, str]:
+    places = [(verdict, place) for verdict in result.verdicts for place in verdict.places]
+    texts = {
+        "files.csv": csv_text(file_columns(result), result.files),
+        "weights.csv": csv_text(tensor_columns(result), result.rows),
+        "verdicts.csv": csv_text(verdict_columns(result), places),
+    }
+    outputs = {"activations.csv": csv_text(output_columns(result), result.activations)} if result.activations else {}
+    return texts | outputs
 
 
 _MADE = ("versions", "platform", "threads")

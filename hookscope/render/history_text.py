@@ -1,25 +1,16 @@
 """A run by its checkpoints in words: what happened and since which file, then the files, then the layers."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import PurePath
-from statistics import median
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import (
-    Column,
-    classes_text,
-    draw_table,
-    number_column,
-    number_text,
-    percent_text,
-    safe_line,
-)
+from hookscope.render.columns import draw_table, safe_line
+from hookscope.render.history_columns import file_columns, layer_columns, layer_rows, verdicts_on
 from hookscope.render.terminal import note_lines
-from hookscope.results.history import History, HistoryFile, HistoryVerdict, LayerPoint, by_layer
+from hookscope.results.history import History, HistoryFile, HistoryVerdict
 from hookscope.text import counted, in_words, printable, some_of
 
 # What a screen has room for.
@@ -237,41 +228,6 @@ def _verdict_lines(result: History, *, full: bool) -> Iterator[Text]:
         yield Text(f"… {len(others) - _MOST_VERDICTS} more, --full shows all", style="dim italic")
 
 
-def verdict_of(file: HistoryFile, result: History) -> str:
-    """Return what the rules said of a file, in a few words."""
-    if file.status == "skipped":
-        return "not read"
-    if file.status == "unreadable":
-        return "cannot be read"
-    levels = [each.level for each in result.verdicts if file.index in each.files]
-    fails, warns = levels.count("fail"), levels.count("warn")
-    told = [counted(fails, "failure")] * bool(fails) + [counted(warns, "warning")] * bool(warns)
-    told += ["not checked to the end"] * bool(file.error)
-    return ", ".join(told) or "-"
-
-
-def files_columns(result: History) -> list[Column]:
-    """Return the columns of the files, for the terminal and for the page."""
-    files = result.files
-    layers = by_layer(result)
-    counters = list(dict.fromkeys(name for file in files for name in file.counters))
-    columns = [Column("file", [safe_line(each.label) for each in files], 0, words=True)]
-    for rank, name in enumerate(counters[:2], 3):
-        columns.append(Column(name, [safe_line(_count(each.counters.get(name))) for each in files], rank))
-    columns.append(number_column("‖w‖", [_norm(layers, each.index) for each in files], 4))
-    columns.append(number_column("median ‖Δw‖/‖w‖", [_median_drift(layers, each.index) for each in files], 2))
-    if any(each.optimisers for each in files):
-        rates = [", ".join(number_text(rate, 3) for rate in _rates(each)[:2]) or "-" for each in files]
-        columns.append(Column("lr", [safe_line(each) for each in rates], 5))
-        steps = [each.optimisers[0].steps if each.optimisers else None for each in files]
-        if any(each is not None for each in steps):
-            columns.append(Column("steps", [safe_line(_count(each)) for each in steps], 6))
-    if any(each.predictions for each in files):
-        columns.append(Column("best class", [safe_line(_best(each)) for each in files], 7, words=True, max_width=30))
-    columns.append(Column("rules", [safe_line(verdict_of(each, result)) for each in files], 1, words=True))
-    return columns
-
-
 def _files_table(result: History, width: int, *, full: bool) -> RenderableType:
     levels = {at: each.level for each in reversed(result.verdicts) for at in each.files}
     styles = [
@@ -282,71 +238,11 @@ def _files_table(result: History, width: int, *, full: bool) -> RenderableType:
         else _STYLES.get(levels.get(each.index, ""), "")
         for each in result.files
     ]
-    return draw_table(files_columns(result), width, styles, full=full)
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if math.isfinite(value) else f"{value}"
-
-
-def _rates(file: HistoryFile) -> list[float]:
-    return list(dict.fromkeys(rate for each in file.optimisers for rate in each.rates))
-
-
-def _best(file: HistoryFile) -> str:
-    classes = [each.classes[:1] for each in file.predictions[:1]]
-    return classes_text(classes[0]) if classes else "-"
-
-
-def _norm(layers: dict[str, dict[int, LayerPoint]], at: int) -> float | None:
-    norms = [point.norm for files in layers.values() if (point := files.get(at)) and point.norm is not None]
-    return math.hypot(*norms) if norms else None
-
-
-def _median_drift(layers: dict[str, dict[int, LayerPoint]], at: int) -> float | None:
-    drifts = [point.drift for files in layers.values() if (point := files.get(at)) and point.drift is not None]
-    return median(drifts) if drifts else None
+    return draw_table(file_columns(result), result.files, width, styles, full=full)
 
 
 def _layers_table(result: History, width: int, *, full: bool) -> RenderableType | None:
-    layers = by_layer(result)
-    if not layers:
-        return None
-    columns, styles = layer_columns(result, layers)
-    return draw_table(columns, width, styles, full=full)
-
-
-def layer_columns(result: History, layers: dict[str, dict[int, LayerPoint]]) -> tuple[list[Column], Sequence[str]]:
-    """Return the columns of the layers, for the terminal and for the page, and the style of each row."""
-    rows = [(name or "(model)", [files[at] for at in sorted(files)], sorted(files)) for name, files in layers.items()]
-    about = {name: [each for each in result.verdicts if _is_about(each, name)] for name in layers}
-    largest = [_largest(points, places) for _, points, places in rows]
-    columns = [
-        Column("layer", [safe_line(name) for name, _, _ in rows], 0, words=True),
-        number_column("‖w‖ first", [points[0].norm for _, points, _ in rows], 6),
-        number_column("‖w‖ last", [points[-1].norm for _, points, _ in rows], 4),
-        number_column("largest ‖Δw‖/‖w‖", [drift for drift, _ in largest], 2),
-        Column("in", [safe_line("-" if at is None else result.files[at].label) for _, at in largest], 3, words=True),
-        number_column("since first", [points[-1].drift_from_first for _, points, _ in rows], 5),
-        Column("dead filters", [safe_line(percent_text(points[-1].dead_fraction)) for _, points, _ in rows], 7),
-        Column("remarks", [safe_line(_remarks(about[name], result)) for name in layers], 1, words=True),
-    ]
-    if not any(points[-1].dead_fraction for _, points, _ in rows):
-        columns = [each for each in columns if each.header != "dead filters"]
-    styles = [_STYLES[about[name][0].level] if about[name] else "" for name in layers]
-    return columns, styles
-
-
-def _largest(points: Sequence[LayerPoint], places: Sequence[int]) -> tuple[float | None, int | None]:
-    known = [(point.drift, at) for point, at in zip(points, places, strict=True) if point.drift is not None]
-    return max(known, key=lambda each: each[0], default=(None, None))
-
-
-def _is_about(verdict: HistoryVerdict, layer: str) -> bool:
-    return any(place and layer in (place, place.rpartition(".")[0]) for place in verdict.places)
-
-
-def _remarks(verdicts: Sequence[HistoryVerdict], result: History) -> str:
-    """Return the first verdict on a layer, and how many more there are."""
-    more = f" and {len(verdicts) - 1} more" if verdicts[1:] else ""
-    return "".join(f"{each.rule} {result.files[each.first].label}{more}" for each in verdicts[:1])
+    rows = layer_rows(result)
+    about = [verdicts_on(layer, result) for layer, _ in rows]
+    styles = [_STYLES[verdicts[0].level] if verdicts else "" for verdicts in about]
+    return draw_table(layer_columns(result), rows, width, styles, full=full) if rows else None

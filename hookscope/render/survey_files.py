@@ -10,10 +10,12 @@ from PIL import Image
 from safetensors.numpy import save
 
 from hookscope.errors import UsageError
+from hookscope.render import survey_columns
 from hookscope.render.overviews.survey import draw_survey
+from hookscope.render.survey_columns import channel_rows
 from hookscope.render.survey_crops import crop_sheets
 from hookscope.render.survey_failures import wrong_strips
-from hookscope.render.tables import channels_to_csv, embeddings_to_csv
+from hookscope.render.tables import csv_text
 from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
 from hookscope.results.runs.serialize import as_json, provenance_to_dict
 from hookscope.results.runs.survey import ARRAYS, BINS, FILE, channel_arrays, survey_to_dict
@@ -72,8 +74,11 @@ def save_survey(
         draw_survey(result, strips, wrong).save(run.path / OVERVIEW, compress_level=6)
         (run.path / BINS).write_bytes(save(_bins(result)))
         (run.path / ARRAYS).write_bytes(save(channel_arrays(result)))
-        texts = {CHANNELS: channels_to_csv(result), FILE: strict_json(survey_to_dict(result))}
-        texts |= {EMBEDDINGS: embeddings_to_csv(result)} if result.tables else {}
+        texts = {
+            CHANNELS: csv_text(survey_columns.CHANNELS, channel_rows(result)),
+            FILE: strict_json(survey_to_dict(result)),
+        }
+        texts |= {EMBEDDINGS: csv_text(survey_columns.EMBEDDINGS, result.tables)} if result.tables else {}
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
         record: dict[str, Any] = {

@@ -6,16 +6,8 @@ from pathlib import PurePath
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import (
-    Column,
-    draw_table,
-    number_column,
-    number_text,
-    percent_bound,
-    percent_text,
-    safe_line,
-    share_in_words,
-)
+from hookscope.render.columns import draw_table, number_text, percent_bound, percent_text, safe_line, share_in_words
+from hookscope.render.survey_columns import FLOAT16, LAYERS, remarks_of
 from hookscope.render.survey_failures import (
     failure_heading,
     failure_reasons,
@@ -36,7 +28,6 @@ _MOST_FAILED = 4
 _MOST_NAME = 60
 _MOST_TABLES = 5
 
-FLOAT16 = "float16"
 _TIGHT = 10.0
 """A headroom below this factor is pointed at. Ours."""
 
@@ -216,61 +207,13 @@ def survey_table(result: Survey, *, width: int, full: bool = False) -> Renderabl
     """Return a table of the layers, fitted to `width`."""
     if not result.rows:
         return safe_line("No layer finished.")
-    remarks = [remarks_of(row) for row in result.rows]
-    columns = [*row_columns(result.rows), Column("remarks", [safe_line(each) for each in remarks], 2, words=True)]
     styles = [
         "red" if "NaN" in remark or "float16" in remark else "yellow" if row.massive or _is_mostly_dead(row) else ""
-        for row, remark in zip(result.rows, remarks, strict=True)
+        for row, remark in ((row, remarks_of(row)) for row in result.rows)
     ]
-    return draw_table(columns, width, styles, full=full)
-
-
-def row_columns(rows: Sequence[SurveyRow]) -> list[Column]:
-    """Return the columns of the rows but for remarks, for the terminal and for the page."""
-    values = [row.activation for row in rows]
-    columns = [
-        Column("layer", [safe_line(row.label) for row in rows], 0, words=True),
-        Column("kind", [safe_line(printable(row.kind, 18)) for row in rows], 11, words=True),
-        Column("channels", [safe_line(f"{len(row.channels):,}" if row.channels else "-") for row in rows], 8),
-        Column("dead", [safe_line(f"{len(row.dead_channels):,}" if row.channels else "-") for row in rows], 1),
-        Column("fires", [safe_line(_firing(row)) for row in rows], 3),
-        number_column("mean", [each.mean for each in values], 6),
-        number_column("std", [each.std for each in values], 5),
-        number_column("min", [each.min for each in values], 9),
-        number_column("max", [each.max for each in values], 4),
-        Column("to float16", [safe_line(_factor(row)) for row in rows], 7),
-    ]
-    if any(row.selectivity is not None for row in rows):
-        columns.append(Column("selectivity", [safe_line(_selectivity(row)) for row in rows], 10))
-    return columns
-
-
-def remarks_of(row: SurveyRow) -> str:
-    """Return what deserves a look, in a few words; "" for nothing."""
-    found = row.activation
-    words = ["NaN or Inf"] if found.nan_count or found.inf_count else []
-    words += [f"above {each.format}" for each in row.headroom if each.format == FLOAT16 and each.overflowing]
-    words += ["massive"] if row.massive else []
-    words += [counted(len(row.duplicates), "duplicate")] if row.duplicates else []
-    words += [each for each in row.flags if each in ("all zero", "constant", "shape varies", "unmeasured")]
-    return ", ".join(words)
+    return draw_table(LAYERS, result.rows, width, styles, full=full)
 
 
 def _is_mostly_dead(row: SurveyRow) -> bool:
     """Tell whether as many channels are dead as make a flag in other results."""
     return any(each in ("dead channels", "all zero") for each in row.flags)
-
-
-def _firing(row: SurveyRow) -> str:
-    """Return the share of values that are not zero."""
-    zeros = row.activation.zero_fraction
-    return percent_text(None if zeros is None else 1 - zeros)
-
-
-def _factor(row: SurveyRow) -> str:
-    factor = next((each.factor for each in row.headroom if each.format == FLOAT16), None)
-    return "-" if factor is None else f"×{number_text(factor, 3)}"
-
-
-def _selectivity(row: SurveyRow) -> str:
-    return "-" if row.selectivity is None else number_text(row.selectivity[0], 2)

@@ -11,40 +11,26 @@ from rich.text import Text
 
 from hookscope.render.check_report import level_counts
 from hookscope.render.columns import (
-    REMARK_WIDTH,
     SPARKLINE_MEANING,
-    Column,
-    counts_that_vary,
-    draw_table,
+    draw,
+    drawn_columns,
     fitted,
     fold_name,
-    integer_text,
-    kind_cell,
-    non_finite_text,
-    number_column,
     number_text,
-    percent_text,
     prediction_text,
-    quantile_text,
     safe_line,
-    sparkline,
-    token_norms_text,
 )
-from hookscope.render.cost_text import cost_columns, cost_lines, dearest_sentence
+from hookscope.render.cost_text import cost_lines, dearest_sentence
+from hookscope.render.layer_columns import HIST, TOKENS, layer_table_of, module_columns, module_rows
 from hookscope.results.activations import Activations, Flag, LayerRow, UncalledLayer, Verification
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
-from hookscope.results.cost import ModuleCost, NetworkCost
-from hookscope.results.costs_of_rows import costs_of_rows
+from hookscope.results.cost import NetworkCost
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients
 from hookscope.results.inputs import CLIP_STEP, InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
-from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import counted, shape_text, some_of
-
-_MEDIAN = QUANTILE_LEVELS.index(0.5)
-_HIST, _TOKENS = "hist", "token L2"
 
 LEVEL_STYLES = {"fail": "bold red", "warn": "yellow"}
 
@@ -102,16 +88,12 @@ def layer_table(inspection: Activations, *, width: int, full: bool = False) -> R
     rows = inspection.rows
     if not rows:
         return Group(*title_lines(inspection), safe_line("No layer finished."))
-    flags = [_flag_words(row, full=full) for row in rows]
-    names = [safe_line(row.label) for row in rows]
-    flag_column = Column("flags", flags, 11, words=True, max_width=REMARK_WIDTH * (1 + full))
-    costs = [] if inspection.cost is None else cost_columns(costs_of_rows(rows, inspection.cost))
-    columns = [*_layer_columns(rows, names, full=full), *costs, flag_column]
-    table = draw_table(columns, width, [_row_style(row) for row in rows], full=full)
-    has_histograms = any(column.header == _HIST for column in fitted(columns, width))
-    legend = [safe_line(SPARKLINE_MEANING, style="dim")] if has_histograms else []
-    if any(column.header == _TOKENS for column in fitted(columns, width)):
-        legend.append(safe_line(f"{_TOKENS}: median to maximum norm of the tokens", style="dim"))
+    styles = [_row_style(row) for row in rows]
+    drawn = drawn_columns(*layer_table_of(inspection, full=full), styles, full=full)
+    headers = {column.header for column in fitted(drawn, width)}
+    table = draw(drawn, width, styles, full=full)
+    legend = [safe_line(SPARKLINE_MEANING, style="dim")] * (HIST in headers)
+    legend += [safe_line(f"{TOKENS}: median to maximum norm of the tokens", style="dim")] * (TOKENS in headers)
     below = [*legend, *folded_lines(rows), *token_lines(inspection), *_cost_lines(inspection)]
     return Group(*title_lines(inspection), table, *below)
 
@@ -163,12 +145,6 @@ def folded_lines(rows: Sequence[LayerRow] | Sequence[GradientRow]) -> list[Text]
         return []
     what = "row repeats another and is" if count == 1 else "rows repeat others and are"
     return [safe_line(f"{count:,} {what} not shown: --repeats, or repeats=True, shows all", style="dim")]
-
-
-def repeats_words(row: LayerRow | GradientRow) -> list[str]:
-    """Return which row this one repeats, and which rows it stands for, in words."""
-    words = [f"repeats {row.repeats}"] if row.repeats else []
-    return [*words, f"also {', '.join(row.also)}"] if row.also else words
 
 
 def uncalled_lines(uncalled: Sequence[UncalledLayer], *, full: bool = False) -> RenderableType:
@@ -259,23 +235,9 @@ def module_table(
     rows: Sequence[ModuleRow], *, width: int, title: str, cost: NetworkCost | None = None, full: bool = False
 ) -> RenderableType:
     """Return the modules of a network as a tree by their dotted names, with what they cost, and lines of totals."""
-    notes = [safe_line(row.note, style="cyan") if row.note else Text() for row in rows]
-    columns = [
-        Column("module", [*map(safe_line, _tree_names(rows))], 0, words=True),
-        Column("type", [kind_cell(row.kind, full=full) for row in rows], 4, words=True),
-        Column("parameters", [safe_line(f"{row.total_parameter_count:,}") for row in rows], 3),
-        *([] if cost is None else cost_columns(_costs_of_modules(rows, cost))),
-        Column("calls", [safe_line(str(row.call_count)) for row in rows], 11),
-        Column("input", [_shapes(row.input_shapes) for row in rows], 10, words=True),
-        Column("output", [_shapes(row.output_shapes) for row in rows], 2 if cost is None else 9, words=True),
-        Column("selected", [safe_line("● selected" if row.selected else "") for row in rows], 1, words=True),
-        Column("note", notes, 12, words=True, max_width=REMARK_WIDTH),
-    ]
-    if cost is not None:  # which layers a pattern selects is another question
-        columns = [column for column in columns if column.header != "selected"]
-    if all(row.call_count == 1 for row in rows):
-        columns = [column for column in columns if column.header != "calls"]
-    table = draw_table(columns, width, ["green" if row.selected and cost is None else "" for row in rows])
+    styles = ["green" if row.selected and cost is None else "" for row in rows]
+    drawn = drawn_columns(module_columns(rows, cost), module_rows(rows, cost), styles, full=full)
+    table = draw(drawn, width, styles)
     whole = [row.total_parameter_count for row in rows if not row.layer] or [sum(row.parameter_count for row in rows)]
     operation_count = sum(row.owner is not None for row in rows)
     parts = [counted(len(rows) - operation_count, "module")]
@@ -285,11 +247,6 @@ def module_table(
     if cost is not None and operation_count:
         lines.append(safe_line("Operations have no cost of their own: it counts in the module that calls them."))
     return Group(safe_line(title, style="bold"), table, safe_line(totals), *lines)
-
-
-def _costs_of_modules(rows: Sequence[ModuleRow], cost: NetworkCost) -> list[ModuleCost | None]:
-    known = {each.layer: each for each in cost.modules}
-    return [known.get(row.layer) if row.owner is None else None for row in rows]
 
 
 def title_lines(inspection: Activations | Gradients | Attributions | Attention) -> list[Text]:
@@ -345,79 +302,5 @@ def _inputs_words(inputs: Sequence[InputRecord]) -> str:
     return f"{name.removesuffix('[0]')}: {count} inputs of {shape_text(first.shape)}{whole}"
 
 
-def _layer_columns(rows: Sequence[LayerRow], names: Sequence[Text], *, full: bool) -> list[Column]:
-    all_statistics = [row.activation for row in rows]
-    shapes = ["-" if "not a tensor" in row.flags else shape_text(row.activation.shape) for row in rows]
-    has_outliers = any(row.tokens is not None and row.tokens.stands_out for row in rows)
-    medians = [(each.quantiles[_MEDIAN] if each.quantiles else None, each.element_count) for each in all_statistics]
-    columns = [
-        Column("#", [safe_line(str(row.index)) for row in rows], 12),
-        Column("layer", names, 0, words=True),
-        Column("type", [kind_cell(row.kind, full=full) for row in rows], 10, words=True),
-        Column("shape", [safe_line(shape) for shape in shapes], 6),
-        Column("dtype", [safe_line(each.dtype) for each in all_statistics], 17, words=True),
-        Column("parameters", [safe_line(f"{row.parameter_count:,}") for row in rows], 21),
-        number_column("mean", (each.mean for each in all_statistics), 1),
-        number_column("std", (each.std for each in all_statistics), 2),
-        number_column("min", (each.min for each in all_statistics), 3),
-        Column("median", [safe_line(quantile_text(*each)) for each in medians], 18),
-        number_column("max", (each.max for each in all_statistics), 4),
-        number_column("mean |x|", (each.mean_abs for each in all_statistics), 19),
-        number_column("L2", (each.l2 for each in all_statistics), 20),
-        Column(_HIST, [safe_line(sparkline(each.distribution)) for each in all_statistics], 16),
-        Column("zeros", [safe_line(percent_text(each.zero_fraction)) for each in all_statistics], 5),
-        Column("dead", [safe_line(_dead_channels(each)) for each in all_statistics], 13),
-        Column(_TOKENS, [safe_line(token_norms_text(row.tokens)) for row in rows], 7 if has_outliers else 15),
-        Column("NaN", [safe_line(integer_text(each.nan_count)) for each in all_statistics], 14),
-        Column("Inf", [safe_line(integer_text(each.inf_count)) for each in all_statistics], 15),
-    ]
-    # Columns that would say the same in every row are left out.
-    idle = {
-        _HIST: all(each.distribution is None for each in all_statistics),
-        "dead": not any(each.channel_count for each in all_statistics),
-        _TOKENS: all(row.tokens is None for row in rows),
-    }
-    return [column for column in counts_that_vary(columns, all_statistics) if not idle.get(column.header)]
-
-
-def _flag_words(row: LayerRow, *, full: bool) -> Text:
-    statistics = row.activation
-    details = {
-        "non-finite": f": {non_finite_text(statistics)}",
-        "dead channels": f" {_dead_channels(statistics)}",
-        "unmeasured": f": {statistics.unmeasured}" if statistics.unmeasured else "",
-    }
-    flags = [flag + details.get(flag, "") for flag in row.flags]
-    words = "; ".join([*([row.source] if row.source else ()), *flags, *(repeats_words(row) if full else ())])
-    return safe_line(words, style=_row_style(row) or "cyan") if words else Text()
-
-
 def _row_style(row: LayerRow) -> str:
     return next((style for flag, style in _ALARMS.items() if flag in row.flags), "")
-
-
-def _tree_names(rows: Sequence[ModuleRow]) -> list[str]:
-    """Return each dotted name without its nearest listed ancestor's, indented by the number of listed ancestors.
-
-    An operation stands below its module: ":add".
-    """
-    known = {row.layer for row in rows}
-    names = []
-    for row in rows:
-        module = row.layer if row.owner is None else row.owner
-        parts = module.split(".") if module else []
-        ancestors = [size for size in range(len(parts)) if ".".join(parts[:size]) in known]
-        own = ".".join(parts[ancestors[-1] if ancestors else 0 :]) or "(model)"
-        names.append("  " * len(ancestors) + own if row.owner is None else "  " * (len(ancestors) + 1) + f":{row.kind}")
-    return names
-
-
-def _shapes(shapes: Sequence[tuple[int, ...]]) -> Text:
-    more = f" +{len(shapes) - 2}" if len(shapes) > 2 else ""
-    return safe_line(", ".join(shape_text(shape) for shape in shapes[:2]) + more or "-")
-
-
-def _dead_channels(statistics: TensorStatistics) -> str:
-    if statistics.dead_channel_count is None or statistics.channel_count is None:
-        return "-"
-    return f"{statistics.dead_channel_count}/{statistics.channel_count}"

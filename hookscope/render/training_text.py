@@ -7,7 +7,7 @@ from typing import Literal
 
 from rich.console import RenderableType
 
-from hookscope.render.columns import Column, draw_table, number_text, safe_line
+from hookscope.render.columns import Drawn, draw, number_text, safe_line
 from hookscope.render.survey_text import rows_used
 from hookscope.render.terminal import LEVEL_STYLES
 from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdict
@@ -202,18 +202,18 @@ def training_summary(log: TrainingLog, *, width: int, full: bool = False) -> Ite
 
 def _table(found: Sequence[Objection], width: int, *, full: bool) -> RenderableType:
     columns = [
-        Column("step", [safe_line(f"{each.began:,}") for each in found], 1),
-        Column("until", [safe_line("-" if each.over is None else f"{each.over:,}") for each in found], 4),
-        Column("level", [safe_line(each.level) for each in found], 3, words=True),
-        Column("rule", [safe_line(each.first.rule) for each in found], 2, words=True),
-        Column("where", [safe_line(places_text(each)) for each in found], 0, words=True),
-        Column("value", [safe_line(value_text(each.first.value)) for each in found], 5),
-        Column("limit", [safe_line(value_text(each.first.limit)) for each in found], 6),
-        Column("", [safe_line("") for _ in found], 11, words=True),
+        Drawn("step", [safe_line(f"{each.began:,}") for each in found], 1),
+        Drawn("until", [safe_line("-" if each.over is None else f"{each.over:,}") for each in found], 4),
+        Drawn("level", [safe_line(each.level) for each in found], 3, words=True),
+        Drawn("rule", [safe_line(each.first.rule) for each in found], 2, words=True),
+        Drawn("where", [safe_line(places_text(each)) for each in found], 0, words=True),
+        Drawn("value", [safe_line(value_text(each.first.value)) for each in found], 5),
+        Drawn("limit", [safe_line(value_text(each.first.limit)) for each in found], 6),
+        Drawn("", [safe_line("") for _ in found], 11, words=True),
     ]
     styles = [LEVEL_STYLES[each.level] for each in found]
     notable = [each is decisive(found) for each in found]
-    return draw_table(columns, width, styles, notable, full=full)
+    return draw(columns, width, styles, notable, full=full)
 
 
 def places_text(objection: Objection) -> str:

@@ -2,17 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rich.console import RenderableType
 
-from hookscope.render.columns import Column, draw_table, number_text, safe_line
-from hookscope.results.differences import Differences, Measures, NonFinite, WeightDifference
-from hookscope.text import are, counted, shape_text
-
-MATCHES = {"prefix": "without prefix", "order": "by order", "map": "by --map"}
-"""How a partner was found, if not by its very name."""
+from hookscope.render.columns import draw_table, number_text
+from hookscope.render.difference_columns import WEIGHTS
+from hookscope.results.differences import Differences, WeightDifference
+from hookscope.text import are, counted
 
 
 def weights_answer(result: Differences) -> Iterator[str]:
@@ -60,60 +58,7 @@ def differs(row: WeightDifference) -> bool:
 def weights_table(result: Differences, width: int, *, full: bool) -> RenderableType | None:
     """Return the tensors that differ as a table, with `full` all of them; None if there are none."""
     rows = [row for row in result.weights if full or differs(row)]
-    return draw_table(weight_columns(rows), width, [""] * len(rows), [False] * len(rows), full=full) if rows else None
-
-
-def weight_columns(rows: Sequence[WeightDifference]) -> list[Column]:
-    """Return the columns of tensors, for the terminal and for the page."""
-    measures = [row.measures for row in rows]
-    return [
-        Column("tensor", [safe_line(row.name) for row in rows], 0, words=True),
-        Column("shape", [safe_line(_either(shape_text(row.shape), shape_text(row.shape_b))) for row in rows], 6),
-        Column("dtype", [safe_line(_either(row.dtype, row.dtype_b)) for row in rows], 7),
-        _numbers("‖Δ‖/‖w‖", [each.relative_l2 if each else None for each in measures], 1),
-        Column("sign flips", [safe_line("-" if not row.sign_flips else f"{row.sign_flips:.2%}") for row in rows], 3),
-        _numbers("max |Δ|", [each.max_abs if each else None for each in measures], 2),
-        _numbers("ulps", [each.ulps if each else None for each in measures], 5),
-        Column(
-            "cosine",
-            [safe_line("-" if not each or each.cosine is None else f"{each.cosine:.6f}") for each in measures],
-            8,
-        ),
-        Column("remarks", [safe_line(_remarks(row)) for row in rows], 4, words=True),
-    ]
-
-
-def nonfinite_text(nonfinite: NonFinite, where: str = "") -> str:
-    """Return which side is NaN or infinite where the other is not: "B is NaN (3 of 10 values)"."""
-    parts = []
-    for letter, nan, inf in (("A", nonfinite.nan_a, nonfinite.inf_a), ("B", nonfinite.nan_b, nonfinite.inf_b)):
-        what = " or ".join(name for name, count in (("NaN", nan), ("infinite", inf)) if count)
-        if what:
-            parts.append(f"{letter} is {what}{where} ({nan + inf:,} of {counted(nonfinite.element_count, 'value')})")
-    return " and ".join(parts)
-
-
-def nonfinite_remarks(measures: Measures | None) -> list[str]:
-    """Return a remark about a row some values of which are not measured; none about others."""
-    if measures is None or measures.nonfinite is None:
-        return []
-    left_out = "; measured without them" if measures.max_abs is not None else ""
-    return [f"{nonfinite_text(measures.nonfinite)}{left_out}"]
-
-
-def _numbers(header: str, values: Sequence[float | None], rank: int) -> Column:
-    return Column(header, [safe_line(number_text(value, 3)) for value in values], rank)
-
-
-def _either(one: str, other: str) -> str:
-    return one if one == other else f"{one} / {other}"
-
-
-def _remarks(row: WeightDifference) -> str:
-    parts = [f"B: {row.name_b}"] if row.name_b != row.name and row.matched != "prefix" else []
-    parts += [MATCHES[row.matched]] if row.matched in MATCHES else []
-    parts += ["cannot be compared"] if row.measures is None else nonfinite_remarks(row.measures)
-    return "; ".join(parts)
+    return draw_table(WEIGHTS, rows, width, notable=[False] * len(rows), full=full) if rows else None
 
 
 def gradients_answer(result: Differences) -> str:

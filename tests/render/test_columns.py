@@ -1,5 +1,6 @@
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from rich.text import Text
 
 from hookscope.render.columns import (
     Column,
+    Drawn,
+    draw,
     draw_table,
     fitted,
     fold_name,
@@ -21,7 +24,10 @@ from hookscope.render.columns import (
     percent_text,
     probability_text,
     sparkline,
+    telling,
 )
+from hookscope.render.html.page import page_table
+from hookscope.render.tables import csv_text
 from hookscope.results.distribution import distribution_of
 from hookscope.text import safe_text
 from tests.render.checked import anything
@@ -39,19 +45,70 @@ def test_a_folded_name_keeps_its_end() -> None:
     assert fold_name("short", 5) == "short"
 
 
-def table_lines(columns: Sequence[Column], width: int) -> list[str]:
+def table_lines(columns: Sequence[Drawn], width: int) -> list[str]:
     console = Console(width=width, color_system=None, file=io.StringIO())
     with console.capture() as printed:
-        console.print(draw_table(columns, width))
+        console.print(draw(columns, width))
     return printed.get().splitlines()
+
+
+@dataclass(frozen=True)
+class Trip:
+    name: str
+    hours: float | None
+    stops: tuple[str, ...] = ()
+    dtype: str = "float32"
+
+
+TRIP = (
+    Column("name", "trip", "where it leads", 0, words=True),
+    Column("hours", "time", "from start to end", 1, unit="hours"),
+    Column("stops"),
+    Column("dtype", "dtype", "how it is stored", 3, words=True, varies=True),
+    Column("", "pace", "how fast", 2, shown=lambda trip: "slow" if (trip.hours or 0) > 2 else "quick", words=True),
+)
+
+
+def test_a_column_is_declared_once_for_terminal_csv_and_page() -> None:
+    trips = [Trip("=home", 1.5, ("a", "b;c")), Trip("away", None)]
+    console = Console(width=60, color_system=None, file=io.StringIO())
+    with console.capture() as printed:
+        console.print(draw_table(TRIP, trips, 60))
+    lines = printed.get().split("\n")
+    assert [line.split() for line in (lines[0], *lines[2:4])] == [
+        ["trip", "time", "pace"],
+        ["=home", "1.500", "quick"],
+        ["away", "-", "quick"],
+    ]
+    assert csv_text(TRIP, trips) == "name,hours,stops,dtype\n'=home,1.5,a;b\\x3bc,float32\naway,,,float32\n"
+    page = page_table("Trips", TRIP, trips)
+    assert [column.title for column in page.headers] == ["trip", "time", "pace"]
+    assert page.rows == [("=home", "1.500", "quick"), ("away", "-", "quick")]
+
+
+def test_a_column_that_says_nothing_or_the_same_in_every_row_is_left_out() -> None:
+    counts = Column("hours", "hours", usual="0", text=lambda value: f"{value:.0f}")
+    for column, rows, is_kept in (
+        (TRIP[3], [Trip("a", 0), Trip("b", 0)], False),
+        (TRIP[3], [Trip("a", 0), Trip("b", 0, dtype="int8")], True),
+        (counts, [Trip("a", 0), Trip("b", None)], False),
+        (counts, [Trip("a", 0), Trip("b", 1)], True),
+    ):
+        assert (column in [each for each, _ in telling([TRIP[0], column, TRIP[4]], rows)]) == is_kept
+
+
+def test_a_column_of_a_part_is_blank_where_there_is_no_such_part() -> None:
+    held = TRIP[1].on(lambda row: row[0], blank="")
+    assert (held.cell((Trip("a", 2.0),)), held.cell((None,)), held.read((None,))) == ("2.000", "", None)
+    assert held.cell((Trip("a", None),)) == "-"
 
 
 def shown_names(names: list[str], width: int, remarks: list[str] | None = None) -> list[str]:
     """Return the name column of a table with three columns of numbers, 9 wide each, and a column of remarks."""
     columns = [
-        Column("name", list(map(Text, names)), 0),
-        *(Column(header, [Text("1.234e-05")] * len(names), rank) for rank, header in enumerate("abc", 1)),
-        Column("remarks", list(map(Text, remarks or [""] * len(names))), 20),
+        Drawn("name", list(map(Text, names)), 0),
+        *(Drawn(header, [Text("1.234e-05")] * len(names), rank) for rank, header in enumerate("abc", 1)),
+        Drawn("remarks", list(map(Text, remarks or [""] * len(names))), 20),
     ]
     return [cell.plain for cell in fitted(columns, width)[0].cells]
 
@@ -69,12 +126,12 @@ def test_shortened_names_stay_unlike_each_other() -> None:
 def test_a_column_gives_way_to_names_that_could_not_be_told_apart() -> None:
     names = [f"layer{block}.a_long_name_of_a_block.norm.weight" for block in range(10)]
     assert len(set(shown_names(names, 40))) == 10
-    assert len(fitted([Column("name", list(map(Text, names)), 0), number_column("a", range(10), 1)], 44)) == 2
+    assert len(fitted([Drawn("name", list(map(Text, names)), 0), number_column("a", range(10), 1)], 44)) == 2
 
 
 def test_a_column_goes_with_the_column_that_it_belongs_to() -> None:
-    wide, narrow = Column("largest", [Text("1.234e-05")], 1), Column("at", [Text("0,0")], 2, of="largest")
-    columns = [Column("name", [Text("a")], 0), wide, narrow, Column("remarks", [Text("")], 20)]
+    wide, narrow = Drawn("largest", [Text("1.234e-05")], 1), Drawn("at", [Text("0,0")], 2, beside="largest")
+    columns = [Drawn("name", [Text("a")], 0), wide, narrow, Drawn("remarks", [Text("")], 20)]
     assert [each.header for each in fitted(columns, 30)] == ["name", "largest", "at"]
     assert [each.header for each in fitted(columns, 12)] == ["name"]  # in which "at" alone would fit
 
@@ -204,9 +261,9 @@ def test_any_values_at_all_are_eight_blocks(values: np.ndarray, times: int) -> N
 @pytest.mark.parametrize("width", [40, 50, 60])
 def test_a_source_line_below_a_short_name_is_not_broken(width: int) -> None:
     columns = [
-        Column("module", [Text("(model)"), Text("  :add")], 0, words=True),
-        *(Column(f"number {each}", [Text("123456789")] * 2, 2) for each in range(8)),
-        Column("note", [Text(), Text("net.py:10")], 12, words=True),
+        Drawn("module", [Text("(model)"), Text("  :add")], 0, words=True),
+        *(Drawn(f"number {each}", [Text("123456789")] * 2, 2) for each in range(8)),
+        Drawn("note", [Text(), Text("net.py:10")], 12, words=True),
     ]
     lines = table_lines(columns, width)
     assert any(line.rstrip() == "  └ net.py:10" or line.startswith("  :add · net.py:10") for line in lines)
@@ -215,10 +272,10 @@ def test_a_source_line_below_a_short_name_is_not_broken(width: int) -> None:
 def test_remarks_below_names_take_no_room_from_numbers_and_are_as_wide_as_the_table() -> None:
     remark = "not measured: " + "no " * 12 + "end"
     columns = [
-        Column("#", [Text("0"), Text("1")], 1),
-        Column("layer", [Text("conv"), Text("fc")], 0, words=True),
-        *(Column(f"number {each}", [Text("123456789")] * 2, 2) for each in range(4)),
-        Column("note", [Text(remark, style="red"), Text()], 12, words=True, max_width=20),
+        Drawn("#", [Text("0"), Text("1")], 1),
+        Drawn("layer", [Text("conv"), Text("fc")], 0, words=True),
+        *(Drawn(f"number {each}", [Text("123456789")] * 2, 2) for each in range(4)),
+        Drawn("note", [Text(remark, style="red"), Text()], 12, words=True, max_width=20),
     ]
     header, _, first, *below, last = table_lines(columns, 54)
     assert header.split() == ["#", "layer", *(word for each in range(4) for word in ("number", str(each)))]

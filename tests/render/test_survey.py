@@ -110,7 +110,9 @@ def test_a_run_is_read_back_as_it_was(survey: Survey, tmp_path: Path) -> None:
 
 def test_the_page_has_every_channel_and_its_crops(survey: Survey, tmp_path: Path) -> None:
     page = hookscope.report(survey, tmp_path / "page.html").read_text(encoding="utf-8")
-    data = json.loads(page.partition('data-classes="1">')[2].partition("</script>")[0])
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [each["key"] for each in data["columns"]][:3] == ["layer", "channel", "firing_inputs"]
+    assert {len(each) for each in data["channels"]} == {len(data["columns"]) + 1}
     assert len(data["channels"]) == sum(len(row.channels) for row in survey)
     assert all(uri.startswith("data:image/jpeg;base64,") for uri in data["strips"])
     assert len(data["strips"]) == sum(len(row.channels) - len(row.dead_channels) for row in survey)

@@ -3,17 +3,17 @@
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from markupsafe import Markup
 
-from hookscope.render.columns import number_text, percent_text, probability_text, quantile_text
+from hookscope.render.columns import NUMBERS, STATISTICS, number_text, probability_text, quantile_text
 from hookscope.render.cost_text import dearest_sentence, whole_words
 from hookscope.render.grids import colour_marks
 from hookscope.render.html.figures import FRAME, Figure, bars, distributions, logarithmic
-from hookscope.render.html.layers import COLUMNS, Layer, LayerColumn, findings_of, layers_of, tree_of
+from hookscope.render.html.layers import Layer, columns_of, findings_of, layers_of, tree_of
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
 from hookscope.render.html.token_norms import token_norms
@@ -41,17 +41,6 @@ _FEW_INPUTS = 4
 # Rows above which the table lays out only those near the window.
 _MANY_ROWS = 200
 
-_STATISTICS = (
-    ("mean", "mean", number_text),
-    ("std", "std", number_text),
-    ("min", "min", number_text),
-    ("max", "max", number_text),
-    ("mean_abs", "mean |x|", number_text),
-    ("l2", "L2 norm", number_text),
-    ("zero_fraction", "exact zeros", percent_text),
-    ("dead_channel_fraction", "dead channels", percent_text),
-)
-
 
 def report_html(run: StoredRun) -> str:
     """Return the page of a run; raise an InputError if a picture is missing, or differs from the run's record."""
@@ -63,6 +52,7 @@ def report_html(run: StoredRun) -> str:
     remarks = [fidelity.sentence] if fidelity.sentence else []
     if left_out:
         remarks.append(f"{counted(left_out, 'grid')} did not fit and are in the run's folder only.")
+    columns = columns_of(layers, has_gradients=bool(run.gradients), has_cost=has_cost)
     inputs = _inputs(run)
     patterns = " ".join(run.record.patterns) or "those that own parameters, and leaves"
     return render_page(
@@ -76,6 +66,7 @@ def report_html(run: StoredRun) -> str:
             "quantiles": _quantiles,
         },
         scripts=("fragment.js", "plots.js", "over_photograph.js", "report.js"),
+        style="".join(f"#table.no-{each.name} .c-{each.name} {{ display: none; }}\n" for each in columns),
         record=run.record,
         result=run.result,
         title=_title(run),
@@ -94,12 +85,12 @@ def report_html(run: StoredRun) -> str:
         many=_MANY_ROWS,
         figures=_figures(run, layers),
         frame=FRAME,
-        columns=_columns(layers, has_gradients=bool(run.gradients), has_cost=has_cost),
+        columns=columns,
         layers=layers,
         kinds=sorted({layer.row.kind for layer in layers}),
         tree=tree_of(layers),
         pictures=pictures,
-        statistics=_STATISTICS,
+        statistics=[STATISTICS[key] for key in NUMBERS if not key.endswith("_count")],
         nothing=TensorStatistics((), "", 0),
     )
 
@@ -169,23 +160,6 @@ def _basis(statistics: TensorStatistics) -> str:
 
 def _base64(picture: Picture) -> Markup:
     return Markup(base64.b64encode(picture.png).decode("ascii"))  # noqa: S704 - letters, digits, + / =
-
-
-def _columns(layers: Sequence[Layer], *, has_gradients: bool, has_cost: bool) -> list[LayerColumn]:
-    """Return the columns of the table of layers.
-
-    Hidden at first: NaN and Inf where there are none, the status of gradients where all of them have arrived, and
-    some columns of the values where gradients need the room.
-    """
-    values = [layer.row.activation for layer in layers]
-    hidden = set() if any(each.nan_count or each.inf_count for each in values) else {"bad"}
-    hidden |= {"std", "min", "max"} if has_gradients else set()
-    hidden |= {"gstate"} if all(layer.gradient and layer.gradient.status == "gradient" for layer in layers) else set()
-    return [
-        replace(column, shown=column.shown and column.key not in hidden)
-        for column in COLUMNS
-        if (has_gradients or not column.gradient) and (has_cost or not column.cost)
-    ]
 
 
 def _title(run: StoredRun) -> str:

@@ -1,21 +1,20 @@
 """A run of `diff` as one HTML page: the answer, the difference over depth, maps of A-B, and every row."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hookscope.render.columns import Column
-from hookscope.render.differences_text import answer, difference_columns, first_mark, sides_text
+from hookscope.render.difference_columns import WEIGHTS, difference_columns
+from hookscope.render.differences_text import answer, first_mark, sides_text
 from hookscope.render.html.figures import FRAME, Figure, logarithmic
-from hookscope.render.html.page import render_page
+from hookscope.render.html.page import PageTable, page_table, render_page
 from hookscope.render.html.pictures import thumbnail_uri
 from hookscope.render.terminal import model_words
 from hookscope.render.weights_text import (
     differs,
     gradients_answer,
-    weight_columns,
     weights_answer,
-    without_gradients,
 )
 from hookscope.results.differences import Differences, Measures, Side
 from hookscope.results.grids import Grid
@@ -26,8 +25,6 @@ from hookscope.text import are, counted
 _MOST_ROWS = 5000
 _MOST_GRIDS = 12
 _GRID_SIDE = 1100
-
-_WORDS = frozenset({"layer", "tensor", "type", "remarks", "dtype", "shape", "at"})
 
 
 def differences_html(run: StoredDifferences) -> str:
@@ -45,7 +42,7 @@ def differences_html(run: StoredDifferences) -> str:
         figure=_over_tensors(result) if of_weights else _over_layers(result),
         frame=FRAME,
         grids=[_grid(run, each) for each in run.record.grids[:_MOST_GRIDS]],
-        tables=_tables(result),
+        tables=[*_tables(result)],
         making=_making(run),
     )
 
@@ -94,36 +91,27 @@ def _about(side: Side, result: Differences) -> str:
     return ", ".join((model_words(side.model), *drawn, side.device, side.dtype, *side.ways, *stored))
 
 
-def _tables(result: Differences) -> list[dict[str, Any]]:
+def _tables(result: Differences) -> Iterator[PageTable]:
     begins = {first.row for first in result.first_differences}
-    tables = []
+    columns = difference_columns(result)
     if result.rows:
-        notable = [row.label in begins for row in result.rows]
-        tables.append(_table("Layers", "", difference_columns(result), notable))
+        yield _table("Layers", "", columns, result.rows, [row.label in begins for row in result.rows])
     if result.gradients:
-        gradients = without_gradients(result)
-        columns = difference_columns(gradients)
-        notable = [row.label == result.first_gradient_difference for row in gradients.rows]
-        tables.append(_table("Gradients", gradients_answer(result), columns, notable))
-    if result.weights:
-        changed = [row for row in result.weights if differs(row)]
-        equal = len(result.weights) - len(changed)
-        remark = f"{counted(equal, 'tensor')} that {are(equal)} equal {are(equal)} left out." if equal else ""
-        if changed:
-            tables.append(_table("Tensors", remark, weight_columns(changed), [False] * len(changed)))
-    return tables
+        notable = [row.label == result.first_gradient_difference for row in result.gradients]
+        yield _table("Gradients", gradients_answer(result), columns, result.gradients, notable)
+    changed = [row for row in result.weights if differs(row)]
+    equal = len(result.weights) - len(changed)
+    remark = f"{counted(equal, 'tensor')} that {are(equal)} equal {are(equal)} left out." if equal else ""
+    if changed:
+        yield _table("Tensors", remark, WEIGHTS, changed, ())
 
 
-def _table(title: str, remark: str, columns: Sequence[Column], notable: Sequence[bool]) -> dict[str, Any]:
-    rows = list(zip(notable, zip(*([cell.plain for cell in each.cells] for each in columns), strict=True), strict=True))
+def _table(
+    title: str, remark: str, columns: Sequence[Column], rows: Sequence[Any], notable: Sequence[bool]
+) -> PageTable:
     if len(rows) > _MOST_ROWS:
         remark = f"{remark} The first {_MOST_ROWS:,} of {len(rows):,} rows; diff.csv has all.".strip()
-    return {
-        "title": title,
-        "remark": remark,
-        "headers": [(each.header, each.header not in _WORDS) for each in columns],
-        "rows": rows[:_MOST_ROWS],
-    }
+    return page_table(title, columns, rows[:_MOST_ROWS], notable=notable, remark=remark)
 
 
 def _making(run: StoredDifferences) -> list[tuple[str, str]]:

@@ -2,25 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 from urllib.parse import quote
 
-from hookscope.render.columns import Column, classes_text, number_text, percent_text
+from hookscope.render.columns import Column, classes_text
+from hookscope.render.history_columns import file_columns, layer_columns, layer_rows, output_columns, tensor_columns
 from hookscope.render.history_maps import history_maps
 from hookscope.render.history_text import (
     answer,
     decisive,
-    files_columns,
-    layer_columns,
     places_text,
     sentence_of,
     span_text,
 )
 from hookscope.render.html.figures import FRAME, Figure
-from hookscope.render.html.page import render_page
+from hookscope.render.html.page import PageTable, page_table, render_page
 from hookscope.render.html.training import shown_map
-from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint, by_layer
+from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint
 from hookscope.results.runs.history import StoredHistory
 from hookscope.text import are, counted, figure, safe_text, shape_text, some_of
 
@@ -34,18 +34,14 @@ _FEW_RULES = 4  # that the answer names
 
 @dataclass(slots=True)
 class HistoryPart:
-    """A layer, or an output of one, with what its rows in the heat maps open.
-
-    Attributes:
-        tables: Of each tensor its name, shape and what it is in each file: label and cells.
-    """
+    """A layer, or an output of one, with what its rows in the heat maps open: a table of files for each tensor."""
 
     name: str
     number: int
     kind: str = ""
     status: str = ""
     verdicts: list[tuple[HistoryVerdict, str]] = field(default_factory=list)
-    tables: list[tuple[str, Sequence[str], list[Sequence[str]]]] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)
 
     @property
     def href(self) -> str:
@@ -127,8 +123,8 @@ def _parts(result: History, names: Sequence[str]) -> dict[str, HistoryPart]:
         rows, seen = tensors.get(name, {}), outputs.get(name, [])
         kinds = [counted(len(rows), "tensor")] * bool(rows) + [f"output of {seen[0].kind}" for _ in seen[:1]]
         part.kind = ", ".join(kinds)
-        part.tables = [_tensor_table(points, result.files) for points in rows.values()]
-        part.tables += [_output_table(seen, result.files)] if seen else []
+        part.tables = [_tensor_table(points, result) for points in rows.values()]
+        part.tables += [page_table(f"output of {each.kind}", output_columns(result), _some(seen)) for each in seen[:1]]
     for verdict in result.verdicts:
         for name in dict.fromkeys(name for place in verdict.places for name in _names_of(place)):
             if name in parts:
@@ -140,42 +136,10 @@ def _when(verdict: HistoryVerdict, result: History) -> str:
     return f"in {result.files[verdict.first].label}" if verdict.is_change else span_text(verdict, result)
 
 
-_Table = tuple[str, Sequence[str], list[Sequence[str]]]
-
-
-def _tensor_table(points: Sequence[WeightPoint], files: Sequence[HistoryFile]) -> _Table:
+def _tensor_table(points: Sequence[WeightPoint], result: History) -> PageTable:
     first = points[0]
-    headers = ("file", "‖w‖", "‖Δw‖/‖w‖", "since first", "min", "max", "zeros", "NaN, Inf", "dead filters")
-    cells: list[Sequence[str]] = [
-        (
-            files[each.file].label,
-            number_text(each.norm),
-            number_text(each.drift),
-            number_text(each.drift_from_first),
-            number_text(each.min),
-            number_text(each.max),
-            percent_text(each.zero_fraction),
-            f"{each.nonfinite_count:,}",
-            "-" if each.dead_filter_count is None else f"{each.dead_filter_count:,} of {each.filter_count:,}",
-        )
-        for each in _some(points)
-    ]
-    return f"{first.name} ({shape_text(first.shape)}, {first.dtype})", headers, cells
-
-
-def _output_table(points: Sequence[ActivationPoint], files: Sequence[HistoryFile]) -> _Table:
-    cells: list[Sequence[str]] = [
-        (
-            files[each.file].label,
-            number_text(each.mean),
-            number_text(each.std),
-            percent_text(each.zero_fraction),
-            percent_text(each.dead_channel_fraction),
-            "-" if each.nonfinite_count is None else f"{each.nonfinite_count:,}",
-        )
-        for each in _some(points)
-    ]
-    return f"output of {points[0].kind}", ("file", "mean", "std", "zeros", "dead channels", "NaN, Inf"), cells
+    title = f"{first.name} ({shape_text(first.shape)}, {first.dtype})"
+    return page_table(title, tensor_columns(result), _some(points))
 
 
 def _some(points: Sequence[Any]) -> Sequence[Any]:
@@ -211,40 +175,26 @@ def _href(place: str, parts: Mapping[str, HistoryPart]) -> str:
     return next((parts[name].href for name in _names_of(place) if name in parts), "")
 
 
-def _tables(result: History) -> list[dict[str, Any]]:
-    files = files_columns(result)
-    tables = [{"title": "Files", "headers": _headers(files), "rows": _cells(files)}]
-    layers = by_layer(result)
-    if layers:
-        columns, _ = layer_columns(result, layers)
-        tables.append({"title": "Parameters by layer", "headers": _headers(columns), "rows": _cells(columns)})
+def _tables(result: History) -> list[PageTable]:
+    tables = [page_table("Files", file_columns(result), result.files)]
+    if layers := layer_rows(result):
+        tables.append(page_table("Parameters by layer", layer_columns(result), layers))
     seen = [file for file in result.files if file.predictions]
-    if seen:
-        tables.append(_classes_table(seen, result))
+    best = [
+        Column("", each.name, shown=partial(_best_class, at), words=True)
+        for at, each in enumerate(result.inputs[:_MOST_POINTS])
+    ]
+    tables += (
+        [page_table("Best class of each input", [Column("label", "file", rank=0, words=True), *best], seen)]
+        if seen
+        else []
+    )
     return tables
 
 
-def _classes_table(files: Sequence[HistoryFile], result: History) -> dict[str, Any]:
-    """Return the best class of each input over the files."""
-    inputs = result.inputs[:_MOST_POINTS]
-    rows = []
-    for file in files:
-        best = {each.input_index: each.classes[0] for each in file.predictions if each.classes}
-        cells = [classes_text([best[at]]) if at in best else "-" for at in range(len(inputs))]
-        rows.append([file.label, *cells])
-    return {
-        "title": "Best class of each input",
-        "headers": [("file", False), *((each.name, False) for each in inputs)],
-        "rows": rows,
-    }
-
-
-def _headers(columns: Sequence[Column]) -> list[tuple[str, bool]]:
-    return [(each.header, not each.words) for each in columns]
-
-
-def _cells(columns: Sequence[Column]) -> list[list[str]]:
-    return [[cell.plain for cell in row] for row in zip(*(each.cells for each in columns), strict=True)]
+def _best_class(at: int, file: HistoryFile) -> str:
+    classes = [each.classes[:1] for each in file.predictions if each.input_index == at]
+    return (classes_text(classes[0]) if classes else "") or "-"
 
 
 def _making(run: StoredHistory) -> list[tuple[str, str]]:

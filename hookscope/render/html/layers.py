@@ -2,21 +2,23 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
+from typing import Any
 from urllib.parse import quote
 
-from hookscope.render.columns import integer_text, number_text, percent_text, token_norms_text
-from hookscope.render.cost_text import field_text, scaled_text, seconds_text
+from hookscope.render.columns import Column, telling
+from hookscope.render.cost_text import COSTS
 from hookscope.render.html.figures import Bars, bars
+from hookscope.render.layer_columns import GRADIENT, HIST, layer_columns
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, ParameterRow, parameter_owner
 from hookscope.results.runs.reading import StoredRun
-from hookscope.results.statistics import TensorStatistics
-from hookscope.text import safe_text, shape_text
+from hookscope.text import safe_text
 
 # Calls of one module that the page of each lists: with all of them, pages would grow with their square.
 _MOST_CALLS = 32
@@ -29,43 +31,18 @@ _MOST_LEVELS = 24
 
 @dataclass(frozen=True, slots=True)
 class LayerColumn:
-    """A column of the table of layers."""
+    """A column of the table of layers, with text and sort value of each layer.
 
-    key: str  # short and unique: class of its cells, and its name in the page's address
-    title: str
-    meaning: str
-    shown: bool = True  # at first
-    gradient: bool = False
-    words: bool = False  # not numbers
-    cost: bool = False  # only where costs were taken
+    Attributes:
+        name: Class of its cells, and its name in the page's address.
+        shown: Whether it is shown at first.
+    """
 
-
-COLUMNS = (
-    LayerColumn("kind", "type", "class of the module", words=True),
-    LayerColumn("params", "parameters", "elements in its own parameters", shown=False),
-    LayerColumn("shape", "shape", "of the output", words=True),
-    LayerColumn("hist", "distribution", "of the values, 1st to 99th percentile, heights as square roots", words=True),
-    LayerColumn("gabs", "mean |g|", "mean absolute gradient of the output", gradient=True),
-    LayerColumn("gl2", "L2 of g", "root of the sum of squares of the gradient", gradient=True),
-    LayerColumn("gzeros", "zeros of g", "share of exact zeros in the gradient", shown=False, gradient=True),
-    LayerColumn("gstate", "gradient", "status of the gradient", gradient=True, words=True),
-    LayerColumn("mean", "mean", "of the values"),
-    LayerColumn("std", "std", "standard deviation"),
-    LayerColumn("min", "min", "smallest value"),
-    LayerColumn("max", "max", "largest value"),
-    LayerColumn("abs", "mean |x|", "mean absolute value", shown=False),
-    LayerColumn("l2", "L2", "root of the sum of squares", shown=False),
-    LayerColumn("zeros", "zeros", "share of exact zeros"),
-    LayerColumn("dead", "dead", "channels that are zero everywhere"),
-    LayerColumn("tokens", "token L2", "median and greatest norm of the tokens, and how many are high", shown=False),
-    LayerColumn("bad", "NaN, Inf", "values that are not finite"),
-    LayerColumn("madds", "mult-adds", "multiply-adds of the module, all calls", cost=True),
-    LayerColumn("outbytes", "out bytes", "bytes of the module's output, all calls", shown=False, cost=True),
-    LayerColumn("saved", "saved", "bytes saved for the backward pass", cost=True),
-    LayerColumn("field", "rec. field", "receptive field /stride, in pixels", words=True, cost=True),
-    LayerColumn("time", "time", "of the module on the machine of the run, all calls", cost=True),
-    LayerColumn("flags", "flags", "remarks", words=True),
-)
+    name: str
+    column: Column
+    shown: bool
+    cells: Sequence[str]
+    values: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,44 +98,6 @@ class Layer:
     def bars(self) -> Bars | None:
         """Its histogram."""
         return bars(self.row.activation)
-
-    @property
-    def cells(self) -> dict[str, tuple[str, float | str | None]]:
-        """The text of each cell and its sort value, by the column's key."""
-        row, values = self.row, self.row.activation
-        gradient = self.gradient.gradient if self.gradient else TensorStatistics((), "", 0)
-        state = self.gradient.status if self.gradient else "-"
-        dead = values.dead_channel_count
-        bad = None if values.nan_count is None else values.nan_count + (values.inf_count or 0)
-        numbers = {name: getattr(values, name) for name in ("mean", "std", "min", "max", "l2")}
-        numbers |= {"abs": values.mean_abs, "gabs": gradient.mean_abs, "gl2": gradient.l2}
-        return {
-            "kind": (row.kind, row.kind),
-            "params": (f"{row.parameter_count:,}", row.parameter_count),
-            "shape": ("-" if "not a tensor" in row.flags else shape_text(values.shape), values.element_count),
-            "gstate": (state, state),
-            "gzeros": (percent_text(gradient.zero_fraction), gradient.zero_fraction),
-            "zeros": (percent_text(values.zero_fraction), values.zero_fraction),
-            "dead": (integer_text(dead) if values.channel_count else "-", dead),
-            "bad": (integer_text(bad), bad),
-            "tokens": (token_norms_text(row.tokens), None if row.tokens is None else row.tokens.max),
-            **{key: (number_text(number), number) for key, number in numbers.items()},
-            **self._cost_cells,
-        }
-
-    @property
-    def _cost_cells(self) -> dict[str, tuple[str, float | str | None]]:
-        if self.cost is None:
-            return dict.fromkeys(("madds", "outbytes", "saved", "field", "time"), ("", None))
-        total, field, seconds = self.cost.total, self.cost.receptive_field, self.cost.seconds
-        size = None if field is None else math.prod(field.size)
-        return {
-            "madds": (scaled_text(total.multiply_adds), total.multiply_adds),
-            "outbytes": (scaled_text(self.cost.output_bytes, "B"), self.cost.output_bytes),
-            "saved": (scaled_text(total.saved_bytes, "B"), total.saved_bytes),
-            "field": (field_text(field), size),
-            "time": (seconds_text(seconds), seconds),
-        }
 
 
 @dataclass(slots=True)
@@ -239,6 +178,60 @@ def layers_of(run: StoredRun) -> list[Layer]:
         calls[row.layer].append(layer)
         layers.append(layer)
     return layers
+
+
+# Columns that are shown at first have such a rank at most: those of outputs, of gradients, and of costs.
+_VALUE_RANK, _GRADIENT_RANK, _COST_RANK = 16, 4, 6
+_ROOM_FOR_GRADIENTS = frozenset({"std", "min", "max"})
+_SORTED_BY: Mapping[str, Callable[[Layer], Any]] = {
+    "shape": lambda layer: layer.row.activation.element_count,
+    "receptive_field": lambda layer: (
+        math.prod(layer.cost.receptive_field.size) if layer.cost and layer.cost.receptive_field else None
+    ),
+}
+
+
+def _has_bars(layer: Layer) -> str:
+    return "-" if layer.bars is None else "bars"
+
+
+def columns_of(layers: Sequence[Layer], *, has_gradients: bool, has_cost: bool) -> list[LayerColumn]:
+    """Return the columns of the table, but for number and name; those that say nothing are left out."""
+    row, gradient, cost = attrgetter("row"), attrgetter("gradient"), attrgetter("cost")
+    *values, flags = (each for each in layer_columns([layer.row for layer in layers])[2:] if each.title)
+    told: list[tuple[Column, bool]] = []
+    drawn = Column(
+        "",
+        HIST,
+        "1st to 99th percentile, heights as square roots",
+        value=lambda _: None,
+        shown=_has_bars,
+        usual="-",
+    )
+    for each in values:
+        column = drawn if each.title == HIST else each.on(row)
+        told.append((column, each.rank <= _VALUE_RANK and not (has_gradients and each.key in _ROOM_FOR_GRADIENTS)))
+    if has_gradients:
+        status = Column("status", "gradient", "status", 1, words=True, usual="gradient")
+        for each in (*GRADIENT[2:], status):
+            title = each.title if "g" in each.title or not each.title else f"{each.title} of g"
+            about = f"{each.meaning} of the gradient"
+            lifted = each.on(gradient, key=f"gradient_{each.key}", title=title, meaning=about)
+            told.append((lifted, each.rank <= _GRADIENT_RANK))
+    if has_cost:
+        told += [(each.on(cost, blank=""), each.rank <= _COST_RANK) for each in COSTS]
+    told.append((flags.on(row), True))
+    shown = dict(told)
+    return [
+        LayerColumn(
+            column.key or column.title,
+            column,
+            shown[column],
+            cells,
+            list(map(_SORTED_BY.get(column.key, column.read), layers)),
+        )
+        for column, cells in telling([*shown], layers)
+    ]
 
 
 def tree_of(layers: Sequence[Layer]) -> Node:

@@ -6,6 +6,7 @@ Every text is escaped where it enters the page, and none enters the style or the
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import PurePath
@@ -14,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookscope.render.columns import integer_text, number_text, rate_text
+from hookscope.render.columns import Column, integer_text, number_text, rate_text, telling
 from hookscope.render.terminal import model_words
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
@@ -27,9 +28,16 @@ from hookscope.text import counted, safe_text, shape_text
 
 
 def render_page(
-    template: str, filters: Mapping[str, Callable[..., Any]], scripts: Sequence[str] = (), **values: Any
+    template: str,
+    filters: Mapping[str, Callable[..., Any]],
+    scripts: Sequence[str] = (),
+    style: str = "",
+    **values: Any,
 ) -> str:
-    """Return the page of a template; `scripts` are file names, which make one script; values hold a `title`."""
+    """Return the page of a template; `scripts` are file names, which make one script; values hold a `title`.
+
+    `style` is added to that of all pages; no text of a run may be in it.
+    """
     environment = Environment(
         loader=PackageLoader("hookscope.render.html"),
         autoescape=True,
@@ -46,7 +54,7 @@ def render_page(
         "shape": shape_text,
     }
     environment.filters |= filters
-    style, code = _asset("style.css"), "".join(map(_asset, scripts))
+    style, code = _asset("style.css") + style, "".join(map(_asset, scripts))
     return MARK + environment.get_template(template).render(
         style=Markup(style),  # noqa: S704 - these two are our own files
         script=Markup(code),  # noqa: S704
@@ -54,6 +62,26 @@ def render_page(
         version=version("hookscope"),
         **values,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of a page: headers are columns, cells stand row by row, and rows that call for a look are notable."""
+
+    title: str
+    headers: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    notable: Sequence[bool]
+    remark: str = ""
+
+
+def page_table(
+    title: str, columns: Sequence[Column], rows: Sequence[Any], *, notable: Sequence[bool] = (), remark: str = ""
+) -> PageTable:
+    """Return the columns that say something of some rows."""
+    told = telling(columns, rows)
+    cells = [*zip(*(texts for _, texts in told), strict=True)]
+    return PageTable(title, [column for column, _ in told], cells, notable or [False] * len(rows), remark)
 
 
 def model_facts(model: ModelInfo) -> list[tuple[str, str, bool]]:

@@ -3,17 +3,17 @@
 import io
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 from typing import Any
 
 from markupsafe import Markup
 from PIL import Image
 
 from hookscope.errors import InputError
-from hookscope.render.columns import number_text
+from hookscope.render.columns import Column, percent_text
 from hookscope.render.html.figures import FRAME, Figure, logarithmic, shares
-from hookscope.render.html.page import model_facts, render_page
+from hookscope.render.html.page import model_facts, page_table, render_page
 from hookscope.render.html.pictures import BUDGET, thumbnail_uri
+from hookscope.render.survey_columns import CHANNELS, FLOAT16, LAYERS
 from hookscope.render.survey_failures import (
     failure_heading,
     failure_reasons,
@@ -21,14 +21,13 @@ from hookscope.render.survey_failures import (
     neighbour_words,
     wrong_title,
 )
-from hookscope.render.survey_text import FLOAT16, answer, level_of, remarks_of, row_columns
+from hookscope.render.survey_text import answer, level_of
 from hookscope.results.runs.survey import StoredSurvey
 from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, channel_counts
 from hookscope.text import counted, safe_text
 
 # Channels on the page; the others are in channels.csv. Their numbers take 3 MB.
 _MOST_CHANNELS = 20_000
-_MOST_TOPS = 3  # names of inputs of a channel
 _MOST_UNUSABLE = 200
 _STRIP_SIDE = 800
 
@@ -37,14 +36,14 @@ def survey_html(run: StoredSurvey) -> str:
     """Return the page of a survey; raise an InputError if a picture is missing, or differs from the run's record."""
     result = run.result
     strips, left_out = _strips(run)
-    shown = [*_channels(result, strips)]
+    told, places = _channels(result, strips)
+    crops = {key: place for place, key in enumerate(strips)}
     remarks = (
         [f"{counted(left_out, 'sheet')} of crops did not fit and are in the run's folder only."] if left_out else []
     )
     total = channel_counts(result.rows)
-    if len(shown) < total:
-        remarks.append(f"{len(shown):,} of {counted(total, 'channel')} are here, all of them in channels.csv.")
-    columns = row_columns(result.rows) if result.rows else []
+    if len(places) < total:
+        remarks.append(f"{len(places):,} of {counted(total, 'channel')} are here, all of them in channels.csv.")
     return render_page(
         "survey.html",
         {},
@@ -63,11 +62,17 @@ def survey_html(run: StoredSurvey) -> str:
         failed_method=[] if result.failures is None else method_words(result.failures),
         figures=_figures(result),
         frame=FRAME,
-        headers=[(each.header, not each.words) for each in columns] + [("remarks", False)],
-        rows=[[*(each.cells[at].plain for each in columns), remarks_of(row)] for at, row in enumerate(result.rows)],
-        channel_count=len(shown),
+        layers=page_table("Layers", LAYERS, result.rows),
+        columns=[column for column, _ in told],
+        channel_count=len(places),
         has_classes=bool(result.classes),
-        data=_as_script({"channels": shown, "strips": list(strips.values())}),
+        data=_as_script(
+            {
+                "columns": [{"key": each.key, "words": each.words, "format": _format(each)} for each, _ in told],
+                "channels": [*zip(*(values for _, values in told), (crops.get(at, -1) for at in places), strict=True)],
+                "strips": list(strips.values()),
+            }
+        ),
         making=_making(run),
     )
 
@@ -154,32 +159,24 @@ def _lines(sheet: CropSheet, content: bytes) -> Iterator[str]:
         yield thumbnail_uri(file.getvalue(), sheet.path, picture.width)
 
 
-def _channels(result: Survey, strips: dict[tuple[int, int], str]) -> Iterator[list[Any]]:
-    """Yield what the page shows of each channel, as lists: they take half of the room of objects."""
-    places = {key: place for place, key in enumerate(strips)}
+def _channels(
+    result: Survey, strips: dict[tuple[int, int], str]
+) -> tuple[list[tuple[Column, list[Any]]], list[tuple[int, int]]]:
+    """Return the columns that the page has of channels, with their values, and the row and number of each channel."""
     per_row = max(1, _MOST_CHANNELS // max(1, len(result.rows)))
-    of_class = bool(result.classes)
-    for row in result.rows:
-        for channel in _shown(row, per_row, strips):
-            tops = channel.top[:_MOST_TOPS]
-            excited = [f"{_short_path(each.input, of_class)} {number_text(each.value, 3)}" for each in tops]
-            yield [
-                safe_text(row.label),
-                channel.channel,
-                _rounded(channel.firing_inputs),
-                _rounded(channel.firing_positions),
-                *(_rounded(getattr(channel, name)) for name in ("mean", "std", "min", "max")),
-                _rounded(channel.selectivity),
-                safe_text(channel.best_class),
-                "" if channel.duplicate_of is None else f"{channel.duplicate_of} (r {channel.correlation:.3f})",
-                safe_text("; ".join(excited)),
-                places.get((row.index, channel.channel), -1),
-            ]
+    rows = [(row, channel) for row in result.rows for channel in _shown(row, per_row, strips)]
+    told = [
+        (column, [safe_text(column.cell(row)) if column.words else _rounded(column.read(row)) for row in rows])
+        for column in CHANNELS
+        if column.title
+    ]
+    places = [(row.index, channel.channel) for row, channel in rows]
+    return [(column, values) for column, values in told if any(value not in {None, ""} for value in values)], places
 
 
-def _short_path(path: str, of_class: bool) -> str:
-    """Return the name of a file, with its folder where a class has one."""
-    return "/".join(PurePath(path).parts[-2 if of_class else -1 :])
+def _format(column: Column) -> str:
+    """Return how the script writes a column's values."""
+    return "percent" if column.text is percent_text else "number" if not (column.words or column.text) else ""
 
 
 def _shown(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Sequence[SurveyChannel]:
@@ -192,7 +189,7 @@ def _shown(row: SurveyRow, most: int, strips: dict[tuple[int, int], str]) -> Seq
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+    return value if value is None or isinstance(value, int) else float(f"{value:.5g}")
 
 
 def _as_script(document: Any) -> Markup:

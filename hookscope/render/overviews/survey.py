@@ -27,8 +27,9 @@ from hookscope.render.overviews.sheet import (
     text_block,
     write,
 )
+from hookscope.render.survey_columns import FLOAT16
 from hookscope.render.survey_failures import failure_heading, failure_reasons, wrong_title
-from hookscope.render.survey_text import FLOAT16, answer, inputs_text, level_of
+from hookscope.render.survey_text import answer, inputs_text, level_of
 from hookscope.results.headroom import FORMATS
 from hookscope.results.survey import CropSheet, Survey, WrongStrip, channel_counts
 from hookscope.text import counted

@@ -1,30 +1,33 @@
 "use strict";
 // The table of channels: found by words, sorted, a part of it at a time. The state of the page is its fragment.
 
-const { channels, strips } = JSON.parse(document.getElementById("data").textContent);
-const withClasses = Boolean(document.getElementById("data").dataset.classes);
-const [LAYER, CHANNEL, INPUTS, POSITIONS, MEAN, STD, MIN, MAX, SELECTIVITY, CLASS, FOLLOWS, TOP, STRIP] = Array(13).keys();
+const { columns, channels, strips } = JSON.parse(document.getElementById("data").textContent);
+const STRIP = columns.length;
+const place = Object.fromEntries(columns.map(({ key }, at) => [key, at]));
+const value = (each, key) => each[place[key]];
 const AT_ONCE = 100;
 const [query, order, pictured] = ["q", "order", "pictured"].map((id) => document.getElementById(id));
 const body = document.querySelector("#found tbody");
 let found = channels;
 let shown = 0;
 
-const largest = (each) => Math.max(Math.abs(each[MIN] ?? 0), Math.abs(each[MAX] ?? 0));
+const largest = (each) => Math.max(Math.abs(value(each, "min") ?? 0), Math.abs(value(each, "max") ?? 0));
 const keys = {
   place: null,
-  dead: (each) => (each[INPUTS] ?? 1) + each[POSITIONS],
-  selective: (each) => -(each[SELECTIVITY] ?? -1),
+  dead: (each) => (value(each, "firing_inputs") ?? 1) + value(each, "firing_positions"),
+  selective: (each) => -(value(each, "selectivity") ?? -1),
   range: (each) => -largest(each),
 };
 const percent = (share) =>
   share === null ? "-" : share === 0 || share === 1 ? `${share * 100}%` : share < 0.001 ? "<0.1%" : share > 0.999 ? ">99.9%" : `${(share * 100).toFixed(1)}%`;
-const number = (value) => (value === null ? "-" : String(Number(value.toPrecision(4))));
+const number = (figure) => (figure === null ? "-" : String(Number(figure.toPrecision(4))));
+const formats = { percent, number };
 
 function matches(each, words) {
-  const name = each[LAYER].toLowerCase();
+  const name = value(each, "layer").toLowerCase();
+  const best = (value(each, "best_class") ?? "").toLowerCase();
   return words.every((word) =>
-    /^\d+$/.test(word) ? String(each[CHANNEL]) === word || name.includes(word) : name.includes(word) || each[CLASS].toLowerCase().includes(word));
+    /^\d+$/.test(word) ? String(value(each, "channel")) === word || name.includes(word) : name.includes(word) || best.includes(word));
 }
 
 function search() {
@@ -50,21 +53,11 @@ function cell(row, text, isNumber) {
 function extend() {
   for (const each of found.slice(shown, shown + AT_ONCE)) {
     const row = body.insertRow();
-    cell(row, each[LAYER], false);
-    cell(row, each[CHANNEL], true);
-    cell(row, percent(each[INPUTS]), true);
-    cell(row, percent(each[POSITIONS]), true);
-    for (const at of [MEAN, STD, MIN, MAX]) cell(row, number(each[at]), true);
-    if (withClasses) {
-      cell(row, number(each[SELECTIVITY]), true);
-      cell(row, each[CLASS], false);
-    }
-    cell(row, each[FOLLOWS], false);
-    cell(row, each[TOP], false);
+    columns.forEach(({ words, format }, at) => cell(row, (formats[format] ?? String)(each[at]), !words));
     if (each[STRIP] >= 0) {
       const picture = document.createElement("img");
       picture.src = strips[each[STRIP]];
-      picture.alt = `crops of the inputs that excite channel ${each[CHANNEL]} of ${each[LAYER]} most`;
+      picture.alt = `crops of the inputs that excite channel ${value(each, "channel")} of ${value(each, "layer")} most`;
       picture.className = "crops";
       const below = body.insertRow().insertCell();
       below.colSpan = row.cells.length;
