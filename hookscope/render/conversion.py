@@ -1,6 +1,6 @@
 """Results as the text that the commands print, as dicts and as data frames."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from io import StringIO
 from shutil import get_terminal_size
@@ -14,7 +14,7 @@ from hookscope.render.attention_text import attention_summary
 from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report
 from hookscope.render.comparison import comparison_report
-from hookscope.render.contents import contents_report, contents_to_dict
+from hookscope.render.contents import contents_report
 from hookscope.render.differences_text import differences_summary
 from hookscope.render.history_text import history_summary
 from hookscope.render.survey_text import survey_summary
@@ -22,20 +22,14 @@ from hookscope.render.tables import cost_cells
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
-from hookscope.results.check import CheckReport
+from hookscope.results.check import CheckReport, checks_to_dict
 from hookscope.results.comparison import Comparison
 from hookscope.results.contents import CheckpointContents
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.history import History
+from hookscope.results.json_form import json_form, to_document
 from hookscope.results.network import ModuleTable
-from hookscope.results.runs import serialize
-from hookscope.results.runs.attention import attention_to_dict
-from hookscope.results.runs.attributions import attributions_to_dict
-from hookscope.results.runs.differences import differences_to_dict
-from hookscope.results.runs.history import history_to_dict
-from hookscope.results.runs.serialize import checks_to_dict
-from hookscope.results.runs.survey import survey_to_dict
 from hookscope.results.survey import Survey
 
 Result = (
@@ -129,24 +123,9 @@ _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
 }
 
 
-_TO_DICT: Mapping[type, Callable[[Any], dict[str, Any]]] = {
-    Activations: serialize.inspection_to_dict,
-    Gradients: serialize.inspection_to_dict,
-    Attributions: attributions_to_dict,
-    Attention: attention_to_dict,
-    Differences: differences_to_dict,
-    History: history_to_dict,
-    Survey: survey_to_dict,
-    CheckpointContents: contents_to_dict,
-    ModuleTable: lambda table: serialize.modules_to_dict(table.rows, table.cost),
-    Comparison: serialize.comparison_to_dict,
-    CheckReport: lambda report: checks_to_dict([report]),
-}
-
-
 def result_dict(result: Result) -> dict[str, Any]:
     """Return a result as dicts, lists, text and numbers, as `--json` prints it."""
-    return _TO_DICT[type(result)](result)
+    return checks_to_dict([result]) if isinstance(result, CheckReport) else to_document(result)
 
 
 def result_frame(result: Result) -> Any:
@@ -162,26 +141,25 @@ def result_frame(result: Result) -> Any:
 
 
 def _records(result: Result) -> Iterator[Mapping[str, Any]]:
-    document = result_dict(result)
     if isinstance(result, Gradients):
-        for row, record in zip(result.gradients, document["gradients"], strict=True):
-            yield {"label": row.label, **record}
-        for record in document["parameters"]:
-            yield {"label": record["name"], "role": "parameter", **record}
+        yield from ({"label": row.label, **json_form(row)} for row in result.gradients)
+        yield from ({"label": row.label, "role": "parameter", **json_form(row)} for row in result.parameters)
     elif isinstance(result, Activations):
-        for each, record in zip(result.rows, document["rows"], strict=True):
-            yield {"label": each.label, **record}
+        yield from ({"label": row.label, **json_form(row)} for row in result.rows)
     elif isinstance(result, Attributions):
-        yield from (_map_record(record, result) for record in document["maps"])
+        yield from _maps(result)
     elif isinstance(result, Attention):
-        yield from ({**asdict(each), "is_one_token": each.is_one_token} for each in result.rows)
+        yield from ({**json_form(row), "is_one_token": row.is_one_token} for row in result.rows)
     elif isinstance(result, ModuleTable):
-        yield from _modules(result, document["modules"])
-    elif isinstance(result, CheckReport | Survey):
-        yield from map(asdict, result.findings) if isinstance(result, CheckReport) else _channels(result)
+        yield from _modules(result)
+    elif isinstance(result, Survey):
+        yield from _channels(result)
+    elif isinstance(result, CheckpointContents):
+        yield from ({"part": part.key, **json_form(tensor)} for part in result.parts for tensor in part.tensors)
+    elif isinstance(result, CheckReport):
+        yield from map(json_form, result.findings)
     else:
-        names = {CheckpointContents: "tensors", Comparison: "changes", Differences: "rows", History: "rows"}
-        yield from document[names[type(result)]]
+        yield from map(json_form, result.changes if isinstance(result, Comparison) else result.rows)
 
 
 def _channels(result: Survey) -> Iterator[Mapping[str, Any]]:
@@ -190,17 +168,22 @@ def _channels(result: Survey) -> Iterator[Mapping[str, Any]]:
             yield {"layer": row.label, "kind": row.kind, **asdict(each), "is_dead": each.is_dead}
 
 
-def _map_record(record: dict[str, Any], result: Attributions) -> Mapping[str, Any]:
-    target, half = record.pop("target"), record.pop("half") or {}
-    name = result.inputs[record["input_index"]].name
-    box = {"half_share": half.get("share"), "half_where": half.get("where")}
-    return {"input": name, "target": target.pop("label"), **target, **record, **box}
+def _maps(result: Attributions) -> Iterator[Mapping[str, Any]]:
+    for each, half in zip(result.maps, result.halves, strict=True):
+        record = json_form(each)
+        target, (low, high) = record.pop("target"), record.pop("range") or (None, None)
+        box = {"half_share": half and half.share, "half_where": half and half.words}
+        name = result.inputs[each.input_index].name
+        yield {"input": name, "target": target.pop("label"), **target, **record, "low": low, "high": high, **box}
 
 
-def _modules(table: ModuleTable, records: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _modules(table: ModuleTable) -> Iterator[Mapping[str, Any]]:
     costs = {} if table.cost is None else {each.layer: each for each in table.cost.modules}
-    for record in records:
-        yield {**record, **cost_cells(costs.get(record["layer"]) if record["owner"] is None else None)}
+    for row in table.rows:
+        yield {**json_form(row), **cost_cells(costs.get(row.layer) if row.owner is None else None)}
+
+
+_NO_CELLS = ("distribution", "histogram", "quantiles")
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,8 +194,8 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
             cells |= {key if name == "measures" else f"{key}_added": cell for key, cell in (value or {}).items()}
         elif name in ("activation", "gradient", "before", "after") and isinstance(value, Mapping):
             suffix = f"_{name}" if name in ("before", "after") else ""
-            cells |= {f"{key}{suffix}": cell for key, cell in value.items() if key not in ("histogram", "quantiles")}
-            cells |= {f"{key}{suffix}": cell for key, cell in (value["quantiles"] or {}).items()}
+            named = {**value, **(value["quantiles"] or {})}
+            cells |= {f"{key}{suffix}": cell for key, cell in named.items() if key not in _NO_CELLS}
         else:
             cells[name] = value
     return cells

@@ -14,7 +14,7 @@ from hookscope.results.differences import DifferenceRow, Differences, Measures, 
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, ParameterRow
 from hookscope.results.history import ActivationPoint, History, WeightPoint
 from hookscope.results.network import ModuleRow, ModuleTable
-from hookscope.results.runs.serialize import QUANTILE_NAMES
+from hookscope.results.statistics import QUANTILE_NAMES
 from hookscope.results.survey import Survey, SurveyChannel
 from hookscope.results.table_rows import TableRows
 from hookscope.results.token_norms import HighToken, MassiveActivation

@@ -21,7 +21,7 @@ from hookscope.render.html.figures import FOOT, HEIGHT, LEFT, TOP, WIDTH, Figure
 from hookscope.render.html.page import render_page
 from hookscope.render.html.training import shown_map
 from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint, by_layer
-from hookscope.results.runs.history import StoredHistory
+from hookscope.results.runs.reading import StoredRun
 from hookscope.text import are, counted, figure, safe_text, shape_text, some_of
 
 _MOST_ROWS = 800  # of a heat map
@@ -53,7 +53,7 @@ class HistoryPart:
         return f"#layer={quote(safe_text(self.name), safe='')}"
 
 
-def history_html(run: StoredHistory) -> str:
+def history_html(run: StoredRun[History]) -> str:
     """Return the page of a run."""
     result = run.result
     named = {name for each in result.verdicts for place in each.places for name in _names_of(place)}
@@ -247,7 +247,7 @@ def _cells(columns: Sequence[Column]) -> list[list[str]]:
     return [[cell.plain for cell in row] for row in zip(*(each.cells for each in columns), strict=True)]
 
 
-def _making(run: StoredHistory) -> list[tuple[str, str]]:
+def _making(run: StoredRun[History]) -> list[tuple[str, str]]:
     record, result = run.record, run.result
     made = [("Command", record.command)] if record.command else []
     made += [(f"SHA-256 of {each.label}", each.sha256) for each in result.files[:_MOST_POINTS] if each.sha256]
