@@ -122,5 +122,5 @@ def _same_network(bare: Sequence[str], last: Sequence[str], convolutions: Sequen
 def _rows(command: Sequence[str]) -> list[Any]:
     """Run a command and return the rows that it wrote; the folder is its last word."""
     run(command)
-    found: list[Any] = json.loads(Path(command[-1], "layers.json").read_text(encoding="utf-8"))["rows"]
+    found: list[Any] = json.loads(Path(command[-1], "result.json").read_text(encoding="utf-8"))["rows"]
     return found

@@ -1202,14 +1202,14 @@ def report(
     from hookscope.render.html.survey import survey_html
     from hookscope.render.html.training import training_html
     from hookscope.render.training_files import save_training_overview
-    from hookscope.results.runs.attention import read_attention
-    from hookscope.results.runs.attributions import read_attributions
-    from hookscope.results.runs.differences import read_differences
-    from hookscope.results.runs.history import read_history
-    from hookscope.results.runs.reading import read_record, read_run
+    from hookscope.results.attention import Attention
+    from hookscope.results.attributions import Attributions
+    from hookscope.results.differences import Differences
+    from hookscope.results.history import History
+    from hookscope.results.runs.reading import read_run
     from hookscope.results.runs.reports import check_report_target, default_report_path, write_report
-    from hookscope.results.runs.survey import read_survey
     from hookscope.results.runs.training_log import is_training, read_training
+    from hookscope.results.survey import Survey
     from hookscope.results.training import TrainingLog
 
     if not isinstance(run, str | Path):
@@ -1228,20 +1228,15 @@ def report(
         with suppress(OutputError):  # of a folder on a disk that is only read
             save_training_overview(log, Path(run))
         return report(log, target)
-    verb = read_record(Path(run)).get("verb")
-    if verb == "attribute":
-        page = attributions_html(read_attributions(Path(run)))
-    elif verb == "attention":
-        page = attention_html(read_attention(Path(run)))
-    elif verb == "diff":
-        page = differences_html(read_differences(Path(run)))
-    elif verb == "survey":
-        page = survey_html(read_survey(Path(run)))
-    elif verb == "history":
-        page = history_html(read_history(Path(run)))
-    else:
-        page = report_html(read_run(Path(run)))
-    write_report(target, page)
+    pages: Mapping[type, Callable[[Any], str]] = {
+        Attributions: attributions_html,
+        Attention: attention_html,
+        Differences: differences_html,
+        Survey: survey_html,
+        History: history_html,
+    }
+    stored = read_run(Path(run))
+    write_report(target, pages.get(type(stored.result), report_html)(stored))
     return target
 
 

@@ -128,9 +128,10 @@ def slug(text: str, max_bytes: int = 80) -> str:
 def strict_json(document: Mapping[str, Any]) -> str:
     r"""Return `document` as JSON that every parser accepts: one key a line, one item of a top-level list a line.
 
-    The text is ASCII and ends in a line end; keys keep their order. NaN and infinities become null. A lone surrogate
-    in a string becomes a visible escape, because strict parsers refuse it. A value that JSON does not know becomes its
-    `str()`. "##[", which GitHub's runner acts on anywhere in a line, is written "#\u0023[", which means the same.
+    The text is ASCII and ends in a line end; keys keep their order. Numbers that JSON does not have become the texts
+    "NaN", "Infinity" and "-Infinity"; null means that there is no value. A lone surrogate in a string becomes a visible
+    escape, because strict parsers refuse it. A value that JSON does not know becomes its `str()`. "##[", which GitHub's
+    runner acts on anywhere in a line, is written "#\u0023[", which means the same.
     """
     entries = [f"  {json.dumps(key)}: {_entry(value)}" for key, value in plain(document).items()]
     return ("{\n" + ",\n".join(entries) + "\n}\n").replace("##[", "#\\u0023[")
@@ -143,13 +144,13 @@ def _entry(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON knows it, without NaN, infinities and lone surrogates."""
+    """Return a value as JSON knows it, without lone surrogates; NaN and infinities are texts."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else None
+        return float(value) if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     if isinstance(value, Mapping):
         return {_without_surrogates(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -181,12 +181,12 @@ def test_the_library_does_what_the_command_does(
     theirs = tmp_path / "by-command"
     assert files == {path.relative_to(theirs).as_posix() for path in theirs.rglob("*") if path.is_file()}
     assert len(files) >= 8
-    for name in files - {"run.json"}:
+    for name in files - {"run.json", "result.json"}:
         assert (folder / name).read_bytes() == (theirs / name).read_bytes(), name
-    records = [json.loads((each / "run.json").read_text()) for each in (folder, theirs)]
-    for record in records:
-        del record["timings"], record["command"]
-    assert records[0] == records[1]
+    for name, of_run in (("run.json", "command"), ("result.json", "timings")):
+        one, other = (json.loads((each / name).read_text()) for each in (folder, theirs))
+        assert one.pop(of_run) != other.pop(of_run)
+        assert one == other
 
 
 def test_a_result_prints_as_the_commands_table(run: hookscope.Activations) -> None:

@@ -221,5 +221,5 @@ def test_check_judges_there_as_on_the_cpu(files: Path) -> None:
     verdicts = []
     for device in ("cpu", "cuda"):
         code, report = on(device, *arguments, folder=files)
-        verdicts.append((code, {rule["rule"]: rule["status"] for rule in report["checkpoints"][0]["rules"]}))
+        verdicts.append((code, {rule["rule"]: rule["status"] for rule in report["checkpoints"][0]["outcomes"]}))
     assert verdicts[0] == verdicts[1]

@@ -10,7 +10,7 @@ from hookscope.attention_maps.forward_pass import ForwardPass, SeenBlock
 from hookscope.attention_maps.queries import Chosen, chosen_in
 from hookscope.attention_maps.reductions import map_of, on_grid
 from hookscope.results.attention import ROLLOUT, AttentionMap, HeadMaps, PatchWeights
-from hookscope.results.attributions import Extent
+from hookscope.results.concentration import Extent
 
 ExtentOf = Callable[[tuple[int, int], int], Extent]
 """Returns the area that a grid (h, w) fills, of an input by its place in the batch."""

@@ -44,7 +44,7 @@ from hookscope.results.attention import (
     UnseenBlock,
     census_of,
 )
-from hookscope.results.attributions import Extent
+from hookscope.results.concentration import Extent
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.statistics.token_layout import parse_tokens
 from hookscope.text import counted, safe_text

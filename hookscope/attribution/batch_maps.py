@@ -18,7 +18,8 @@ from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.patterns import exact_operation
 from hookscope.hooks.selection import module_index
 from hookscope.inputs import Batch
-from hookscope.results.attributions import Extent, Method
+from hookscope.results.attributions import Method
+from hookscope.results.concentration import Extent
 from hookscope.statistics.token_places import TokenPlaces
 
 

@@ -30,7 +30,7 @@ from hookscope.inputs.batches import part_of
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.receptive_fields import ReceptiveField, receptive_field
 from hookscope.inspection.run import split_patterns
-from hookscope.results.attributions import Extent
+from hookscope.results.concentration import Extent
 from hookscope.results.network import row_label
 from hookscope.statistics.token_layout import Layout
 from hookscope.text import safe_text, shape_text, some_of

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hookscope.hooks.attributes import attribute_of
 from hookscope.inputs import Batch
 from hookscope.inputs.batches import copied
-from hookscope.results.attributions import Extent
+from hookscope.results.concentration import Extent
 
 # Gives pictures of a batch one size: zeros are added below and at the right.
 _DETECTORS_TRANSFORM = "torchvision.models.detection.transform.GeneralizedRCNNTransform"

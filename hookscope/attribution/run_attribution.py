@@ -29,8 +29,9 @@ from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import preserved
-from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions, Extent, LayerChoice, Method
-from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
+from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
+from hookscope.results.concentration import Extent
+from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
 from hookscope.statistics.token_layout import parse_tokens
 from hookscope.statistics.token_places import TokenPlaces
 from hookscope.text import safe_text

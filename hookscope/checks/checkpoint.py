@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,11 @@ from hookscope.inspection.device import full_float32
 from hookscope.models import LoadedModel
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow, MapSummary
-from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts
+from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
 from hookscope.results.grids import Grid
+from hookscope.results.json_form import json_form
 from hookscope.results.runs.directory import OVERVIEW, new_run
-from hookscope.results.runs.serialize import checks_to_json
+from hookscope.results.runs.record import RunRecord
 
 # At most this many failing layers are drawn, the first in execution order; all have their rows. The cause
 # is mostly in the first.
@@ -212,8 +213,7 @@ def _with_evidence(
                 grids = _draw(run.path, seen, rows)
             if parts.pictures:
                 _write_pictures(run.path / "pictures", parts.pictures)
-            entries = {"overview": OVERVIEW, "grids": [asdict(grid) for grid in grids]}
-            run.finish({"verb": "check", "checkpoint": told.checkpoint, **entries})
+            run.finish(json_form(RunRecord("check", overview=OVERVIEW, grids=tuple(grids))))
     except OutputError as error:
         worse = report.error_code in (0, EXIT_CHECK_FAILED)
         return replace(report, error=str(error), error_code=error.exit_code) if worse else report

@@ -358,7 +358,7 @@ def _renew(settings: "CheckSettings", checked: "Checked") -> None:
 
 def _show(reports: "Sequence[CheckReport]", chosen: str, tables: "Console", job: str, seconds: float) -> None:
     if chosen == "json":
-        from hookscope.results.runs.serialize import checks_to_json
+        from hookscope.results.check import checks_to_json
 
         typer.echo(checks_to_json(reports), nl=False)
     elif chosen == "markdown":

@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +74,6 @@ def run_model(
         from hookscope.render.grids import check_cmap
         from hookscope.render.run_files import save_result
         from hookscope.render.terminal import note_lines
-        from hookscope.results.gradients import Gradients
 
         check_cmap(given.get("cmap", "auto"))
         try:
@@ -95,10 +93,7 @@ def run_model(
             print_saved(tables, last_lines(saved, len(result.inputs), given.get("grids_for", 0)), replaced)
         export(saved, result, (tables, messages), option)
     if option.json:
-        document = {**result.to_dict(), "run": saved and str(saved.folder)}
-        if isinstance(result, Gradients):
-            document["inputs_alone"] = [asdict(each) for each in result.inputs_alone]
-        typer.echo(strict_json(document), nl=False)
+        typer.echo(strict_json({**result.to_dict(), "run": saved and str(saved.folder)}), nl=False)
     levels = {"fail": ("fail",), "warn": ("fail", "warn")}.get(given.get("fail_on") or "", ())
     failed = any(each.level in levels for each in getattr(result, "verdicts", ()))
     return most_severe([report_all(failures), EXIT_CHECK_FAILED if failed else EXIT_DONE])

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -27,9 +26,8 @@ from hookscope.inspection.session import package_versions
 from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Differences, Measures, NonFinite, OutputDifference, Side
 from hookscope.results.gradients import Gradients
-from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
-from hookscope.results.runs.kept_values import read_kept_values
-from hookscope.results.runs.reading import StoredRun, read_record, read_run, refusal
+from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.runs.reading import InspectionRun, read_record, read_run, refusal
 from hookscope.results.statistics import TensorStatistics
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.storage import without_float8
@@ -48,11 +46,9 @@ _ROUNDING_OF_SUMS = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """A run, the tensors and kept values of its rows, and its run.json."""
+    """A run and the tensors of its rows."""
 
-    run: StoredRun
-    document: Mapping[str, Any]
-    values: Mapping[str, NDArray[np.floating]]
+    run: InspectionRun
     tensors: Any  # an open safetensors file; None without one
     labels: frozenset[str] = field(default_factory=frozenset)  # of the tensors in it
 
@@ -115,7 +111,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
                 "pair them with --map 'a.*=b.*'."
             )
         drawing = _RunMaps(KeptMaps(_eps(pairs)), len(one.run.result.inputs))
-        rows, first_differences = with_origins([_row(pair, one, other, "rows", drawing) for pair in pairs], _eps(pairs))
+        rows, first_differences = with_origins([_row(pair, one, other, drawing) for pair in pairs], _eps(pairs))
         gradients = tuple(_gradients(one, other, pairs))
     outputs = _outputs(one, other, rows)
     measured = [row.measures for row in (*rows, *gradients) if row.measures is not None]
@@ -136,20 +132,19 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         notes=((_PARTLY,) if partly else ()) + _verbs(one, other),
         seed=one.run.result.seed,
         timings={"compare": time.perf_counter() - began},
-        provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
+        provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
     )
 
 
 def _read(folder: Path, files: ExitStack) -> _Side:
-    document = read_record(folder)
-    if document.get("verb") not in _TENSORS:
+    verb = read_record(folder).get("verb")
+    if verb not in _TENSORS:
         remedy = "Give runs of `hookscope activations` or `hookscope grads`."
-        raise refusal(folder, f"a run of {printable(str(document.get('verb')))} has no rows to compare", remedy)
+        raise refusal(folder, f"a run of {printable(str(verb))} has no rows to compare", remedy)
     run = read_run(folder)
     name = _TENSORS[run.record.verb]
-    values = read_kept_values(run)
     tensors = _opened(folder, name, files)
-    return _Side(run, document, values, tensors, frozenset(tensors.keys() if tensors is not None else ()))
+    return _Side(run, tensors, frozenset(tensors.keys() if tensors is not None else ()))
 
 
 def _opened(folder: Path, name: str, files: ExitStack) -> Any:
@@ -179,7 +174,7 @@ def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
             raise UsageError(f"The runs used different inputs: {what}. {remedy}")
     if len(inputs_a) != len(inputs_b):
         raise UsageError(f"The runs used different inputs: A has {len(inputs_a)}, B has {len(inputs_b)}. {remedy}")
-    if a.document.get("named_inputs") != b.document.get("named_inputs"):
+    if a.run.record.named_inputs != b.run.record.named_inputs:
         raise UsageError(f"The runs used different inputs by name (--input). {remedy}")
     warnings = []
     if any(one.steps != other.steps or one.shape != other.shape for one, other in zip(inputs_a, inputs_b, strict=True)):
@@ -204,24 +199,23 @@ def _verbs(a: _Side, b: _Side) -> tuple[str, ...]:
     return ("One run has a backward pass and the other has none: their gradients are not compared.",)
 
 
-def _of_both(a: _Side, b: _Side, get: Callable[[StoredRun], Sequence[str]]) -> tuple[str, ...]:
+def _of_both(a: _Side, b: _Side, get: Callable[[InspectionRun], Sequence[str]]) -> tuple[str, ...]:
     return (*(f"A: {text}" for text in get(a.run)), *(f"B: {text}" for text in get(b.run)))
 
 
 def _shown(side: _Side) -> Side:
     result = side.run.result
-    autocast = side.document.get("autocast")
+    autocast = side.run.record.settings.get("autocast")
     ways = ["train mode"] if isinstance(result, Gradients) and result.mode == "train" else []
     ways += [f"autocast {printable(autocast, 80)}"] if isinstance(autocast, str) else []
     ways += [f"edit {text}" for text in side.run.record.edits]
     return Side(result.model, result.device, result.dtype, tuple(ways), str(side.run.folder))
 
 
-def _row(pair: RowPair, a: _Side, b: _Side, table: str, drawing: _RunMaps | None = None) -> DifferenceRow:
+def _row(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None = None) -> DifferenceRow:
     measures, note = _exact(pair, a, b, drawing)
     if measures is None and not note:
-        values = a.values.get(f"{table}.{pair.a.index}"), b.values.get(f"{table}.{pair.b.index}")
-        measures, note = _partly(pair.a.statistics, pair.b.statistics, *values)
+        measures, note = _partly(pair.a.statistics, pair.b.statistics)
     return pair.measured(measures, note)
 
 
@@ -243,17 +237,13 @@ def _exact(pair: RowPair, a: _Side, b: _Side, drawing: _RunMaps | None) -> tuple
     return measures, ""
 
 
-def _partly(
-    a: TensorStatistics,
-    b: TensorStatistics,
-    values_a: NDArray[np.floating] | None,
-    values_b: NDArray[np.floating] | None,
-) -> tuple[Measures | None, str]:
+def _partly(a: TensorStatistics, b: TensorStatistics) -> tuple[Measures | None, str]:
     """Return the measures of the values that runs keep, and of statistics, or why there are none."""
     if a.element_count != b.element_count or a.shape[1:] != b.shape[1:]:  # axis 0 is as long as a batch
         return None, "shapes differ"
     if not a.element_count:
         return Measures(0.0), ""
+    values_a, values_b = a.kept_values, b.kept_values
     if values_a is None or values_b is None:
         return None, a.unmeasured or b.unmeasured or "no values are kept of it"
     if values_a.shape != values_b.shape:
@@ -300,9 +290,9 @@ def _difference_of_statistics(a: TensorStatistics, b: TensorStatistics) -> float
 def _gradients(a: _Side, b: _Side, pairs: Sequence[RowPair]) -> list[DifferenceRow]:
     if not (isinstance(a.run.result, Gradients) and isinstance(b.run.result, Gradients)):
         return []
-    rows = [_row(pair, a, b, "gradients") for pair in pair_gradients(a.run.gradients, b.run.gradients, pairs)]
+    rows = [_row(pair, a, b) for pair in pair_gradients(a.run.gradients, b.run.gradients, pairs)]
     parameters = pair_parameters(a.run.parameters, b.run.parameters, partners(pairs))
-    return [*rows, *(_row(each, a, b, "parameters") for each in parameters)]
+    return [*rows, *(_row(each, a, b) for each in parameters)]
 
 
 def _eps(pairs: Sequence[RowPair]) -> float:

@@ -19,7 +19,7 @@ from hookscope.models import FileOptions, LoadedModel
 from hookscope.models.checkpoint import exists, read_checkpoint
 from hookscope.models.statedict import named_tensors
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched, WeightDifference
-from hookscope.results.inputs import Preprocessing, Provenance
+from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModelInfo
 from hookscope.statistics.storage import without_float8
 from hookscope.text import counted, printable
@@ -115,7 +115,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
         ),
         notes=tuple(dict.fromkeys((*a.notes, *b.notes))),
         timings={"compare": time.perf_counter() - began},
-        provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
+        provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
     )
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hookscope.results.attributions import Extent
+from hookscope.results.concentration import Extent
 
 # Functions that leave each value where it is, and add none of other places.
 _IN_PLACE = re.compile(

@@ -371,7 +371,11 @@ def compare(
     """
     old, new = dict(_statistics_by_label(before, left_out)), dict(_statistics_by_label(after, left_out))
     keys = [*new, *(key for key in old if key not in new)]
-    changes = tuple(Change(key[1], key[0], old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key))
+    changes = tuple(
+        Change(label, what, _numbers(old.get((what, label))), _numbers(new.get((what, label))))
+        for what, label in keys
+        if old.get((what, label)) != new.get((what, label))
+    )
     return Comparison(tuple(edits), _losses(before, after), (before.predictions, after.predictions), changes, len(keys))
 
 
@@ -379,6 +383,11 @@ def _losses(before: Activations | Gradients, after: Activations | Gradients) -> 
     if not isinstance(before, Gradients) or not isinstance(after, Gradients):
         return None
     return None if before.loss is None or after.loss is None else (before.loss.value, after.loss.value)
+
+
+def _numbers(statistics: TensorStatistics | None) -> TensorStatistics | None:
+    """Return statistics without what takes room."""
+    return statistics and replace(statistics, distribution=None, kept_values=None)
 
 
 def _statistics_by_label(

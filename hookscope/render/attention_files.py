@@ -1,11 +1,10 @@
 """The run directory of `attention`: the overview first, overlays on the photographs, maps, and tables of numbers."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from hookscope.errors import UsageError
@@ -13,14 +12,13 @@ from hookscope.render.map_files import write_inputs
 from hookscope.render.overlays import overlay
 from hookscope.render.overviews.attention import draw_attention
 from hookscope.render.tables import heads_to_csv
-from hookscope.results.attention import Attention, AttentionMap, PatchWeights
+from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.inputs import Photograph
-from hookscope.results.runs.attention import FILE, SCHEMA_VERSION, attention_to_dict
-from hookscope.results.runs.attributions import StoredPicture
 from hookscope.results.runs.directory import new_run, written_lines
-from hookscope.results.runs.serialize import provenance_to_dict
+from hookscope.results.runs.record import StoredPicture, record_of
+from hookscope.results.runs.store import write_result
 from hookscope.results.runs.tensors import write_tensors
-from hookscope.text import counted, slug, strict_json
+from hookscope.text import counted, slug
 
 TENSORS = "attention.safetensors"
 
@@ -31,26 +29,25 @@ class SavedAttention:
 
     Attributes:
         pictures: By input.
-        files: By map: "values" and "overlay", as paths inside the run.
+        overlays: By map, as paths inside the run.
         tables: Names of further files.
     """
 
     folder: Path
     pictures: tuple[StoredPicture, ...]
-    files: tuple[dict[str, str], ...]
+    overlays: tuple[str, ...]
     tables: tuple[str, ...]
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes about maps that are not drawn over their photograph."""
-        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark and self.files))
+        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark and self.overlays))
 
     @property
     def last_lines(self) -> str:
         """The command's last lines."""
         others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
-        count = len(self.files)
-        others += [counted(count, "overlay"), counted(count, "map")] if count else []
+        others += [counted(len(self.overlays), "overlay")] if self.overlays else []
         others += self.tables
         return written_lines(self.folder / self.pictures[0].overview, others)
 
@@ -68,7 +65,7 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
     if provenance is None or not result.inputs:
         raise UsageError("This run did not finish, so it cannot be saved.")
     with new_run(Path(path), numbered=numbered) as run:
-        pictures, files = write_inputs(
+        pictures, overlays = write_inputs(
             run.path,
             result,
             result.maps,
@@ -76,30 +73,17 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
             overview=partial(draw_attention, result),
             write_map=partial(_write_map, run.path),
         )
-        document = attention_to_dict(result)
-        maps = [told | each for told, each in zip(document.pop("maps"), files, strict=True)]
-        patches = [_write_patches(run.path, each, number) for number, each in enumerate(result.patches)]
-        rows = document.pop("rows")
-        stored = {"schema_version": SCHEMA_VERSION, "rows": rows, "maps": maps, "patches": patches}
-        texts = {"heads.csv": heads_to_csv(result)} if result.rows else {}
-        texts[FILE] = strict_json(stored)
-        for name, text in texts.items():
-            (run.path / name).write_text(text, encoding="utf-8")
-        tables = [*texts]
+        tables = ["heads.csv"] if result.rows else []
+        for name in tables:
+            (run.path / name).write_text(heads_to_csv(result), encoding="utf-8")
+        tables += write_result(run.path, result)
         if result.tensors:
             saved: Any = result.tensors  # `SavedTensors`, which this room does not import
             write_tensors(run.path / TENSORS, saved.spooled, saved.spool)
             tables.append(TENSORS)
-        record: dict[str, Any] = {
-            "verb": "attention",
-            "command": command,
-            **provenance_to_dict(provenance),
-            "pictures": [asdict(each) for each in pictures],
-            **provenance.settings,
-            **{name: value for name, value in document.items() if name != "schema_version"},
-        }
+        record = record_of("attention", command, provenance, pictures=tuple(pictures), overlays=tuple(overlays))
         folder = run.finish(record)
-    return SavedAttention(folder, tuple(pictures), tuple(files), tuple(tables))
+    return SavedAttention(folder, tuple(pictures), tuple(overlays), tuple(tables))
 
 
 def _title(each: AttentionMap) -> str:
@@ -108,22 +92,8 @@ def _title(each: AttentionMap) -> str:
     return "-".join((slug(each.query, 40), slug(each.block, 60), *head))
 
 
-def _write_map(folder: Path, photograph: Photograph, each: AttentionMap, name: str) -> dict[str, str]:
-    values, drawn = f"maps/{name}.npy", f"overlays/{name}.png"
-    np.save(folder / values, np.ascontiguousarray(each.values, "<f4"), allow_pickle=False)
+def _write_map(folder: Path, photograph: Photograph, each: AttentionMap, name: str) -> str:
+    drawn = f"overlays/{name}.png"
     # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
     Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
-    return {"values": values, "overlay": drawn}
-
-
-def _write_patches(folder: Path, each: PatchWeights, number: int) -> dict[str, Any]:
-    name = f"maps/patches-{number:03d}.npy"
-    np.save(folder / name, np.ascontiguousarray(each.values, "<f4"), allow_pickle=False)
-    return {
-        "input_index": each.input_index,
-        "block": each.block,
-        "query_grid": list(each.query_grid),
-        "extent": list(each.extent),
-        "shape": list(each.values.shape),
-        "values": name,
-    }
+    return drawn

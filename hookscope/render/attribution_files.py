@@ -1,10 +1,9 @@
 """The run directory of `attribute`: the overview first, overlays on the photographs, the maps themselves."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +14,12 @@ from hookscope.render.given_maps import draw_given_map
 from hookscope.render.map_files import WIDE, write_inputs
 from hookscope.render.overlays import overlay
 from hookscope.render.overviews.attributions import draw_overview
-from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions
-from hookscope.results.inputs import Photograph
-from hookscope.results.runs.attributions import FILE, SCHEMA_VERSION, StoredPicture, attributions_to_dict
+from hookscope.results.attributions import AttributionMap, Attributions
+from hookscope.results.inputs import PICTURE_AXES, Photograph
 from hookscope.results.runs.directory import new_run, written_lines
-from hookscope.results.runs.serialize import provenance_to_dict
-from hookscope.text import counted, slug, strict_json
+from hookscope.results.runs.record import StoredPicture, record_of
+from hookscope.results.runs.store import ARRAYS, RESULT, write_result
+from hookscope.text import counted, slug
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,12 @@ class SavedAttributions:
 
     Attributes:
         pictures: By input.
-        files: By map: "values", "pixels" and "overlay", as paths inside the run.
+        overlays: By map, as paths inside the run.
     """
 
     folder: Path
     pictures: tuple[StoredPicture, ...]
-    files: tuple[dict[str, str | None], ...]
+    overlays: tuple[str, ...]
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -45,7 +44,7 @@ class SavedAttributions:
     def last_lines(self) -> str:
         """The command's last lines."""
         others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
-        others += [counted(len(self.files), "overlay"), counted(len(self.files), "map"), FILE]
+        others += [counted(len(self.overlays), "overlay"), RESULT, ARRAYS]
         return written_lines(self.folder / self.pictures[0].overview, others)
 
 
@@ -64,7 +63,7 @@ def save_attributions(
     if provenance is None or not result.inputs:
         raise UsageError("This run did not finish, so it cannot be saved.")
     with new_run(Path(path), numbered=numbered) as run:
-        pictures, files = write_inputs(
+        pictures, overlays = write_inputs(
             run.path,
             result,
             result.maps,
@@ -72,20 +71,10 @@ def save_attributions(
             overview=partial(draw_overview, result),
             write_map=partial(_write_map, run.path, result.given),
         )
-        document = attributions_to_dict(result)
-        maps = [told | each for told, each in zip(document.pop("maps"), files, strict=True)]
-        text = strict_json({"schema_version": SCHEMA_VERSION, "method": result.method, "maps": maps})
-        (run.path / FILE).write_text(text, encoding="utf-8")
-        record: dict[str, Any] = {
-            "verb": "attribute",
-            "command": command,
-            **provenance_to_dict(provenance),
-            "pictures": [asdict(each) for each in pictures],
-            **provenance.settings,
-            **{name: value for name, value in document.items() if name != "schema_version"},
-        }
+        write_result(run.path, result)
+        record = record_of("attribute", command, provenance, pictures=tuple(pictures), overlays=tuple(overlays))
         folder = run.finish(record)
-    return SavedAttributions(folder, tuple(pictures), tuple(files))
+    return SavedAttributions(folder, tuple(pictures), tuple(overlays))
 
 
 def _title(each: AttributionMap) -> str:
@@ -99,16 +88,11 @@ def _write_map(
     photograph: Photograph,
     each: AttributionMap,
     name: str,
-) -> dict[str, str | None]:
-    values, drawn = f"maps/{name}.npy", f"overlays/{name}.png"
-    np.save(folder / values, np.ascontiguousarray(each.values, np.float32), allow_pickle=False)
-    pixels = None
-    if each.pixels is not None:
-        pixels = f"maps/{name}-pixels.npy"
-        np.save(folder / pixels, np.ascontiguousarray(each.pixels, np.float32), allow_pickle=False)
+) -> str:
+    drawn = f"overlays/{name}.png"
     if each.values.ndim != PICTURE_AXES:
         draw_given_map(given.get(each.input_index), each, WIDE).save(folder / drawn)
-        return {"values": values, "pixels": pixels, "overlay": drawn}
+        return drawn
     # Level 1: of a photograph higher ones save a few hundredths, and take several times as long.
     Image.fromarray(overlay(photograph, each)).save(folder / drawn, compress_level=1)
-    return {"values": values, "pixels": pixels, "overlay": drawn}
+    return drawn

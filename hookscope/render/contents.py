@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -20,23 +18,9 @@ from hookscope.render.columns import (
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import counted, shape_text
 
-SCHEMA_VERSION = 2
-
 # What a screen has room for beside the tensors.
 _MOST_ENTRIES = 20
 _LONGEST_TEXT = 200
-
-
-def contents_to_dict(contents: CheckpointContents) -> dict[str, Any]:
-    """Return all of `contents` under its own names, as dicts, lists, text and numbers; tensors name their `part`."""
-    document = asdict(contents)
-    parts = [
-        {**asdict(part), "tensors": len(part.tensors), "nonfinite_count": part.nonfinite_count}
-        for part in contents.parts
-    ]
-    tensors = [{"part": part.key, **asdict(tensor)} for part in contents.parts for tensor in part.tensors]
-    document |= {"parts": parts, "tensors": tensors, "nonfinite_count": contents.nonfinite_count}
-    return {"schema_version": SCHEMA_VERSION} | document
 
 
 def contents_report(contents: CheckpointContents, *, width: int, full: bool = False) -> RenderableType:

@@ -1,7 +1,6 @@
 """Results as the text that the commands print, as dicts and as data frames."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from io import StringIO
 from shutil import get_terminal_size
 from typing import Any
@@ -15,7 +14,7 @@ from hookscope.render.attribution_text import attribution_summary
 from hookscope.render.check_report import check_report
 from hookscope.render.columns import Column
 from hookscope.render.comparison import CHANGES, comparison_report
-from hookscope.render.contents import contents_report, contents_to_dict
+from hookscope.render.contents import contents_report
 from hookscope.render.difference_columns import difference_columns
 from hookscope.render.differences_text import differences_summary
 from hookscope.render.history_columns import tensor_columns
@@ -32,20 +31,14 @@ from hookscope.render.survey_text import survey_summary
 from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
-from hookscope.results.check import CheckReport
+from hookscope.results.check import CheckReport, checks_to_dict
 from hookscope.results.comparison import Comparison
 from hookscope.results.contents import CheckpointContents
 from hookscope.results.differences import Differences
 from hookscope.results.gradients import Gradients
 from hookscope.results.history import History
+from hookscope.results.json_form import json_form, to_document
 from hookscope.results.network import ModuleTable
-from hookscope.results.runs import serialize
-from hookscope.results.runs.attention import attention_to_dict
-from hookscope.results.runs.attributions import attributions_to_dict
-from hookscope.results.runs.differences import differences_to_dict
-from hookscope.results.runs.history import history_to_dict
-from hookscope.results.runs.serialize import checks_to_dict
-from hookscope.results.runs.survey import survey_to_dict
 from hookscope.results.survey import Survey
 
 Result = (
@@ -139,24 +132,9 @@ _SUMMARIES: Mapping[type, Callable[..., Iterator[RenderableType]]] = {
 }
 
 
-_TO_DICT: Mapping[type, Callable[[Any], dict[str, Any]]] = {
-    Activations: serialize.inspection_to_dict,
-    Gradients: serialize.inspection_to_dict,
-    Attributions: attributions_to_dict,
-    Attention: attention_to_dict,
-    Differences: differences_to_dict,
-    History: history_to_dict,
-    Survey: survey_to_dict,
-    CheckpointContents: contents_to_dict,
-    ModuleTable: lambda table: serialize.modules_to_dict(table.rows, table.cost),
-    Comparison: serialize.comparison_to_dict,
-    CheckReport: lambda report: checks_to_dict([report]),
-}
-
-
 def result_dict(result: Result) -> dict[str, Any]:
     """Return a result as dicts, lists, text and numbers, as `--json` prints it."""
-    return _TO_DICT[type(result)](result)
+    return checks_to_dict([result]) if isinstance(result, CheckReport) else to_document(result)
 
 
 def result_frame(result: Result) -> Any:
@@ -192,19 +170,20 @@ _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] 
 
 
 def _records(result: Result) -> Iterator[Mapping[str, Any]]:
-    document = result_dict(result)
     if isinstance(result, Attributions):
-        yield from (_map_record(record, result) for record in document["maps"])
+        yield from _maps(result)
     elif isinstance(result, Attention):
-        yield from ({**asdict(each), "is_one_token": each.is_one_token} for each in result.rows)
+        yield from ({**json_form(row), "is_one_token": row.is_one_token} for row in result.rows)
     elif isinstance(result, CheckReport):
-        yield from map(asdict, result.findings)
-    else:
-        yield from document["tensors"]
+        yield from map(json_form, result.findings)
+    elif isinstance(result, CheckpointContents):
+        yield from ({"part": part.key, **json_form(tensor)} for part in result.parts for tensor in part.tensors)
 
 
-def _map_record(record: dict[str, Any], result: Attributions) -> Mapping[str, Any]:
-    target, half = record.pop("target"), record.pop("half") or {}
-    name = result.inputs[record["input_index"]].name
-    box = {"half_share": half.get("share"), "half_where": half.get("where")}
-    return {"input": name, "target": target.pop("label"), **target, **record, **box}
+def _maps(result: Attributions) -> Iterator[Mapping[str, Any]]:
+    for each, half in zip(result.maps, result.halves, strict=True):
+        record = json_form(each)
+        target, (low, high) = record.pop("target"), record.pop("range") or (None, None)
+        box = {"half_share": half and half.share, "half_where": half and half.words}
+        name = result.inputs[each.input_index].name
+        yield {"input": name, "target": target.pop("label"), **target, **record, "low": low, "high": high, **box}

@@ -1,8 +1,7 @@
 """The run directory of `diff`: the overview, rows as CSV and JSON, and grids of A-B."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.render import grids
@@ -11,13 +10,10 @@ from hookscope.render.overviews.differences import draw_differences
 from hookscope.render.tables import csv_text
 from hookscope.results.differences import Differences
 from hookscope.results.grids import Grid
-from hookscope.results.runs.differences import differences_to_dict
 from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
-from hookscope.results.runs.serialize import provenance_to_dict
-from hookscope.text import counted, strict_json
-
-# Fields of the record about inputs that only a comparison in lockstep prepares.
-_OF_INPUTS = ("preprocessing", "named_inputs", "unusable_inputs", "patterns")
+from hookscope.results.runs.record import record_of
+from hookscope.results.runs.store import write_result
+from hookscope.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +52,11 @@ def save_differences(
     provenance = result.provenance
     if provenance is None:
         raise UsageError("This comparison was not made of a run, so it cannot be saved as one.")
-    document = differences_to_dict(result)
     with new_run(Path(path), numbered=numbered) as run:
         draw_differences(result).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, result)
-        (run.path / "diff.json").write_text(strict_json(document), encoding="utf-8")
-        names = _write_tables(run.path, result)
-        made = provenance_to_dict(provenance)
-        record: dict[str, Any] = {
-            "verb": "diff",
-            "command": command,
-            "overview": OVERVIEW,
-            "grids": [asdict(grid) for grid in drawn],
-            **{name: value for name, value in made.items() if result.way == "lockstep" or name not in _OF_INPUTS},
-            **provenance.settings,
-            **{
-                name: document[name]
-                for name in ("a", "b", "way", "inputs", "inputs_b", "first_differences", "outputs", "exceeded")
-            },
-            **{name: document[name] for name in ("reference", "warnings", "notes", "seed", "timings")},
-        }
-        folder = run.finish(record)
+        names = [*_write_tables(run.path, result), *write_result(run.path, result)]
+        folder = run.finish(record_of("diff", command, provenance, overview=OVERVIEW, grids=tuple(drawn)))
     differing = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows)
     return SavedDifferences(folder, tuple(names), tuple(drawn), differing)
 
@@ -102,4 +82,4 @@ def _write_tables(folder: Path, result: Differences) -> list[str]:
         texts["gradients.csv"] = csv_text(columns, result.gradients)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    return [*texts, "diff.json"]
+    return [*texts]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hookscope.errors import UsageError
 from hookscope.render.history_columns import file_columns, output_columns, tensor_columns, verdict_columns
@@ -10,9 +9,8 @@ from hookscope.render.overviews.history import draw_history
 from hookscope.render.tables import csv_text
 from hookscope.results.history import History
 from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
-from hookscope.results.runs.history import FILE, history_to_dict
-from hookscope.results.runs.serialize import as_json, provenance_to_dict
-from hookscope.text import strict_json
+from hookscope.results.runs.record import record_of
+from hookscope.results.runs.store import write_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +40,12 @@ def save_history(result: History, path: str | Path, *, command: str = "", number
         raise UsageError("This history was read from a run, so it cannot be saved as another one.")
     with new_run(Path(path), numbered=numbered) as run:
         draw_history(result).save(run.path / OVERVIEW, compress_level=6)
-        (run.path / FILE).write_text(strict_json(history_to_dict(result)), encoding="utf-8")
         texts = _tables(result)
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
-        record: dict[str, Any] = {
-            "verb": "history",
-            "command": command,
-            "overview": OVERVIEW,
-            **{name: value for name, value in provenance_to_dict(provenance).items() if name in _MADE},
-            "checkpoints": [each.name for each in result.files],
-            "warnings": list(result.warnings),
-            "notes": list(result.notes),
-            "inputs": [as_json(each) for each in result.inputs],
-            "seed": 0,
-            "timings": dict(result.timings),
-        }
-        folder = run.finish(record)
-    return SavedHistory(folder, (*texts, FILE))
+        stored = write_result(run.path, result)
+        folder = run.finish(record_of("history", command, provenance, overview=OVERVIEW))
+    return SavedHistory(folder, (*texts, *stored))
 
 
 def _tables(result: History) -> dict[str, str]:
@@ -71,6 +57,3 @@ def _tables(result: History) -> dict[str, str]:
     }
     outputs = {"activations.csv": csv_text(output_columns(result), result.activations)} if result.activations else {}
     return texts | outputs
-
-
-_MADE = ("versions", "platform", "threads")

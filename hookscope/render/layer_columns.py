@@ -24,8 +24,7 @@ from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
 from hookscope.results.network import ModuleRow
-from hookscope.results.runs.serialize import QUANTILE_NAMES
-from hookscope.results.statistics import TensorStatistics
+from hookscope.results.statistics import QUANTILE_NAMES, TensorStatistics
 from hookscope.text import shape_text
 
 HIST, TOKENS = "hist", "token L2"

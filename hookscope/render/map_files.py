@@ -18,8 +18,8 @@ from hookscope.results.activations import Activations
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import InputRecord, Photograph, Region
-from hookscope.results.runs.attributions import StoredPicture
 from hookscope.results.runs.directory import OVERVIEW
+from hookscope.results.runs.record import StoredPicture
 
 WIDE = 1144
 """Pixels, of drawings of signals and volumes: those of the overview."""
@@ -29,7 +29,6 @@ _AT_ONCE = 2  # overlays in memory: each is as large as the photograph
 _NO_PICTURE = 205  # of 255: the ground of maps without a picture
 
 Map = TypeVar("Map", AttributionMap, AttentionMap)
-Files = TypeVar("Files")
 
 
 def write_inputs(
@@ -39,8 +38,8 @@ def write_inputs(
     *,
     title: Callable[[Map], str],
     overview: Callable[[int, Photograph], Image.Image],
-    write_map: Callable[[Photograph, Map, str], Files],
-) -> tuple[list[StoredPicture], list[Files]]:
+    write_map: Callable[[Photograph, Map, str], str],
+) -> tuple[list[StoredPicture], list[str]]:
     """Write the pictures of all inputs and their maps.
 
     Args:
@@ -49,12 +48,12 @@ def write_inputs(
         maps: Of the result.
         title: Returns what the files of a map are named after, besides its input.
         overview: Draws the overview of an input by its index.
-        write_map: Writes the files of a map under a name, and returns them.
+        write_map: Writes the picture of a map under a name, and returns its path inside the run.
 
     Returns:
-        The pictures of each input, and what `write_map` has returned for each map.
+        The pictures of each input, and that of each map.
     """
-    for part in ("maps", "overlays", "inputs"):
+    for part in ("overlays", "inputs"):
         (folder / part).mkdir()
     digits = max(3, len(str(len(result.inputs) - 1)))
     names = _distinct_names(f"{each.input_index:0{digits}d}-{title(each)}" for each in maps)
@@ -62,7 +61,7 @@ def write_inputs(
     for place, each in enumerate(maps):
         by_input.setdefault(each.input_index, []).append(place)
     pictures: list[StoredPicture] = []
-    files: dict[int, Files] = {}
+    files: dict[int, str] = {}
     for index in range(len(result.inputs)):
         photograph = photograph_of(result, index)
         path = f"overview-{index:0{digits}d}.png" if index else OVERVIEW

@@ -16,7 +16,7 @@ from PIL import Image
 
 from hookscope.render.columns import scale_text
 from hookscope.render.palettes import colour_levels
-from hookscope.results.attributions import PlacedMap
+from hookscope.results.concentration import PlacedMap
 from hookscope.results.inputs import Photograph, Region
 
 # By eye: at the top of the scale a little of the photograph still shows; a tenth of it is hardly tinted.

@@ -3,14 +3,13 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
 from hookscope.errors import UsageError
-from hookscope.render import conversion, grids, tables
+from hookscope.render import grids, tables
 from hookscope.render.attention_files import save_attention
 from hookscope.render.attribution_files import save_attributions
 from hookscope.render.difference_files import save_differences
@@ -28,16 +27,13 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.history import History
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
-from hookscope.results.runs import serialize
 from hookscope.results.runs.directory import OVERVIEW, new_run
-from hookscope.results.runs.kept_values import write_kept_values
+from hookscope.results.runs.record import Verb, record_of
+from hookscope.results.runs.store import write_result
 from hookscope.results.runs.tensors import write_tensors
 from hookscope.results.survey import Survey
 
 TOKENS = "tokens.png"
-
-# Written to files: `run.json` has everything else.
-_IN_FILES = ("rows", "gradients", "parameters", "over_time", "uncalled")
 
 
 class SavedRun(NamedTuple):
@@ -105,28 +101,19 @@ def save_run(
     with new_run(Path(path), numbered=numbered) as run:
         draw_overview(result).save(run.path / OVERVIEW, compress_level=6)
         drawn = _draw_grids(run.path, maps, result.inputs, row_count, cmap=cmap, scale=scale)
-        files = _write_tables(run.path, result)
+        files = [*_write_tables(run.path, result), *write_result(run.path, result)]
         if isinstance(result, Activations) and result.token_maps:
             photographs = [photograph_of(result, each) for each in range(1 + _last_drawn(result))]
             draw_token_norms(result, photographs).save(run.path / TOKENS, compress_level=6)
             files.append(TOKENS)
-        write_kept_values(run.path, result)
         if result.tensors:
             saved: Any = result.tensors  # `SavedTensors`, which this room does not import
             write_tensors(run.path / tensor_file, saved.spooled, saved.spool)
             files.append(tensor_file)
-        record = {
-            "verb": "grads" if isinstance(result, Gradients) else "activations",
-            "command": command,
-            **serialize.provenance_to_dict(provenance),
-            "overview": OVERVIEW,
-            "grids": [asdict(grid) for grid in drawn],
-            **({"token_maps": [asdict(each) for each in result.token_maps]} if isinstance(result, Activations) else {}),
-            **{name: value for name, value in conversion.result_dict(result).items() if name not in _IN_FILES},
-            **provenance.settings,
-            "thumbnails": _write_pictures(run.path, result.inputs, provenance),
-        }
-        folder = run.finish(record)
+        thumbnails = tuple(_write_pictures(run.path, result.inputs, provenance))
+        pictures = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails}
+        verb: Verb = "grads" if isinstance(result, Gradients) else "activations"
+        folder = run.finish(record_of(verb, command, provenance, **pictures))
     return SavedRun(folder, tuple(drawn), tuple(files))
 
 
@@ -165,11 +152,10 @@ def _draw_grids(
 
 
 def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
-    texts = {"layers.csv": tables.rows_to_csv(result), "layers.json": serialize.rows_to_json(result)}
+    texts = {"layers.csv": tables.rows_to_csv(result)}
     if isinstance(result, Gradients):
         texts["gradients.csv"] = tables.gradients_to_csv(result)
         texts["parameters.csv"] = tables.parameters_to_csv(result)
-        texts["gradients.json"] = serialize.gradients_to_json(result)
     elif result.cost is not None:
         texts["cost.csv"] = tables.cost_to_csv(result.cost)
     if isinstance(result, Activations) and any(row.tokens and row.tokens.stands_out for row in result.rows):

@@ -1,13 +1,9 @@
 """The run directory of `survey`: the overview, crops, channels as CSV, bins, and all of it as JSON."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
-from safetensors.numpy import save
 
 from hookscope.errors import UsageError
 from hookscope.render import survey_columns
@@ -17,10 +13,10 @@ from hookscope.render.survey_crops import crop_sheets
 from hookscope.render.survey_failures import wrong_strips
 from hookscope.render.tables import csv_text
 from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
-from hookscope.results.runs.serialize import as_json, provenance_to_dict
-from hookscope.results.runs.survey import ARRAYS, BINS, FILE, channel_arrays, survey_to_dict
+from hookscope.results.runs.record import record_of
+from hookscope.results.runs.store import ARRAYS, RESULT, write_result
 from hookscope.results.survey import CropSheet, Survey
-from hookscope.text import counted, strict_json
+from hookscope.text import counted
 
 CHANNELS, EMBEDDINGS = "channels.csv", "embeddings.csv"
 
@@ -37,7 +33,7 @@ class SavedSurvey:
         """The command's last lines."""
         crops = [counted(len(self.sheets), "sheet") + " of crops"] if self.sheets else []
         tables = [EMBEDDINGS] if (self.folder / EMBEDDINGS).exists() else []
-        return written_lines(self.folder / OVERVIEW, [*crops, CHANNELS, *tables, ARRAYS, BINS, FILE])
+        return written_lines(self.folder / OVERVIEW, [*crops, CHANNELS, *tables, RESULT, ARRAYS])
 
 
 def save_survey(
@@ -72,41 +68,11 @@ def save_survey(
             (run.path / "wrong").mkdir(exist_ok=True)
             picture.save(run.path / strip.path, quality=90)
         draw_survey(result, strips, wrong).save(run.path / OVERVIEW, compress_level=6)
-        (run.path / BINS).write_bytes(save(_bins(result)))
-        (run.path / ARRAYS).write_bytes(save(channel_arrays(result)))
-        texts = {
-            CHANNELS: csv_text(survey_columns.CHANNELS, channel_rows(result)),
-            FILE: strict_json(survey_to_dict(result)),
-        }
+        texts = {CHANNELS: csv_text(survey_columns.CHANNELS, channel_rows(result))}
         texts |= {EMBEDDINGS: csv_text(survey_columns.EMBEDDINGS, result.tables)} if result.tables else {}
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
-        record: dict[str, Any] = {
-            "verb": "survey",
-            "command": command,
-            "overview": OVERVIEW,
-            **provenance_to_dict(provenance),
-            "inputs": [],
-            **_entries(result),
-            "crops": [asdict(each) for each in sheets],
-            "wrong": [asdict(strip) for strip, _ in wrong],
-        }
-        folder = run.finish(record)
+        write_result(run.path, result)
+        pictures = {"overview": OVERVIEW, "crops": tuple(sheets), "wrong": tuple(strip for strip, _ in wrong)}
+        folder = run.finish(record_of("survey", command, provenance, **pictures))
     return SavedSurvey(folder, tuple(sheets))
-
-
-def _entries(result: Survey) -> dict[str, Any]:
-    """Return what `run.json` has of a survey."""
-    names = ("model", "input_count", "classes", "seed", "device", "dtype", "batch_size", "chunk_size", "chunk_count")
-    values = {name: as_json(getattr(result, name)) for name in (*names, "resumed_count", "timings")}
-    return {**values, "warnings": list(result.warnings), "notes": list(result.notes)}
-
-
-def _bins(result: Survey) -> dict[str, NDArray[Any]]:
-    arrays: dict[str, NDArray[Any]] = {}
-    for row in result.rows:
-        if row.activation.distribution is not None:
-            keys, counts = row.activation.distribution.binned()
-            arrays[f"{row.label} keys"] = np.ascontiguousarray(keys, np.int32)
-            arrays[f"{row.label} counts"] = np.ascontiguousarray(counts, np.int64)
-    return arrays

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hookscope.results.binomial import Interval, interval
+from hookscope.results.json_form import in_json
 from hookscope.text import counted, printable, some_of
 
 # So many exchanged labels are named.
@@ -92,11 +93,13 @@ class Accuracy:
     multi_label: bool = False
 
     @property
+    @in_json
     def share(self) -> float:
         """The accuracy, 0-1; with several labels for each picture the exact match ratio."""
         return self.right / self.count
 
     @property
+    @in_json
     def interval(self) -> Interval:
         """Where the accuracy on more such pictures lies with 95% confidence."""
         return interval(self.right, self.count)
@@ -110,9 +113,10 @@ class Accuracy:
         return tuple(sorted(self.classes, key=lambda each: (each.f1 if self.multi_label else each.share, -each.count)))
 
     @property
-    def macro_f1(self) -> float:
-        """The mean F1 of the labels that pictures have, 0-1."""
-        return sum(each.f1 for each in self.classes) / len(self.classes)
+    @in_json
+    def macro_f1(self) -> float | None:
+        """The mean F1 of the labels that pictures have, 0-1; None where a picture has one label."""
+        return sum(each.f1 for each in self.classes) / len(self.classes) if self.multi_label else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ def accuracy_words(accuracy: Accuracy) -> str:
     """
     low, high = accuracy.interval
     how = "given exactly their labels" if accuracy.multi_label else "classified right"
-    macro = f", macro F1 {accuracy.macro_f1:.3f}" if accuracy.multi_label else ""
+    macro = "" if accuracy.macro_f1 is None else f", macro F1 {accuracy.macro_f1:.3f}"
     return (
         f"{accuracy.right:,} of {counted(accuracy.count, 'labelled picture')} are {how}, "
         f"{accuracy.share:.1%} (95% interval {low:.1%} to {high:.1%}){macro}"

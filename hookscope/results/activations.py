@@ -12,6 +12,7 @@ from hookscope.results.comparison import Comparison, Prediction
 from hookscope.results.cost import NetworkCost
 from hookscope.results.findings import Finding
 from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.json_form import UNSTORED
 from hookscope.results.network import Failure, ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
@@ -220,8 +221,8 @@ class Run(RowContainer):
     timings: Mapping[str, float] = field(default_factory=dict)
     verification: Verification | None = None
     comparison: Comparison | None = None
-    tensors: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Provenance | None = None
+    tensors: Mapping[str, Any] = field(default_factory=dict, metadata=UNSTORED)
+    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
 
     def __repr__(self) -> str:
         parts = (counted(len(self.rows), "row"), counted(len(self.inputs), "input"))
@@ -243,8 +244,8 @@ class Activations(Run):
         cost: Cost of one forward pass over the first input, by module; None without `cost=True`.
     """
 
-    feature_maps: tuple[FeatureMaps, ...] = ()
-    map_summaries: tuple[MapSummary, ...] = ()
+    feature_maps: tuple[FeatureMaps, ...] = field(default=(), metadata=UNSTORED)
+    map_summaries: tuple[MapSummary, ...] = field(default=(), metadata=UNSTORED)
     token_maps: tuple[TokenMap, ...] = ()
     cost: NetworkCost | None = None
 

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, nearest
-from hookscope.results.attributions import Extent
+from hookscope.results.attributions import finite_range
+from hookscope.results.concentration import Extent
 from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.text import counted, some_of
@@ -128,6 +130,18 @@ class AttentionMap:
         head = "" if self.head is None else f", head {self.head}"
         return f"{self.block}{head}, {self.query}"
 
+    @property
+    @in_json
+    def shape(self) -> tuple[int, ...]:
+        """Of the values, (h, w)."""
+        return self.values.shape
+
+    @property
+    @in_json
+    def range(self) -> tuple[float, float] | None:
+        """The least and the greatest value that is finite; None without one."""
+        return finite_range(self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class HeadMaps:
@@ -183,7 +197,7 @@ class Attention(RowContainer):
     unseen: tuple[UnseenBlock, ...]
     rows: tuple[HeadRow, ...]
     maps: tuple[AttentionMap, ...]
-    head_maps: tuple[HeadMaps, ...] = ()
+    head_maps: tuple[HeadMaps, ...] = field(default=(), metadata=UNSTORED)
     patches: tuple[PatchWeights, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -191,10 +205,11 @@ class Attention(RowContainer):
     device: str = "cpu"
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
-    provenance: Provenance | None = None
-    tensors: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
+    tensors: Mapping[str, Any] = field(default_factory=dict, metadata=UNSTORED)
 
     @property
+    @in_json
     def census(self) -> str:
         """How many of the blocks that compute attention were seen, and why others were not."""
         return census_of(self.blocks, self.unseen)

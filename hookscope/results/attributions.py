@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.comparison import Reading
+from hookscope.results.concentration import Concentration, Extent, concentration
 from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.text import counted
@@ -29,37 +31,15 @@ Method = Literal[
 ]
 
 
-Extent = tuple[float, ...]
-"""Where an area begins along each axis of place, then where it ends, in shares of the network's input, whose edges are
-0 and 1; it may reach beyond. (top, left, bottom, right) in a picture, (begin, end) in a signal, (front, top, left,
-back, bottom, right) in a volume."""
-
-PICTURE_AXES = 2
-"""Axes of a map of a picture; that of a signal has 1, that of a volume or a clip 3."""
-
-
 def input_word(axes: int) -> str:
     """Return what an input with so many axes of place is called: "signal", "picture" or "volume"."""
     return {1: "signal", 3: "volume"}.get(axes, "picture")
 
 
-class PlacedMap(Protocol):
-    """A map that can be drawn over a photograph: see `AttributionMap` for its parts."""
-
-    @property
-    def values(self) -> NDArray[np.float32]:
-        """(h, w)."""
-        ...
-
-    @property
-    def extent(self) -> Extent:
-        """The area that the cells fill."""
-        ...
-
-    @property
-    def box(self) -> tuple[float, float, float, float] | None:
-        """A box to frame, (left, top, right, bottom) as shares of the network's input."""
-        ...
+def finite_range(values: NDArray[np.float32]) -> tuple[float, float] | None:
+    """Return the least and the greatest value that is finite; None without one."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +89,18 @@ class AttributionMap:
     def box(self) -> tuple[float, float, float, float] | None:
         """The box that the target is."""
         return self.target.box
+
+    @property
+    @in_json
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
+        return self.values.shape
+
+    @property
+    @in_json
+    def range(self) -> tuple[float, float] | None:
+        """The least and the greatest value that is finite; None without one."""
+        return finite_range(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +172,18 @@ class Attributions(RowContainer):
     device: str = "cpu"
     dtype: str = "float32"
     timings: Mapping[str, float] = field(default_factory=dict)
-    provenance: Provenance | None = None
-    given: Mapping[int, NDArray[np.float32]] = field(default_factory=dict, repr=False)
+    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
+    given: Mapping[int, NDArray[np.float32]] = field(default_factory=dict, repr=False, metadata=UNSTORED)
 
     def __repr__(self) -> str:
         parts = (self.method, counted(len(self.maps), "map"), counted(len(self.inputs), "input"))
         return f"<{type(self).__name__} of {self.model.name}: {', '.join(parts)}>"
+
+    @property
+    @in_json
+    def halves(self) -> tuple[Concentration | None, ...]:
+        """For each map, the smallest box that holds half of it."""
+        return tuple(concentration(each, self.inputs[each.input_index]) for each in self.maps)
 
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write the run directory of the command: `hookscope.render.attribution_files.save_attributions`."""

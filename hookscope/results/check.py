@@ -3,25 +3,26 @@
 `checks.measuring` fills in `CheckMeasurements`, `checks.judging` makes a `CheckReport` of them, renderers read that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
+from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, most_severe
 from hookscope.results.accuracy import Accuracy, LabelledResult
 from hookscope.results.activations import Activations, LayerRow, MapSummary
 from hookscope.results.comparison import Prediction
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord
+from hookscope.results.json_form import SCHEMA_VERSION, UNSTORED, in_json, json_form
 from hookscope.results.network import ModelInfo
 from hookscope.results.renderers import RenderedResult
 from hookscope.results.survey import Survey
 from hookscope.results.training_state import CopyValues, OptimiserValues, ScalerValues
-from hookscope.text import safe_text
+from hookscope.text import safe_text, strict_json
 
 Status = Literal["pass", "warn", "fail", "off", "skipped"]
 """The result of a rule. "skipped": it was wanted but could not be judged, for the `reason` given."""
@@ -339,7 +340,7 @@ class CheckReport(RenderedResult):
     seconds: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
     accuracy: Accuracy | None = None
-    overview_parts: OverviewParts | None = field(default=None, compare=False)
+    overview_parts: OverviewParts | None = field(default=None, compare=False, metadata=UNSTORED)
 
     def __repr__(self) -> str:
         return f"<CheckReport of {self.checkpoint}: {'passed' if self.passed else 'failed'}>"
@@ -351,11 +352,13 @@ class CheckReport(RenderedResult):
         return tuple(sorted(found, key=lambda finding: finding.level != "fail"))
 
     @property
+    @in_json
     def passed(self) -> bool:
         """Whether it was checked to the end and no rule failed; warnings do not count."""
         return self.exit_code == EXIT_DONE
 
     @property
+    @in_json
     def exit_code(self) -> int:
         """The error's exit code, else 1 if a rule failed, else 0."""
         if self.error_code:
@@ -378,3 +381,14 @@ class CheckReport(RenderedResult):
             *(f"{' '.join(filter(None, (each.rule, each.where)))}: {each.message}" for each in failures),
         )
         raise AssertionError("\n".join(map(safe_text, filter(None, lines))))
+
+
+def checks_to_dict(reports: Sequence[CheckReport]) -> dict[str, Any]:
+    """Return reports as one JSON document, in their order, with the exit code of the command."""
+    code = most_severe(report.exit_code for report in reports)
+    return {"schema_version": SCHEMA_VERSION, "exit_code": code, "checkpoints": [*map(json_form, reports)]}
+
+
+def checks_to_json(reports: Sequence[CheckReport]) -> str:
+    """Return reports as strict JSON, one checkpoint a line: see `checks_to_dict`."""
+    return strict_json(checks_to_dict(reports))

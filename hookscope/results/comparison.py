@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from hookscope.results.json_form import in_json
 from hookscope.results.renderers import RenderedResult
 from hookscope.results.statistics import TensorStatistics
 
@@ -47,6 +48,7 @@ class Change:
     after: TensorStatistics | None
 
     @property
+    @in_json
     def l2_ratio(self) -> float | None:
         """Ratio of the L2 norms, after to before; None if either is missing or the first is 0."""
         before, after = (None if each is None else each.l2 for each in (self.before, self.after))

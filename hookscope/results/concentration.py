@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.results.attributions import PICTURE_AXES, AttributionMap, PlacedMap
-from hookscope.results.inputs import InputRecord, Region
+from hookscope.results.inputs import PICTURE_AXES, InputRecord, Region
+from hookscope.results.json_form import in_json
 
 # Larger maps are summed in blocks, so many a side: the box is found to a thirtieth of a picture, a twelfth of a volume,
 # whose boxes are many more, and a thousandth of a signal.
@@ -15,6 +16,31 @@ _MOST_CELLS = {1: 1000, 2: 32, 3: 12}
 
 # Above this share of the input, the smallest box does not locate anything: half of an even map lies in half of it.
 _SPREAD = 0.4
+
+
+Extent = tuple[float, ...]
+"""Where an area begins along each axis of place, then where it ends, in shares of the network's input, whose edges are
+0 and 1; it may reach beyond. (top, left, bottom, right) in a picture, (begin, end) in a signal, (front, top, left,
+back, bottom, right) in a volume."""
+
+
+class PlacedMap(Protocol):
+    """A map that can be drawn over a photograph: see `AttributionMap` for its parts."""
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """(h, w)."""
+        ...
+
+    @property
+    def extent(self) -> Extent:
+        """The area that the cells fill."""
+        ...
+
+    @property
+    def box(self) -> tuple[float, float, float, float] | None:
+        """A box to frame, (left, top, right, bottom) as shares of the network's input."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +65,7 @@ class Concentration:
     region: Region | Box
 
     @property
+    @in_json
     def words(self) -> str:
         """Where it lies: "upper left" of a picture, by thirds, "steps 120 to 180 of 1,000"; "spread out" if large."""
         if self.share > _SPREAD:
@@ -86,7 +113,7 @@ def concentration(each: PlacedMap, record: InputRecord) -> Concentration | None:
     ends = [float(edges[axis][place]) for axis, place in enumerate(last)]
     if axes == PICTURE_AXES:
         return _in_picture(starts, ends, record)
-    size = (each.size if isinstance(each, AttributionMap) else ()) or record.shape[-axes:]
+    size = getattr(each, "size", ()) or record.shape[-axes:]
     share = float(np.prod(np.subtract(ends, starts)))
     box = Box(_positions(starts, size), _positions(ends, size), tuple(size))
     return Concentration(min(1.0, share), box)

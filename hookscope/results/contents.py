@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hookscope.errors import NothingMatchedError, nearest
+from hookscope.results.json_form import in_json
 from hookscope.results.renderers import RowContainer
 
 
@@ -60,6 +61,7 @@ class StoredPart:
     nearest: str = ""
 
     @property
+    @in_json
     def nonfinite_count(self) -> int:
         """Elements that are NaN or Inf, over all tensors whose values could be counted."""
         return sum((tensor.nan_count or 0) + (tensor.inf_count or 0) for tensor in self.tensors)
@@ -107,6 +109,7 @@ class CheckpointContents(RowContainer):
         return tuple(tensor for part in self.parts for tensor in part.tensors)
 
     @property
+    @in_json
     def nonfinite_count(self) -> int:
         """Elements that are NaN or Inf, over all tensors whose values could be counted."""
         return sum(part.nonfinite_count for part in self.parts)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from hookscope.results.activations import FeatureMaps
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.text import counted
@@ -73,6 +74,7 @@ class Measures:
     nonfinite: NonFinite | None = None
 
     @property
+    @in_json
     def sqnr_db(self) -> float:
         """Signal to quantisation noise, 20 log10 of ‖A‖ / ‖A-B‖: infinite where they are equal, in decibels."""
         if math.isnan(self.relative_l2):
@@ -303,14 +305,14 @@ class Differences(RowContainer):
     weights: tuple[WeightDifference, ...] = ()
     first_differences: tuple[FirstDifference, ...] = ()
     first_gradient_difference: str = ""
-    maps: tuple[FeatureMaps, ...] = ()
+    maps: tuple[FeatureMaps, ...] = field(default=(), metadata=UNSTORED)
     exceeded: tuple[Exceeded, ...] = ()
     reference: str = ""
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seed: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
-    provenance: Provenance | None = None
+    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
 
     def __repr__(self) -> str:
         many = counted(len(self.weights), "tensor") if self.way == "weights" else counted(len(self.rows), "row")

@@ -47,7 +47,7 @@ class Distribution:
 
     Attributes:
         values: The values, ascending, (K,); None if they are counted.
-        keys: Bins that hold any value, ascending, (B,), as the head of this module names them; None if values are kept.
+        keys: Bins that hold any value, ascending, (B,), see docs/reference/files.md; None if values are kept.
         counts: Values in each bin, (B,); None if values are kept.
     """
 

@@ -1,10 +1,11 @@
 """What one forward and backward pass showed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from hookscope.results.activations import FeatureMaps, Run
+from hookscope.results.json_form import UNSTORED
 from hookscope.results.network import row_label, row_of
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
 
@@ -187,7 +188,7 @@ class Gradients(Run):
     loss: LossRecord | None
     gradients: tuple[GradientRow, ...]
     parameters: tuple[ParameterRow, ...]
-    gradient_maps: tuple[FeatureMaps, ...] = ()
+    gradient_maps: tuple[FeatureMaps, ...] = field(default=(), metadata=UNSTORED)
     mode: Literal["eval", "train"] = "eval"
     inputs_alone: tuple[InputGradients, ...] = ()
     over_time: tuple[StepsRow, ...] = ()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE, NothingMatchedError, most_severe, nearest
 from hookscope.results.comparison import Prediction
 from hookscope.results.inputs import InputRecord, Provenance
+from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.text import counted
 
@@ -194,7 +195,7 @@ class History(RowContainer):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
-    provenance: Provenance | None = None
+    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
 
     @property
     def read(self) -> tuple[HistoryFile, ...]:
@@ -207,6 +208,7 @@ class History(RowContainer):
         return tuple(each for each in self.files if each.error)
 
     @property
+    @in_json
     def exit_code(self) -> int:
         """The most severe of the files', and 1 if a change between them fails."""
         fails = any(each.level == "fail" for each in self.verdicts)

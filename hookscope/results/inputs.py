@@ -12,6 +12,9 @@ InputKind = Literal["image", "detection", "video", "flow"]
 CLIP_STEP = "one clip of "
 """The beginning of the preprocessing step that gives the number of frames of a clip."""
 
+PICTURE_AXES = 2
+"""Axes of a map of a picture; that of a signal has 1, that of a volume or a clip 3."""
+
 SHOWN_INPUTS = 32
 """Inputs whose pictures a run keeps: as many as its report shows."""
 
@@ -141,6 +144,7 @@ class Provenance:
     """How a run was made, besides the facts in the result itself.
 
     Attributes:
+        preprocessing: How files became inputs; None where no file did.
         named_inputs: Inputs by name: the value, or the record of the file it was read from.
         pictures: The first pictures as the network saw them, (H, W, 3) or (H, W) uint8.
         settings: Further options of the command, by name: "edits", "limits", "autocast".
@@ -148,7 +152,7 @@ class Provenance:
     """
 
     patterns: tuple[str, ...]
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None
     named_inputs: Mapping[str, Any] = field(default_factory=dict)
     unusable_inputs: tuple[str, ...] = ()
     pictures: Mapping[InputRecord, NDArray[np.uint8]] = field(default_factory=dict, repr=False)

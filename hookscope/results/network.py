@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.cost import NetworkCost, depth_of
+from hookscope.results.json_form import UNSTORED
 from hookscope.results.renderers import RowContainer
 
 
@@ -29,7 +30,7 @@ class ModelInfo:
     random: bool
     sha256: str | None
     parameter_count: int
-    categories: tuple[str, ...] = ()
+    categories: tuple[str, ...] = field(default=(), metadata=UNSTORED)
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -2,15 +2,31 @@
 
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookscope.results.distribution import Distribution, Histogram
+from hookscope.results.distribution import Distribution, Histogram, histogram
+from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.text import printable
 
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+class Quantiles(NamedTuple):
+    """Values at `QUANTILE_LEVELS`."""
+
+    q01: float
+    q05: float
+    q25: float
+    q50: float
+    q75: float
+    q95: float
+    q99: float
+
+
+QUANTILE_NAMES = Quantiles._fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +48,8 @@ class TensorStatistics:
             Exact for up to 1,024 finite values; for more, within 3% of the value or within 0.5% of its rank.
         unmeasured: Why statistics are missing; None if they are not.
         distribution: Counts of values over bins, for quantiles and histograms; None if it was not measured.
-        histogram: The distribution in few bins, for statistics from a run directory, which stores only these.
-        kept_values: Up to 256 values of each input at fixed places, (N, K), see `hookscope.statistics.kept_values`, for
-            another run to be compared with; (1, all of them) if inputs differ in shape. None if none were kept.
+        kept_values: Up to 256 values of each input at fixed places, (N, K), to compare with another run; (1, all of
+            them) if inputs differ in shape. None if none were kept.
     """
 
     shape: tuple[int, ...]
@@ -52,12 +67,11 @@ class TensorStatistics:
     channel_axis: int | None = None
     channel_count: int | None = None
     dead_channel_count: int | None = None
-    quantiles: tuple[float, ...] | None = None
+    quantiles: Quantiles | None = None
     unmeasured: str | None = None
     distribution: Distribution | None = field(default=None, repr=False, compare=False)
-    histogram: Histogram | None = field(default=None, repr=False, compare=False)
     kept_values: NDArray[np.floating] | None = field(default=None, repr=False, compare=False)
-    channel_nonzero: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+    channel_nonzero: NDArray[np.float64] | None = field(default=None, repr=False, compare=False, metadata=UNSTORED)
 
     @property
     def max_abs(self) -> float | None:
@@ -65,11 +79,18 @@ class TensorStatistics:
         return None if self.min is None or self.max is None else max(abs(self.min), abs(self.max))
 
     @property
+    @in_json
     def dead_channel_fraction(self) -> float | None:
         """Share of dead channels, 0-1; None without channels."""
         if self.dead_channel_count is None or not self.channel_count:
             return None
         return self.dead_channel_count / self.channel_count
+
+    @property
+    @in_json
+    def histogram(self) -> Histogram | None:
+        """The distribution in few bins."""
+        return histogram(self.distribution)
 
 
 def _statistic(name: str) -> Any:

@@ -16,6 +16,7 @@ from hookscope.results.cost import ReceptiveField
 from hookscope.results.failures import Failures
 from hookscope.results.headroom import Headroom
 from hookscope.results.inputs import Provenance
+from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo, row_label, row_of
 from hookscope.results.renderers import RowContainer, rendered
 from hookscope.results.statistics import MeasuredTensor, TensorStatistics
@@ -105,9 +106,17 @@ class SurveyChannel:
         return max(abs(self.min or 0.0), abs(self.max or 0.0))
 
 
+class Duplicate(NamedTuple):
+    """A channel that follows another one: see `SurveyChannel.duplicate_of`."""
+
+    channel: int
+    of: int
+    correlation: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelArrays:
-    """The channels of a row as arrays, (C,) each, as they lie in `channels.safetensors`; see `SurveyChannel`.
+    """The channels of a row as arrays, (C,) each; see `SurveyChannel`.
 
     Attributes:
         firing_inputs: NaN where it is not known.
@@ -155,22 +164,19 @@ Box = tuple[int, int, int, int]
 """Top, left, bottom and right, in whole pixels of what the network saw."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Channels(Sequence[SurveyChannel]):
     """The channels of a row; each is made when it is asked for, as networks have many.
 
     Attributes:
         arrays: All of them; None for an output without channels.
+        names: Names of inputs by their numbers.
+        classes: Names of classes by their numbers.
     """
 
-    __slots__ = ("arrays", "classes", "names")
-
-    def __init__(
-        self, arrays: ChannelArrays | None = None, names: Mapping[int, str] | None = None, classes: Sequence[str] = ()
-    ) -> None:
-        """Keep arrays, with the names of inputs and classes by their numbers."""
-        self.arrays = arrays
-        self.names = names or {}
-        self.classes = classes
+    arrays: ChannelArrays | None = None
+    names: Mapping[int, str] = field(default_factory=dict, metadata=UNSTORED)
+    classes: Sequence[str] = field(default=(), metadata=UNSTORED)
 
     def __len__(self) -> int:
         return 0 if self.arrays is None else self.arrays.mean.size
@@ -280,18 +286,21 @@ class SurveyRow(MeasuredTensor):
         return self.activation
 
     @property
+    @in_json
     def dead_channels(self) -> tuple[int, ...]:
         """Channels that are exactly zero on every input."""
         arrays = self.channels.arrays
         return () if arrays is None else tuple(np.flatnonzero(arrays.is_dead).tolist())
 
     @property
-    def duplicates(self) -> tuple[SurveyChannel, ...]:
+    @in_json
+    def duplicates(self) -> tuple[Duplicate, ...]:
         """Channels that follow another one."""
         arrays = self.channels.arrays
         if arrays is None:
             return ()
-        return tuple(self.channels[each] for each in np.flatnonzero(arrays.duplicate_of >= 0).tolist())
+        at = np.flatnonzero(arrays.duplicate_of >= 0)
+        return tuple(map(Duplicate, at.tolist(), arrays.duplicate_of[at].tolist(), arrays.correlation[at].tolist()))
 
     @property
     def selectivity(self) -> tuple[float, int] | None:
@@ -427,10 +436,10 @@ class Survey(RowContainer):
     features: FeatureFiles | None = None
     verification: Verification | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
-    provenance: Provenance | None = None
+    provenance: Provenance | None = field(default=None, metadata=UNSTORED)
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
-    pictures: Pictures | None = field(default=None, repr=False)
-    supports: Supports | None = field(default=None, repr=False)
+    pictures: Pictures | None = field(default=None, repr=False, metadata=UNSTORED)
+    supports: Supports | None = field(default=None, repr=False, metadata=UNSTORED)
 
     def __repr__(self) -> str:
         parts = (counted(len(self.rows), "row"), counted(self.input_count, "input"))
@@ -449,11 +458,13 @@ class Survey(RowContainer):
         return {label: row for row in self.rows for label in (row.label, *row.also)}
 
     @property
+    @in_json
     def exit_code(self) -> int:
         """The command's: 0, or that of the gravest input that was left out."""
         return most_severe([EXIT_DONE, *(each.exit_code for each in self.unusable)])
 
     @property
+    @in_json
     def dead_bound(self) -> float:
         """The share of inputs below which a dead channel fires, with 95% confidence: see `dead_bound`."""
         return dead_bound(self.input_count)

@@ -15,7 +15,7 @@ from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.session import package_versions
 from hookscope.results.findings import Finding
 from hookscope.results.history import History, HistoryFile, HistoryVerdict, WeightPoint
-from hookscope.results.inputs import Preprocessing, Provenance
+from hookscope.results.inputs import Provenance
 from hookscope.series.changes import (
     CHANGE_RULES,
     DEAD,
@@ -105,7 +105,7 @@ def follow(
         warnings=tuple(_warnings(history_files, rows)),
         notes=(*notes, *once_per_file([(file.label, text) for file in history_files for text in file.notes])),
         timings={"total": time.perf_counter() - began},
-        provenance=Provenance((), Preprocessing(), versions=package_versions(), threads=torch.get_num_threads()),
+        provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
     )
 
 

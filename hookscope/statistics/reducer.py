@@ -19,7 +19,7 @@ from torch import Tensor
 from hookscope.hooks.memory import missing_memory
 from hookscope.hooks.observed import shape_of
 from hookscope.results.distribution import quantiles
-from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
+from hookscope.results.statistics import QUANTILE_LEVELS, Quantiles, TensorStatistics
 from hookscope.statistics.kept_values import as_array, joined, kept_values
 from hookscope.statistics.native import FusedReducer
 from hookscope.statistics.reduction import Reduction, with_zeros
@@ -321,7 +321,7 @@ def _statistics(reduction: Reduction, at_levels: tuple[float, ...] | None) -> Te
         channel_axis=reduction.channel_axis,
         channel_count=channels,
         dead_channel_count=dead,
-        quantiles=at_levels,
+        quantiles=None if at_levels is None else Quantiles(*at_levels),
         distribution=reduction.distribution,
         kept_values=None if reduction.kept is None else joined(reduction.kept),
         channel_nonzero=reduction.channel_nonzero,

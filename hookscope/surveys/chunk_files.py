@@ -22,7 +22,7 @@ from hookscope.regular_files import NotRegularError, open_regular, read_bounded
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.distribution import Distribution
 from hookscope.results.runs.atomic import new_token, reason_of, sync, whole_file
-from hookscope.results.runs.serialize import checked
+from hookscope.results.runs.store import checked
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import Unusable
 from hookscope.statistics.reduction import Reduction

@@ -17,7 +17,7 @@ from hookscope.results.cost import ReceptiveField
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.network import ModelInfo
 from hookscope.results.runs.atomic import reason_of, whole_file
-from hookscope.results.runs.serialize import checked
+from hookscope.results.runs.store import checked
 from hookscope.surveys.chunk_files import ChunkFiles
 from hookscope.surveys.features import FeatureDtype, Pool
 from hookscope.text import safe_text

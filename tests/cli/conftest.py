@@ -196,15 +196,28 @@ def pictures(tmp_path: Path) -> list[Path]:
 
 
 def rows_of(run_path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a run's `layers.json`."""
-    rows: list[dict[str, Any]] = json.loads((run_path / "layers.json").read_bytes())["rows"]
+    """Read the rows of a run's `result.json`."""
+    rows: list[dict[str, Any]] = json.loads((run_path / "result.json").read_bytes())["rows"]
     return rows
 
 
+def without_arrays(entry: Any) -> Any:
+    """Return what `--json` has of `result.json`: all but the names of arrays."""
+    if isinstance(entry, list):
+        return list(map(without_arrays, entry))
+    if not isinstance(entry, dict):
+        return entry
+    named = {name: without_arrays(value) for name, value in entry.items()}
+    return {name: value for name, value in named.items() if name not in ARRAYS or not isinstance(value, str)}
+
+
+ARRAYS = ("kept_values", "values", "keys", "counts")
+
+
 def record_of(run_path: Path) -> dict[str, Any]:
-    """Read a run's `run.json`."""
-    record: dict[str, Any] = json.loads((run_path / "run.json").read_bytes())
-    return record
+    """Read how a run was made, and its result: `run.json` and `result.json`."""
+    record, result = (json.loads((run_path / name).read_bytes()) for name in ("run.json", "result.json"))
+    return {**result, **record}
 
 
 def statistics_of(values: NDArray[Any], channel_axis: int | None = None) -> dict[str, float]:

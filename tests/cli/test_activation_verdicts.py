@@ -122,10 +122,9 @@ def test_a_fault_in_an_operation_comes_first_in_the_terminal_and_on_the_picture(
         kind = "Inf" if case == "infinite" else "NaN"
         assert sentence.startswith(f"{kind} starts at '(model):")
     assert any(line.startswith("faulty.py:build (Net)") for line in lines)
-    document = json.loads((folder / "run" / "run.json").read_text(encoding="utf-8"))
+    document = json.loads((folder / "run" / "result.json").read_text(encoding="utf-8"))
     assert " ".join(document["verdicts"][0]["message"].split()) == sentence
-    rows = json.loads((folder / "run" / "layers.json").read_text(encoding="utf-8"))["rows"]
-    assert [row["layer"] for row in rows] == ["c1", "c2", "fc"]  # rows stay those of modules
+    assert [row["layer"] for row in document["rows"]] == ["c1", "c2", "fc"]  # rows stay those of modules
 
     result = hookscope.activations("faulty.py:build", "x.pt", model_arg={"case": case})
     with writing(monkeypatch) as written:

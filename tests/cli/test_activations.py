@@ -24,10 +24,10 @@ from torch import nn
 
 from hookscope.render.html import report_html
 from hookscope.results.runs.reading import read_run
-from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of
+from tests.cli.conftest import CAT, SAMPLES, Ended, Run, names_below, record_of, rows_of, statistics_of, without_arrays
 from tests.models.hostile import PAYLOADS, torch_bytes
 
-TABLES = {"run.json", "overview.png", "layers.csv", "layers.json", "values.safetensors"}
+TABLES = {"run.json", "overview.png", "layers.csv", "result.json", "arrays.safetensors"}
 OF_ONE_PICTURE = TABLES | {"inputs", "inputs/000.png"}
 
 
@@ -144,7 +144,10 @@ def test_the_table_names_every_convolution_and_the_last_lines_the_files(resnet34
     assert max(map(len, lines[:-2])) <= 80
     assert lines[-2:] == [
         "Picture: hookscope-runs/activations-resnet34-cat/overview.png",
-        "Same folder: 36 grids, layers.csv, layers.json, run.json (fewer with --layer, none with --no-grids)",
+        (
+            "Same folder: 36 grids, layers.csv, result.json, arrays.safetensors, run.json "
+            "(fewer with --layer, none with --no-grids)"
+        ),
     ]
 
 
@@ -160,7 +163,7 @@ def test_the_csv_says_what_the_json_says(resnet34_run: tuple[Ended, Path]) -> No
 
 def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Path]) -> None:
     record = record_of(resnet34_run[1])
-    assert record["schema_version"] == 2
+    assert record["schema_version"] == 3
     assert record["verb"] == "activations"
     assert record["command"] == f"hookscope activations resnet34 {CAT} --layer conv"
     assert record["versions"]["torch"] == torch.__version__.split("+")[0]
@@ -181,8 +184,8 @@ def test_the_record_says_what_ran_on_what_and_how(resnet34_run: tuple[Ended, Pat
             *record["thumbnails"],
             "overview.png",
             "layers.csv",
-            "layers.json",
-            "values.safetensors",
+            "result.json",
+            "arrays.safetensors",
         ]
     )
 
@@ -343,7 +346,7 @@ def test_with_json_stdout_is_one_document_and_tables_go_to_stderr(run: Run, tmp_
     document = json.loads(ended.stdout)
     assert ended.code == 0
     assert document["run"] == "out"
-    assert document["rows"] == rows_of(tmp_path / "out")
+    assert document["rows"] == without_arrays(rows_of(tmp_path / "out"))
     assert "Conv2d" in ended.stderr
     assert "Picture: out/overview.png\n" in ended.stderr
 
@@ -389,7 +392,7 @@ def test_no_grids_draws_none(run: Run, tmp_path: Path) -> None:
     ended = run("activations", "net.py:tiny", CAT, "--no-grids", "--out", "out")
     assert ended.stdout.splitlines()[-2:] == [
         "Picture: out/overview.png",
-        "Same folder: layers.csv, layers.json, run.json",
+        "Same folder: layers.csv, result.json, arrays.safetensors, run.json",
     ]
     assert names_below(tmp_path / "out") == OF_ONE_PICTURE
 
@@ -471,7 +474,7 @@ def test_equal_seeds_give_equal_files_and_other_seeds_other_weights(run: Run, tm
     layers = {}
     for name, seed in (("first", 5), ("again", 5), ("other", 6)):
         run("activations", "net.py:tiny", CAT, "--seed", seed, "--out", name)
-        layers[name] = (tmp_path / name / "layers.json").read_bytes()
+        layers[name] = rows_of(tmp_path / name), (tmp_path / name / "arrays.safetensors").read_bytes()
     assert layers["first"] == layers["again"]
     assert layers["first"] != layers["other"]
     assert record_of(tmp_path / "first")["seed"] == 5

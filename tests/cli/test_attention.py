@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 import hookscope
 from hookscope.render.html.attention import quantised
-from hookscope.results.runs.attention import read_attention
+from hookscope.results.runs.reading import read_run
+from hookscope.results.runs.store import ARRAYS
 from tests.cli.conftest import CAT, Run
 
 NETWORK = """
@@ -48,10 +50,10 @@ def test_the_first_line_is_the_census_and_the_run_can_be_read_back(run: Run, tmp
         rows = list(csv.DictReader(file))
     heads = [(str(block), str(head)) for block in (0, 1) for head in range(3)]
     assert [(row["index"], row["head"]) for row in rows] == heads
-    stored = read_attention(tmp_path / "a")
+    stored = read_run(tmp_path / "a")
     assert [each.block for each in stored.result.maps] == ["rollout", "layers.1.self_attn"] * 2
     assert stored.result.rows[3].entropy == pytest.approx(float(rows[3]["entropy"]))
-    weights = stored.read_patches(stored.patches[0])
+    weights = stored.result.patches[0].values
     assert weights.shape == (16, 4, 4)
     assert weights.sum((1, 2)).max() < 1
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
@@ -70,8 +72,8 @@ def test_without_numbers_there_is_no_table_of_heads(run: Run, tmp_path: Path) ->
     assert "note: Heads were not measured" in ended.stdout
     assert "entropy" not in ended.stdout
     assert not (tmp_path / "a" / "heads.csv").exists()
-    stored = read_attention(tmp_path / "a")
-    assert (stored.result.rows, stored.patches) == ((), ())
+    stored = read_run(tmp_path / "a")
+    assert (stored.result.rows, stored.result.patches) == ((), ())
     assert [each.query for each in stored.result.maps] == ["class token"]
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert "Heads were not measured" in page
@@ -137,10 +139,10 @@ def test_a_picture_that_cannot_be_read_is_named(run: Run, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("network")
 def test_a_run_whose_maps_are_others_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("attention", "seen.py:small", CAT, *SIZES, "--out", "a").code == 0
-    document = json.loads((tmp_path / "a" / "attention.json").read_text(encoding="utf-8"))
-    np.save(tmp_path / "a" / document["maps"][0]["values"], np.zeros((3, 4), np.float32))
-    with pytest.raises(hookscope.InputError, match=r"is not the map listed in attention\.json"):
-        read_attention(tmp_path / "a")
+    path = tmp_path / "a" / ARRAYS
+    save_file({**load_file(path), "patches.0.values": np.zeros((3, 4, 4), np.float32)}, path)
+    with pytest.raises(hookscope.InputError, match=r"is not the one listed in result\.json"):
+        read_run(tmp_path / "a")
 
 
 def test_pages_have_each_patch_in_255ths_of_its_largest_weight() -> None:

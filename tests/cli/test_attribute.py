@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 import hookscope
-from hookscope.results.runs.attributions import read_attributions
+from hookscope.results.runs.reading import read_run
 from tests.cli.conftest import CAT, Ended, Run, names_below, record_of
 
 # The answer depends on what is not nearly black, and on nothing else: its weights are set by hand.
@@ -106,7 +106,7 @@ def test_a_painted_square_is_found_where_it_was_painted(
     rows, columns = np.nonzero(colour > colour.max() / 2)
     assert (rows.min(), columns.min()) == pytest.approx((40, 90), abs=cell)
     assert (rows.max() + 1, columns.max() + 1) == pytest.approx((90, 130), abs=cell)
-    half = json.loads((out / "attribution.json").read_bytes())["maps"][0]["half"]
+    half = json.loads((out / "result.json").read_bytes())["halves"][0]["region"]
     assert half["top"] > 40 - cell
     assert half["bottom"] < 90 + cell
     assert half["left"] > 90 - cell
@@ -126,7 +126,7 @@ def test_a_method_on_the_picture_itself_finds_it_too(command: Run, tmp_path: Pat
     rows, columns = np.nonzero(colour > colour.max() / 2)
     found = (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
     assert found == pytest.approx((40, 90, 90, 130), abs=2 * 171 / 96)  # two pixels of the network's input
-    assert len(list((tmp_path / "out/maps").iterdir())) == 2, "the values of every channel too"
+    assert read_run(tmp_path / "out").result.maps[0].pixels.shape[0] == 3, "the values of every channel too"
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def test_the_terminal_has_a_finding_a_table_and_the_pictures_path(demo: tuple[En
     assert "_swish#1 (ReLU6, 7x7): last spatial output" in text
     assert ended.stdout.splitlines()[-2:] == [
         "Picture: hookscope-runs/attribute-demo-cat/overview.png",
-        "Same folder: 2 overlays, 2 maps, attribution.json, run.json",
+        "Same folder: 2 overlays, result.json, arrays.safetensors, run.json",
     ]
 
 
 def test_the_run_directory_holds_overview_overlays_and_raw_maps(demo: tuple[Ended, Path]) -> None:
     _, run = demo
     maps = {f"000-{name}-_swish-1" for name in ("Egyptian-cat", "tiger-cat")}
-    files = {f"maps/{name}.npy" for name in maps} | {f"overlays/{name}.png" for name in maps}
-    files |= {"overview.png", "attribution.json", "inputs/000.jpg"}
-    assert names_below(run) == {*files, "run.json", "maps", "overlays", "inputs"}
+    files = {f"overlays/{name}.png" for name in maps}
+    files |= {"overview.png", "result.json", "arrays.safetensors", "inputs/000.jpg"}
+    assert names_below(run) == {*files, "run.json", "overlays", "inputs"}
     assert set(record_of(run)["files"]) == files
     with Image.open(run / "overview.png") as overview:
         assert overview.width == 1200
@@ -193,7 +193,7 @@ def test_the_run_directory_holds_overview_overlays_and_raw_maps(demo: tuple[Ende
 
 
 def test_the_maps_on_the_disk_are_those_of_python(demo: tuple[Ended, Path]) -> None:
-    stored = read_attributions(demo[1])
+    stored = read_run(demo[1])
     result = hookscope.attribute("demo", CAT, top=2, sanity="none")
     assert [each.target.label for each in stored.result.maps] == ["Egyptian cat", "tiger cat"]
     for ours, theirs in zip(result.maps, stored.result.maps, strict=True):
@@ -214,7 +214,7 @@ def test_json_is_all_that_stdout_gets(command: Run, tmp_path: Path, network: Pat
     assert (document["method"], document["run"]) == ("grad-cam", "hookscope-runs/attribute-net.py-painted-a")
     (only,) = document["maps"]
     assert only["shape"] == [10, 10]
-    assert only["high"] == pytest.approx((1 - 0.1) / 100, rel=1e-5)  # gradient 1/100 of the mean, times activation
+    assert only["range"][1] == pytest.approx((1 - 0.1) / 100, rel=1e-5)  # gradient 1/100 of the mean, times activation
     assert "half of the grad-cam map" in " ".join(ended.stderr.split())
 
 

@@ -157,7 +157,7 @@ def sarif_run(log: Path) -> dict[str, Any]:
 
 
 def statuses(report: dict[str, Any]) -> dict[str, str]:
-    return {rule["rule"]: rule["status"] for rule in report["rules"]}
+    return {rule["rule"]: rule["status"] for rule in report["outcomes"]}
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
@@ -196,7 +196,7 @@ def test_a_nan_fails_the_check_and_the_report_says_where(check: Run, tmp_path: P
     ended = check("broken.pt", "--format", "json", "--junit", junit, "--evidence", evidence)
     assert ended.code == 1
     report = report_of(ended)
-    places = {rule["rule"]: [each["where"] for each in rule["findings"]] for rule in report["rules"]}
+    places = {rule["rule"]: [each["where"] for each in rule["findings"]] for rule in report["outcomes"]}
     assert places["non-finite-parameter"] == [f"{PLANTED}.weight"]
     assert places["non-finite-activation"] == [PLANTED]
 
@@ -676,7 +676,7 @@ def test_a_baseline_is_written_and_held_to(check: Run, folder: Path, tmp_path: P
     options = ("--select", "drift", "--junit", junit, "--evidence", tmp_path / "evidence")
     other = check(tmp_path / "drifted.pt", "--baseline", baseline, "--format", "json", *options)
     assert other.code == 1
-    [drift] = [rule for rule in report_of(other)["rules"] if rule["rule"] == "drift"]
+    [drift] = [rule for rule in report_of(other)["outcomes"] if rule["rule"] == "drift"]
     [finding] = drift["findings"]
     assert finding["where"] == PLANTED
     assert finding["followed_by"][0] == "layer2.0.bn1"

@@ -61,9 +61,9 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
     assert "First difference in conv (Conv2d): relative L2" in text
     assert "its inputs are equal, mostly in channel 2 of 4" in text
     assert text.index("First difference") < text.index("Output: the same best class for") < text.index("rel. L2")
-    assert "Picture: o/overview.png Same folder: 4 grids of A-B, diff.csv, diff.json" in text
+    assert "Picture: o/overview.png Same folder: 4 grids of A-B, diff.csv, result.json" in text
     grids = {f"grids/00{at}-{name}.png" for at, name in enumerate(["conv", "relu", "flat", "fc"])}
-    plain = {"diff.csv", "diff.json", "overview.png", "run.json"}
+    plain = {"diff.csv", "result.json", "overview.png", "run.json"}
     assert names_below(tmp_path / "o") == {*plain, "grids", *grids}
     rows = list(csv.DictReader((tmp_path / "o" / "diff.csv").read_text("utf-8").splitlines()))
     assert [(row["label"], row["matched"]) for row in rows] == [
@@ -72,7 +72,7 @@ def test_the_answer_comes_first_and_files_are_written(run: Run, tmp_path: Path) 
         ("flat", "name"),
         ("fc", "name"),
     ]
-    document = json.loads((tmp_path / "o" / "diff.json").read_text("utf-8"))
+    document = json.loads((tmp_path / "o" / "result.json").read_text("utf-8"))
     assert float(rows[0]["relative_l2"]) == document["rows"][0]["measures"]["relative_l2"]
     assert document["first_differences"][0]["layer"] == "conv"
     record = record_of(tmp_path / "o")

@@ -60,7 +60,7 @@ def test_two_files_are_compared_without_a_network(run: Run, files: tuple[Path, P
     assert "Signs are opposite in 1 tensor, most in second.weight: 100.00%." in ended.stdout
     assert "only in B: third.weight (float32, 3): A has no such tensor" in ended.stdout
     folder = tmp_path / "hookscope-runs" / "diff-a.pt-b"
-    assert names_below(folder) == {"diff.csv", "diff.json", "overview.png", "run.json"}
+    assert names_below(folder) == {"diff.csv", "result.json", "overview.png", "run.json"}
     with (folder / "diff.csv").open(encoding="utf-8") as file:
         rows = {row["name"] or row["name_b"]: row for row in csv.DictReader(file)}
     assert float(rows["first.weight"]["relative_l2"]) == 0
@@ -69,7 +69,7 @@ def test_two_files_are_compared_without_a_network(run: Run, files: tuple[Path, P
     assert rows["third.weight"]["note"] == "A has no such tensor"
     record = record_of(folder)
     assert (record["verb"], record["way"], record["inputs"]) == ("diff", "weights", [])
-    assert "preprocessing" not in record
+    assert record["preprocessing"] is None
 
 
 def test_equal_files_are_said_to_be_equal_and_a_condition_fails_others(run: Run, files: tuple[Path, Path]) -> None:
@@ -94,11 +94,11 @@ def test_runs_are_compared_by_the_values_they_keep(run: Run, runs: tuple[Path, P
     assert "beyond 2:rel>0.5: 2, " in ended.stdout
     assert names_below(tmp_path / "found") == {
         "diff.csv",
-        "diff.json",
+        "result.json",
         "overview.png",
         "run.json",
     }
-    rows = json.loads((tmp_path / "found" / "diff.json").read_bytes())["rows"]
+    rows = json.loads((tmp_path / "found" / "result.json").read_bytes())["rows"]
     assert [row["label"] for row in rows] == ["0", "1", "2", "3"]
     assert [row["measures"]["relative_l2"] for row in rows[:2]] == [0.0, 0.0]
     # W x + b and 2 W x + b: a little less than |W x + b| apart, as the bias stays.

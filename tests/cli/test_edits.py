@@ -74,7 +74,7 @@ def test_zeroed_gradients_of_biases_are_exactly_zero_and_all_others_unchanged(ru
     assert all(torch.equal(found[name], plain[name]) for name in plain)
     [change] = table(tmp_path / "edited" / "changes.csv")
     assert (change["label"], change["what"], change["l2_after"]) == ("fc1.bias", "gradient", "0.0")
-    assert record_of(tmp_path / "edited")["edits"] == ["fc*bias:grad:zero"]
+    assert record_of(tmp_path / "edited")["settings"]["edits"] == ["fc*bias:grad:zero"]
     assert not (tmp_path / "plain" / "changes.csv").exists()
 
 

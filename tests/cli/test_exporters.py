@@ -232,7 +232,7 @@ def test_a_run_goes_to_tensorboard_with_its_own_numbers_and_grids(
             [event] = found.Scalars(f"activation {metric}/{row['layer']}")
             assert event.value == np.float32(row["activation"][metric])
     if command == "grads":
-        for row in json.loads(Path("out/gradients.json").read_bytes())["gradients"]:
+        for row in json.loads(Path("out/result.json").read_bytes())["gradients"]:
             assert found.Scalars(f"gradient l2/{row['layer']}")[0].value == np.float32(row["gradient"]["l2"])
     assert len(found.Tags()["images"]) == len(record_of(Path("out"))["grids"]) == 4
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tests.cli.conftest import Run, built, names_below, record_of, statistics_of, table
+from tests.cli.conftest import Run, built, names_below, record_of, statistics_of, table, without_arrays
 
 CASES = '''
 import torch
@@ -129,11 +129,10 @@ RUN_FILES = {
     "overview.png",
     "run.json",
     "layers.csv",
-    "layers.json",
+    "result.json",
     "gradients.csv",
-    "gradients.json",
+    "arrays.safetensors",
     "parameters.csv",
-    "values.safetensors",
 }
 
 
@@ -228,7 +227,7 @@ def test_json_holds_the_same_numbers_and_nothing_else_goes_to_stdout(run: Run, f
         [math.sqrt(10), math.sqrt(30), 1.0], rel=1e-6
     )
     assert document["run"] == "out"
-    assert document["gradients"] == json.loads((folder / "out" / "gradients.json").read_bytes())["gradients"]
+    assert document["gradients"] == without_arrays(record_of(folder / "out")["gradients"])
     assert "Gradients of the loss by layer" in ended.stderr
 
 
@@ -286,7 +285,7 @@ def test_autocast_runs_layers_in_the_lower_precision(run: Run, folder: Path) -> 
     rows = {row["kind"]: row["dtype"] for row in table(folder / "out" / "gradients.csv")}
     assert (rows["Conv2d"], rows["Linear"]) == ("bfloat16", "bfloat16")
     assert {row["dtype"] for row in table(folder / "out" / "parameters.csv")} == {"float32"}
-    assert record_of(folder / "out")["autocast"] == "bfloat16"
+    assert record_of(folder / "out")["settings"]["autocast"] == "bfloat16"
 
 
 def test_an_output_is_chosen_by_its_key(run: Run, folder: Path) -> None:
@@ -370,7 +369,7 @@ def test_a_limit_decides_where_a_verdict_begins(run: Run, folder: Path) -> None:
     assert "gradient-imbalance" not in rules("usual")
     assert "gradient-imbalance" not in rules("above", "--limit", "imbalance=64.1")
     assert "gradient-imbalance" in rules("below", "--limit", "imbalance=63.9")
-    assert record_of(folder / "below")["limits"]["imbalance"] == 63.9
+    assert record_of(folder / "below")["settings"]["limits"]["imbalance"] == 63.9
 
 
 BLOCKED = """
@@ -486,7 +485,7 @@ def test_a_loss_that_is_not_a_number_still_says_where(run: Run, folder: Path) ->
     ended = run("grads", "case.py:not_a_number", "ones.npy", "--out", "out", "--json")
     document = json.loads(ended.stdout)
     assert ended.code == 0
-    assert document["loss"]["value"] == "nan"
+    assert document["loss"]["value"] == "NaN"
     where = {verdict["rule"]: verdict["where"] for verdict in document["verdicts"]}
     assert where["non-finite-activation"] == "1:div"
     assert "non-finite-loss" in where

@@ -57,7 +57,7 @@ def test_pictures_run_the_network_of_each_file(run: Run, tmp_path: Path) -> None
     torch.save(torch.rand(1, 3, 8, 8), "x.pth")
     ended = run("history", "?.pt", "x.pth", "--arch", "net.py:build", "--json", "--ignore", "*-parameter")
     document = check("history", ended.stdout)
-    best = [file["predictions"][0]["classes"][0]["index"] for file in document["files"]]
+    best = [file["predictions"][0]["class_indices"][0] for file in document["files"]]
     assert best == [0, 1, 2]
     assert "goes from class 0 to class 2; it changes 2 times, last in 2.pt." in " ".join(ended.stderr.split())
     assert document["activations"]

@@ -62,12 +62,12 @@ def reports(command: Run, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def statuses(report: dict[str, Any]) -> list[str]:
-    rules = {rule["rule"]: rule["status"] for rule in report["rules"]}
+    rules = {rule["rule"]: rule["status"] for rule in report["outcomes"]}
     return [rules[name] for name in ("accuracy", "class-accuracy", "accuracy-drop")]
 
 
 def messages(report: dict[str, Any], name: str) -> list[str]:
-    return [found["message"] for rule in report["rules"] if rule["rule"] == name for found in rule["findings"]]
+    return [found["message"] for rule in report["outcomes"] if rule["rule"] == name for found in rule["findings"]]
 
 
 @pytest.mark.exhaustive

@@ -16,7 +16,7 @@ SCHEMAS = DOCS / "schemas"
 
 
 def modules_of(stdout: str) -> list[dict[str, Any]]:
-    modules: list[dict[str, Any]] = json.loads(stdout)["modules"]
+    modules: list[dict[str, Any]] = json.loads(stdout)["rows"]
     return modules
 
 

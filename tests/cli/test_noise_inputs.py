@@ -31,7 +31,7 @@ def test_commands(command: str, ask: Run) -> None:
     ended = ask(command, "Pictured", *shapes, *method, *output)
     assert ended.code == 0, ended
     if command == "layers":
-        rows = {row["layer"]: row for row in json.loads(ended.stdout)["modules"]}
+        rows = {row["layer"]: row for row in json.loads(ended.stdout)["rows"]}
         assert rows["conv"]["input_shapes"] == [[2, 3, 8, 8]]
         assert rows["facts"]["output_shapes"] == [[2, 4]]
 

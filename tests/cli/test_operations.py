@@ -97,7 +97,7 @@ def test_an_edited_gradient_of_an_operation_reaches_the_layers_before_it(run: Ru
 
 def test_layers_lists_operations_below_their_module(run: Run) -> None:
     result = run("layers", "ops.py:build", "--ops", "--input-shape", "1,3,8,8", "--json")
-    modules = {row["layer"]: row for row in json.loads(result.stdout)["modules"]}
+    modules = {row["layer"]: row for row in json.loads(result.stdout)["rows"]}
     assert list(modules) == ["", "(model):relu", "(model):add", "(model):mean", "conv1", "conv2", "fc"]
     assert modules["(model):relu"] == {
         "layer": "(model):relu",
@@ -112,7 +112,7 @@ def test_layers_lists_operations_below_their_module(run: Run) -> None:
         "owner": "",
     }
     marked = run("layers", "ops.py:build", "--layer", "op:add", "--input-shape", "1,3,8,8", "--json")
-    rows = json.loads(marked.stdout)["modules"]
+    rows = json.loads(marked.stdout)["rows"]
     assert [row["layer"] for row in rows if row["selected"]] == ["(model):add"]
 
 

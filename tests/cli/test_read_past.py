@@ -98,7 +98,7 @@ def test_the_tensors_beside_it_are_listed_with_their_values(run: Run, tmp_path: 
     state = {key: tensor.clone() for key, tensor in GOOD.items()}
     state["0.bias"][1] = float("nan")
     (tmp_path / "model.pt").write_bytes(WRITERS[writer]({"state_dict": state, "beside": EVERY[name][0]}))
-    found = {each["key"]: each for each in listed(run, "--key", "state_dict")["tensors"]}
+    found = {each["key"]: each for each in listed(run, "--key", "state_dict")["parts"][0]["tensors"]}
     assert {key: (tuple(each["shape"]), each["nan_count"]) for key, each in found.items()} == {
         key: (tuple(tensor.shape), int(torch.isnan(tensor).sum())) for key, tensor in state.items()
     }
@@ -200,7 +200,7 @@ def test_a_pickled_module_whose_class_is_absent_gives_its_state_dict(
     (tmp_path / "model.pt").write_bytes(content)
     monkeypatch.delitem(sys.modules, "vendornet")
     document = listed(run)
-    assert [each["key"] for each in document["tensors"]] == list(GOOD)
+    assert [each["key"] for each in document["parts"][0]["tensors"]] == list(GOOD)
     assert document["warnings"] == ["model.pt: skipped: 1 object of vendornet.Settings."]
     ended = run("layers", "model.pt", "--arch", "net.py:tiny")
     assert ended.code == 0, ended
@@ -219,7 +219,7 @@ def test_a_pickle_of_numpy_arrays_is_a_weights_file(run: Run, tmp_path: Path) ->
         state = {name: tensor.numpy() for name, tensor in GOOD.items()}
         (tmp_path / "model.pt").write_bytes(pickle.dumps({"model": state, "__author__": "a lab"}, protocol))
         found = listed(run)
-        assert {each["key"]: (each["shape"], each["mean"]) for each in found["tensors"]} == {
+        assert {each["key"]: (each["shape"], each["mean"]) for each in found["parts"][0]["tensors"]} == {
             name: (list(tensor.shape), pytest.approx(float(tensor.mean()), rel=1e-6)) for name, tensor in GOOD.items()
         }
         assert run("layers", "model.pt", "--arch", "net.py:tiny").code == 0

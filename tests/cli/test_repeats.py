@@ -70,7 +70,7 @@ def test_grads_folds_rows_that_repeat_another_in_everything_it_writes(run: Run, 
     ended = run("grads", "dropout.py:build", "picture.npy", *options)
     assert ended.code == 0
     assert "3 rows repeat others and are not shown" in ended.stdout
-    document = json.loads((here / "out" / "gradients.json").read_bytes())
+    document = json.loads((here / "out" / "result.json").read_bytes())
     outputs = [row for row in document["gradients"] if row["role"] == "output"]
     assert [row["layer"] for row in document["gradients"]] == ["0", "0", "3", "3", "5", "5"]
     assert [row["backward_index"] for row in document["gradients"]] == [5, 4, 3, 2, 1, 0]

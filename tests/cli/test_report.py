@@ -27,7 +27,7 @@ def test_a_report_stands_beside_its_run(run: Run, tmp_path: Path, stored: Path) 
     assert ended.stdout.startswith("Report: runs/first.html (")
     assert (tmp_path / "runs/first.html").read_text(encoding="utf-8").startswith(MARK)
     assert names_in(stored.parent) == ["first", "first.html"]
-    assert names_in(stored) == ["grids", "layers.json", "run.json"]
+    assert names_in(stored) == ["grids", "result.json", "run.json"]
 
 
 def test_an_earlier_report_is_replaced_and_quiet_says_nothing(run: Run, tmp_path: Path, stored: Path) -> None:

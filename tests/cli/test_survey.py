@@ -85,9 +85,9 @@ def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
     assert list((tmp_path / "killed.chunks").glob("*.json"))
     ended("killed", "--resume", processes=3)
     for name in ("2", "3", "killed"):
-        for file in ("channels.safetensors", "bins.safetensors", "channels.csv"):
+        for file in ("arrays.safetensors", "channels.csv"):
             assert (tmp_path / name / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
-        one, other = (json.loads((tmp_path / each / "survey.json").read_bytes()) for each in ("one", name))
+        one, other = (json.loads((tmp_path / each / "result.json").read_bytes()) for each in ("one", name))
         assert one["failures"]["inputs"]
         assert (other["accuracy"], other["failures"]) == (one["accuracy"], one["failures"])
         assert not (tmp_path / f"{name}.chunks").exists()
@@ -121,7 +121,7 @@ def test_the_command_merges_shards_and_lists_what_it_could_not_read(data: Path, 
     merged = run("survey", "--merge", "s")
     assert merged.code == 3
     assert "7.npy" in merged.errors[0]
-    assert (tmp_path / "s" / "survey.json").exists()
+    assert (tmp_path / "s" / "result.json").exists()
     assert not (tmp_path / "s.chunks").exists()
 
 

@@ -30,7 +30,7 @@ from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageE
 from hookscope.render.columns import number_text
 from hookscope.render.differences_text import answer
 from hookscope.results.differences import NonFinite
-from hookscope.results.runs.differences import read_differences
+from hookscope.results.runs.reading import read_run
 from tests.networks import BY_HAND, batch_of
 
 
@@ -924,7 +924,7 @@ def test_where_scores_are_nan_there_is_no_best_class(tmp_path: Path) -> None:
     assert output.kl is not None
     assert math.isnan(output.kl)
     hookscope.diff(plain, broken, x).save(tmp_path / "run")
-    stored = read_differences(tmp_path / "run").result.outputs[0].predictions[1]
+    stored = read_run(tmp_path / "run").result.outputs[0].predictions[1]
     assert [[math.isnan(each) for each in one.probabilities] for one in stored] == [[False] * 5, [True] * 5]
     assert "B is NaN (6 of 12 values)" in hookscope.report(tmp_path / "run", tmp_path / "page.html").read_text()
     (output,) = hookscope.diff(broken, "same", x).outputs

@@ -17,7 +17,7 @@ import hookscope
 from hookscope.differences.compare_runs import compare_runs
 from hookscope.errors import HookscopeError, InputError, LayerNotFoundError, NothingMatchedError, UsageError
 from hookscope.results.differences import DifferenceRow, Measures, NonFinite
-from hookscope.results.runs.kept_values import FILE
+from hookscope.results.runs.store import ARRAYS
 from hookscope.statistics.kept_values import kept_values
 
 
@@ -328,7 +328,7 @@ def test_what_is_no_run_or_of_an_earlier_version_is_refused_in_a_line(tmp_path: 
     (a / "activations.safetensors").symlink_to("/etc/passwd")
     assert "is not a regular file" in refused(InputError, a, a)
     (a / "activations.safetensors").unlink()
-    (a / FILE).unlink()
-    assert f"it has no {FILE}, so an earlier version of hookscope made it" in refused(InputError, a, a)
+    (a / ARRAYS).unlink()
+    assert "its result.json is not as hookscope writes it: rows.0." in refused(InputError, a, a)
     changed(a, "run.json", lambda document: document.update(verb="attribute"))
     assert "a run of attribute has no rows to compare" in refused(InputError, a, a)

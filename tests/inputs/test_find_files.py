@@ -50,7 +50,7 @@ def test_what_earlier_runs_have_written_below_a_folder_is_no_input():
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.ReLU())
     hookscope.activations(network, [str(photo)]).save("photos/hookscope-runs/first")
     written = {path.name for path in Path("photos/hookscope-runs/first").iterdir()}
-    assert {"overview.png", "run.json", "values.safetensors"} <= written
+    assert {"overview.png", "run.json", "arrays.safetensors"} <= written
     assert not [name for name in names(find_inputs(["."])) if "hookscope-runs" in name]
     assert not [name for name in names(find_inputs(["phot*"])) if "hookscope-runs" in name]
     run = names(find_inputs(["photos/hookscope-runs/first"]))  # named itself, it is meant

@@ -205,7 +205,7 @@ def test_files_have_the_numbers_and_the_places(pictures: Tensor, tmp_path: Path)
     with (tmp_path / "run" / "layers.csv").open(newline="", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
     assert (row["high_norm_tokens"], row["massive_activations"]) == ("3", "3")
-    stored = json.loads((tmp_path / "run" / "layers.json").read_text())["rows"][0]["tokens"]
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())["rows"][0]["tokens"]
     assert stored["massive"][0]["channel"] == 3
     assert float(row["token_norm_max"]) == stored["max"]
     quiet = vision(nn.Identity())
@@ -264,8 +264,8 @@ def test_tokens_have_a_picture_and_a_place_on_the_page(pictures: Tensor, tmp_pat
     page = report_html(read_run(folder))
     assert "in layers with high tokens" in page
     assert page.count("High: row 1, column 2.") == 3
-    record = json.loads((folder / "run.json").read_text())
+    record = json.loads((folder / "result.json").read_text())
     record["token_maps"][0]["norms"].pop()
-    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "result.json").write_text(json.dumps(record))
     with pytest.raises(InputError, match=r"norms of tokens of 'planted\.0' are of no row"):
         read_run(folder)

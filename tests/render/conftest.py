@@ -18,7 +18,7 @@ from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
-from hookscope.results.statistics import TensorStatistics
+from hookscope.results.statistics import Quantiles, TensorStatistics
 
 # Fixtures of the tests in a browser.
 from tests.render.chromium import browser, open_html  # noqa: F401
@@ -44,7 +44,7 @@ def statistics(shape: tuple[int, ...], dtype: str = "float32", **values: object)
         "channel_axis": 1 if len(shape) > 1 else None,
         "channel_count": shape[1] if len(shape) > 1 else None,
         "dead_channel_count": 0,
-        "quantiles": (-1.5, -1.0, -0.25, 0.0625, 0.5, 1.25, 2.0),
+        "quantiles": Quantiles(-1.5, -1.0, -0.25, 0.0625, 0.5, 1.25, 2.0),
     }
     return TensorStatistics(shape, dtype, element_count, **{**known, **values})  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ ROWS = numbered(
             l2=0.0,
             zero_fraction=1.0,
             dead_channel_count=128,
-            quantiles=(0.0,) * 7,
+            quantiles=Quantiles(*(0.0,) * 7),
         ),
         "all zero",
         "constant",
@@ -201,7 +201,7 @@ def gradient_statistics(shape: tuple[int, ...], scale: float = 1.0, **values: ob
         "channel_axis": None,
         "channel_count": None,
         "dead_channel_count": None,
-        "quantiles": tuple(scale * each for each in (-0.05, -0.02, -0.01, 0.001, 0.01, 0.02, 0.05)),
+        "quantiles": Quantiles(*(scale * each for each in (-0.05, -0.02, -0.01, 0.001, 0.01, 0.02, 0.05))),
         "distribution": distribution_of(scale * np.linspace(-0.05, 0.05, 101) ** 3 / 0.0025),
     }
     return statistics(shape, **{**known, **values})

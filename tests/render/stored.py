@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.results.grids import Grid, Tiles
+from hookscope.results.json_form import SCHEMA_VERSION
+from hookscope.results.runs.record import RunRecord
 
 HOSTILE_NAMES = (
     "</script><script>window.pwned=1</script>",
@@ -35,7 +37,7 @@ MODEL = {"name": "net", "kind": "Net", "weights": "net.pt", "random": False, "sh
 
 
 def given(name: str, **values: Any) -> dict[str, Any]:
-    """Return an input of `run.json`."""
+    """Return an input of `result.json`."""
     return {"name": name, "sha256": None, "size": None, "shape": [3, 8, 8], "steps": []} | values
 
 
@@ -65,20 +67,20 @@ def statistics(**values: Any) -> dict[str, Any]:
 
 
 def row(index: int, layer: str, kind: str = "Conv2d", **values: Any) -> dict[str, Any]:
-    """Return a row of `layers.json`; `flags`, `call`, `slot` and so on among the values."""
+    """Return a row of `result.json`; `flags`, `call`, `slot` and so on among the values."""
     known = {"call": 0, "slot": "", "parameter_count": 10 * index, "flags": [], "aliases": []}
     return {"index": index, "layer": layer, "kind": kind, "activation": statistics()} | known | values
 
 
 def gradient(index: int, layer: str, **values: Any) -> dict[str, Any]:
-    """Return a row of `gradients.json`."""
+    """Return a gradient of `result.json`."""
     place = {"index": index, "backward_index": 0, "layer": layer, "kind": "Conv2d", "call": 0, "slot": ""}
     told = {"role": "output", "status": "gradient", "gradient": statistics(), "remark": "", "aliases": []}
     return place | told | values
 
 
 def parameter(index: int, name: str, **values: Any) -> dict[str, Any]:
-    """Return a parameter of `gradients.json`."""
+    """Return a parameter of `result.json`."""
     place = {"index": index, "name": name, "kind": "Conv2d", "trainable": True, "status": "gradient"}
     return place | {"gradient": statistics(), "weight_l2": 2.0, "ratio": 0.5, "aliases": []} | values
 
@@ -116,24 +118,30 @@ def write_run(
     thumbnails: Sequence[bytes | None] = (),
     gradients: Sequence[dict[str, Any]] = (),
     parameters: Sequence[dict[str, Any]] = (),
-    **record: Any,
+    **entries: Any,
 ) -> Path:
     """Write a run directory: of `grads` if there are gradients, else of `activations`."""
     folder.mkdir(parents=True, exist_ok=True)
     backward = bool(gradients or parameters)
-    known = {
-        "schema_version": 2,
+    known: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
         "tool": "hookscope",
         "verb": "grads" if backward else "activations",
         "command": "hookscope …",
         "versions": {"hookscope": "0.1.0"},
         "grids": [asdict(replace(grid, path=f"grids/{name}")) for name, (_, grid) in (grids or {}).items()],
+    }
+    result: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "rows": list(rows),
         "model": MODEL,
         "inputs": [given("cat.jpg", size=[451, 300], shape=[3, 224, 224], steps=["resized"])],
         "device": "cpu",
         "dtype": "float32",
         "timings": {"forward": 0.5},
         "loss": None,
+        "gradients": list(gradients),
+        "parameters": list(parameters),
     }
     if grids:
         (folder / "grids").mkdir()
@@ -145,11 +153,9 @@ def write_run(
         for number, content in enumerate(thumbnails):
             if content is not None:
                 (folder / f"inputs/{number:03d}.png").write_bytes(content)
-    _write(folder / "layers.json", {"schema_version": 1, "rows": list(rows), "uncalled": []})
-    if backward:
-        document = {"schema_version": 1, "gradients": list(gradients), "parameters": list(parameters)}
-        _write(folder / "gradients.json", document)
-    _write(folder / "run.json", known | record)
+    of_run = {each.name for each in fields(RunRecord)}
+    _write(folder / "result.json", result | {name: value for name, value in entries.items() if name not in of_run})
+    _write(folder / "run.json", known | {name: value for name, value in entries.items() if name in of_run})
     return folder
 
 

@@ -13,8 +13,7 @@ from hookscope.render.github import checks_to_markdown
 from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, lowest_words
-from hookscope.results.check import Finding
-from hookscope.results.runs.serialize import checks_to_json
+from hookscope.results.check import Finding, checks_to_json
 from tests.render.checked import LABELLED, PASSING, outcome
 
 # 50.9% to 91.3% is Clopper and Pearson's interval for 15 of 20.
@@ -80,7 +79,10 @@ def test_it_is_not_said_twice_where_a_finding_says_it() -> None:
 
 def test_json_has_every_number() -> None:
     accuracy = json.loads(checks_to_json([LABELLED]))["checkpoints"][0]["accuracy"]
-    assert accuracy.pop("interval") == [pytest.approx(0.5090, abs=5e-5), pytest.approx(0.9134, abs=5e-5)]
+    assert accuracy.pop("interval") == {
+        "low": pytest.approx(0.5090, abs=5e-5),
+        "high": pytest.approx(0.9134, abs=5e-5),
+    }
     assert accuracy.pop("worst")[1] == {
         "name": "val/lynx/5.jpg",
         "sha256": "cdef" * 16,

@@ -9,7 +9,7 @@ import torch
 import hookscope
 from hookscope.render.html.attention import attention_html
 from hookscope.results.attention import Attention
-from hookscope.results.runs.attention import read_attention
+from hookscope.results.runs.reading import read_run
 from tests.attention_maps.small_networks import SmallTransformer, Words
 from tests.render.chromium import Opened, needs_chromium
 
@@ -26,7 +26,7 @@ def result() -> Attention:
 
 
 def test_a_click_picks_the_patch_under_it_and_keys_move_on(open_html: Open, result: Attention, tmp_path: Path) -> None:
-    opened = open_html(attention_html(read_attention(result.save(tmp_path / "run"))))
+    opened = open_html(attention_html(read_run(result.save(tmp_path / "run"))))
     page = opened.page
     assert page.locator(".told-patch").is_hidden()
     region = result.inputs[0].region
@@ -62,7 +62,7 @@ def test_a_picked_patch_shows_which_of_two_blocks_its_map_is_of(open_html: Open,
     torch.manual_seed(0)
     asked = {"query": ["cls", "mean", "200,150"], "head": [0, 1, 2], "block": [0, 1]}
     result = hookscope.attention(SmallTransformer(), CAT, resize="32", crop="32", **asked)  # type: ignore[arg-type]
-    page = open_html(attention_html(read_attention(result.save(tmp_path / "run")))).page
+    page = open_html(attention_html(read_run(result.save(tmp_path / "run")))).page
     page.locator("svg.photograph").first.click()
     assert " in layers.0.self_attn: " in page.locator(".told-patch").inner_text()
     radios = page.locator('input[value^="patch-"]')
@@ -78,7 +78,7 @@ def test_a_picked_patch_shows_which_of_two_blocks_its_map_is_of(open_html: Open,
 
 def test_an_input_without_a_map_has_no_controls(open_html: Open, tmp_path: Path) -> None:
     result = hookscope.attention(Words(), input_shape="2,6:int64<50")
-    opened = open_html(attention_html(read_attention(result.save(tmp_path / "run"))))
+    opened = open_html(attention_html(read_run(result.save(tmp_path / "run"))))
     articles = opened.page.locator("article.look")
     assert articles.count() == 2
     assert "It has no map; a note below has the reason." in articles.first.inner_text()
@@ -91,6 +91,6 @@ def test_an_input_without_a_map_has_no_controls(open_html: Open, tmp_path: Path)
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing(open_html: Open, result: Attention, tmp_path: Path, width: int) -> None:
-    opened = open_html(attention_html(read_attention(result.save(tmp_path / "run"))), width=width)
+    opened = open_html(attention_html(read_run(result.save(tmp_path / "run"))), width=width)
     assert opened.axe_violations() == []
     assert opened.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

@@ -1,13 +1,17 @@
 """What attributions look like as text, HTML, JSON, data frames and run directories, and how those are read back."""
 
 import json
+import pickle
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 import hookscope
 from hookscope.errors import InputError, OutputError, UsageError
@@ -16,7 +20,8 @@ from hookscope.render.overviews.attributions import draw_overview
 from hookscope.render.overviews.sheet import PAPER, RED
 from hookscope.results.attributions import AttributionMap, Target
 from hookscope.results.inputs import Photograph, Region
-from hookscope.results.runs.attributions import read_attributions
+from hookscope.results.runs.reading import read_run
+from hookscope.results.runs.store import ARRAYS
 from tests.render.attributed import CAT, ONE, RESULT, SANITY, TARGETS, corner, photographs
 
 RHO = "\N{GREEK SMALL LETTER RHO}"
@@ -80,20 +85,15 @@ def test_json_has_everything_but_the_values() -> None:
         },
         "layer": "layer4",
         "extent": [0, 0, 1, 1],
-        "shape": [4, 4],
+        "pixels": None,
         "size": [],
-        "low": -0.125,
-        "high": 0.25,
-        "half": {
-            "share": 1 / 16,
-            "where": "upper left",
-            "top": 0,
-            "left": 20,
-            "bottom": 15,
-            "right": 35,
-            "height": 60,
-            "width": 100,
-        },
+        "shape": [4, 4],
+        "range": [-0.125, 0.25],
+    }
+    assert document["halves"][1] == {
+        "share": 1 / 16,
+        "region": {"top": 0, "left": 20, "bottom": 15, "right": 35, "height": 60, "width": 100},
+        "words": "upper left",
     }
     assert [each["passed"] for each in document["sanity"]] == [True, False, True]
 
@@ -109,20 +109,20 @@ def test_a_run_is_read_back_as_it_was(tmp_path: Path) -> None:
     pixels = replace(RESULT.maps[0], pixels=np.ones((3, 8, 8), np.float32))
     result = replace(RESULT, maps=(pixels, *RESULT.maps[1:]))
     assert result.save(tmp_path / "run") == tmp_path / "run"
-    stored = read_attributions(tmp_path / "run")
+    stored = read_run(tmp_path / "run")
     for ours, theirs in zip(result.maps, stored.result.maps, strict=True):
         assert np.array_equal(theirs.values, ours.values)
         assert (theirs.input_index, theirs.target, theirs.layer) == (ours.input_index, ours.target, ours.layer)
     assert stored.result == replace(RESULT, maps=stored.result.maps, provenance=None, unchanged=stored.result.unchanged)
     assert dict(stored.result.unchanged) == RESULT.unchanged
-    assert [each.remark for each in stored.pictures] == ["", "", "This is what the network saw."]
-    assert np.array_equal(np.load(tmp_path / "run" / str(stored.maps[0].pixels)), pixels.pixels)
+    assert [each.remark for each in stored.record.pictures] == ["", "", "This is what the network saw."]
+    assert np.array_equal(load_file(tmp_path / "run" / ARRAYS)["maps.0.pixels"], pixels.pixels)
 
 
 def test_scores_that_are_no_numbers_come_back_as_nan(tmp_path: Path) -> None:
     nan = float("nan")
     odd = replace(ONE, maps=(replace(ONE.maps[0], target=Target("cat", nan)),), sanity=(replace(SANITY[0], value=nan),))
-    stored = read_attributions(odd.save(tmp_path / "run")).result
+    stored = read_run(odd.save(tmp_path / "run")).result
     assert np.isnan([stored.maps[0].target.score, stored.sanity[0].value]).all()
 
 
@@ -130,9 +130,8 @@ def test_targets_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
     hostile = [Target(name, 1.0) for name in ("cat", "CAT", "cat", "../../cat", "c\x00a/t", "", "ü" * 300)]
     maps = tuple(AttributionMap(0, target, "", corner(8, 8)) for target in hostile)
     replace(ONE, maps=maps).save(tmp_path / "run")
-    names = [each.name for each in (tmp_path / "run/maps").iterdir()]
+    names = [each.name for each in (tmp_path / "run/overlays").iterdir()]
     assert len({name.casefold() for name in names}) == len(hostile)
-    assert all((tmp_path / "run/overlays" / name.replace(".npy", ".png")).is_file() for name in names)
 
 
 def test_a_run_that_did_not_finish_is_not_saved_and_nothing_foreign_is_overwritten(tmp_path: Path) -> None:
@@ -187,42 +186,43 @@ def change(name: str, edit: Callable[[dict], object]) -> Callable[[Path], None]:
     return apply
 
 
-def first_map(run: Path) -> Path:
-    return run / "maps" / "000-Egyptian-cat-layer4.npy"
+def other_map(values: NDArray[Any]) -> Callable[[Path], None]:
+    return lambda run: save_file({**load_file(run / ARRAYS), "maps.0.values": values}, run / ARRAYS)
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no attribution.json": (lambda run: (run / "attribution.json").unlink(), "'attribution.json' is missing"),
-    "another version": (change("attribution.json", lambda it: it.update(schema_version=9)), "has schema version 9"),
-    "no maps": (change("attribution.json", lambda it: it.pop("maps")), "attribution.json is not as hookscope writes"),
+    "no result.json": (lambda run: (run / "result.json").unlink(), "'result.json' is missing"),
+    "another version": (change("result.json", lambda it: it.update(schema_version=9)), "has schema version 9"),
+    "no maps": (change("result.json", lambda it: it.pop("maps")), "result.json is not as hookscope writes"),
     "text as index": (
-        change("attribution.json", lambda it: it["maps"][0].update(input_index="0")),
+        change("result.json", lambda it: it["maps"][0].update(input_index="0")),
         "maps.0.input_index",
     ),
     "an input that is not there": (
-        change("attribution.json", lambda it: it["maps"][0].update(input_index=7)),
+        change("result.json", lambda it: it["maps"][0].update(input_index=7)),
         "not those of its inputs",
     ),
-    "a path outside": (
-        change("attribution.json", lambda it: it["maps"][0].update(values="../a.npy")),
-        "not inside the folder",
+    "an array that is not there": (
+        change("result.json", lambda it: it["maps"][0].update(values="../a.npy")),
+        "maps.0.values",
     ),
-    "another shape": (change("attribution.json", lambda it: it["maps"][0].update(shape=[2, 8])), "is not the map"),
     "none of it in the picture": (
-        change("attribution.json", lambda it: it["maps"][0].update(extent=[-2, 0, -1, 1])),
-        "is not the map",
+        change("result.json", lambda it: it["maps"][0].update(extent=[-2, 0, -1, 1])),
+        "is not the one listed",
     ),
-    "a pickle": (lambda run: np.save(first_map(run), np.array([{}], object)), "is not the map"),
-    "whole numbers": (lambda run: np.save(first_map(run), np.ones((4, 4), np.int32)), "is not the map"),
-    "cut off": (lambda run: first_map(run).write_bytes(first_map(run).read_bytes()[:-1]), "is not the map"),
-    "no pictures": (change("run.json", lambda it: it.pop("pictures")), "run.json is not as hookscope writes it: pict"),
+    "a pickle": (lambda run: (run / ARRAYS).write_bytes(pickle.dumps({})), "cut short or damaged"),
+    "whole numbers": (other_map(np.ones((4, 4), np.int32)), "is not the one listed"),
+    "another number of axes": (other_map(np.ones((4, 4, 4, 4), np.float32)), "is not the one listed"),
+    "cut off": (lambda run: (run / ARRAYS).write_bytes((run / ARRAYS).read_bytes()[:-1]), "cut short or damaged"),
+    "no pictures": (change("run.json", lambda it: it.pop("pictures")), "not those of its inputs"),
+    "too few overlays": (change("run.json", lambda it: it.update(overlays=[])), "not those of its maps"),
     "too few pictures": (change("run.json", lambda it: it.update(pictures=[])), "not those of its inputs"),
-    "no method": (change("run.json", lambda it: it.update(method="guess")), "run.json is not as hookscope writes it"),
+    "no method": (change("result.json", lambda it: it.update(method="guess")), "result.json is not as hookscope"),
 }
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE)
-@pytest.mark.sample("no attribution.json", "an input that is not there", "a pickle", "too few pictures")
+@pytest.mark.sample("no result.json", "an input that is not there", "whole numbers", "too few pictures")
 def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
     run = ONE.save(tmp_path / "run")
     damage(run)

@@ -8,7 +8,7 @@ import pytest
 
 from hookscope.render.html.attributions import attributions_html
 from hookscope.results.attributions import Attributions, Target
-from hookscope.results.runs.attributions import read_attributions
+from hookscope.results.runs.reading import read_run
 from tests.render.attributed import RESULT
 from tests.render.chromium import Opened, Scheme, needs_chromium
 from tests.render.stored import HOSTILE_NAMES
@@ -21,7 +21,7 @@ Open = Callable[..., Opened]
 @pytest.fixture
 def open_page(open_html: Open, tmp_path: Path) -> Open:
     def save_and_open(result: Attributions, **options: object) -> Opened:
-        return open_html(attributions_html(read_attributions(result.save(tmp_path / "run"))), **options)
+        return open_html(attributions_html(read_run(result.save(tmp_path / "run"))), **options)
 
     return save_and_open
 

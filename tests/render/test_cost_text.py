@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from dataclasses import replace
 
 import pytest
@@ -24,9 +23,8 @@ from hookscope.render.tables import cost_to_csv, rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation, depth_of
 from hookscope.results.costs_of_rows import dearest_part
-from hookscope.results.runs.serialize import cost_to_dict, inspection_from_dict, inspection_to_dict, parse_json
+from hookscope.results.runs.store import checked, parse_json
 from hookscope.results.statistics import TensorStatistics
-from hookscope.text import strict_json
 from tests.render.conftest import HOSTILE_NAME, INSPECTION
 
 LEAF = CostSums(2_000_000, 1000, 4000, 1000, 800)
@@ -172,13 +170,10 @@ def hostile() -> ModuleCost:
 
 def test_a_cost_is_read_back_as_it_was_written() -> None:
     result = replace(INSPECTION, cost=COST)
-    written = strict_json(inspection_to_dict(result)).encode()
-    back = inspection_from_dict(parse_json(written) or {}, backward=False)
-    assert isinstance(back, Activations)
-    assert back.cost == COST
-    document = parse_json(written) or {}
+    document = parse_json(result.to_json().encode())
+    assert document is not None
+    assert document["cost"]["modules"][2]["receptive_field"]["at_least"] is True
+    assert checked(Activations, document).cost == COST
     document["cost"]["modules"][0]["total"]["saved_bytes"] = -1
     with pytest.raises(ValueError, match="cost"):
-        inspection_from_dict(document, backward=False)
-    assert cost_to_dict(None) is None
-    assert json.loads(json.dumps(cost_to_dict(COST)))["modules"][2]["receptive_field"]["at_least"] is True
+        checked(Activations, document)

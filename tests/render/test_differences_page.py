@@ -29,7 +29,7 @@ from hookscope.results.differences import (
 )
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
 from hookscope.results.network import ModelInfo
-from hookscope.results.runs.differences import read_differences
+from hookscope.results.runs.reading import read_run
 from tests.render.chromium import Opened, Scheme, needs_chromium
 from tests.render.html_page import Page
 from tests.render.stored import HOSTILE_NAMES
@@ -94,7 +94,7 @@ def same(first: object, second: object) -> bool:
 
 @pytest.mark.parametrize("result", [RESULT, WEIGHTS])
 def test_a_result_comes_back_as_it_was_written(tmp_path: Path, result: Differences) -> None:
-    stored = read_differences(result.save(tmp_path / "run")).result
+    stored = read_run(result.save(tmp_path / "run")).result
     for name in (
         "a",
         "b",
@@ -117,7 +117,7 @@ def text_of(page: str) -> str:
 
 
 def page_of(tmp_path: Path, result: Differences) -> str:
-    return differences_html(read_differences(result.save(tmp_path / "run")))
+    return differences_html(read_run(result.save(tmp_path / "run")))
 
 
 def test_the_page_says_where_it_begins_and_shows_every_row(tmp_path: Path) -> None:
@@ -170,15 +170,15 @@ def test_no_name_becomes_part_of_the_page(tmp_path: Path) -> None:
 
 
 def changed(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads((run / "diff.json").read_bytes())
+    document = json.loads((run / "result.json").read_bytes())
     change(document)
-    (run / "diff.json").write_text(json.dumps(document), encoding="utf-8")
+    (run / "result.json").write_text(json.dumps(document), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda document: document.update(way="sideways"), "its diff.json is not as hookscope writes it: way"),
+        (lambda document: document.update(way="sideways"), "its result.json is not as hookscope writes it: way"),
         (lambda document: document["rows"][0].update(index=-1), "rows.0.index"),
         (lambda document: document["rows"][1]["measures"].update(relative_l2="much"), "rows.1.measures.relative_l2"),
         (lambda document: document.update(rows="none"), "rows"),
@@ -191,7 +191,7 @@ def test_a_run_that_is_not_as_written_is_refused_in_a_line(
     folder = RESULT.save(tmp_path / "run")
     changed(folder, change)
     with pytest.raises(InputError, match=message) as caught:
-        read_differences(folder)
+        read_run(folder)
     assert len(str(caught.value).splitlines()) == 1
 
 

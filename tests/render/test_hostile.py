@@ -30,14 +30,15 @@ from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
 from hookscope.render.notebook import result_html
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, UncalledLayer, Verification
+from hookscope.results.check import checks_to_json
 from hookscope.results.comparison import Change, Comparison, Prediction
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow
 from hookscope.results.inputs import InputRecord
 from hookscope.results.network import Failure, ModelInfo, ModuleRow
-from hookscope.results.runs import serialize
 from hookscope.results.runs.reading import StoredRun
+from hookscope.results.runs.record import RunRecord
 from hookscope.text import safe_text
 from tests.render import checked
 from tests.render.conftest import gradient_statistics, printed
@@ -99,11 +100,9 @@ def comparison(name: str) -> Comparison:
 
 
 def page(name: str) -> str:
-    """Return the page of a run, read back from the JSON of its result."""
-    document = serialize.parse_json(gradients(name).to_json().encode())
-    assert document is not None
-    record = serialize.RunRecord("grads", name, {name: name}, name, 1, (name,), (name,), edits=(name,))
-    return report_html(StoredRun(Path(), record, serialize.inspection_from_dict(document, backward=True)))
+    """Return the page of a run."""
+    record = RunRecord("grads", name, {name: name}, name, 1, (name,), settings={"edits": (name,)}, overview=name)
+    return report_html(StoredRun(Path(), record, gradients(name)))
 
 
 TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
@@ -139,8 +138,8 @@ CSV: Mapping[str, Callable[[str], str]] = {
 
 JSON: Mapping[str, Callable[[str], str]] = {
     "inspection": lambda name: gradients(name).to_json(),
-    "rows": lambda name: serialize.rows_to_json(activations(name)),
-    "check": lambda name: serialize.checks_to_json([checked.hostile(name)]),
+    "rows": lambda name: activations(name).to_json(),
+    "check": lambda name: checks_to_json([checked.hostile(name)]),
     "contents": lambda name: contents(name).to_json(),
 }
 

@@ -13,12 +13,13 @@ from hookscope.render.html import report_html
 from hookscope.render.html.figures import HEIGHT, bars, distributions, logarithmic, shares
 from hookscope.render.html.layers import layers_of, tree_of
 from hookscope.render.html.pictures import LADDER, Fidelity, Picture, shrink, shrink_all
+from hookscope.results.activations import Activations
 from hookscope.results.distribution import BIN_COUNT, distribution_of, histogram
 from hookscope.results.grids import Grid, Tiles
 from hookscope.results.inputs import Preprocessing
 from hookscope.results.runs.reading import read_run
-from hookscope.results.runs.serialize import QUANTILE_NAMES, inspection_from_dict
-from hookscope.results.statistics import TensorStatistics
+from hookscope.results.runs.store import checked
+from hookscope.results.statistics import QUANTILE_NAMES, TensorStatistics
 from tests.render.html_page import Page
 from tests.render.stored import (
     MODEL,
@@ -46,8 +47,8 @@ def indices(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def stored(**values: Any) -> TensorStatistics:
     rows = [row(0, "a", activation=statistics(**values))]
-    document = {"model": MODEL, "inputs": [], "rows": rows}
-    return inspection_from_dict(document, backward=False).rows[0].activation
+    result: Activations = checked(Activations, {"model": MODEL, "inputs": [], "rows": rows})
+    return result.rows[0].activation
 
 
 def shrunk(made: tuple[bytes, Grid], fidelity: Fidelity = LADDER[0]) -> Picture:
@@ -133,8 +134,10 @@ def test_bars_of_quantiles_hold_the_square_root_of_the_density() -> None:
 
 
 def test_bars_use_the_histogram_where_there_is_one() -> None:
-    counts = {"low": -1.0, "high": 3.0, "counts": [1, 0, 4, 9], "below": 0, "above": 0}
-    drawn = bars(stored(histogram=counts))
+    spread = distribution_of(
+        np.repeat([-1.0, 1.0, 3.0], [100, 400, 900])
+    )  # the 1st and the 99th percentile at the ends
+    drawn = bars(replace(stored(), distribution=spread))
     assert drawn is not None
     assert np.allclose(np.array(areas(drawn.path)) / max(areas(drawn.path)), [1 / 3, 2 / 3, 1], atol=0.01)
     assert drawn.zero == 25.0

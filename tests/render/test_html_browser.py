@@ -68,7 +68,7 @@ def small(tmp_path: Path) -> Path:
             "005-fc.png": drawn(maps(30, 1, 1), 10, row=5),
         },
         thumbnails=[picture_png()],
-        predictions=[{"input_index": 0, "classes": [{"index": 281, "name": "tabby", "probability": 0.25}]}],
+        predictions=[{"input_index": 0, "class_indices": [281], "class_names": ["tabby"], "probabilities": [0.25]}],
         verdicts=[{"rule": "dead-gradient", "level": "fail", "where": "fc.weight", "message": "It is 0."}],
         warnings=["Something."],
         loss={"name": "ce", "target": "tabby", "value": 1.5, "outputs": []},

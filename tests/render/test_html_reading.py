@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 
 from hookscope.errors import InputError
 from hookscope.render.html import report_html
+from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.reading import read_run
 from tests.render.stored import drawn, given, gradient, maps, parameter, row, statistics, write_run
 
@@ -73,22 +75,22 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_cut_short_is_refused(run: Path) -> None:
-    whole = (run / "layers.json").read_text()
-    (run / "layers.json").write_text(whole[: len(whole) // 2])
-    assert "its layers.json is cut short or damaged" in refused(run)
-    (run / "layers.json").unlink()
-    assert "its file 'layers.json' is missing" in refused(run)
+    whole = (run / "result.json").read_text()
+    (run / "result.json").write_text(whole[: len(whole) // 2])
+    assert "its result.json is cut short or damaged" in refused(run)
+    (run / "result.json").unlink()
+    assert "its file 'result.json' is missing" in refused(run)
     (run / "run.json").unlink()
     assert "without run.json it is not a hookscope run, or an unfinished one" in refused(run)
 
 
-@pytest.mark.parametrize(("name", "readable"), [("run.json", 2), ("layers.json", 1)])
-@pytest.mark.parametrize("version", [0, 3, None, "1", 1.5, True, [1], "\x1b" * 999])
-def test_another_schema_version_is_refused(run: Path, name: str, readable: int, version: object) -> None:
+@pytest.mark.parametrize("name", ["run.json", "result.json"])
+@pytest.mark.parametrize("version", [0, 2, 4, None, "1", 1.5, True, [1], "\x1b" * 999])
+def test_another_schema_version_is_refused(run: Path, name: str, version: object) -> None:
     changed(run / name, lambda document: document.update(schema_version=version))
     message = refused(run)
     assert f"its {name} has schema version " in message
-    assert f"and this hookscope reads {readable}" in message
+    assert f"and this hookscope reads {SCHEMA_VERSION}" in message
     assert len(message) < 400 + len(str(run))
 
 
@@ -102,8 +104,6 @@ def test_what_is_no_json_of_ours_is_refused(run: Path, content: bytes) -> None:
     "change",
     [
         lambda record: record.update(tool="another"),
-        lambda record: record.pop("model"),
-        lambda record: record.update(inputs="cat.jpg"),
         lambda record: record.update(grids={"a": 1}),
         lambda record: record.update(grids=[["grids/000-conv.png"]]),
         lambda record: record.update(grids=["grids/000-conv.png"]),
@@ -118,16 +118,28 @@ def test_what_is_no_json_of_ours_is_refused(run: Path, content: bytes) -> None:
         lambda record: record["grids"][0]["tiles"].update(left=10**9),
         lambda record: record["grids"][0]["tiles"].update(columns=0),
         lambda record: record.update(verb="<script>"),
-        lambda record: record.update(inputs=[]),
-        lambda record: record.update(warnings=[{}]),
         lambda record: record.update(thumbnails=["run.json"]),
         lambda record: record.update(thumbnails=[None, None]),
-        lambda record: record["model"].update(parameter_count=-1),
-        lambda record: record["model"].update(parameter_count="<script>"),
     ],
 )
 def test_a_record_that_does_not_fit_is_refused(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     changed(run / "run.json", change)
+    refused(run)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda result: result.pop("model"),
+        lambda result: result.update(inputs="cat.jpg"),
+        lambda result: result.update(inputs=[]),  # its grid is of one
+        lambda result: result.update(warnings=[{}]),
+        lambda result: result["model"].update(parameter_count=-1),
+        lambda result: result["model"].update(parameter_count="<script>"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_refused(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    changed(run / "result.json", change)
     refused(run)
 
 
@@ -139,22 +151,25 @@ def test_a_record_that_does_not_fit_is_refused(run: Path, change: Callable[[dict
         lambda first: first.update(index=-1),
         lambda first: first["activation"].update(mean="0.5"),
         lambda first: first["activation"].update(quantiles=[1, 2]),
-        lambda first: first["activation"].update(histogram={"low": 0.0}),
+        lambda first: first["activation"].update(distribution={"low": 0.0}),
+        lambda first: first["activation"].update(kept_values="rows.0.values"),
+        lambda first: first["activation"].update(kept_values=[1.0]),
         lambda first: first["activation"].update(shape=["<b>"]),
     ],
 )
 def test_a_row_that_does_not_fit_is_refused_and_named(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    changed(run / "layers.json", lambda document: change(document["rows"][0]))
-    assert "its layers.json is not as hookscope writes it: rows.0." in refused(run)
+    changed(run / "result.json", lambda document: change(document["rows"][0]))
+    assert "its result.json is not as hookscope writes it: rows.0." in refused(run)
 
 
-def test_numbers_that_are_not_finite_count_as_unknown(run: Path) -> None:
+def test_numbers_that_json_does_not_have_are_read_as_they_are_written(run: Path) -> None:
     text = (
-        (run / "layers.json").read_text().replace('"mean": 0.5', '"mean": 1e999').replace('"std": 1.25', '"std": NaN')
+        (run / "result.json").read_text().replace('"mean": 0.5', '"mean": 1e999').replace('"std": 1.25', '"std": NaN')
     )
-    (run / "layers.json").write_text(text)
+    (run / "result.json").write_text(text)
     first = read_run(run).result.rows[0].activation
-    assert (first.mean, first.std) == (None, None)
+    assert first.mean == math.inf
+    assert math.isnan(first.std)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hookscope.render.html.attributions import attributions_html
 from hookscope.render.signal_maps import draw_signal_map
 from hookscope.render.volume_maps import draw_volume_map
 from hookscope.results.attributions import AttributionMap, Attributions, Target
-from hookscope.results.runs.attributions import read_attributions
+from hookscope.results.runs.reading import read_run
 from tests.attribution.test_signals_and_volumes import CASES, Looking
 
 WIDTH = 1144
@@ -107,13 +107,13 @@ def looks(case: str, method: str) -> Attributions:
 def test_a_run_is_written_read_and_shown(case: str, method: str, tmp_path: Path) -> None:
     result = looks(case, method)
     folder = result.save(tmp_path / "run")
-    stored = read_attributions(folder)
-    for one, other, file in zip(stored.result.maps, result.maps, stored.maps, strict=True):
+    stored = read_run(folder)
+    for one, other, drawn in zip(stored.result.maps, result.maps, stored.record.overlays, strict=True):
         assert np.array_equal(one.values, other.values)
         assert (one.extent, one.size, one.target.label) == (other.extent, other.size, other.target.label)
-        assert width_of(folder / file.overlay) == WIDTH
-        if other.pixels is not None:
-            assert np.array_equal(np.load(folder / str(file.pixels)), other.pixels)
+        assert width_of(folder / drawn) == WIDTH
+        assert (one.pixels is None) == (other.pixels is None)
+        assert other.pixels is None or np.array_equal(one.pixels, other.pixels)
     page = attributions_html(stored)
     assert page.count('class="drawn"') == 2
     assert "Over the input" in page
@@ -122,13 +122,13 @@ def test_a_run_is_written_read_and_shown(case: str, method: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("entry", "value"), [("extent", [0.0, 1.0]), ("extent", [0.0, 0.0, 1.0, 1.0]), ("shape", [2]), ("size", [1, 2])]
+    ("entry", "value"), [("extent", [0.0, 1.0]), ("extent", [0.0, 0.0, 1.0, 1.0]), ("size", [1, 2])]
 )
 @pytest.mark.sample("extent-value0")
 def test_a_run_whose_maps_do_not_fit_their_record_is_refused(entry: str, value: object, tmp_path: Path) -> None:
     folder = looks("volume", "layer-cam").save(tmp_path / "run")
-    document = json.loads((folder / "attribution.json").read_text())
+    document = json.loads((folder / "result.json").read_text())
     document["maps"][0][entry] = value
-    (folder / "attribution.json").write_text(json.dumps(document))
+    (folder / "result.json").write_text(json.dumps(document))
     with pytest.raises(InputError):
-        read_attributions(folder)
+        read_run(folder)

@@ -17,9 +17,11 @@ from hookscope.render.columns import percent_bound, percent_text, share_in_words
 from hookscope.render.survey_crops import GAP, HALVES_GAP, TILE, crop_box
 from hookscope.results.distribution import distribution_of
 from hookscope.results.headroom import FORMATS, headroom_of
-from hookscope.results.runs.survey import channel_arrays, read_survey, survey_to_dict
+from hookscope.results.json_form import to_document
+from hookscope.results.runs.reading import read_run
 from hookscope.results.statistics import TensorStatistics
 from hookscope.results.survey import Survey, dead_bound
+from tests.results.same import assert_same
 
 
 def network() -> nn.Module:
@@ -84,26 +86,23 @@ def test_nothing_outside_a_crop_changes_the_value(pictures: Path) -> None:
 @pytest.mark.exhaustive
 def test_crops_lie_where_the_record_says(survey: Survey, tmp_path: Path) -> None:
     survey.save(tmp_path / "run", crops=2)
-    run = read_survey(tmp_path / "run")
-    assert {sheet.row for sheet in run.sheets} == set(range(len(survey.rows)))
-    for sheet in run.sheets:
+    run = read_run(tmp_path / "run")
+    assert {sheet.row for sheet in run.record.crops} == set(range(len(survey.rows)))
+    for sheet in run.record.crops:
         with Image.open(tmp_path / "run" / sheet.path) as picture:
             assert picture.height == len(sheet.channels) * (TILE + GAP) - GAP
             assert picture.width == 2 * (sheet.columns * (TILE + GAP) - GAP) + HALVES_GAP
         assert not {*sheet.channels} & {*survey.rows[sheet.row].dead_channels}
-    is_whole = {survey.rows[sheet.row].label: sheet.is_whole for sheet in run.sheets}
+    is_whole = {survey.rows[sheet.row].label: sheet.is_whole for sheet in run.record.crops}
     assert is_whole["0"] is False
     assert is_whole["7"] is True
 
 
 def test_a_run_is_read_back_as_it_was(survey: Survey, tmp_path: Path) -> None:
     survey.save(tmp_path / "run", crops=1)
-    found = read_survey(tmp_path / "run").result
-    ours, theirs = channel_arrays(survey), channel_arrays(found)
-    assert {name: array.tobytes() for name, array in ours.items()} == {
-        name: array.tobytes() for name, array in theirs.items()
-    }
-    assert json.dumps(survey_to_dict(found)) == json.dumps(survey_to_dict(survey))
+    found = read_run(tmp_path / "run").result
+    assert_same(found, survey)
+    assert to_document(found) == to_document(survey)
     assert found["4"].dead_channels == (4,)
     assert [*found["4"].channels] == [*survey["4"].channels]
 
@@ -136,8 +135,8 @@ def test_a_bound_below_a_tenth_of_a_percent_is_written_as_people_write_it(survey
 @pytest.mark.parametrize(
     ("file", "change"),
     [
-        ("channels.safetensors", lambda content: content[:-8]),
-        ("survey.json", lambda content: content.replace(b'"input_count": 40', b'"input_count": -1')),
+        ("arrays.safetensors", lambda content: content[:-8]),
+        ("result.json", lambda content: content.replace(b'"input_count": 40', b'"input_count": -1')),
         ("run.json", lambda content: content.replace(b"crops/0000", b"../../0000")),
         ("run.json", lambda content: content.replace(b'"row": 0', b'"row": 99')),
     ],

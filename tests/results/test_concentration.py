@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.results.attributions import AttributionMap, Extent, Target
-from hookscope.results.concentration import concentration
+from hookscope.results.attributions import AttributionMap, Target
+from hookscope.results.concentration import Extent, concentration
 from hookscope.results.inputs import InputRecord, Region
 
 CROPPED = InputRecord("a.png", "ab", (451, 300), (3, 224, 224), (), Region(0, 75, 300, 375, 300, 450))

@@ -1,7 +1,6 @@
 """Checkpoints of a run in their order: what they hold, how the weights moved, and since when a rule objects."""
 
 import gc
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +18,8 @@ from hookscope.checks.rules import RULES
 from hookscope.errors import UsageError
 from hookscope.results.findings import Finding
 from hookscope.results.history import by_layer
-from hookscope.results.runs.history import history_to_dict, read_history
+from hookscope.results.json_form import to_document
+from hookscope.results.runs.reading import read_run
 from hookscope.series import follow
 from hookscope.series.drift import drifts
 from hookscope.series.first_objection import ByKey, by_key, searched, verdicts
@@ -282,12 +282,12 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     history = hookscope.history(save(tmp_path / "ckpt", states))
     assert history["conv.weight"][1].drift == math.inf
     folder = history.save(tmp_path / "run")
-    stored = read_history(folder).result
-    assert json.loads(json.dumps(history_to_dict(stored))) == json.loads(json.dumps(history_to_dict(history)))
+    stored = read_run(folder).result
+    assert to_document(stored) == to_document(history)
     page = hookscope.report(folder, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "conv.bias holds NaN or Inf in 3.pt, the last file." in page
     assert {path.name for path in folder.iterdir()} == {
-        *("overview.png", "files.csv", "weights.csv", "verdicts.csv", "history.json", "run.json"),
+        *("overview.png", "files.csv", "weights.csv", "verdicts.csv", "result.json", "run.json"),
     }
 
 

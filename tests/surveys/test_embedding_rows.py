@@ -11,7 +11,8 @@ from torch.nn import functional
 
 import hookscope
 from hookscope.render.survey_text import answer
-from hookscope.results.runs.survey import read_survey, survey_to_dict
+from hookscope.results.json_form import to_document
+from hookscope.results.runs.reading import read_run
 from hookscope.results.survey import Survey
 from hookscope.results.table_rows import TableRows
 from hookscope.surveys.plan import ChunkFolder
@@ -83,9 +84,9 @@ def test_indices_of_an_embedding_are_counted_and_written(tmp_path: Path) -> None
     torch.save(torch.tensor(PLANTED), tmp_path / "x.pth")
     result = hookscope.survey(Words(), tmp_path / "x.pth")
     assert result.tables == (TableRows("words", ROWS, USED),)
-    assert survey_to_dict(result)["tables"] == [{"name": "words", "row_count": ROWS, "used_count": USED}]
+    assert to_document(result)["tables"] == [{"name": "words", "row_count": ROWS, "used_count": USED}]
     folder = result.save(tmp_path / "run")
-    assert read_survey(folder).result.tables == result.tables
+    assert read_run(folder).result.tables == result.tables
     with (folder / "embeddings.csv").open(encoding="utf-8") as file:
         assert [*csv.reader(file)] == [["name", "row_count", "used_count"], ["words", str(ROWS), str(USED)]]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hookscope
 from hookscope.render.survey_text import answer, level_of
 from hookscope.results.failures import FailedInput
-from hookscope.results.runs.survey import channel_arrays, read_survey
+from hookscope.results.runs.reading import read_run
 from hookscope.results.survey import Survey
 from hookscope.surveys.classified_inputs import ClassifiedInputs
 from hookscope.surveys.departures import departure_p_values
@@ -20,6 +20,7 @@ from hookscope.surveys.judged_inputs import JudgedInputs
 from hookscope.surveys.measure_chunk import MeasuredInput
 from hookscope.surveys.plan import ChunkFolder
 from hookscope.surveys.run_survey import merge_survey
+from tests.results.same import assert_same
 from tests.surveys.colours import Colours, square, write_pictures
 
 AS_STORED: dict[str, Any] = {"resize": "32x32", "crop": "none", "mean": "none", "std": "none"}
@@ -106,10 +107,10 @@ def test_the_text_the_page_and_the_run_say_why(survey: Survey, tmp_path: Path) -
     assert "nowhere unlike green: its label may be wrong, or it shows both. Nearest at head:" in text
     assert "with a probability of at most 3.9%" in text  # 7/181
     survey.save(tmp_path / "run", crops=0)
-    stored = read_survey(tmp_path / "run")
+    stored = read_run(tmp_path / "run")
     assert stored.result.failures == survey.failures
     assert stored.result.accuracy == survey.accuracy
-    assert len(stored.wrong) == 4
+    assert len(stored.record.wrong) == 4
     page = hookscope.report(tmp_path / "run", tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.count('alt="the input and those with near features"') == 4
     assert "its picture is inverted (correlation with the mean picture -1.00" in page
@@ -135,10 +136,7 @@ def test_any_number_of_readers_gives_the_same_bits(data: Path, survey: Survey, w
     found = hookscope.survey(Colours(), data, **USUAL, workers=workers)
     assert found is not None
     assert found.failures == survey.failures
-    ours, theirs = channel_arrays(found), channel_arrays(survey)
-    assert {name: array.tobytes() for name, array in ours.items()} == {
-        name: array.tobytes() for name, array in theirs.items()
-    }
+    assert_same(found.rows, survey.rows)
 
 
 def test_labels_that_are_no_classes_are_a_note(tmp_path: Path) -> None:

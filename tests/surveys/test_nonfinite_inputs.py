@@ -9,7 +9,8 @@ from torch import nn
 
 import hookscope
 from hookscope.render.survey_text import answer
-from hookscope.results.runs.survey import read_survey, survey_to_dict
+from hookscope.results.json_form import to_document
+from hookscope.results.runs.reading import read_run
 
 
 def files(folder: Path, broken: dict[int, float]) -> Path:
@@ -37,9 +38,9 @@ def test_files_with_nan_or_inf_are_named(tmp_path: Path, chunk_size: int) -> Non
     first, second, *_ = answer(result)
     assert first == "2 of 6 inputs hold NaN or Inf before any layer: 1.npy, 4.npy."
     assert second == "NaN or Inf in layer 0, layer 1."
-    assert survey_to_dict(result)["nonfinite_inputs"] == [*result.nonfinite_inputs]
+    assert to_document(result)["nonfinite_inputs"] == [*result.nonfinite_inputs]
     result.save(tmp_path / "run")
-    assert read_survey(tmp_path / "run").result.nonfinite_inputs == result.nonfinite_inputs
+    assert read_run(tmp_path / "run").result.nonfinite_inputs == result.nonfinite_inputs
 
 
 def test_an_input_in_memory_is_named_by_its_number(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 import hookscope
 from hookscope.errors import InputError, OutputError, UsageError
-from hookscope.results.runs.survey import channel_arrays
+from hookscope.results.json_form import json_form
 from hookscope.results.survey import Survey
 from hookscope.surveys.plan import ChunkFolder, parse_share
 from hookscope.surveys.run_survey import merge_survey
@@ -43,7 +44,9 @@ def data(tmp_path: Path) -> Path:
 def figures(survey: Survey | None) -> dict[str, Any]:
     """Return everything that a survey measures, as bytes and numbers."""
     assert survey is not None
-    found: dict[str, Any] = {name: array.tobytes() for name, array in channel_arrays(survey).items()}
+    arrays: dict[str, NDArray[Any]] = {}
+    json_form(survey, arrays)
+    found: dict[str, Any] = {name: array.tobytes() for name, array in arrays.items()}
     for row in survey:
         spread = row.activation.distribution
         assert spread is not None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hookscope
-from hookscope.results.runs.survey import read_survey
+from hookscope.results.runs.reading import read_run
 from hookscope.results.survey import ChannelPlace, Survey, SurveyRow
 from tests.surveys.colours import write_pictures
 
@@ -74,7 +74,7 @@ def test_where_all_of_the_input_counts_the_crop_is_the_whole_picture(survey: Sur
     row = survey["everywhere"]
     assert {*survey.supports(row, places(row)).values()} == {(0, 0, SIDE, SIDE)}
     survey.save(tmp_path / "run")
-    is_whole = {survey.rows[sheet.row].label: sheet.is_whole for sheet in read_survey(tmp_path / "run").sheets}
+    is_whole = {survey.rows[sheet.row].label: sheet.is_whole for sheet in read_run(tmp_path / "run").record.crops}
     assert is_whole == {"first": False, "second": False, "everywhere": True}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from hookscope.errors import UsageError
 from hookscope.inspection.network import InspectedNetwork, model_digest
 from hookscope.results.activations import LayerRow
-from hookscope.results.runs.survey import read_survey, with_bins
+from hookscope.results.runs.reading import read_run, refusal
 from hookscope.results.survey import Survey
 from hookscope.text import counted, safe_text
 
@@ -18,7 +18,9 @@ def read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
         InputError: If it cannot be read.
         UsageError: If it is of another network, or of other weights.
     """
-    survey = with_bins(read_survey(folder))
+    survey = read_run(folder).result
+    if not isinstance(survey, Survey):
+        raise refusal(folder, "it is not a run of `hookscope survey`", "Give the folder of one.")
     where, dtype = safe_text(str(folder)), subject.placed[1]
     if survey.dtype != dtype:
         raise UsageError(f"--survey '{where}' does not fit: the network ran in {survey.dtype}, here it is {dtype}.")

@@ -16,13 +16,13 @@ from hookscope.render.html.figures import FRAME, Figure, bars, distributions, lo
 from hookscope.render.html.layers import Layer, columns_of, findings_of, layers_of, tree_of
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import BUDGET, Picture, first_maps, shrink_all, thumbnail_uri
-from hookscope.render.html.token_norms import token_norms
+from hookscope.render.html.token_norms import token_maps, token_norms
 from hookscope.render.terminal import no_findings
 from hookscope.results.activations import Activations, Verification
 from hookscope.results.comparison import Prediction
 from hookscope.results.distribution import EXACT_LIMIT, QUANTILE_ERROR
 from hookscope.results.gradients import Gradients, parameter_owner
-from hookscope.results.runs.reading import StoredRun
+from hookscope.results.runs.reading import InspectionRun
 from hookscope.results.statistics import QUANTILE_LEVELS, TensorStatistics
 from hookscope.text import counted, input_shape_text, some_of
 
@@ -42,7 +42,7 @@ _FEW_INPUTS = 4
 _MANY_ROWS = 200
 
 
-def report_html(run: StoredRun) -> str:
+def report_html(run: InspectionRun) -> str:
     """Return the page of a run; raise an InputError if a picture is missing, or differs from the run's record."""
     layers = layers_of(run)
     has_cost = isinstance(run.result, Activations) and run.result.cost is not None
@@ -75,7 +75,7 @@ def report_html(run: StoredRun) -> str:
         remarks=remarks,
         strips=_strips(run, layers),
         tokens=token_norms(run),
-        has_high_tokens=any(each.high for each in run.record.token_maps),
+        has_high_tokens=any(each.high for each in token_maps(run)),
         verdict=_verdict(run),
         findings=findings_of(run, layers),
         flagged=[layer for layer in layers if layer.flagged],
@@ -111,7 +111,7 @@ class Strip:
     marks: tuple[str, ...]
 
 
-def _strips(run: StoredRun, layers: Sequence[Layer]) -> list[Strip]:
+def _strips(run: InspectionRun, layers: Sequence[Layer]) -> list[Strip]:
     """Return a few layers over depth with maps of the first input: the last layer of each size, from large to small."""
     drawn = [
         (layer, grid)
@@ -131,7 +131,7 @@ def _strips(run: StoredRun, layers: Sequence[Layer]) -> list[Strip]:
     return strips
 
 
-def _verdict(run: StoredRun) -> tuple[str, str]:
+def _verdict(run: InspectionRun) -> tuple[str, str]:
     """Return the answer in one sentence, and how it reads: "good", "warn" or "fail"."""
     levels = [each.level for each in run.result.verdicts]
     if run.result.failure is not None:
@@ -162,13 +162,13 @@ def _base64(picture: Picture) -> Markup:
     return Markup(base64.b64encode(picture.png).decode("ascii"))  # noqa: S704 - letters, digits, + / =
 
 
-def _title(run: StoredRun) -> str:
+def _title(run: InspectionRun) -> str:
     names = [PurePath(each.name).name or each.name for each in run.result.inputs]
     what = {"grads": "gradients", "activations": "activations"}.get(run.record.verb, run.record.verb)
     return " · ".join([run.result.model.name, what, *([some_of([*dict.fromkeys(names)], 1)] if names else [])])
 
 
-def _facts(run: StoredRun) -> list[tuple[str, str, bool]]:
+def _facts(run: InspectionRun) -> list[tuple[str, str, bool]]:
     result = run.result
     backward = result if isinstance(result, Gradients) else None
     seconds = sum(result.timings.values())
@@ -201,7 +201,7 @@ def _verified(verification: Verification) -> tuple[str, str, bool]:
     return "Verified", words.get(verification.status, other), verification.status == "differs"
 
 
-def _inputs(run: StoredRun) -> list[dict[str, Any]]:
+def _inputs(run: InspectionRun) -> list[dict[str, Any]]:
     best = {prediction.input_index: prediction for prediction in run.result.predictions}
     paths = [*run.record.thumbnails, *[None] * len(run.result.inputs)]
     given = []
@@ -236,7 +236,7 @@ def _classes(prediction: Prediction | None) -> list[tuple[str, str, float]]:
     return [(name, probability_text(share), share) for name, share in shares]
 
 
-def _figures(run: StoredRun, layers: Sequence[Layer]) -> list[Figure]:
+def _figures(run: InspectionRun, layers: Sequence[Layer]) -> list[Figure]:
     labels = [layer.label for layer in layers]
     activations = [layer.row.activation for layer in layers]
     figures = [distributions(labels, activations, [layer.flagged for layer in layers])]

@@ -15,13 +15,13 @@ from hookscope.render.html.over_photograph import inputs_that_fit, legend, shown
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import png_uri
 from hookscope.render.overlays import colour_scale, tint, tint_colours
-from hookscope.results.attention import Attention, AttentionMap
+from hookscope.results.attention import Attention, AttentionMap, PatchWeights
 from hookscope.results.inputs import Region
-from hookscope.results.runs.attention import StoredAttention, StoredPatches
+from hookscope.results.runs.reading import StoredRun
 from hookscope.text import some_of
 
 
-def attention_html(run: StoredAttention) -> str:
+def attention_html(run: StoredRun[Attention]) -> str:
     """Return the page of a run; raise an InputError if a picture is missing, or differs from the run's record."""
     result = run.result
     inputs, remarks = inputs_that_fit(len(result.inputs), lambda index: _shown_input(run, index))
@@ -64,12 +64,12 @@ def _columns(result: Attention) -> list[tuple[str, str]]:
     ]
 
 
-def _shown_input(run: StoredAttention, index: int) -> dict[str, Any]:
-    picture = run.pictures[index]
+def _shown_input(run: StoredRun[Attention], index: int) -> dict[str, Any]:
+    picture = run.record.pictures[index]
     region = picture.region
     photograph = shown_photograph(index, run.result.inputs[index], picture, run.read_picture(picture.photograph))
     maps = [_shown_map(each, region) for each in run.result.maps if each.input_index == index]
-    patches = [_shown_patches(run, each, region) for each in run.patches if each.input_index == index]
+    patches = [_shown_patches(each, region) for each in run.result.patches if each.input_index == index]
     without = {} if maps or patches else {"remark": "It has no map; a note below has the reason."}
     return {**photograph, **without, "maps": maps, "patches": patches}
 
@@ -86,18 +86,17 @@ def _shown_map(each: AttentionMap, region: Region) -> dict[str, Any]:
     }
 
 
-def _shown_patches(run: StoredAttention, stored: StoredPatches, region: Region) -> dict[str, Any]:
+def _shown_patches(patches: PatchWeights, region: Region) -> dict[str, Any]:
     """Return the rows of all patches for the script: 255ths of each row's largest weight, and where the cells lie."""
-    values = run.read_patches(stored)
-    levels, tops = quantised(values)
-    top, left, bottom, right = stored.extent
+    levels, tops = quantised(patches.values)
+    top, left, bottom, right = patches.extent
     tall, wide = region.bottom - region.top, region.right - region.left
     return {
-        "block": stored.block,
-        "rows": stored.query_grid[0],
-        "columns": stored.query_grid[1],
-        "height": stored.shape[1],
-        "width": stored.shape[2],
+        "block": patches.block,
+        "rows": patches.query_grid[0],
+        "columns": patches.query_grid[1],
+        "height": patches.values.shape[1],
+        "width": patches.values.shape[2],
         "x": region.left + left * wide,
         "y": region.top + top * tall,
         "across": (right - left) * wide,

@@ -11,17 +11,17 @@ from hookscope.render.html.over_photograph import inputs_that_fit, legend, shown
 from hookscope.render.html.page import making_facts, model_facts, render_page
 from hookscope.render.html.pictures import png_uri, thumbnail_uri
 from hookscope.render.overlays import colour_scale, tint
-from hookscope.results.attributions import PICTURE_AXES, AttributionMap
+from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.concentration import concentration
-from hookscope.results.inputs import Region
-from hookscope.results.runs.attributions import StoredAttributions
+from hookscope.results.inputs import PICTURE_AXES, Region
+from hookscope.results.runs.reading import StoredRun
 from hookscope.text import some_of
 
 # Pixels a side of a map that is no picture's.
 _DRAWN_SIDE = 1600
 
 
-def attributions_html(run: StoredAttributions) -> str:
+def attributions_html(run: StoredRun[Attributions]) -> str:
     """Return the page of a run; raise an InputError if a picture is missing, or differs from the run's record."""
     result = run.result
     inputs, remarks = inputs_that_fit(len(result.inputs), lambda index: _shown_input(run, index))
@@ -40,12 +40,12 @@ def attributions_html(run: StoredAttributions) -> str:
     )
 
 
-def _title(run: StoredAttributions) -> str:
+def _title(run: StoredRun[Attributions]) -> str:
     names = [PurePath(each.name).name or each.name for each in run.result.inputs]
     return f"{run.result.model.name} · where it looks · {some_of(names, 1)}"
 
 
-def _facts(run: StoredAttributions) -> list[tuple[str, str, bool]]:
+def _facts(run: StoredRun[Attributions]) -> list[tuple[str, str, bool]]:
     result = run.result
     seconds = sum(result.timings.values())
     layers = [f"{each.label} ({each.kind}): {each.reason}" for each in result.layers]
@@ -58,17 +58,17 @@ def _facts(run: StoredAttributions) -> list[tuple[str, str, bool]]:
     ]
 
 
-def _shown_input(run: StoredAttributions, index: int) -> dict[str, Any]:
-    picture = run.pictures[index]
+def _shown_input(run: StoredRun[Attributions], index: int) -> dict[str, Any]:
+    picture = run.record.pictures[index]
     maps = [(place, each) for place, each in enumerate(run.result.maps) if each.input_index == index]
     return {
         **shown_photograph(index, run.result.inputs[index], picture, run.read_picture(picture.photograph)),
         "is_picture": all(each.values.ndim == PICTURE_AXES for _, each in maps),
-        "maps": [_shown_map(run, each, picture.region, run.maps[place].overlay) for place, each in maps],
+        "maps": [_shown_map(run, each, picture.region, run.record.overlays[place]) for place, each in maps],
     }
 
 
-def _shown_map(run: StoredAttributions, each: AttributionMap, region: Region, drawn: str) -> dict[str, Any]:
+def _shown_map(run: StoredRun[Attributions], each: AttributionMap, region: Region, drawn: str) -> dict[str, Any]:
     box = concentration(each, run.result.inputs[each.input_index])
     target = each.target
     if each.values.ndim == PICTURE_AXES:

@@ -31,7 +31,8 @@ from hookscope.results.accuracy import Accuracy, ClassAccuracy, WrongPicture, ac
 from hookscope.results.binomial import Interval, interval
 from hookscope.results.check import CheckReport, RuleOutcome
 from hookscope.results.runs.reading import read_inside
-from hookscope.results.runs.serialize import RunRecord, parse_json, record_from_dict
+from hookscope.results.runs.record import RunRecord
+from hookscope.results.runs.store import checked, parse_json
 from hookscope.text import counted, input_shape_text, shape_text, slug
 
 # The page shows this many findings of one checkpoint, the others a click away: what a screen has room for.
@@ -261,7 +262,8 @@ def _contents(folder: Path) -> RunRecord:
         if folder.is_symlink():
             raise InputError("The folder of the evidence has become a link.")
         document = parse_json(read_inside(folder, "run.json", _MAX_RECORD_BYTES))
-        return record_from_dict(document or {})
+        record: RunRecord = checked(RunRecord, document or {})
+        return record  # noqa: TRY300 - in one place with what reads it
     except OSError as error:
         raise InputError("The folder of the evidence cannot be read.") from error
     except (ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ from hookscope.render.weights_text import (
 )
 from hookscope.results.differences import Differences, Measures, Side
 from hookscope.results.grids import Grid
-from hookscope.results.runs.differences import StoredDifferences
+from hookscope.results.runs.reading import StoredRun
 from hookscope.text import are, counted
 
 # Rows, above which a browser takes long to lay a table out; pixels a side.
@@ -27,7 +27,7 @@ _MOST_GRIDS = 12
 _GRID_SIDE = 1100
 
 
-def differences_html(run: StoredDifferences) -> str:
+def differences_html(run: StoredRun[Differences]) -> str:
     """Return the page of a run; an InputError is raised if a picture of it is missing, or none."""
     result = run.result
     of_weights = result.way == "weights"
@@ -71,7 +71,7 @@ def _norm(measures: Measures | None) -> float | None:
     return measures.relative_l2 if measures is not None and math.isfinite(measures.relative_l2) else None
 
 
-def _grid(run: StoredDifferences, grid: Grid) -> dict[str, str]:
+def _grid(run: StoredRun[Differences], grid: Grid) -> dict[str, str]:
     begins = {first.row for first in run.result.first_differences}
     row = next(row for row in run.result.rows if row.index == grid.row)
     return {
@@ -114,7 +114,7 @@ def _table(
     return page_table(title, columns, rows[:_MOST_ROWS], notable=notable, remark=remark)
 
 
-def _making(run: StoredDifferences) -> list[tuple[str, str]]:
+def _making(run: StoredRun[Differences]) -> list[tuple[str, str]]:
     """Return what is needed to reproduce the comparison: term and words, set as code."""
     record, result = run.record, run.result
     made = [("Command", record.command)] if record.command else []

@@ -21,7 +21,7 @@ from hookscope.render.html.figures import FRAME, Figure
 from hookscope.render.html.page import PageTable, page_table, render_page
 from hookscope.render.html.training import shown_map
 from hookscope.results.history import ActivationPoint, History, HistoryFile, HistoryVerdict, WeightPoint
-from hookscope.results.runs.history import StoredHistory
+from hookscope.results.runs.reading import StoredRun
 from hookscope.text import are, counted, figure, safe_text, shape_text, some_of
 
 _MOST_ROWS = 800  # of a heat map
@@ -49,7 +49,7 @@ class HistoryPart:
         return f"#layer={quote(safe_text(self.name), safe='')}"
 
 
-def history_html(run: StoredHistory) -> str:
+def history_html(run: StoredRun[History]) -> str:
     """Return the page of a run."""
     result = run.result
     named = {name for each in result.verdicts for place in each.places for name in _names_of(place)}
@@ -197,7 +197,7 @@ def _best_class(at: int, file: HistoryFile) -> str:
     return (classes_text(classes[0]) if classes else "") or "-"
 
 
-def _making(run: StoredHistory) -> list[tuple[str, str]]:
+def _making(run: StoredRun[History]) -> list[tuple[str, str]]:
     record, result = run.record, run.result
     made = [("Command", record.command)] if record.command else []
     made += [(f"SHA-256 of {each.label}", each.sha256) for each in result.files[:_MOST_POINTS] if each.sha256]

@@ -17,7 +17,7 @@ from hookscope.results.cost import ModuleCost
 from hookscope.results.costs_of_rows import costs_of_rows
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, ParameterRow, parameter_owner
-from hookscope.results.runs.reading import StoredRun
+from hookscope.results.runs.reading import InspectionRun
 from hookscope.text import safe_text
 
 # Calls of one module that the page of each lists: with all of them, pages would grow with their square.
@@ -123,7 +123,7 @@ def _href(label: str) -> str:
     return f"#layer={quote(safe_text(label), safe='')}"
 
 
-def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
+def findings_of(run: InspectionRun, layers: Sequence[Layer]) -> list[ShownFinding]:
     """Return all findings, each with a link to the first layer that it names."""
     pages: dict[str, str] = {}
     for layer in reversed(layers):
@@ -131,7 +131,7 @@ def findings_of(run: StoredRun, layers: Sequence[Layer]) -> list[ShownFinding]:
     return [ShownFinding(**asdict(verdict), href=pages.get(verdict.where, "")) for verdict in run.result.verdicts]
 
 
-def layers_of(run: StoredRun) -> list[Layer]:
+def layers_of(run: InspectionRun) -> list[Layer]:
     """Assemble the details of each row."""
     outputs = {gradient.label: gradient for gradient in run.gradients if gradient.role == "output"}
     inputs: dict[tuple[str, int], list[GradientRow]] = defaultdict(list)

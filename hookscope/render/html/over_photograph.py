@@ -9,7 +9,7 @@ from PIL import Image
 from hookscope.render.html.pictures import BUDGET, png_uri, thumbnail_uri
 from hookscope.render.overlays import ColourScale, bar
 from hookscope.results.inputs import InputRecord, Region
-from hookscope.results.runs.attributions import StoredPicture
+from hookscope.results.runs.record import StoredPicture
 from hookscope.text import are, counted, input_shape_text
 
 # Pixels a side: maps are smooth, and a browser draws them smoothly larger.

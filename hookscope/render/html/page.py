@@ -22,8 +22,8 @@ from hookscope.results.attention import Attention
 from hookscope.results.attributions import Attributions
 from hookscope.results.gradients import Gradients
 from hookscope.results.network import ModelInfo
+from hookscope.results.runs.record import RunRecord
 from hookscope.results.runs.reports import MARK
-from hookscope.results.runs.serialize import RunRecord
 from hookscope.text import counted, safe_text, shape_text
 
 

@@ -22,7 +22,7 @@ from hookscope.render.survey_failures import (
     wrong_title,
 )
 from hookscope.render.survey_text import answer, level_of
-from hookscope.results.runs.survey import StoredSurvey
+from hookscope.results.runs.reading import StoredRun
 from hookscope.results.survey import CropSheet, Survey, SurveyChannel, SurveyRow, channel_counts
 from hookscope.text import counted, safe_text
 
@@ -32,7 +32,7 @@ _MOST_UNUSABLE = 200
 _STRIP_SIDE = 800
 
 
-def survey_html(run: StoredSurvey) -> str:
+def survey_html(run: StoredRun[Survey]) -> str:
     """Return the page of a survey; raise an InputError if a picture is missing, or differs from the run's record."""
     result = run.result
     strips, left_out = _strips(run)
@@ -91,10 +91,10 @@ def _facts(result: Survey) -> list[tuple[str, str, bool]]:
     return facts
 
 
-def _failed(run: StoredSurvey) -> Iterator[dict[str, Any]]:
+def _failed(run: StoredRun[Survey]) -> Iterator[dict[str, Any]]:
     """Yield what the page shows of each wrong input."""
     failures = run.result.failures
-    strips = {strip.index: strip.path for strip in run.wrong}
+    strips = {strip.index: strip.path for strip in run.record.wrong}
     for place, each in enumerate(failures.inputs if failures is not None else ()):
         assert failures is not None  # noqa: S101 - it has inputs
         uri = ""
@@ -125,11 +125,11 @@ def _figures(result: Survey) -> list[Figure]:
     return [each for each in found if each is not None]
 
 
-def _strips(run: StoredSurvey) -> tuple[dict[tuple[int, int], str], int]:
+def _strips(run: StoredRun[Survey]) -> tuple[dict[tuple[int, int], str], int]:
     """Return the crops of each channel, by row and channel, as data URIs, and how many sheets did not fit."""
     strips: dict[tuple[int, int], str] = {}
     room, left_out = BUDGET, 0
-    for sheet in run.sheets:
+    for sheet in run.record.crops:
         content = run.read_picture(sheet.path)
         room -= len(content)
         if room < 0:
@@ -199,7 +199,7 @@ def _as_script(document: Any) -> Markup:
     return Markup(text)  # noqa: S704 - JSON without any character that could end the element
 
 
-def _making(run: StoredSurvey) -> list[tuple[str, str]]:
+def _making(run: StoredRun[Survey]) -> list[tuple[str, str]]:
     result = run.result
     versions = ", ".join(f"{name} {number}" for name, number in run.record.versions.items())
     made = [("Command", run.record.command), ("Layers", " ".join(run.record.patterns) or "all")]

@@ -8,27 +8,33 @@ from PIL import Image
 from hookscope.render.html.over_photograph import inputs_that_fit, legend, shown_photograph, tinted_region
 from hookscope.render.html.pictures import png_uri
 from hookscope.render.overlays import ColourScale, bar, colour_scale, tint
+from hookscope.results.activations import Activations
 from hookscope.results.inputs import Region
-from hookscope.results.runs.attributions import StoredPicture
-from hookscope.results.runs.reading import StoredRun
+from hookscope.results.runs.reading import InspectionRun
+from hookscope.results.runs.record import StoredPicture
 from hookscope.results.token_norms import TokenMap
 from hookscope.text import safe_text
 
 _NO_PICTURE = (205, 205, 205)
 
 
-def token_norms(run: StoredRun) -> list[dict[str, Any]]:
+def token_norms(run: InspectionRun) -> list[dict[str, Any]]:
     """Return what the template needs of each input with maps of its tokens; an InputError as for other pictures."""
-    drawn = sorted({each.input_index for each in run.record.token_maps})
+    drawn = sorted({each.input_index for each in token_maps(run)})
     return inputs_that_fit(len(drawn), lambda place: _shown_input(run, drawn[place]))[0]
 
 
-def _shown_input(run: StoredRun, index: int) -> dict[str, Any]:
+def token_maps(run: InspectionRun) -> tuple[TokenMap, ...]:
+    """Return the maps of tokens of a run; those of gradients have none."""
+    return run.result.token_maps if isinstance(run.result, Activations) else ()
+
+
+def _shown_input(run: InspectionRun, index: int) -> dict[str, Any]:
     record, names = run.result.inputs[index], run.record.thumbnails
     height, width = record.shape[-2:]
     region = Region(0, 0, height, width, height, width)
     name = names[index] if index < len(names) else None
-    maps = [_shown_map(each, region) for each in run.record.token_maps if each.input_index == index]
+    maps = [_shown_map(each, region) for each in token_maps(run) if each.input_index == index]
     if name is None:
         grey = {"uri": png_uri(Image.new("RGB", (1, 1), _NO_PICTURE)), "region": region, "cropped": False}
         return {"number": index, "name": record.name, "maps": maps, **grey}

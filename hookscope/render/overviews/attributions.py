@@ -28,8 +28,8 @@ from hookscope.render.overviews.sheet import (
     TITLE,
     Line,
 )
-from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions
-from hookscope.results.inputs import Photograph
+from hookscope.results.attributions import AttributionMap, Attributions
+from hookscope.results.inputs import PICTURE_AXES, Photograph
 from hookscope.text import input_shape_text
 
 _TALLEST = 560  # of a picture in it

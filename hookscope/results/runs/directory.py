@@ -24,13 +24,12 @@ from typing import Any
 
 from hookscope.errors import OutputError
 from hookscope.regular_files import NotRegularError, read_bounded
+from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.atomic import new_token, reason_of, sync
 from hookscope.text import safe_text, slug, strict_json
 
 if sys.platform != "win32":
     import fcntl
-
-SCHEMA_VERSION = 2  # in version 1, grids were paths alone
 
 RUNS = Path("hookscope-runs")
 """Where commands write their runs, unless `--out` names a folder."""

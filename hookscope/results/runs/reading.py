@@ -6,49 +6,59 @@ No file outside the folder is read, whatever `run.json` names; links are not fol
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookscope.errors import InputError, nearest
 from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.activations import Activations
+from hookscope.results.attention import Attention, AttentionMap, PatchWeights
+from hookscope.results.attributions import AttributionMap, Attributions
+from hookscope.results.differences import Differences
+from hookscope.results.distribution import Distribution
 from hookscope.results.gradients import GradientRow, Gradients, ParameterRow
-from hookscope.results.runs import directory, serialize
+from hookscope.results.history import History
+from hookscope.results.json_form import SCHEMA_VERSION
+from hookscope.results.runs.directory import RUNS
+from hookscope.results.runs.record import RunRecord
+from hookscope.results.runs.store import ARRAYS, RESULT, checked, parse_json
+from hookscope.results.statistics import TensorStatistics
+from hookscope.results.survey import ChannelArrays, Survey
 from hookscope.text import safe_text
 
 # Larger files were not written by hookscope: JSON of a hundred thousand rows fits, and a grid of 64 million
 # pixels.
 _MAX_JSON_BYTES = 256 * 2**20
+_MAX_ARRAY_BYTES = 2**32
 MAX_PICTURE_BYTES = 128 * 2**20
 
 _MOST_SHOWN = 200  # characters of a name in a message
 
-# Where the entries of a result are, besides run.json.
-_FILES = {
-    "rows": "layers.json",
-    "uncalled": "layers.json",
-    "gradients": "gradients.json",
-    "parameters": "gradients.json",
-    "over_time": "gradients.json",
-}
+Result_co = TypeVar("Result_co", covariant=True)
 
-# Entries that runs of earlier versions lack.
-_ADDED_LATER = frozenset({"over_time"})
+RESULT_KINDS: Mapping[str, type] = {
+    "activations": Activations,
+    "grads": Gradients,
+    "attribute": Attributions,
+    "attention": Attention,
+    "diff": Differences,
+    "history": History,
+    "survey": Survey,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRun:
-    """A run as it lies on the disk.
-
-    The `record` holds the other entries of `run.json`; the `result` has no feature maps, and histograms in place of
-    distributions.
-    """
+class StoredRun(Generic[Result_co]):
+    """A run as it lies on the disk."""
 
     folder: Path
-    record: serialize.RunRecord
-    result: Activations | Gradients
+    record: RunRecord
+    result: Result_co
 
     @property
     def gradients(self) -> tuple[GradientRow, ...]:
@@ -63,6 +73,10 @@ class StoredRun:
     def read_picture(self, path: str) -> bytes:
         """Return the bytes of a picture that `run.json` names; raises as `read_inside`."""
         return read_inside(self.folder, path, MAX_PICTURE_BYTES)
+
+
+InspectionRun = StoredRun[Activations | Gradients]
+"""A run of `activations` or `grads`."""
 
 
 def is_run(folder: Path) -> bool:
@@ -81,7 +95,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         what = "it is not a folder" if os.path.lexists(folder) else "there is no such folder"
-        raise refusal(folder, what, _nearest_runs(folder) or f"Give the folder of a run{_example(directory.RUNS)}.")
+        raise refusal(folder, what, _nearest_runs(folder) or f"Give the folder of a run{_example(RUNS)}.")
     if not os.path.lexists(folder / "run.json"):
         what = "without run.json it is not a hookscope run, or an unfinished one"
         raise refusal(folder, what, f"Give the folder of a finished run{_example(folder)}.")
@@ -91,13 +105,13 @@ def read_record(folder: Path) -> dict[str, Any]:
     if document.get("verb") == "check":
         remedy = "`hookscope check CHECKPOINT --report FILE` makes the page of a check."
         raise refusal(folder, "it is the evidence of a check, not a run", remedy)
-    _check_version(folder, "run.json", document, directory.SCHEMA_VERSION)
+    _check_version(folder, "run.json", document)
     return document
 
 
 def _nearest_runs(folder: Path) -> str:
     """Return a sentence with the runs of similar names: next to the folder, or where commands write runs."""
-    for place in (folder.parent, directory.RUNS):
+    for place in (folder.parent, RUNS):
         try:
             files = [file for name in ("run.json", "watch.jsonl") for file in sorted(place.glob(f"*/{name}"))]
             known = [str(file.parent) for file in files]
@@ -122,53 +136,50 @@ def _newest_run(folder: Path) -> Path | None:
     return max(runs, key=runs.__getitem__, default=None)
 
 
-def read_document(folder: Path, name: str, readable: int) -> dict[str, Any]:
-    """Return the contents of a JSON file of a run; InputError unless its schema version is `readable`."""
-    document = _read_json(folder, name)
-    _check_version(folder, name, document, readable)
-    return document
-
-
-def read_run(folder: Path) -> StoredRun:
-    """Read what `hookscope activations` or `hookscope grads` wrote.
+def read_run(folder: Path) -> StoredRun[Any]:
+    """Read what a command wrote.
 
     Raises:
         InputError: If it is no run, was cut short, is of another version, or its files do not match its record.
     """
-    document = read_record(folder)
-    backward = document.get("verb") == "grads"
-    for name in ("layers.json", "gradients.json")[: 1 + backward]:
-        entries = read_document(folder, name, serialize.SCHEMA_VERSION)
-        known = {key: entries.get(key) for key, file in _FILES.items() if file == name}
-        document |= {key: entry for key, entry in known.items() if entry is not None or key not in _ADDED_LATER}
+    entries = read_record(folder)
+    document = _read_json(folder, RESULT)
+    _check_version(folder, RESULT, document)
+    kind = RESULT_KINDS.get(str(entries.get("verb")))
+    if kind is None:
+        raise refusal(folder, "its run.json names no command of hookscope")
     try:
-        run = StoredRun(
-            folder, serialize.record_from_dict(document), serialize.inspection_from_dict(document, backward=backward)
-        )
+        name = "run.json"
+        record: RunRecord = checked(RunRecord, entries)
+        name = RESULT
+        result = checked(kind, document, _read_arrays(folder))
     except ValueError as error:
-        raise misfit(folder, error, "run.json", _FILES) from error
-    _check_pictures(run)
-    return run
+        place, reason = error.args
+        what = f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}"
+        raise refusal(folder, what) from error
+    wrong = next((what for check in _CHECKS[kind] for what in check(record, result)), "")
+    if wrong:
+        raise refusal(folder, wrong)
+    if isinstance(result, Survey):
+        result = _with_names(result)
+    return StoredRun(folder, record, result)
 
 
-def _check_pictures(run: StoredRun) -> None:
-    """Raise an InputError unless every picture is of a row and an input of the run."""
-    rows = run.gradients if isinstance(run.result, Gradients) else run.result.rows
-    indices, input_count = {row.index for row in rows}, len(run.result.inputs)
-    for grid in run.record.grids:
-        if grid.input_index >= input_count or grid.row not in indices:
-            raise refusal(run.folder, f"'{grid.path[:_MOST_SHOWN]}' is of no row")
-    for each in run.record.token_maps:
-        fits = len(each.norms) == len(each.prefix) + math.prod(each.grid)
-        if each.input_index >= input_count or each.row not in indices or not fits or not all(each.grid):
-            raise refusal(run.folder, f"norms of tokens of '{each.label[:_MOST_SHOWN]}' are of no row")
-    if len(run.record.thumbnails) > input_count:
-        raise refusal(run.folder, "it has more thumbnails than inputs")
+def _read_arrays(folder: Path) -> Mapping[str, NDArray[Any]]:
+    from safetensors import SafetensorError  # noqa: PLC0415 - for this alone
+    from safetensors.numpy import load  # noqa: PLC0415
+
+    if not os.path.lexists(folder / ARRAYS):
+        return {}
+    try:
+        return load(read_inside(folder, ARRAYS, _MAX_ARRAY_BYTES))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise refusal(folder, f"its {ARRAYS} is cut short or damaged") from error
 
 
 def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        document = serialize.parse_json(read_inside(folder, name, _MAX_JSON_BYTES))
+        document = parse_json(read_inside(folder, name, _MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
         raise refusal(folder, f"its {name} is cut short or damaged") from error
     if document is None:
@@ -176,15 +187,15 @@ def _read_json(folder: Path, name: str) -> dict[str, Any]:
     return document
 
 
-def _check_version(folder: Path, name: str, document: dict[str, Any], readable: int) -> None:
+def _check_version(folder: Path, name: str, document: dict[str, Any]) -> None:
     version = document.get("schema_version")
-    if version == readable and not isinstance(version, bool):
+    if version == SCHEMA_VERSION and not isinstance(version, bool):
         return
-    earlier = isinstance(version, int) and not isinstance(version, bool) and 0 < version < readable
+    earlier = isinstance(version, int) and not isinstance(version, bool) and 0 < version < SCHEMA_VERSION
     remedy = (
         "Make the run again with this hookscope." if earlier else "Make the run and its report with the same hookscope."
     )
-    what = f"its {name} has schema version {json.dumps(version)[:20]}, and this hookscope reads {readable}"
+    what = f"its {name} has schema version {json.dumps(version)[:20]}, and this hookscope reads {SCHEMA_VERSION}"
     raise refusal(folder, what, remedy)
 
 
@@ -216,15 +227,132 @@ def refusal(folder: Path, what: str, remedy: str = "Run the command that made it
     return InputError(safe_text(f"Cannot read the run '{folder}': {what}. {remedy}"))
 
 
-def misfit(folder: Path, error: ValueError, name: str, others: Mapping[str, str] | None = None) -> InputError:
-    """Return the error that says what `checked` has found in a run.
+# What has to belong together in a run, besides being of the right types: each yields what does not, in words.
 
-    Args:
-        folder: The run directory.
-        error: What `checked` raised.
-        name: The file that the entries are from.
-        others: The files of those that are from elsewhere, by name.
-    """
-    place, reason = error.args
-    name = (others or {}).get(place.partition(".")[0], name)
-    return refusal(folder, f"its {name} is not as hookscope writes it: {place[:80]}: {reason[:100]}")
+
+def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
+    """Of statistics: values that are kept, and bins that hold all that was counted."""
+    tables = {name: getattr(result, name, ()) for name in ("rows", "gradients", "parameters")}
+    for name, rows in tables.items():
+        for row in rows:
+            statistics: TensorStatistics = row.statistics
+            kept, spread = statistics.kept_values, statistics.distribution
+            if (kept is not None and kept.ndim != 2) or (spread is not None and not _is_possible(spread, statistics)):
+                yield f"its {ARRAYS} does not fit '{row.label[:_MOST_SHOWN]}' of its {name}"
+
+
+def _is_possible(spread: Distribution, statistics: TensorStatistics) -> bool:
+    count = statistics.element_count - (statistics.nan_count or 0) - (statistics.inf_count or 0)
+    if spread.count != count:
+        return False
+    if spread.values is not None:
+        return spread.values.shape == (count,) and spread.values.dtype == np.float64
+    keys, counts = spread.keys, spread.counts
+    if keys is None or counts is None or keys.ndim != 1 or keys.shape != counts.shape:
+        return False
+    right = keys.dtype == np.int32 and counts.dtype == np.int64
+    return bool(right and (np.diff(keys) > 0).all() and (counts > 0).all() and counts.sum() == count)
+
+
+def _wrong_pictures_of_rows(record: RunRecord, result: Activations | Gradients) -> Iterator[str]:
+    rows = result.gradients if isinstance(result, Gradients) else result.rows
+    indices, input_count = {row.index for row in rows}, len(result.inputs)
+    for grid in record.grids:
+        if grid.input_index >= input_count or grid.row not in indices:
+            yield f"'{grid.path[:_MOST_SHOWN]}' is of no row"
+    for each in result.token_maps if isinstance(result, Activations) else ():
+        fits = len(each.norms) == len(each.prefix) + math.prod(each.grid)
+        if each.input_index >= input_count or each.row not in indices or not fits or not all(each.grid):
+            yield f"norms of tokens of '{each.label[:_MOST_SHOWN]}' are of no row"
+    if len(record.thumbnails) > input_count:
+        yield "it has more thumbnails than inputs"
+
+
+def _wrong_maps(record: RunRecord, result: Attributions | Attention) -> Iterator[str]:
+    patches = result.patches if isinstance(result, Attention) else ()
+    of_inputs = max((each.input_index for each in (*result.maps, *patches)), default=-1) < len(result.inputs)
+    if len(record.pictures) != len(result.inputs) or not of_inputs:
+        yield "its pictures are not those of its inputs"
+    if len(record.overlays) != len(result.maps):
+        yield "its overlays are not those of its maps"
+    maps = [(each.values.ndim, each) for each in result.maps]
+    for axes, each in (*maps, *((each.values.ndim - 1, each) for each in patches)):
+        sides = [*zip(each.extent[:axes], each.extent[axes:], strict=False)]
+        is_area = len(each.extent) == 2 * axes and all(map(math.isfinite, each.extent))
+        is_inside = all(begin < min(end, 1) and end > 0 for begin, end in sides)
+        fits = 1 <= axes <= 3 and each.values.dtype == np.float32 and each.values.size
+        if not (is_area and is_inside and fits and _fits_itself(each)):
+            yield f"a map in its {ARRAYS} is not the one listed in {RESULT}"
+
+
+def _fits_itself(each: AttributionMap | AttentionMap | PatchWeights) -> bool:
+    """Tell whether the size of the input, or the grid of queries, belongs to a map."""
+    if isinstance(each, PatchWeights):
+        return each.values.ndim == 3 and len(each.values) == math.prod(each.query_grid)
+    if isinstance(each, AttentionMap):
+        return each.values.ndim == 2
+    return len(each.size) in (0, each.values.ndim) and 0 not in each.size
+
+
+def _wrong_grids_of_differences(record: RunRecord, result: Differences) -> Iterator[str]:
+    indices = {row.index for row in result.rows}
+    for grid in record.grids:
+        if grid.row not in indices:
+            yield f"'{grid.path[:80]}' is of no row"
+
+
+def _wrong_files(_: RunRecord, result: History) -> Iterator[str]:
+    count = len(result.files)
+    named = [*(each.file for each in result.rows), *(each.file for each in result.activations)]
+    named += [at for each in result.verdicts for at in (each.first, each.before or 0, *each.files)]
+    named += [file.compared_with or 0 for file in result.files]
+    if [file.index for file in result.files] != [*range(count)] or any(at >= count for at in named):
+        yield f"its {RESULT} names files that it does not list"
+
+
+def _wrong_channels(record: RunRecord, result: Survey) -> Iterator[str]:
+    if [row.index for row in result.rows] != [*range(len(result.rows))]:
+        yield f"its {RESULT} does not list its rows in order"
+    for row in result.rows:
+        arrays = row.channels.arrays
+        if arrays is not None and not _are_channels(arrays):
+            yield f"its {ARRAYS} is cut short or damaged, or of other rows"
+    for sheet in record.crops:
+        channels: Sequence[object] = result.rows[sheet.row].channels if sheet.row < len(result.rows) else ()
+        if any(channel >= len(channels) for channel in sheet.channels):
+            yield f"its crops '{sheet.path[:_MOST_SHOWN]}' are of no channels that it lists"
+    failed = () if result.failures is None else result.failures.inputs
+    for strip in record.wrong:
+        if strip.index >= len(failed):
+            yield f"its picture '{strip.path[:_MOST_SHOWN]}' is of no wrong input that it lists"
+
+
+def _are_channels(arrays: ChannelArrays) -> bool:
+    count, length = arrays.mean.size, arrays.top_values.shape[-1] if arrays.top_values.ndim else 0
+    shapes = {
+        "top_positions": (2, count, length, 3),
+        "top_values": (2, count, length),
+        "top_inputs": (2, count, length),
+    }
+    named = {field.name: getattr(arrays, field.name) for field in fields(ChannelArrays)}
+    return all(
+        values.shape == shapes.get(name, (count,)) and values.dtype.kind in "if" for name, values in named.items()
+    )
+
+
+def _with_names(survey: Survey) -> Survey:
+    """Return a survey whose channels know the names of inputs and classes."""
+    names, classes = survey.names, tuple(survey.classes)
+    rows = (replace(row, channels=replace(row.channels, names=names, classes=classes)) for row in survey.rows)
+    return replace(survey, rows=tuple(rows))
+
+
+_CHECKS: Mapping[type, Sequence[Callable[[RunRecord, Any], Iterator[str]]]] = {
+    Activations: (_wrong_arrays, _wrong_pictures_of_rows),
+    Gradients: (_wrong_arrays, _wrong_pictures_of_rows),
+    Attributions: (_wrong_maps,),
+    Attention: (_wrong_maps,),
+    Differences: (_wrong_grids_of_differences,),
+    History: (_wrong_files,),
+    Survey: (_wrong_arrays, _wrong_channels),
+}

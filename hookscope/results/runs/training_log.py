@@ -28,7 +28,7 @@ from typing import Any
 from hookscope.errors import InputError, OutputError
 from hookscope.results.runs.atomic import reason_of
 from hookscope.results.runs.reading import read_inside, refusal
-from hookscope.results.runs.serialize import checked, parse_json
+from hookscope.results.runs.store import checked, parse_json
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
     TrainingEnd,

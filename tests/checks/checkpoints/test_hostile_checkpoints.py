@@ -113,7 +113,7 @@ def checked(check_all: Callable[..., Ended], folder: Path, variables: dict[str, 
 
 def message_of(report: Mapping[str, Any]) -> str:
     """Return what a reader is told: why it could not be checked, or the only finding."""
-    [finding] = [finding for rule in report["rules"] for finding in rule["findings"]]
+    [finding] = [finding for rule in report["outcomes"] for finding in rule["findings"]]
     assert report["error"] == finding["message"]
     return str(finding["message"])
 
@@ -126,8 +126,8 @@ def test_a_hostile_or_broken_checkpoint_never_passes_and_says_why(checked: Check
         assert report["exit_code"] == 0
         return
     message = message_of(report)
-    fails = [rule["rule"] for rule in report["rules"] if rule["status"] == "fail"]
-    others = [rule for rule in report["rules"] if rule["rule"] not in ("integrity", "architecture")]
+    fails = [rule["rule"] for rule in report["outcomes"] if rule["status"] == "fail"]
+    others = [rule for rule in report["outcomes"] if rule["rule"] not in ("integrity", "architecture")]
     judged = {rule["rule"] for rule in others if rule["status"] not in ("skipped", "off")}
     if MISFIT in message:  # weights that do not fit have been read, and fail the check; so what they hold is judged
         assert (report["exit_code"], fails, case.code) == (1, ["architecture"], 3)

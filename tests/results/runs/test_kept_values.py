@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 import hookscope
 from hookscope.errors import InputError
-from hookscope.results.runs.kept_values import FILE, read_kept_values
 from hookscope.results.runs.reading import read_run
+from hookscope.results.runs.store import ARRAYS
 from hookscope.statistics.kept_values import kept_values
 
 
@@ -31,28 +30,26 @@ def inputs(count: int = 3) -> Tensor:
 
 def test_a_run_keeps_values_of_every_activation(tmp_path: Path) -> None:
     result = hookscope.activations(network(), inputs(), save_tensors=True)
-    stored = read_kept_values(read_run(result.save(tmp_path / "run")))
-    assert len(stored) == len(result.rows) == 5
-    for index, row in enumerate(result.rows):
+    rows = read_run(result.save(tmp_path / "run")).result.rows
+    assert len(rows) == len(result.rows) == 5
+    for row in rows:
         expected = kept_values(result.tensors[row.label], row.statistics.channel_axis, 3)
-        np.testing.assert_array_equal(stored[f"rows.{index}"], expected)
-        assert stored[f"rows.{index}"].shape == (3, 256)
+        np.testing.assert_array_equal(row.activation.kept_values, expected)
+        assert row.activation.kept_values.shape == (3, 256)
 
 
 @pytest.mark.exhaustive
 def test_a_run_keeps_values_of_every_gradient(tmp_path: Path) -> None:
     result = hookscope.grads(network(), inputs(), loss="sum", save_tensors=True, inputs=True)
     run = read_run(result.save(tmp_path / "run"))
-    stored = read_kept_values(run)
-    labels = {f"gradients.{at}": (f"{row.label} grad_{row.role}", row) for at, row in enumerate(run.gradients)}
-    labels |= {f"parameters.{at}": (f"{row.name} grad", row) for at, row in enumerate(run.parameters)}
-    for name, (label, row) in labels.items():
+    rows = [(f"{row.label} grad_{row.role}", row, 3) for row in run.gradients]
+    rows += [(f"{row.name} grad", row, 1) for row in run.parameters]
+    for label, row, count in rows:
         if label in result.tensors:
-            is_parameter = name.startswith("parameters")
-            expected = kept_values(result.tensors[label], row.statistics.channel_axis, 1 if is_parameter else 3)
-            np.testing.assert_array_equal(stored[name], expected)
+            expected = kept_values(result.tensors[label], row.statistics.channel_axis, count)
+            np.testing.assert_array_equal(row.statistics.kept_values, expected)
         else:  # the network's own input, which gets no gradient
-            assert name not in stored
+            assert row.statistics.kept_values is None
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -75,29 +72,36 @@ def test_values_that_are_not_finite_are_kept_too(tmp_path: Path) -> None:
     module = network()
     with torch.no_grad():
         module[1].weight[3] = math.nan
-    stored = read_kept_values(read_run(hookscope.activations(module, inputs()).save(tmp_path / "run")))
-    missing = [float(np.isnan(stored[f"rows.{index}"]).mean()) for index in range(5)]
+    rows = read_run(hookscope.activations(module, inputs()).save(tmp_path / "run")).result.rows
+    missing = [float(np.isnan(row.activation.kept_values).mean()) for row in rows]
     assert missing == [0, 1 / 16, 1 / 16, 1, 1]
 
 
-def test_a_run_of_an_earlier_version_or_with_other_values_is_refused_in_a_line(tmp_path: Path) -> None:
-    run = read_run(hookscope.activations(network(), inputs()).save(tmp_path / "run"))
-    whole = load_file(run.folder / FILE)
+def test_a_run_with_other_arrays_is_refused_in_a_line(tmp_path: Path) -> None:
+    run = hookscope.activations(network(), inputs()).save(tmp_path / "run")
+    whole = load_file(run / ARRAYS)
 
     def refused() -> str:
         with pytest.raises(InputError) as caught:
-            read_kept_values(run)
+            read_run(run)
         assert len(str(caught.value).splitlines()) == 1
         return str(caught.value)
 
-    values: NDArray[np.floating] = whole["rows.1"]
-    for other in ({"rows.5": values}, {"rows.1": values[0]}, {"rows.1": values.astype(np.int32)}, {"more": values}):
-        save_file({**whole, **other}, run.folder / FILE)
-        assert f"its {FILE} does not fit its rows" in refused()
-    (run.folder / FILE).write_bytes(b"\xff" * 40)
-    assert f"its {FILE} is cut short or damaged" in refused()
-    (run.folder / FILE).write_bytes(bytes(10**6))
-    assert f"its file '{FILE}' is not a regular file, or too large" in refused()
-    (run.folder / FILE).unlink()
-    (run.folder / "sketches.safetensors").write_bytes(b"")
-    assert f"it has no {FILE}, so an earlier version of hookscope made it" in refused()
+    kept = "rows.1.activation.kept_values"
+    keys, counts = (f"rows.1.activation.distribution.{name}" for name in ("keys", "counts"))
+    others = (
+        {kept: whole[kept][0]},
+        {keys: whole[keys][::-1].copy()},
+        {keys: whole[keys].astype(np.int64)},
+        {counts: whole[counts] + 1},
+        {counts: whole[counts][1:].copy()},
+    )
+    for other in others:
+        save_file({**whole, **other}, run / ARRAYS)
+        assert f"its {ARRAYS} does not fit 'conv" in refused() or "does not fit '1'" in refused()
+    save_file({name: values for name, values in whole.items() if name != kept}, run / ARRAYS)
+    assert f"its result.json is not as hookscope writes it: {kept}: " in refused()
+    (run / ARRAYS).write_bytes(b"\xff" * 40)
+    assert f"its {ARRAYS} is cut short or damaged" in refused()
+    (run / ARRAYS).unlink()
+    assert "its result.json is not as hookscope writes it: rows.0.activation." in refused()

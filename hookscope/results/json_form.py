@@ -1,0 +1,76 @@
+"""Results as JSON: dicts, lists, text and numbers under the names of their fields, and arrays beside them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields, is_dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA_VERSION = 3
+"""Of every JSON document; it changes when a key goes or changes its meaning."""
+
+UNSTORED: Mapping[str, Any] = MappingProxyType({"stored": False})
+"""The `metadata` of a field that no file holds, and that has its default when a result is read."""
+
+Getter = TypeVar("Getter", bound=Callable[[Any], Any])
+
+
+def in_json(getter: Getter) -> Getter:
+    """Mark the getter of a property that JSON has besides the fields; reading computes it again."""
+    getter.in_json = True  # type: ignore[attr-defined]
+    return getter
+
+
+def is_stored(field: Field[Any]) -> bool:
+    """Tell whether files hold a field."""
+    return bool(field.metadata.get("stored", True))
+
+
+@lru_cache
+def derived(kind: type) -> Mapping[str, property]:
+    """Return the properties of a class that JSON has, by name."""
+    found = ((name, value) for base in reversed(kind.__mro__) for name, value in vars(base).items())
+    return {name: value for name, value in found if isinstance(value, property) and hasattr(value.fget, "in_json")}
+
+
+@lru_cache
+def _names(kind: type) -> tuple[str, ...]:
+    return (*(field.name for field in fields(kind) if is_stored(field)), *derived(kind))
+
+
+def to_document(result: object, arrays: dict[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+    """Return a result as a whole JSON document, as `json_form`; NaN and infinities are floats, for `strict_json`."""
+    return {"schema_version": SCHEMA_VERSION, **json_form(result, arrays)}
+
+
+def json_form(value: Any, arrays: dict[str, NDArray[Any]] | None = None, at: str = "") -> Any:
+    """Return a part of a result as dicts, lists, text and numbers.
+
+    Args:
+        value: The part.
+        arrays: Filled with the arrays in it, each under the name that JSON then has in its place: "rows.3.values".
+            None leaves arrays out.
+        at: Name of the part.
+    """
+    if isinstance(value, np.ndarray):
+        assert arrays is not None  # noqa: S101 - else it was left out below
+        arrays[at] = value
+        return at
+    if is_dataclass(value):
+        named = {name: getattr(value, name) for name in _names(type(value))}  # type: ignore[arg-type]
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named = value._asdict()
+    elif isinstance(value, Mapping):
+        named = {str(name): entry for name, entry in value.items()}
+    elif isinstance(value, tuple | list):
+        return [json_form(entry, arrays, f"{at}.{place}") for place, entry in enumerate(value)]
+    else:
+        return value
+    return {
+        name: json_form(entry, arrays, f"{at}.{name}" if at else name)
+        for name, entry in named.items()
+        if arrays is not None or not isinstance(entry, np.ndarray)
+    }
