@@ -155,7 +155,9 @@ def _import_everything() -> None:
     for module in pkgutil.walk_packages(hookscope.__path__, "hookscope."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    importlib.import_module("torchvision.models")
+    for name in ("torchvision.models", "pandas", "torch.distributed.run"):
+        importlib.import_module(name)
+    importlib.import_module("PIL.Image").init()  # its readers of formats
     gc.collect()
     gc.freeze()
 
