@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,9 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the cases that a `sample` does not name to the exhaustive tests."""
+# Files that take a minute or more: at the end, one of them would keep a process busy while the others wait.
+LONG = {
+    *("docs/test_site.py", "docs/test_pages.py", "frozen/test_frozen.py", "cli/test_survey.py"),
+    *("cli/test_planted_bugs.py", "models/test_mutated_pickles.py", "watching/test_script_processes.py"),
+    *("watching/test_script.py", "watching/test_frameworks.py", "inspection/test_interrupts.py"),
+}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Leave the cases that a `sample` does not name to the exhaustive tests; hand out long files first."""
     run: dict[str, bool] = {}
     for item in items:
         marker = item.get_closest_marker("sample")
@@ -49,6 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stale = [test for test, any_named in run.items() if not any_named]
     if stale and not any("::" in each for each in config.args):  # one case alone may have been asked for
         raise pytest.UsageError(f"a sample names no case that there is: {', '.join(stale)}")
+    yield
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        counts = Counter(item.path for item in items)
+        items.sort(key=lambda item: ("/".join(item.path.parts[-2:]) not in LONG, -counts[item.path]))
 
 
 @pytest.hookimpl(wrapper=True)
