@@ -92,14 +92,6 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _take_modes_off() -> None:
-    """Take off function modes that a file's tests have left, which the next file's tests would run under."""
-    import torch
-
-    while torch._C._len_torch_function_stack():
-        torch._C._pop_torch_function_stack()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _memory_given_back() -> Iterator[None]:
     """Collect garbage after a file; keep what stays, mostly later imports, out of every further search for it.
@@ -107,7 +99,6 @@ def _memory_given_back() -> Iterator[None]:
     Freed memory returns to the system after a file of large networks: forks, which others test, take longer by it.
     """
     yield
-    _take_modes_off()
     gc.collect()
     gc.freeze()
     if sys.platform == "linux":
