@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,9 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the cases that a `sample` does not name to the exhaustive tests."""
+# Files that take a minute or more: at the end, one of them would keep a process busy while the others wait.
+LONG = {
+    *("docs/test_site.py", "docs/test_pages.py", "frozen/test_frozen.py", "cli/test_survey.py"),
+    *("cli/test_planted_bugs.py", "models/test_mutated_pickles.py", "watching/test_script_processes.py"),
+    *("watching/test_script.py", "watching/test_frameworks.py", "inspection/test_interrupts.py"),
+}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Leave the cases that a `sample` does not name to the exhaustive tests; hand out long files first."""
     run: dict[str, bool] = {}
     for item in items:
         marker = item.get_closest_marker("sample")
@@ -49,6 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stale = [test for test, any_named in run.items() if not any_named]
     if stale and not any("::" in each for each in config.args):  # one case alone may have been asked for
         raise pytest.UsageError(f"a sample names no case that there is: {', '.join(stale)}")
+    yield
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        counts = Counter(item.path for item in items)
+        items.sort(key=lambda item: ("/".join(item.path.parts[-2:]) not in LONG, -counts[item.path]))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,14 +92,6 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _take_modes_off() -> None:
-    """Take off function modes that a file's tests have left, which the next file's tests would run under."""
-    import torch
-
-    while torch._C._len_torch_function_stack():
-        torch._C._pop_torch_function_stack()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _memory_given_back() -> Iterator[None]:
     """Collect garbage after a file; keep what stays, mostly later imports, out of every further search for it.
@@ -94,7 +99,6 @@ def _memory_given_back() -> Iterator[None]:
     Freed memory returns to the system after a file of large networks: forks, which others test, take longer by it.
     """
     yield
-    _take_modes_off()
     gc.collect()
     gc.freeze()
     if sys.platform == "linux":

@@ -58,7 +58,7 @@ class ForkServer:
         stdout: io.IOBase | None = None,
         largest_file: int | None = None,
     ) -> Finished:
-        """Run what `python ARGUMENTS` would: `-m MODULE …` or `-c PROGRAM …`, its stdout to a pipe or a file.
+        """Run what `python ARGUMENTS` would: `-m MODULE …`, `-c PROGRAM …` or a script; its stdout to a pipe or a file.
 
         No file that it writes may be larger than `largest_file` bytes.
         """
@@ -155,7 +155,9 @@ def _import_everything() -> None:
     for module in pkgutil.walk_packages(hookscope.__path__, "hookscope."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    importlib.import_module("torchvision.models")
+    for name in ("torchvision.models", "pandas", "torch.distributed.run"):
+        importlib.import_module(name)
+    importlib.import_module("PIL.Image").init()  # its readers of formats
     gc.collect()
     gc.freeze()
 
@@ -166,7 +168,7 @@ class _ForkingPopen(subprocess.Popen[bytes]):
     def _execute_child(self, args: Any, *rest: Any) -> None:
         given = inspect.signature(super()._execute_child).bind(args, *rest).arguments  # type: ignore[misc]
         special = any(given[name] for name in ("preexec_fn", "pass_fds", "cwd", "shell"))
-        if special or not isinstance(args, list) or args[0] != sys.executable:
+        if special or not isinstance(args, list | tuple) or args[0] != sys.executable:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         pipes = [given[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
@@ -200,15 +202,22 @@ def _run_python(arguments: Sequence[str], streams: Sequence[int], environment: M
         tempfile.tempdir = None
         if "OMP_NUM_THREADS" in variables:  # read when torch is imported
             sys.modules["torch"].set_num_threads(int(variables["OMP_NUM_THREADS"]))
+        if arguments[0] == "-u":  # as torchrun starts its processes
+            arguments = arguments[1:]
         if arguments[0] == "-P":
             arguments = arguments[1:]
         else:
-            sys.path.insert(0, str(Path.cwd()) if arguments[0] == "-m" else "")
-        sys.argv[:] = ["-c", *arguments[2:]]
+            first = {"-m": str(Path.cwd()), "-c": ""}
+            sys.path.insert(0, first.get(arguments[0], str(Path(arguments[0]).resolve().parent)))
         if arguments[0] == "-m":
+            sys.argv[:] = ["-c", *arguments[2:]]
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        else:
+        elif arguments[0] == "-c":
+            sys.argv[:] = ["-c", *arguments[2:]]
             exec(arguments[1], {"__name__": "__main__"})
+        else:
+            sys.argv[:] = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
         code = 0
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)

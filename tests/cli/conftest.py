@@ -153,10 +153,14 @@ def run(
     tmp_path: Path,
     networks: Path,
     environment: dict[str, str],
+    fork_server: ForkServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Run a command line inside this process, in `tmp_path`, beside the networks of this file."""
+    """Run a command line inside this process, in `tmp_path`, beside the networks of this file.
+
+    `check` runs in a forked process, whose workers are forked too: each would import torch for three seconds.
+    """
     from hookscope.cli.app import run as run_in_process
 
     for name in ("COLUMNS", "TORCH_HOME", "https_proxy", "HTTPS_PROXY"):
@@ -167,6 +171,9 @@ def run(
     (tmp_path / "net.py").write_text(networks.read_text(encoding="utf-8"), encoding="utf-8")
 
     def run_here(*arguments: object) -> Ended:
+        if arguments[:1] == ("check",):
+            done = fork_server.run("-m", "hookscope", *arguments, cwd=Path.cwd(), environment=os.environ)
+            return Ended(done.returncode, done.stdout, done.stderr)
         capsys.readouterr()
         code = run_in_process([str(argument) for argument in arguments])
         captured = capsys.readouterr()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.cli.conftest import Run
 
@@ -143,6 +144,8 @@ def planted(function: FunctionType) -> Iterator[None]:
         yield
     finally:
         function.__code__ = sound
+        while torch._C._len_torch_function_stack():  # it may be what takes a mode off
+            torch._C._pop_torch_function_stack()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of what runs a thread

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import torch
 
 from tests.cli.conftest import Run
 from tests.docs.test_schemas import check, check_run
+from tests.fork_server import Finished, ForkServer
 
 NETWORK = """
 import os
@@ -64,16 +64,14 @@ def command(*arguments: object, processes: int = 1) -> list[str]:
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("data")
 def test_torchrun_gives_the_bits_of_one_process_also_after_a_killed_worker(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, environment: dict[str, str], fork_server: ForkServer
 ) -> None:
     (tmp_path / "net.py").write_text(NETWORK.replace("nn.Linear(6, 4)", "nn.Linear(6, 2)"), encoding="utf-8")
     variables = environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
-    def ended(out: str, *options: str, processes: int = 1, **further: str) -> subprocess.CompletedProcess[str]:
-        line = command("data", "--by-class", "--out", out, *options, processes=processes)
-        return subprocess.run(
-            line, cwd=tmp_path, env=variables | further, capture_output=True, text=True, timeout=500, check=False
-        )
+    def ended(out: str, *options: str, processes: int = 1, **further: str) -> Finished:
+        _, *line = command("data", "--by-class", "--out", out, *options, processes=processes)
+        return fork_server.run(*line, cwd=tmp_path, environment=variables | further)
 
     assert ended("one").returncode == 3  # an input cannot be read
     for processes in (2, 3):
@@ -127,20 +125,13 @@ def test_the_command_merges_shards_and_lists_what_it_could_not_read(data: Path, 
 
 @pytest.mark.exhaustive
 @pytest.mark.usefixtures("data")
-def test_a_full_disk_is_one_line_and_leaves_no_broken_chunk(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_full_disk_is_one_line_and_leaves_no_broken_chunk(
+    tmp_path: Path, environment: dict[str, str], fork_server: ForkServer
+) -> None:
     (tmp_path / "net.py").write_text(NETWORK, encoding="utf-8")
     variables = environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    limit = resource.RLIMIT_FSIZE
-    ended = subprocess.run(
-        command("data", "--out", "run"),
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(limit, (4000, 4000)),
-    )
+    _, *line = command("data", "--out", "run")
+    ended = fork_server.run(*line, cwd=tmp_path, environment=variables, largest_file=4000)
     assert ended.returncode == 3
     assert "hookscope: error: Cannot write a chunk to 'run.chunks': file too large." in ended.stderr
     assert not list((tmp_path / "run.chunks").glob("*[0-9].json"))

@@ -7,7 +7,8 @@ import pytest
 
 from hookscope.results.training import TrainingStep, TrainingVerdict, WatchedLayer, WatchedStep
 from hookscope.watching.closing import Watched, closing_line
-from tests.watching.test_script import python, said
+from tests.watching.conftest import Forked
+from tests.watching.test_script import said
 
 
 def step(number: int, *, loss: float | None = 1.0, norm: float | None = 1.0) -> TrainingStep:
@@ -94,8 +95,8 @@ UNMEASURED = "None was measured in full, so activations, weights and updates wer
         ([], f"No rule objected in 40 steps. {UNMEASURED}"),
     ],
 )
-def test_a_script_ends_with_one_line(tmp_path: Path, options: list[str], expected: str) -> None:
+def test_a_script_ends_with_one_line(tmp_path: Path, forked: Forked, options: list[str], expected: str) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(QUIET))
-    done = python("-m", "hookscope", "watch", "train.py", *options, folder=tmp_path)
+    done = forked("-m", "hookscope", "watch", "train.py", *options)
     assert (done.returncode, done.stdout) == (0, "")
     assert said(done) == ["watching Linear (SGD, lr 0.01), loss at train.py:8", expected]

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 import hookscope
 from hookscope.results.runs.training_log import read_training
-from tests.watching.test_script import python, said
+from tests.watching.conftest import Forked
+from tests.watching.test_script import said
 from tests.watching.training_scripts import SCRIPTS
 
 pytestmark = pytest.mark.exhaustive
@@ -132,11 +133,11 @@ def test_activations_are_those_of_the_batch(tmp_path: Path) -> None:
         assert layer.zero_fraction == pytest.approx((output == 0).float().mean().item())
 
 
-def test_a_script_is_watched_with_them(tmp_path: Path) -> None:
+def test_a_script_is_watched_with_them(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "train.py").write_text(SCRIPTS["compiled"])
-    python("train.py", "plain.pt", 0, "inductor", folder=tmp_path)
-    arguments = ["--every", 4, "--out", "run", "--eager-forward", "--", "watched.pt", 0, "inductor"]
-    done = python("-m", "hookscope", "watch", "train.py", *arguments, folder=tmp_path)
+    forked("train.py", "plain.pt", 0, "aot_eager")
+    arguments = ["--every", 4, "--out", "run", "--eager-forward", "--", "watched.pt", 0, "aot_eager"]
+    done = forked("-m", "hookscope", "watch", "train.py", *arguments)
     assert done.returncode == 0, done.stderr
     assert not any("not watched" in line for line in said(done))
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from hookscope.results.runs.training_log import read_training
 from tests.docs.pages import DOCS, blocks
-from tests.watching.test_script import python, said
+from tests.fork_server import ForkServer
+from tests.watching.conftest import Forked
+from tests.watching.test_script import ENVIRONMENT, python, said
 from tests.watching.training_scripts import FRAMEWORK_SCRIPTS
 
 pytestmark = pytest.mark.exhaustive
@@ -19,14 +22,27 @@ WITH_CALLBACK = {
 }
 
 
-@pytest.mark.parametrize("name", FRAMEWORK_SCRIPTS)
-def test_a_script_of_a_framework_runs_unchanged(name: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=FRAMEWORK_SCRIPTS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(name: str, tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> list[Tensor]:
+    """What a script trains without hookscope."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "train.py").write_text(FRAMEWORK_SCRIPTS[name])
+    fork_server.run("train.py", "plain.pt", 0, cwd=folder, environment=ENVIRONMENT)
+    saved: list[Tensor] = torch.load(folder / "plain.pt")
+    return saved
+
+
+def test_a_script_of_a_framework_runs_unchanged(name: str, plain: list[Tensor], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FRAMEWORK_SCRIPTS[name])
-    plain = python("train.py", "plain.pt", 0, folder=tmp_path)
     arguments = ["-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--"]
     watched = python(*arguments, "watched.pt", 0, folder=tmp_path)
-    assert plain.returncode == watched.returncode == 0, watched.stderr
-    assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
+    assert watched.returncode == 0, watched.stderr
+    assert all(map(torch.equal, plain, torch.load(tmp_path / "watched.pt")))
     network = "Lit" if name == "lightning" else "Counting"
     line = FRAMEWORK_SCRIPTS[name][
         : FRAMEWORK_SCRIPTS[name].index("rainer.fit(" if name == "lightning" else ".train()")
@@ -40,16 +56,14 @@ def test_a_script_of_a_framework_runs_unchanged(name: str, tmp_path: Path) -> No
     assert log.watched[-1].layers
 
 
-@pytest.mark.parametrize("name", FRAMEWORK_SCRIPTS)
-def test_a_fault_in_a_framework_is_named_at_its_step(name: str, tmp_path: Path) -> None:
+def test_a_fault_in_a_framework_is_named_at_its_step(name: str, tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "train.py").write_text(FRAMEWORK_SCRIPTS[name])
-    python("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", 7, folder=tmp_path)
+    forked("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", 7)
     first = read_training(tmp_path / "run").verdicts[0]
     assert (first.step, first.rule) == (7, "non-finite-loss")
 
 
-@pytest.mark.parametrize("name", FRAMEWORK_SCRIPTS)
-def test_the_callback_on_the_page_watches(name: str, tmp_path: Path) -> None:
+def test_the_callback_on_the_page_watches(name: str, plain: list[Tensor], tmp_path: Path, forked: Forked) -> None:
     page = blocks((DOCS / "commands" / "watch.md").read_text("utf-8"))
     (callback,) = [each.text for each in page if each.title == f"{name}_callback.py"]
     (tmp_path / f"{name}_callback.py").write_text(callback)
@@ -57,11 +71,9 @@ def test_the_callback_on_the_page_watches(name: str, tmp_path: Path) -> None:
     source = FRAMEWORK_SCRIPTS[name]
     assert before in source
     (tmp_path / "train.py").write_text(f"from {name}_callback import Watching\n" + source.replace(before, after))
-    done = python("train.py", "watched.pt", 0, folder=tmp_path)
+    done = forked("train.py", "watched.pt", 0)
     assert done.returncode == 0, done.stderr
-    (tmp_path / "plain.py").write_text(source)
-    python("plain.py", "plain.pt", 0, folder=tmp_path)
-    assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
+    assert all(map(torch.equal, plain, torch.load(tmp_path / "watched.pt")))
     log = read_training(tmp_path / "runs" / "a")
     assert [each.step for each in log.steps] == [*range(1, 13)]
     assert all((each.loss is not None) == (name == "lightning") for each in log.steps)

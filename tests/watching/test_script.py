@@ -1,7 +1,6 @@
 """`hookscope watch train.py`: scripts run as without it, to the bit, and faults in them are named."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -15,10 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hookscope.cli.app import run
 from hookscope.results.runs.training_log import read_training
 from tests.fork_server import Finished, ForkServer
+from tests.watching.conftest import ENVIRONMENT, Forked
 from tests.watching.training_scripts import HEAD, SCRIPTS
-
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 # What is found, and the step at which a fault is planted and the place it is seen at first.
 FOUND = {
@@ -42,7 +39,7 @@ VARIANTS = {
         name, [""]
     )
 }
-FRESH = ("workers", "compiled")  # what a forked process would bring along: started processes, compiled code
+FRESH = ("workers-spawn", "compiled-inductor")  # which start processes of their own
 
 
 NOTHING = "No training was seen: {} in this process"
@@ -68,9 +65,6 @@ def without_watch(done: Finished) -> str:
     return "".join(line for line in done.stderr.splitlines(True) if not line.startswith("hookscope watch: "))
 
 
-PLAINLY = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-
-
 def runs_of(
     variant: str, folder: Path, fork_server: ForkServer, *, break_at: int = 0, watched_only: bool = False
 ) -> tuple[Finished, list[list[torch.Tensor]]]:
@@ -80,13 +74,13 @@ def runs_of(
     extra = [argument] if argument else []
     runs = [["-m", "hookscope", "watch", "train.py", "--every", "4", "--out", "run", "--"]]
     if not watched_only:
-        runs.append(["train.py"] if variant.startswith(FRESH) else ["-c", PLAINLY, "train.py"])
+        runs.append(["train.py"])
     done, saved = [], []
     for number, each in enumerate(runs):
         arguments = [*each, f"{number}.pt", break_at, *extra]
         done.append(
             python(*arguments, folder=folder)
-            if variant.startswith(FRESH)
+            if variant in FRESH
             else fork_server.run(*arguments, cwd=folder, environment=ENVIRONMENT)
         )
         assert done[-1].returncode == 0, done[-1].stderr
@@ -159,10 +153,10 @@ print(json.dumps(told))
 )
 
 
-def test_losses_are_summed_by_the_line_that_calls_backward(tmp_path: Path, fork_server: ForkServer) -> None:
+def test_losses_are_summed_by_the_line_that_calls_backward(tmp_path: Path, forked: Forked) -> None:
     (tmp_path / "train.py").write_text(MEASURED)
     arguments = ["-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", "0"]
-    done = fork_server.run(*arguments, cwd=tmp_path, environment=ENVIRONMENT)
+    done = forked(*arguments)
     assert "watching Net (SGD, lr 0.1), losses at train.py:36 and train.py:39" in said(done)
     steps = read_training(tmp_path / "run").steps
     for step, (loss, penalty, norm) in zip(steps, json.loads(done.stdout), strict=True):
@@ -175,7 +169,7 @@ def test_losses_are_summed_by_the_line_that_calls_backward(tmp_path: Path, fork_
         assert step.gradient_norm == pytest.approx(0.5, rel=1e-3)
 
     arguments = ["-m", "hookscope", "report", "run", "--tensorboard", "logs", "--quiet"]
-    assert fork_server.run(*arguments, cwd=tmp_path, environment=ENVIRONMENT).returncode == 0
+    assert forked(*arguments).returncode == 0
     events = EventAccumulator(str(tmp_path / "logs")).Reload()
     assert [each.value for each in events.Scalars("loss/train.py:39")] == pytest.approx(
         [dict(each.losses)["train.py:39"] for each in steps], rel=1e-6
@@ -216,10 +210,10 @@ BACKWARDS = {
 
 @pytest.mark.parametrize("how", BACKWARDS)
 @pytest.mark.sample("vector")
-def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, fork_server: ForkServer, how: str) -> None:
+def test_losses_that_cannot_be_told_are_said_not_to_be_seen(tmp_path: Path, forked: Forked, how: str) -> None:
     (tmp_path / "train.py").write_text(NOT_SEEN.replace("BACKWARD", BACKWARDS[how]))
     arguments = ["-m", "hookscope", "watch", "train.py", "--out", "run", "--", "x.pt", "0"]
-    done = fork_server.run(*arguments, cwd=tmp_path, environment=ENVIRONMENT)
+    done = forked(*arguments)
     line = "train.py:35 calls backward on several values, or with gradients: its loss is not seen."
     assert said(done) == [
         *([line] if how != "grad" else []),
@@ -272,10 +266,10 @@ OF_COMPILED_NETWORKS = (
     ],
 )
 def test_activations_in_compiled_code_are_said_not_to_be_watched(
-    tmp_path: Path, compiled: str, line: str | None
+    tmp_path: Path, forked: Forked, compiled: str, line: str | None
 ) -> None:
     (tmp_path / "train.py").write_text(COMPILED_PARTS)
-    done = python("-m", "hookscope", "watch", "train.py", "--every", "3", "--", "x.pt", "0", compiled, folder=tmp_path)
+    done = forked("-m", "hookscope", "watch", "train.py", "--every", "3", "--", "x.pt", "0", compiled)
     assert [each for each in said(done) if "compiled" in each] == ([] if line is None else [line])
     last = "No rule objected in 3 steps; 1 was measured in full."
     assert said(done)[-1] == (last if line is None else f"{last} Not judged: activations.")
@@ -442,7 +436,7 @@ def test_other_processes_are_said_not_to_be_watched_beside_a_training_and_worker
 
 
 @pytest.mark.exhaustive
-def test_a_network_that_is_rebuilt_is_found_again_and_the_old_one_freed(tmp_path: Path) -> None:
+def test_a_network_that_is_rebuilt_is_found_again_and_the_old_one_freed(tmp_path: Path, forked: Forked) -> None:
     source = """
         import gc, weakref, torch
         refs = []
@@ -458,7 +452,7 @@ def test_a_network_that_is_rebuilt_is_found_again_and_the_old_one_freed(tmp_path
         print([each() is not None for each in refs])
     """
     scripted(tmp_path, source)
-    done = python("-m", "hookscope", "watch", "train.py", "--every", "2", "--out", "run", folder=tmp_path)
+    done = forked("-m", "hookscope", "watch", "train.py", "--every", "2", "--out", "run")
     assert done.stdout == "[False, False, True]\n"
     log = read_training(tmp_path / "run")
     assert [each.step for each in log.starts] == [1, 6, 11]
@@ -467,7 +461,7 @@ def test_a_network_that_is_rebuilt_is_found_again_and_the_old_one_freed(tmp_path
 
 
 @pytest.mark.exhaustive
-def test_tensors_without_a_network_are_watched_by_number(tmp_path: Path) -> None:
+def test_tensors_without_a_network_are_watched_by_number(tmp_path: Path, forked: Forked) -> None:
     source = """
         import torch
         torch.manual_seed(0)
@@ -481,7 +475,7 @@ def test_tensors_without_a_network_are_watched_by_number(tmp_path: Path) -> None
                 bias = (bias - 0.01 * bias.grad).requires_grad_()
     """
     scripted(tmp_path, source)
-    done = python("-m", "hookscope", "watch", "train.py", "--out", "run", folder=tmp_path)
+    done = forked("-m", "hookscope", "watch", "train.py", "--out", "run")
     found, end = said(done)
     assert found == "watching 2 parameters (no optimizer: loss and gradients only), loss at train.py:7"
     assert end.startswith("No rule objected in 5 steps. None was measured in full")
@@ -496,7 +490,7 @@ BROKEN = ["discovery.living", "script_watch.Watch", "watch.read_gradients", "cha
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("broken", BROKEN)
-def test_an_error_of_hookscopes_is_a_line_and_the_script_goes_on(tmp_path: Path, broken: str) -> None:
+def test_an_error_of_hookscopes_is_a_line_and_the_script_goes_on(tmp_path: Path, forked: Forked, broken: str) -> None:
     scripted(tmp_path, TRAINED.replace("ENDING", "print('done')"))
     module, _, name = broken.partition(".")
     program = f"""
@@ -510,7 +504,7 @@ script_watch.{name if module == "discovery" else "Unused"} = {module}.{name} = f
 sys.argv = ["hookscope", "watch", "train.py", "--every", "1"]
 main()
 """
-    done = python("-c", program, folder=tmp_path)
+    done = forked("-c", program)
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert "Watching ends, because hookscope failed: RuntimeError: broken. The training goes on." in said(done)
     assert "Traceback" not in done.stderr

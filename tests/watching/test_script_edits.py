@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from hookscope.results.runs.training_log import read_training
-from tests.fork_server import ForkServer
-from tests.watching.test_script import ENVIRONMENT, python, said
-from tests.watching.test_script_processes import torchrun
+from tests.watching.conftest import Forked
+from tests.watching.test_script import python, said
 from tests.watching.training_scripts import DISTRIBUTED_SCRIPTS, EDITS, edited_script
 
 SAMPLE = ("frozen",)
@@ -19,7 +18,7 @@ REFUSED = "The training ends, because its edits cannot be made: "
 
 @pytest.mark.parametrize("case", EDITS)
 @pytest.mark.sample(*SAMPLE)
-def test_an_edited_script_trains_as_with_hooks_by_hand(case: str, tmp_path: Path, fork_server: ForkServer) -> None:
+def test_an_edited_script_trains_as_with_hooks_by_hand(case: str, tmp_path: Path, forked: Forked) -> None:
     script, by_hand = edited_script(case, distributed=False)
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "hand.py").write_text(by_hand)
@@ -29,7 +28,7 @@ def test_an_edited_script_trains_as_with_hooks_by_hand(case: str, tmp_path: Path
         [*watch, "hand.py", "--", "hand.pt", "0"],
         [*watch, "train.py", "--", "plain.pt", "0"],
     ]
-    done = [fork_server.run(*each, cwd=tmp_path, environment=ENVIRONMENT) for each in runs]
+    done = [forked(*each) for each in runs]
     assert [each.returncode for each in done] == [0, 0, 0], done
     edited, expected, plain = (torch.load(tmp_path / f"{name}.pt") for name in ("edited", "hand", "plain"))
     assert all(map(torch.equal, edited, expected))
@@ -42,36 +41,36 @@ def test_an_edited_script_trains_as_with_hooks_by_hand(case: str, tmp_path: Path
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ["gradients", "output"])
-def test_every_process_is_edited_alike(case: str, tmp_path: Path) -> None:
+def test_every_process_is_edited_alike(case: str, tmp_path: Path, torchrun: Forked) -> None:
     script, by_hand = edited_script(case, distributed=True)
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "hand.py").write_text(by_hand)
     arguments = ["watch", "train.py", "--edit", EDITS[case][0], "--out", "run", "--", "edited.pt", 0]
-    done = torchrun(tmp_path, "-m", "hookscope", *arguments)
-    torchrun(tmp_path, "hand.py", "hand.pt", 0)
+    done = torchrun("-m", "hookscope", *arguments)
+    torchrun("hand.py", "hand.pt", 0)
     assert all(map(torch.equal, torch.load(tmp_path / "edited.pt"), torch.load(tmp_path / "hand.pt")))
     assert said(done).count(FROM_THE_START) == 1
     assert all(dict(each.edits)[EDITS[case][0]] for each in read_training(tmp_path / "run").steps)
 
 
 @pytest.mark.exhaustive
-def test_a_process_that_cannot_be_edited_ends_all(tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_edited_ends_all(tmp_path: Path, torchrun: Forked) -> None:
     script, _ = edited_script("frozen", distributed=True)
     (tmp_path / "train.py").write_text(
         script.replace("network = Net()\n", "network = Net()\nif rank: network.more = network.first\n")
     )
     arguments = ["--edit", "/^more.0$/:output:zero", "--", "edited.pt", 0]
-    done = torchrun(tmp_path, "-m", "hookscope", "watch", "train.py", *arguments)
+    done = torchrun("-m", "hookscope", "watch", "train.py", *arguments)
     assert done.returncode == 1
     assert any(line.startswith(REFUSED) for line in said(done))
     assert not (tmp_path / "edited.pt").exists()
 
 
 @pytest.mark.exhaustive
-def test_no_process_trains_a_sharded_network_without_its_edits(tmp_path: Path) -> None:
+def test_no_process_trains_a_sharded_network_without_its_edits(tmp_path: Path, torchrun: Forked) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS["fsdp"])
     arguments = ["--edit", "param:0.*:freeze", "--", "edited.pt", 0]
-    done = torchrun(tmp_path, "-m", "hookscope", "watch", "train.py", *arguments)
+    done = torchrun("-m", "hookscope", "watch", "train.py", *arguments)
     assert done.returncode == 1
     assert any(line.startswith(f"{REFUSED}the network is sharded") for line in said(done))
     assert not (tmp_path / "edited.pt").exists()
@@ -110,10 +109,10 @@ REFUSALS = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_training_that_cannot_be_edited_ends(case: str, tmp_path: Path) -> None:
+def test_a_training_that_cannot_be_edited_ends(case: str, tmp_path: Path, forked: Forked) -> None:
     edit, before, after, message = REFUSALS[case]
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAINED.replace("BEFORE", before).replace("AFTER", after)))
-    done = python("-m", "hookscope", "watch", "train.py", "--edit", edit, "--out", "run", folder=tmp_path)
+    done = forked("-m", "hookscope", "watch", "train.py", "--edit", edit, "--out", "run")
     assert (done.returncode, done.stdout) == (5 if case == "no such layer" else 2, ""), done
     (line,) = [each for each in said(done) if each.startswith(REFUSED)]
     assert message in line
@@ -124,11 +123,11 @@ def test_a_training_that_cannot_be_edited_ends(case: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "compiling", ["torch.compile(network, backend='aot_eager')", "network.compile(backend='aot_eager')"]
 )
-def test_parameters_of_a_compiled_network_are_edited(compiling: str, tmp_path: Path) -> None:
+def test_parameters_of_a_compiled_network_are_edited(compiling: str, tmp_path: Path, forked: Forked) -> None:
     before = f"weight = network[0].weight\n    network = {compiling} or network\n    print(weight.detach().sum())"
     source = TRAINED.replace("BEFORE", before).replace("AFTER", "").replace('"trained"', "weight.detach().sum()")
     (tmp_path / "train.py").write_text(textwrap.dedent(source))
-    done = python("-m", "hookscope", "watch", "train.py", "--edit", "param:0.*:freeze", folder=tmp_path)
+    done = forked("-m", "hookscope", "watch", "train.py", "--edit", "param:0.*:freeze")
     assert done.returncode == 0, done.stderr
     before, after = done.stdout.splitlines()
     assert before == after
@@ -145,7 +144,7 @@ def test_an_expression_that_is_malformed_ends_the_script_as_it_imports_torch(tmp
 
 
 @pytest.mark.exhaustive
-def test_a_second_training_is_edited_from_its_first_forward_pass(tmp_path: Path) -> None:
+def test_a_second_training_is_edited_from_its_first_forward_pass(tmp_path: Path, forked: Forked) -> None:
     source = """
         import torch
         for fold in range(2):
@@ -157,8 +156,6 @@ def test_a_second_training_is_edited_from_its_first_forward_pass(tmp_path: Path)
                 optimizer.step()
     """
     (tmp_path / "train.py").write_text(textwrap.dedent(source))
-    done = python(
-        "-m", "hookscope", "watch", "train.py", "--edit", "/^0$/:output:zero", "--out", "run", folder=tmp_path
-    )
+    done = forked("-m", "hookscope", "watch", "train.py", "--edit", "/^0$/:output:zero", "--out", "run")
     assert done.stdout == "0.0\n" * 6
     assert [each.edits for each in read_training(tmp_path / "run").steps] == [(("/^0$/:output:zero", 2),)] * 6

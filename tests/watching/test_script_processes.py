@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,21 +11,10 @@ import torch
 from hookscope.results.runs.training_log import read_training
 from hookscope.results.training import TrainingStep
 from tests.fork_server import Finished
+from tests.watching.conftest import Forked
 from tests.watching.training_scripts import DISTRIBUTED, DISTRIBUTED_SCRIPTS, HEAD
 
 pytestmark = pytest.mark.exhaustive
-
-ROOT = Path(__file__).parents[2]
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-
-
-def torchrun(folder: Path, *arguments: object, processes: int = 2) -> Finished:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [*TORCHRUN, str(processes), *map(str, arguments)]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
-    )
-    return Finished(done.returncode, done.stdout, done.stderr, 0)
 
 
 def said(done: Finished) -> list[str]:
@@ -42,12 +29,10 @@ SHARDED = (
 
 
 @pytest.mark.parametrize("name", DISTRIBUTED_SCRIPTS)
-def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path: Path) -> None:
+def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path: Path, torchrun: Forked) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS[name])
-    torchrun(tmp_path, "train.py", "plain.pt", 0)
-    watched = torchrun(
-        tmp_path, "-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0
-    )
+    torchrun("train.py", "plain.pt", 0)
+    watched = torchrun("-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0)
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
     first, *others, last = said(watched)
     assert first.startswith("watching FSDPSequential (AdamW" if name == "fsdp" else "watching Net (SGD, lr 0.1), loss")
@@ -61,9 +46,11 @@ def test_weights_of_two_processes_are_those_of_the_plain_run(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", DISTRIBUTED_SCRIPTS)
-def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(name: str, tmp_path: Path) -> None:
+def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(
+    name: str, tmp_path: Path, torchrun: Forked
+) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS[name])
-    torchrun(tmp_path, "-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 7)
+    torchrun("-m", "hookscope", "watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 7)
     first = read_training(tmp_path / "run").verdicts[0]
     assert (first.step, first.rule) == (7, "non-finite-gradient")
 
@@ -72,7 +59,9 @@ def test_a_batch_that_breaks_on_the_second_process_is_named_at_its_step(name: st
     ("accumulates", "resets"),
     [("under no_sync", True), ("under no_sync", False), ("synchronised", True), ("not", False)],
 )
-def test_forgotten_resets_are_told_of_two_processes(accumulates: str, resets: bool, tmp_path: Path) -> None:
+def test_forgotten_resets_are_told_of_two_processes(
+    accumulates: str, resets: bool, tmp_path: Path, torchrun: Forked
+) -> None:
     source = DISTRIBUTED_SCRIPTS["ddp"]
     if accumulates != "under no_sync":
         source = source.replace(
@@ -83,7 +72,7 @@ def test_forgotten_resets_are_told_of_two_processes(accumulates: str, resets: bo
     if not resets:
         source = source.replace("    optimizer.zero_grad()\n", "")
     (tmp_path / "train.py").write_text(source)
-    torchrun(tmp_path, "-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0)
+    torchrun("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0)
     verdicts = [each for each in read_training(tmp_path / "run").verdicts if each.rule == "gradients-not-reset"]
     assert [(each.step, each.value) for each in verdicts] == ([] if resets else [(4, 3.0)])
 
@@ -97,13 +86,13 @@ fully_shard(network, mesh=mesh)
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_norms_over_shards_are_those_of_whole_tensors(processes: int, tmp_path: Path) -> None:
+def test_norms_over_shards_are_those_of_whole_tensors(processes: int, tmp_path: Path, torchrun: Forked) -> None:
     source = DISTRIBUTED_SCRIPTS["fsdp"]
     sharding = "fully_shard(network[0])\nfully_shard(network)\n"
     assert sharding in source
     (tmp_path / "train.py").write_text(source.replace(sharding, REPLICATED) if processes > 2 else source)
     arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0, "told"]
-    told = json.loads(torchrun(tmp_path, "-m", "hookscope", *arguments, processes=processes).stdout)
+    told = json.loads(torchrun("-m", "hookscope", *arguments, processes=processes).stdout)
     log = read_training(tmp_path / "run")
     assert [each.gradient_norm is None for each in log.steps[:3]] == [True, True, False]
     for step in log.steps[2:]:
@@ -126,36 +115,36 @@ CLIPPED = """
 
 
 @pytest.mark.parametrize("norm_type", ["2.0", "float('inf')"])
-def test_norms_before_clipping_are_those_of_whole_tensors(norm_type: str, tmp_path: Path) -> None:
+def test_norms_before_clipping_are_those_of_whole_tensors(norm_type: str, tmp_path: Path, torchrun: Forked) -> None:
     source = DISTRIBUTED_SCRIPTS["fsdp"].replace("    told.append({", "    ({")
     source = source.replace("    optimizer.step()\n", CLIPPED.replace("NORM", norm_type).lstrip("\n"))
     (tmp_path / "train.py").write_text(source.replace("if len(sys.argv) > 3 and rank == 0:", "if rank == 0:"))
-    torchrun(tmp_path, "train.py", "plain.pt", 0)
+    torchrun("train.py", "plain.pt", 0)
     arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0]
-    told = json.loads(torchrun(tmp_path, "-m", "hookscope", *arguments).stdout)
+    told = json.loads(torchrun("-m", "hookscope", *arguments).stdout)
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
     found = [each.norm_before_clipping for each in read_training(tmp_path / "run").steps]
     assert found[:3] == [None, None, None]
     assert found[3:] == pytest.approx(told[3:], rel=1e-5)
 
 
-def test_a_process_that_is_not_watched_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_process_that_is_not_watched_is_not_waited_for(tmp_path: Path, torchrun: Forked) -> None:
     (tmp_path / "train.py").write_text(DISTRIBUTED_SCRIPTS["fsdp"])
     (tmp_path / "start.sh").write_text(
         f'if [ "$RANK" = 0 ]; then exec {sys.executable} -m hookscope watch train.py --every 4 -- watched.pt 0; fi\n'
         f"exec {sys.executable} train.py watched.pt 0\n"
     )
-    done = torchrun(tmp_path, "--no-python", "bash", "start.sh")
+    done = torchrun("--no-python", "bash", "start.sh")
     assert (tmp_path / "watched.pt").exists()
     assert any("not every process runs under hookscope watch" in line for line in said(done))
 
 
-def test_a_process_that_dies_ends_all_with_the_message_of_torchrun(tmp_path: Path) -> None:
+def test_a_process_that_dies_ends_all_with_the_message_of_torchrun(tmp_path: Path, torchrun: Forked) -> None:
     source = DISTRIBUTED_SCRIPTS["fsdp"].replace(
         "    loss.backward()\n", "    1 / (rank != 1 or step < 6)\n    loss.backward()\n"
     )
     (tmp_path / "train.py").write_text(source)
-    done = torchrun(tmp_path, "-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0)
+    done = torchrun("-m", "hookscope", "watch", "train.py", "--out", "run", "--", "watched.pt", 0)
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert "ChildFailedError" in done.stderr
@@ -200,12 +189,12 @@ torch.distributed.barrier()
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_several_optimisers_of_sharded_networks_are_watched(again: bool, tmp_path: Path) -> None:
+def test_several_optimisers_of_sharded_networks_are_watched(again: bool, tmp_path: Path, torchrun: Forked) -> None:
     source = HEAD + DISTRIBUTED + SEVERAL_OPTIMISERS.replace("AGAIN", str(again))
     (tmp_path / "train.py").write_text(source)
-    torchrun(tmp_path, "train.py", "plain.pt", 0)
+    torchrun("train.py", "plain.pt", 0)
     arguments = ["watch", "train.py", "--every", 4, "--out", "run", "--", "watched.pt", 0]
-    done = torchrun(tmp_path, "-m", "hookscope", *arguments)
+    done = torchrun("-m", "hookscope", *arguments)
     assert all(map(torch.equal, torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "watched.pt")))
     assert not any("failed" in line or "Not watched" in line for line in said(done))
     told = json.loads(done.stdout)
