@@ -588,8 +588,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
         >>> result.first_differences[0].layer
         '_conv_stem'
 
-    Both models run side by side, and only the current layer is held in memory. Modules keep their state and their
-    device. Arguments that are not described here are those of `activations`.
+    Over each batch A runs first; its outputs wait for B in memory up to 2 GiB, then in a temporary file. Modules keep
+    their state and their device. Arguments that are not described here are those of `activations`.
 
     Args:
         a: As `model` for `activations`, or a run directory.
@@ -602,7 +602,8 @@ def diff(  # noqa: D417 - those of `activations` are described there
         shadow: Also run every layer of B on A's input, which shows how much the layer itself adds to the difference.
         grads: Also run both backward, batch by batch, and compare gradients of outputs, and gradients of parameters
             summed over batches. `first_gradient_difference` of the result is the first gradient to differ in the
-            backward pass. Both models keep the gradients of all layers' inputs and outputs in memory for a batch.
+            backward pass. The gradients of all layers' inputs and outputs over a batch, of both models, wait as A's
+            outputs do.
         loss: As for `grads`; default: "projection".
         target: As for `grads`; without a target, A and B compute one each.
         output_key: Which of several outputs is compared and differentiated; None for all.

@@ -74,7 +74,7 @@ def diff(
         under.compares(
             "--grads",
             help="Also compare gradients of outputs and parameters (summed over batches), and name the first to "
-            "differ; holds all gradients of a batch in memory.",
+            "differ; keeps all gradients of a batch, beyond 2 GiB in a temporary file.",
         ),
     ] = False,
     loss: Annotated[

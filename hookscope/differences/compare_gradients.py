@@ -13,6 +13,7 @@ from hookscope.differences.alignment import Pairing
 from hookscope.differences.first_differences import exceeds, rounding_limit
 from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.row_pairs import RowPair, pair_parameters, pair_sites
+from hookscope.differences.spool import Spool, Value, Versions
 from hookscope.hooks.observed import shape_of
 from hookscope.inputs import Batch, length_of
 from hookscope.inspection.backward import PassError, inspect_gradients
@@ -165,7 +166,8 @@ def compare_gradients(
 ) -> GradientDifferences:
     """Differentiate two networks and compare the gradients of outputs, and the sums over batches of parameters'.
 
-    The gradients of all inputs and outputs over one batch are held, on both sides, and those of all parameters.
+    The gradients of all inputs and outputs over one batch are kept in a spool, on both sides: which belong together is
+    known once both passes have ended. Those of all parameters are held.
 
     Args:
         sides: A, B and, for the errors of both, A in higher precision.
@@ -187,9 +189,10 @@ def compare_gradients(
 
     def run(batch: Batch) -> Break | None:
         nonlocal sites, parameters, notes, error
+        spool = Spool()
         try:
-            passes = [_differentiate(side, batch, loss) for side in sides]
-            of_whole = {} if whole is None else _differentiate(whole, batch, loss)[1]
+            passes = [_differentiate(side, batch, loss, spool) for side in sides]
+            of_whole = {} if whole is None else _differentiate(whole, batch, loss, spool)[1]
         except PassError as raised:
             error = raised
             return Break(str(raised), error=raised.__cause__)
@@ -198,8 +201,8 @@ def compare_gradients(
         sites = sites or one.gradients
         for rows in pair_sites(one.gradients, other.gradients, forward.pairing):
             pair = pairs.setdefault((rows.label, rows.label_b), _Pair(rows))
-            three = ours.get(rows.label), theirs.get(rows.label_b), exact.get(rows.label)
-            pair.add(*three, rows, first_input=len(records), count=len(batch.indices))
+            a, b, exactly = map(_read, (ours.get(rows.label), theirs.get(rows.label_b), exact.get(rows.label)))
+            pair.add(a, b, exactly, rows, first_input=len(records), count=len(batch.indices))
         found_parameters = pair_parameters(one.parameters, other.parameters, _layers(forward.pairing))
         parameters |= {each.label: each for each in found_parameters}
         for total, gradients in zip(totals, (ours, theirs, exact, of_whole), strict=True):
@@ -221,10 +224,10 @@ def compare_gradients(
     return replace(result, notes=(*result.notes, *_of_whole(summed, totals[0], totals[3], result.rows)))
 
 
-def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+def _add_parameters(total: dict[str, Tensor], gradients: Mapping[str, Value]) -> None:
     for label, gradient in gradients.items():
         if label.endswith(_PARAMETER):
-            total[label] = total[label] + gradient if label in total else gradient
+            total[label] = total[label] + gradient.read() if label in total else gradient.read()
 
 
 def _of_whole(
@@ -341,18 +344,23 @@ def _layers(pairing: Pairing) -> dict[str, tuple[str, Match]]:
     return {**pairing.names, **by_order}
 
 
-def _differentiate(side: Differentiated, batch: Batch, loss: LossFunction) -> tuple[Gradients, dict[str, Tensor]]:
+def _differentiate(
+    side: Differentiated, batch: Batch, loss: LossFunction, spool: Spool
+) -> tuple[Gradients, dict[str, Value]]:
     """Run a network forward and backward over a batch; return what was seen, and its gradients by label."""
-    gradients: dict[str, Tensor] = {}
-    latest: list[tuple[Tensor, int, Tensor]] = []  # what arrives at an input is often what left the next layer
+    gradients: dict[str, Value] = {}
+    versions = Versions(spool.keep)  # what arrives at an input is often what left the next layer
 
     def keep(label: str, gradient: Tensor) -> None:
-        if not (latest and latest[0][0] is gradient and latest[0][1] == gradient._version):
-            latest[:] = [(gradient, gradient._version, gradient.detach().clone())]
-        gradients[label] = latest[0][2]
+        gradients[label] = versions.of(gradient.detach() if gradient.requires_grad else gradient)
 
     with cpu_threads(side.threads), side.around():
         seen = inspect_gradients(
             side.loaded, [side.brought(batch)], loss, on_tensor=keep, include_inputs=True, **side.options
         )
     return seen, gradients
+
+
+def _read(value: Value | None) -> Tensor | None:
+    tensor: Tensor | None = None if value is None else value.read()
+    return tensor

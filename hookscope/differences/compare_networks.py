@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -29,9 +29,8 @@ from hookscope.differences.hooked_network import (
     precision_notes,
     traced,
 )
-from hookscope.differences.lockstep import Lockstep, share_cpu_threads
-from hookscope.differences.lockstep_rows import REFERENCE, A, B, paired_rows, rows_by_place, unmatched
-from hookscope.differences.pausable_threads import pausable_threads
+from hookscope.differences.paired_rows import paired_rows, rows_by_place, unmatched
+from hookscope.differences.passes import REFERENCE, A, B, Passes
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.differences.torch_compile import Compiled, compile_in_blocks
 from hookscope.errors import HookscopeError, ModelError, NothingMatchedError, UnfitInputError, UsageError
@@ -39,11 +38,11 @@ from hookscope.hooks.selection import default_layers
 from hookscope.hooks.tracing import eager
 from hookscope.inputs import Batch, copy_of, to_device
 from hookscope.inputs.pipeline import InputPipeline
-from hookscope.inspection.device import cpu_threads, floating_dtype
+from hookscope.inspection.device import floating_dtype
 from hookscope.inspection.edits import Edit
 from hookscope.inspection.losses import Loss
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network, queue_of
-from hookscope.inspection.parameter_edits import edit_parameters, split_edits
+from hookscope.inspection.parameter_edits import ParameterEdits, edit_parameters, split_edits
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.run import Break, choose, run_batches
 from hookscope.inspection.session import (
@@ -101,8 +100,8 @@ class _Comparison:
     pairing: Pairing = field(default_factory=lambda: Pairing({}))
     compiled: Compiled | None = None
 
-    def run(self, finished: Callable[[int], None], *, shadow: bool, compiles: bool, chosen: bool) -> Lockstep:
-        """Pair the layers, and run the networks in lockstep over all batches.
+    def run(self, finished: Callable[[int], None], *, shadow: bool, compiles: bool, chosen: bool) -> Passes:
+        """Pair the layers, and run the networks over all batches.
 
         `chosen` is whether `--layer` chose the layers of A; `finished` is called after each batch with the number of
         inputs that have run.
@@ -115,51 +114,37 @@ class _Comparison:
             self.pairing = _pairing(self.networks, first, self.maps, chosen=chosen)
             _set_partners(self.networks, self.pairing)
         compiled = self.compiled
-        everyone = [*self.networks, *([compiled.whole] if compiled else [])]
-        with (
-            compiled.forwards() if compiled else nullcontext(),
-            eager(),
-            cpu_threads(),  # threads that start later inherit their count
-            pausable_threads([each.run for each in everyone]) as threads,
-        ):
-            if compiled:
-                compiled.thread = threads[-1]
-            # Dynamo's settings hold for all threads: if one network is compiled, they take turns. So they do if B waits
-            # at each output to run its layer on A's inputs.
-            shared = None if compiled or shadow else share_cpu_threads(self.networks)
-            maps = KeptMaps(coarsest_eps(self.networks))
-            lockstep = Lockstep(self.networks, threads[: len(self.networks)], maps, shadow, shared)
-            run = partial(self._run_batch, lockstep)
+        whole = None if compiled is None else compiled.whole
+        passes = Passes(self.networks, KeptMaps(coarsest_eps(self.networks)), shadow, whole)
+        with ExitStack() as block:
+            if compiled is not None:
+                block.enter_context(compiled.forwards())
+            block.enter_context(eager())
+            for each in (*self.networks, *([] if whole is None else [whole])):
+                block.enter_context(each.prepared())
             ended = run_batches(
-                self.queue, run, self.records, finished, keep=lambda _batch: None, undo=self._rewind_networks
+                self.queue,
+                partial(self._run_batch, passes),
+                self.records,
+                finished,
+                keep=lambda _batch: None,
+                undo=lambda: None,
             )
-            for each in threads:
-                each.finish()
         if ended is not None:
             raise ModelError(ended[0].message) from ended[0].error
-        return lockstep
+        return passes
 
-    def _run_batch(self, lockstep: Lockstep, batch: Batch) -> Break | None:
-        finished = None
-        while finished is None:
-            for network in self.networks:
-                network.batch = _placed_for(network, batch)
-            finished = lockstep.run(len(self.records), len(batch.indices))
-            if lockstep.needs_turns:
-                lockstep.take_turns()
+    def _run_batch(self, passes: Passes, batch: Batch) -> Break | None:
+        finished = passes.run(partial(_placed_for, batch=batch), len(self.records), len(batch.indices))
         if self.compiled is not None:
-            finished = self.compiled.ended(finished, _placed_for(self.networks[B], batch))
+            self.compiled.check(finished)
         failed = next((each for each in finished if each.message), None)
         if failed is not None:
             return Break(failed.message, error=failed.error)
         self.outputs.add([each.output for each in finished], len(self.records), len(batch.indices))
-        lockstep.keep()
+        passes.keep()
         self.records.extend(batch.records)
         return None
-
-    def _rewind_networks(self) -> None:
-        for network in self.networks:
-            network.rewinds = True
 
 
 @dataclass(slots=True)
@@ -214,7 +199,7 @@ def compare_networks(
     output_key: str | None = None,
     inputs_b: InputPipeline | None = None,
 ) -> Differences:
-    """Run the network of the session, A, and another one, B, side by side over all inputs.
+    """Run the network of the session, A, and another one, B, over all inputs.
 
     With a `loss` their gradients are compared afterwards. B may have `inputs_b`, as many; they then run one by one.
 
@@ -230,7 +215,7 @@ def compare_networks(
     options_b = replace(options_b, edits=edits)
     _refuse(options_b, shadow=shadow, ops=ops)
     apart = copied(other) if values else separate(session.loaded, other)
-    made = edit_parameters(apart, values)
+    made = edit_parameters(apart, values) if values else ParameterEdits(())
     others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
     batch_size = batch_size if others is None else 1
     queue = session_batches(session, batch_size, on_error)
@@ -243,11 +228,11 @@ def compare_networks(
     comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=maps)
     finished = batch_progress(session, on_progress)
     began = time.perf_counter()
-    lockstep = comparison.run(finished, shadow=shadow, compiles=options_b.compiles, chosen=bool(layers))
+    passes = comparison.run(finished, shadow=shadow, compiles=options_b.compiles, chosen=bool(layers))
     if not comparison.records and session.unusable:
         raise session.unusable[0]
     compiled, eps = comparison.compiled, coarsest_eps(networks)
-    paired = paired_rows(networks, lockstep, comparison.pairing)
+    paired = paired_rows(networks, passes.rows, comparison.pairing)
     every_row, first_differences = with_origins(
         paired, eps, compiled.sizes if compiled else {}, same_inputs=others is None
     )
@@ -272,11 +257,11 @@ def compare_networks(
         inputs_b=_records_of(others, comparison),
         rows=rows,
         gradients=gradients.rows,
-        unmatched=unmatched(networks, lockstep, comparison.pairing, with_b=not layers),
+        unmatched=unmatched(networks, passes.rows, comparison.pairing, with_b=not layers),
         outputs=found,
         first_differences=first_differences,
         first_gradient_difference=gradients.first,
-        maps=lockstep.maps.drawn(rows_by_place(rows, networks[A]), first_differences),
+        maps=passes.maps.drawn(rows_by_place(rows, networks[A]), first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients.rows), found),
         reference="A's weights in float64" if reference else "",
         warnings=warnings,
@@ -321,7 +306,7 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
             f"A and B are different networks: no layer of A ({a}) has a partner in B ({b}). Pair layers with "
             "--map 'a.*=b.*'."
         )
-    return tuple(replace(row, index=index) for index, row in enumerate(selected))
+    return tuple(row if row.index == index else replace(row, index=index) for index, row in enumerate(selected))
 
 
 def _warnings(session: Session, other: LoadedModel, comparison: _Comparison, *measured: str) -> tuple[str, ...]:
@@ -432,13 +417,13 @@ def _hooked_network(
     keeps: Literal["inputs", "states", ""] = "",
 ) -> HookedNetwork:
     recorder = Recorder(0, None, None)
-    recorder.places = TokenPlaces(inspected.network)
+    recorder.places = TokenPlaces(inspected.network) if side == "A" else None  # maps lie as in A
     selected, operations, placed = choose(inspected, queue, layers, options.edits, recorder, ops=ops)
     return HookedNetwork(
         title=f"{side} ({inspected.info.name})",
         inspected=inspected,
         selected=selected,
-        hooked=layers_to_hook(inspected, selected),
+        hooked=layers_to_hook(inspected, selected, chosen=bool(layers) or ops),
         operations=operations,
         edits=placed,
         recorder=recorder,

@@ -25,7 +25,7 @@ _BEST = 5
 
 @dataclass(slots=True)
 class _Output:
-    """What is known of one output tensor; pairs of networks as in `lockstep.Row.sums`."""
+    """What is known of one output tensor; pairs of networks as in `passes.Row.sums`."""
 
     dtype: torch.dtype
     shapes: BatchShapes = field(default_factory=BatchShapes)

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from hookscope.differences.difference_maps import KeptMaps
 from hookscope.differences.first_differences import with_origins
-from hookscope.differences.hooked_network import PairedOutput
+from hookscope.differences.hooked_network import OutputPlace
 from hookscope.differences.measures import Sums, coarser, comparable
 from hookscope.differences.row_pairs import RowPair, pair_gradients, pair_parameters, pair_rows, partners
-from hookscope.differences.tensor_versions import TensorVersion
 from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.rows import Recorder
@@ -75,11 +74,8 @@ class _RunMaps:
         tokens = pair.a.tokens if isinstance(pair.a, LayerRow) else None
         if tokens is not None:
             grids = (tokens.grid,) if tokens.grid is not None else ()
-        seen = [
-            PairedOutput(key, pair.call[0], TensorVersion(0, each), channel_axis=axis, grids=grids) for each in (a, b)
-        ]
         recorder = Recorder(0, None, None, indices=tuple(range(self.inputs)))
-        self.kept.offer(seen[0], seen[1], relative_l2, None, recorder)
+        self.kept.offer(OutputPlace(key, pair.call[0], axis, grids), a, b, relative_l2, None, recorder)
 
 
 def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Sequence[str] = ()) -> Differences:

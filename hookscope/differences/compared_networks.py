@@ -113,7 +113,7 @@ def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> lis
     """
     notes: list[str] = []
     modes = [{name: each.training for name, each in side.module.named_modules()} for side in (loaded, other)]
-    if all(map(all, (each.values() for each in modes))):
+    if all(map(all, (each.values() for each in modes))) or not any(map(any, (each.values() for each in modes))):
         return notes
     for letter, side, mode, training in zip("AB", (loaded, other), ("eval", mode_b), modes, strict=True):
         modules = dict(side.module.named_modules())

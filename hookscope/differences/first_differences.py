@@ -54,10 +54,9 @@ def with_origins(
     depth = 0
     for row in rows:
         depth += sizes.get(row.layer, 1)
-        limited = replace(row, limit=rounding_limit(eps, depth))
-        single = rounding_limit(eps, sizes.get(row.layer, 1))
-        judged.append(replace(limited, origin=_origin(limited, single, first_seen=first_seen)))
-        first_seen = first_seen or _differs(limited)
+        limit, single = (rounding_limit(eps, layers) for layers in (depth, sizes.get(row.layer, 1)))
+        judged.append(replace(row, limit=limit, origin=_origin(row, limit, single, first_seen=first_seen)))
+        first_seen = first_seen or _differs(judged[-1])
     begins = _begins(judged, eps, sizes)
     if not same_inputs:
         given_same = {row.label for row in judged if _has_equal_inputs(row)}
@@ -73,19 +72,20 @@ def _differs(row: DifferenceRow) -> bool:
     return exceeds(row.measures.relative_l2, row.limit)
 
 
-def _origin(row: DifferenceRow, single: float, *, first_seen: bool) -> Origin:
-    total = None if row.measures is None else row.measures.relative_l2
+def _origin(row: DifferenceRow, limit: float, single: float, *, first_seen: bool) -> Origin:
+    total = _relative_l2(row)
+    differs = row.shape != row.shape_b if row.measures is None else exceeds(total, limit)
     origin: Origin = "unclear"
     if total == 0:
         origin = "equal"
     elif row.added is not None and exceeds(row.added.relative_l2, single):
         origin = "begins"
-    elif total is not None and not _differs(row):
+    elif total is not None and not differs:
         origin = "rounding"
     elif total is not None and row.added is not None:
         origin = "passed on"
-    elif _differs(row) and row.arriving_relative_l2 is not None:
-        arrives = exceeds(row.arriving_relative_l2, row.limit)
+    elif differs and row.arriving_relative_l2 is not None:
+        arrives = exceeds(row.arriving_relative_l2, limit)
         origin = "begins" if not arrives else "unclear" if first_seen else "passed on"
     return origin
 

@@ -1,28 +1,29 @@
-"""One of the networks that run in lockstep: its hooks, and where it pauses."""
+"""One of the networks that are compared: its hooks, and one pass of it."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
-from torch.utils.hooks import RemovableHandle
+from torch.utils._pytree import tree_flatten
 
 from hookscope.differences.alignment import Call, CallKey
-from hookscope.differences.pausable_threads import AbandonedError, PausableThread, RandomStates
-from hookscope.differences.tensor_versions import TensorVersion, TensorVersions
+from hookscope.differences.spool import Value, Versions
 from hookscope.hooks.autograd import plain_arithmetic
 from hookscope.hooks.calls import Hook
 from hookscope.hooks.forward_hooks import Capture, capture
-from hookscope.hooks.observed import ModuleCall, Operation
+from hookscope.hooks.observed import ModuleCall, Operation, physical
 from hookscope.hooks.operations import OperationChoice
 from hookscope.hooks.pytree import tensors_given, tensors_in
 from hookscope.hooks.selection import default_layers, owned_parameters
 from hookscope.inputs import Batch
+from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.edit_placement import PlacedEdits
 from hookscope.inspection.failures import failure_message, locate, reraise_internal
 from hookscope.inspection.network import InspectedNetwork
@@ -35,46 +36,55 @@ Key = tuple[str, int, int]
 """(layer, call, which of its tensors), in the names of A."""
 
 
-class PairedOutput(NamedTuple):
-    """An output that has a partner.
+class OutputPlace(NamedTuple):
+    """Where an output that has a partner was seen.
 
     Attributes:
-        output: Its tensor is always there.
-        inputs: Of the call; of a call that overwrote its first input, that one alone.
         channel_axis: The axis of the tensor that counts channels; None if none does.
         grids: The spatial sizes of maps up to here, latest last.
     """
 
     key: Key
     layer: str
-    output: TensorVersion
-    inputs: tuple[TensorVersion, ...] = ()
     channel_axis: int | None = None
     grids: tuple[tuple[int, ...], ...] = ()
 
-    @property
-    def tensor(self) -> Tensor:
-        """The output itself, or a copy."""
-        return cast("Tensor", self.output.tensor)
+
+class PairedOutput(NamedTuple):
+    """An output that has a partner.
+
+    Attributes:
+        inputs: Of the call; of a call that overwrote its first input, that one alone.
+        kept: What was kept before the call, of the first of its outputs; None if nothing was.
+    """
+
+    place: OutputPlace
+    value: Value
+    inputs: tuple[Value, ...] = ()
+    kept: Any = None
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A pause after a batch: the network's output, or its error with a message."""
+class Observer:
+    """What is done with outputs in a pass.
+
+    Attributes:
+        versions: Of the tensors in that pass.
+        observe: Called in the hook of every output that has a partner.
+        overwrites: Called before a call overwrites its first input, with the call's key in A.
+    """
+
+    versions: Versions
+    observe: Callable[[PairedOutput], object]
+    overwrites: Callable[[CallKey, Value], object] = lambda _key, _value: None
+
+
+class Finished(NamedTuple):
+    """How a pass ended: with the network's output, or its error with a message."""
 
     output: object = None
     error: BaseException | None = None
     message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A pause before each batch, and another, with `has_batch`, right before its forward pass."""
-
-    has_batch: bool = False
-
-
-Stop = PairedOutput | Finished | Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +117,10 @@ class HookedNetwork:
         partner: Maps a call of this network to its key in A; None for a call without a partner.
         autocast: The dtype of autocast; None for none.
         cpu_threads: Number of CPU threads; None for torch's default.
-        keeps: What to keep of each call until it returns: a copy of its inputs from before any hook, or the states of
-            autocast and of the random generators.
-        copies_all: Whether to also copy inputs that were seen before, before they are overwritten.
+        keeps: What to keep of each call until it returns: its inputs from before any hook, or the states of autocast
+            and of the random generators.
         own_inputs: Gives the batch to run on in place of one of A's.
-        batch: The next batch; None ends the run.
+        rewinds: Whether the next pass begins with the network as it was before the latest.
         output_forms: Outputs of all batches, in order, by (layer, call, which).
         passed_through: Whether each was an unchanged input in every batch.
     """
@@ -129,85 +138,70 @@ class HookedNetwork:
     cpu_threads: int | None = None
     keeps: Literal["inputs", "states", ""] = ""
     partner: Callable[[CallKey], CallKey | None] = lambda key: key
-    copies_all: bool = False
     own_inputs: Callable[[Batch], Batch] = lambda batch: batch
-    batch: Batch | None = None
     rewinds: bool = False
-    output_forms: dict[tuple[str, int, int], OutputForm] = field(default_factory=dict)
-    passed_through: dict[tuple[str, int, int], bool] = field(default_factory=dict)
-    captured: Capture[int] | None = None
-    _given: dict[str, list[Any]] = field(default_factory=dict)
+    output_forms: dict[Key, OutputForm] = field(default_factory=dict)
+    passed_through: dict[Key, bool] = field(default_factory=dict)
+    _state: Preserved | None = None
+    _has_run: bool = False
+    _captured: Capture[int] | None = None
+    _observer: Observer | None = None
+    _kept: dict[str, list[Any]] = field(default_factory=dict)
     _counts: Counter[object] = field(default_factory=Counter)
-    _versions: TensorVersions = field(default_factory=TensorVersions)
-    _overwrote: dict[CallKey, TensorVersion] = field(default_factory=dict)
+    _overwrote: dict[CallKey, Value] = field(default_factory=dict)
     _stored: Mapping[int, tuple[Tensor, str, int]] = field(default_factory=dict)
-    _is_paused: bool = False
+    _is_alone: bool = False
 
-    def run(self, thread: PausableThread[Stop]) -> None:
-        """Run all batches in a thread, pausing at each output that has a partner."""
-        if self.cpu_threads is not None:
-            torch.set_num_threads(self.cpu_threads)
-        with ExitStack() as block:
-            self._run(thread, block)
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Let the network run in the block, and restore it after the block."""
+        modules = self.inspected.modules
+        self._stored = {} if self.operations is None else _stored_tensors(modules)
+        with preserved(self.inspected.network, self.seed, self.mode, modules.values()) as self._state:
+            yield
 
-    def _run(self, thread: PausableThread[Stop], block: ExitStack) -> None:
-        module = self.inspected.network
-        modules = self.inspected.modules.values()
-        state = block.enter_context(preserved(module, self.seed, self.mode, modules))
-        self._stored = {} if self.operations is None else _stored_tensors(self.inspected.modules)
-        self.captured = block.enter_context(
-            capture(
-                module,
-                self.hooked,
-                lambda call, slot, tensor: self._observe(thread, call, slot, tensor),
-                edits=self.edits.by_name,
-                operations=self.operations,
-            )
-        )
-        block.enter_context(self._before_calls())
-        state.mark_hooks()
-        is_first = True
-        while self._next(thread, state, is_first=is_first):
-            is_first = False
-
-    def _next(self, thread: PausableThread[Stop], state: Preserved, *, is_first: bool) -> bool:
-        """Run the next batch; return whether there was one."""
-        thread.pause(Ready(), breakable=False)
-        batch, self.batch = self.batch, None
-        if batch is None or self.captured is None:
-            return False
+    def run(self, batch: Batch, observer: Observer) -> Finished:
+        """Run the network once; random numbers are drawn from the states that the generators have now."""
+        if self._state is None:
+            raise RuntimeError("a network runs in the block of `prepared` alone")
         if self.rewinds:
-            state.rewind()
-            self.rewinds = False
-        elif not is_first:
-            state.mark()
-        for kept in (self._counts, self._given, self._overwrote):
-            kept.clear()
-        self._versions = TensorVersions()
+            self._state.rewind()
+        elif self._has_run:
+            self._state.mark()
+        self._has_run = True
+        for seen in (self._counts, self._kept, self._overwrote):
+            seen.clear()
+        self._observer = observer
         self.recorder.start(batch.indices, pictures=batch.pictures)
-        thread.pause(Ready(has_batch=True), breakable=False)
-        if thread.breaks_off:  # before the forward pass began
-            thread.breaks_off = False
-            finished = Finished(error=AbandonedError())
-        else:
-            finished = self._forward(batch, thread)
-        del batch
-        for seen in self.captured.restart():
-            if seen.value is not None:
-                key = (seen.layer, seen.call, seen.value)
-                self.passed_through[key] = seen.passed_through and self.passed_through.get(key, True)
-        thread.pause(finished, breakable=False)
-        return True
+        with cpu_threads(self.cpu_threads), self._hooks() as self._captured:
+            finished = self._forward(batch)
+            for each in self._captured.restart():
+                if each.value is not None:
+                    key = (each.layer, each.call, each.value)
+                    self.passed_through[key] = each.passed_through and self.passed_through.get(key, True)
+        self._observer, self.rewinds = None, bool(finished.message)  # with the observer go values of tensors
+        return finished
 
-    def _forward(self, batch: Batch, thread: PausableThread[Stop]) -> Finished:
+    @contextmanager
+    def _hooks(self) -> Iterator[Capture[int]]:
+        """Add hooks: of `capture`, and before calls, to see what they overwrite and to keep what `keeps` names."""
+        keep = self._keep_inputs if self.keeps == "inputs" else self._keep_states
+        edits, network = self.edits.by_name, self.inspected.network
+        hooks = capture(network, self.hooked, self._observe, edits=edits, operations=self.operations)
+        with hooks as captured, ExitStack() as block:
+            for name, module in self.hooked.items():
+                if self.keeps and name in self.selected:
+                    handle = module.register_forward_pre_hook(Hook(keep, name), prepend=True, with_kwargs=True)
+                    block.callback(handle.remove)
+                if vars(module).get("inplace") is True and not [*module.children()]:
+                    before = Hook(self._before_overwriting, name)
+                    block.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            yield captured
+
+    def _forward(self, batch: Batch) -> Finished:
         try:
             with torch.no_grad(), self.casting():
                 return Finished(self.inspected.network(*batch.args, **batch.kwargs))
-        except AbandonedError as abandoned:
-            if not thread.breaks_off:
-                raise
-            thread.breaks_off = False
-            return Finished(error=abandoned)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - the model's code may raise anything
             error = reraise_internal(raised)
             failure = locate(self.inspected.modules, error)
@@ -227,26 +221,8 @@ class HookedNetwork:
         """Return whether a layer or operation has rows in the result."""
         return layer in self.selected or layer not in self.hooked  # operations are not hooked modules
 
-    def copied(self, seen: PairedOutput, *, known_too: bool) -> tuple[PairedOutput, int]:
-        """Return an output that lasts when the network goes on, and how many bytes were copied for it.
-
-        Inputs that were seen before are left out, unless `known_too`.
-        """
-        output, taken = self._versions.kept(seen.output, known_too=True)
-        inputs = []
-        for each in seen.inputs:
-            value, more = self._versions.kept(each, known_too=known_too or self.copies_all)
-            inputs.append(value)
-            taken += more
-        return seen._replace(output=output, inputs=tuple(inputs)), taken
-
-    def kept_of(self, layer: str) -> Any:
-        """Pop what was kept of the latest call of a layer; None if nothing was."""
-        given = self._given.get(layer)
-        return given.pop() if given else None
-
-    def _observe(self, thread: PausableThread[Stop], call: ModuleCall, slot: str, tensor: Tensor) -> int:
-        """Record an output in the hook, and pause if it has a partner; return its index among the call's tensors."""
+    def _observe(self, call: ModuleCall, slot: str, tensor: Tensor) -> int:
+        """Show the observer an output that has a partner; return the output's index among the call's tensors."""
         place = (call.layer, call.call)
         which = self._counts[place]
         self._counts[place] += 1
@@ -260,85 +236,109 @@ class HookedNetwork:
             self.output_forms[*place, which] = OutputForm(
                 label, call.layer, kind, shape, dtype, call.operation, tuple(inputs)
             )
-        partner = self.partner(place)
-        if partner is not None:
-            overwrote = self._overwrote.pop(place, None)
-            given = [self._versions.of(each) for _, each in call.inputs] if overwrote is None else [overwrote]
+        partner, observer = self.partner(place), self._observer
+        if partner is not None and observer is not None:
+            overwrote, version_of = self._overwrote.pop(place, None), observer.versions.of
+            tensors = [physical(each)[0] for _, each in call.inputs]
+            given = map(version_of, tensors) if overwrote is None else [overwrote]
             grids = tuple(self.recorder.grids_of((call.layer, call.call, slot), tensor, axis))
-            thread.pause(
-                PairedOutput((*partner, which), call.layer, self._versions.of(tensor), tuple(given), axis, grids)
-            )
+            kept = self._kept.get(call.layer) if not which else None
+            found = OutputPlace((*partner, which), call.layer, axis, grids)
+            observer.observe(PairedOutput(found, version_of(tensor), tuple(given), kept.pop() if kept else None))
         return which
 
     def _stored_name(self, given: Tensor, output: Tensor) -> str | None:
-        tensor, name, version = self._stored.get(id(given), (given, "", 0))
-        return None if given is output else name if tensor._version == version else ""
+        if given is output:
+            return None
+        tensor, name, version = self._stored.get(id(given), (None, "", 0))
+        return name if tensor is not None and tensor._version == version else ""
 
-    @contextmanager
-    def _before_calls(self) -> Iterator[None]:
-        """Add pre-hooks that copy inputs about to be overwritten, and keep what `keeps` names."""
-        handles: list[RemovableHandle] = []
-        try:
-            for name, module in self.hooked.items():
-                if self.keeps and name in self.selected:
-                    keep = Hook(self._keep_inputs if self.keeps == "inputs" else self._keep_states, name)
-                    handles.append(module.register_forward_pre_hook(keep, prepend=True, with_kwargs=True))
-                if vars(module).get("inplace") is True and not [*module.children()]:
-                    before = Hook(self._before_overwriting, name)
-                    handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def run_alone(self, layer: str, args: Any, kwargs: Any) -> list[Tensor]:
-        """Run one layer while the network is paused, without side effects; return its output tensors.
+    def run_alone(self, layer: str, args: Any, kwargs: Any, kept: Any) -> list[Tensor]:
+        """Run one layer in a hook of the network, without side effects; return its output tensors.
 
         It draws the random numbers that it drew in the network, and finds none of the context variables that the
         network has set, by which a pass collects what its layers return. Afterwards the layer holds what it held, and
         the random states are restored.
+
+        Args:
+            layer: Name of the layer.
+            args: What it is given.
+            kwargs: What it is given by name.
+            kept: What was kept before its call in the network.
         """
         module = self.hooked[layer]
         device = torch.device(self.inspected.placed[0])
         call: Any = nn.Module.__call__  # hooks see what it returns, and not what a class adds to it
         now = RandomStates()
-        is_cast, dtype, random_states = self.kept_of(layer) or (False, None, now)
-        with nullcontext() if self.captured is None else self.captured.detached():
+        is_cast, dtype, random_states = kept or (False, None, now)
+        with nullcontext() if self._captured is None else self._captured.detached():
             before = Snapshot([*module.modules()])
             try:
-                self._is_paused = True
+                self._is_alone = True
                 random_states.enter()
                 with torch.no_grad(), _autocast(device.type, dtype, enabled=is_cast):
                     return [tensor for _, tensor in tensors_in(Context().run(call, module, *args, **kwargs))]
             finally:
                 before.put_back()
                 now.enter()
-                self._is_paused = False
+                self._is_alone = False
 
     def _keep_inputs(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self._is_paused:
-            self._keep(layer, tree_map_only(Tensor, torch.clone, (args, kwargs)))
+        if self._observer is not None:
+            leaves, form = tree_flatten((args, kwargs))  # some containers hold nothing but tensors
+            with torch._C.DisableTorchFunction(), plain_arithmetic():
+                tensors = [physical(each)[0] if isinstance(each, Tensor) else each for each in leaves]
+                of = self._observer.versions.of
+                values = [of(each) if isinstance(each, Tensor) else each for each in tensors]
+            self._keep(layer, (values, form))
 
     def _keep_states(self, layer: str, _module: nn.Module, _args: Any, _kwargs: Any) -> None:
-        if not self._is_paused:
+        if not self._is_alone:
             device = torch.device(self.inspected.placed[0]).type
             casting = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
             self._keep(layer, (*casting, RandomStates()))
 
     def _keep(self, layer: str, what: Any) -> None:
         # Nested calls need several; calls that raised leave extra ones.
-        self._given[layer] = [*self._given.get(layer, [])[-3:], what]
+        self._kept[layer] = [*self._kept.get(layer, [])[-3:], what]
 
     def _before_overwriting(self, layer: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._is_paused:
+        if self._is_alone or self._observer is None:
             return
         place = (layer, self._counts[layer])
         self._counts[layer] += 1
-        given = tensors_given(args, kwargs)
-        if given and self.partner(place) is not None:
+        given, partner = tensors_given(args, kwargs), self.partner(place)
+        if given and partner is not None:
             with torch._C.DisableTorchFunction(), plain_arithmetic():
-                value = self._versions.of(given[0][1])
-                self._overwrote[place] = self._versions.kept(value, known_too=self.copies_all)[0]
+                tensor = physical(given[0][1])[0]
+                self._overwrote[place] = value = self._observer.versions.of(tensor)
+                self._observer.overwrites(partner, value)
+
+
+class RandomStates:
+    """A snapshot of the random generators of torch (CPU and CUDA), Python and NumPy."""
+
+    def __init__(self) -> None:
+        """Save the current states."""
+        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+
+    def enter(self) -> None:
+        """Set the generators to these states."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+    def has_drawn(self, before: "RandomStates") -> bool:
+        """Tell whether numbers were drawn since."""
+        states = zip((self._torch, *self._cuda), (before._torch, *before._cuda), strict=False)
+        return (
+            not all(torch.equal(*each) for each in states)
+            or self._python != before._python
+            or not all(map(np.array_equal, self._numpy, before._numpy))
+        )
 
 
 def _stored_tensors(modules: Mapping[str, nn.Module]) -> dict[int, tuple[Tensor, str, int]]:
@@ -351,9 +351,11 @@ def _stored_tensors(modules: Mapping[str, nn.Module]) -> dict[int, tuple[Tensor,
     return found
 
 
-def layers_to_hook(inspected: InspectedNetwork, selected: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return the layers to hook: the selected ones, the default ones, and all modules around them."""
-    wanted = {*selected, *default_layers(inspected.modules)}
+def layers_to_hook(
+    inspected: InspectedNetwork, selected: Mapping[str, nn.Module], *, chosen: bool
+) -> dict[str, nn.Module]:
+    """Return the layers to hook: the selected ones, the default ones if others were chosen, and modules around them."""
+    wanted = {*selected, *(default_layers(inspected.modules) if chosen else ())}
     around = {name.rpartition(".")[0] for name in wanted if name}
     while around - wanted:
         wanted |= around

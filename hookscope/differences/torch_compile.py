@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.differences.alignment import match_names
 from hookscope.differences.first_differences import exceeds, rounding_limit
-from hookscope.differences.hooked_network import Finished, HookedNetwork, Ready, Stop, parameter_shapes, run_once
-from hookscope.differences.pausable_threads import PausableThread
+from hookscope.differences.hooked_network import Finished, HookedNetwork, parameter_shapes, run_once
 from hookscope.errors import HookscopeError, ModelError, UsageError
 from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
@@ -54,14 +53,12 @@ class Compiled:
         whole: A copy of it, on the same parameters, that is compiled in one piece.
         blocks: Of B, by name.
         sizes: How many layers each block stands for, by the names of A.
-        thread: That the whole runs in.
     """
 
     network: HookedNetwork
     whole: HookedNetwork
     blocks: Mapping[str, nn.Module]
     sizes: Mapping[str, int]
-    thread: PausableThread[Stop] | None = None
     _graphs: Counter[str] = field(default_factory=Counter)
     _failure: HookscopeError | None = None
 
@@ -112,28 +109,10 @@ class Compiled:
             compiled = config.patch(changes)(compiled)
         return cast("Callable[..., Any]", torch.compiler.set_stance("default")(compiled))
 
-    def ended(self, finished: Sequence[Finished], batch: Batch) -> list[Finished]:
-        """Return how all networks ended a batch; for B, the output of the network compiled in one piece.
-
-        Raises:
-            HookscopeError: As `forwards`: what cannot be compiled is no fault of the batch.
-        """
-        if self._failure is None and self.thread is not None and not any(each.message for each in finished):
-            finished = [finished[0], self._run_whole(self.thread, batch), *finished[2:]]
+    def check(self, finished: Sequence[Finished]) -> None:
+        """Raise as `forwards` does: what cannot be compiled is no fault of the batch."""
         if self._failure is not None:
             raise self._failure from next((each.error for each in finished if each.error is not None), None)
-        return [*finished]
-
-    def _run_whole(self, thread: PausableThread[Stop], batch: Batch) -> Finished:
-        self.whole.batch = batch
-        stop = thread.resume()
-        while isinstance(stop, Ready):
-            stop = thread.resume()
-        if thread.error is not None:
-            raise thread.error
-        finished = stop if isinstance(stop, Finished) else Finished()
-        self.whole.rewinds = bool(finished.message)
-        return finished
 
     def note(self) -> str:
         """Return how the numbers came about."""

@@ -27,8 +27,8 @@ class BatchShapes:
     @property
     def whole(self) -> Shape:
         """The shape of all batches together along the axis that counts inputs; without one, that of the first batch."""
-        axis = self._batch_axis()
-        if axis is None or len(self) == 1:
+        axis = self._batch_axis() if len(self) > 1 else None
+        if axis is None:
             return next(iter(self.seen))[1]
         first = self._shapes()[0][1]
         length = sum(shape[axis] * times for (_, shape), times in self.seen.items())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookscope.errors import OutputError
 from hookscope.results.runs.atomic import reason_of
-from hookscope.results.runs.tensors import DTYPES, Piece, SpooledTensor, TensorSpool
+from hookscope.results.runs.tensors import DTYPES, SpooledTensor, TensorSpool
 from hookscope.statistics.storage import plain_array
 
 
@@ -56,6 +56,20 @@ def _spooled_anew(held: Mapping[str, tuple[SpooledTensor, bytes]]) -> SavedTenso
     return SavedTensors(spool, placed)
 
 
+def spool_tensor(spool: TensorSpool, tensor: Tensor) -> SpooledTensor:
+    """Append a tensor whose dtype is among `DTYPES` to a spool; OutputError if there is no room."""
+    values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    if values.stride() != (1,):  # a single element, expanded
+        values = values.clone(memory_format=torch.contiguous_format)
+    flat = _little_endian(values.view(torch.uint8), tensor.dtype)
+    try:
+        piece = spool.append(memoryview(plain_array(flat).data))
+    except OSError as error:
+        where = f"in {gettempdir()}: {reason_of(error)}"
+        raise OutputError(f"Tensors cannot be kept {where}. Free some space, or set TMPDIR to another.") from error
+    return SpooledTensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), (piece,))
+
+
 def _little_endian(flat: Tensor, dtype: torch.dtype) -> Tensor:
     """Swap the bytes (n,) of a tensor of this dtype where the machine is not little-endian."""
     if sys.byteorder == "little":
@@ -87,7 +101,7 @@ class TensorCollector:
         dtype = str(tensor.dtype).removeprefix("torch.")
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or dtype not in DTYPES:
             return
-        self._latest.append((label, SpooledTensor(dtype, tuple(tensor.shape), (self._spooled(tensor),))))
+        self._latest.append((label, spool_tensor(self._spool, tensor)))
 
     def collect_rows(self, label: str, rows: Tensor, begin: int) -> None:
         """Spool some rows of a floating-point tensor (..., rows, columns), which come in their order from row 0.
@@ -101,7 +115,7 @@ class TensorCollector:
             OutputError: If there is no room.
         """
         *lead, count, columns = rows.shape
-        pieces: list[tuple[Piece, ...]] = [(self._spooled(each),) for each in rows.reshape(-1, count, columns)]
+        pieces = [spool_tensor(self._spool, each).pieces for each in rows.reshape(-1, count, columns)]
         if begin:
             before = self._latest.pop()[1].pieces
             each = len(before) // len(pieces)
@@ -109,17 +123,6 @@ class TensorCollector:
         dtype = str(rows.dtype).removeprefix("torch.")
         shape = (*lead, begin + count, columns)
         self._latest.append((label, SpooledTensor(dtype, shape, tuple(chain.from_iterable(pieces)))))
-
-    def _spooled(self, tensor: Tensor) -> Piece:
-        values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        if values.stride() != (1,):  # a single element, expanded
-            values = values.clone(memory_format=torch.contiguous_format)
-        flat = _little_endian(values.view(torch.uint8), tensor.dtype)
-        try:
-            return self._spool.append(memoryview(plain_array(flat).data))
-        except OSError as error:
-            where = f"in {gettempdir()}: {reason_of(error)}"
-            raise OutputError(f"Tensors cannot be kept {where}. Free some space, or set TMPDIR to another.") from error
 
     def end_batch(self, finished: int) -> None:
         """Keep what came since the last call if inputs have been finished since: `finished` counts them."""

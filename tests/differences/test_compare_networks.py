@@ -1,14 +1,13 @@
-"""Two networks side by side."""
+"""Two networks on the same inputs."""
 
 import copy
 import gc
 import math
 import random
 import threading
-import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,6 @@ from hookscope.render.differences_text import answer
 from hookscope.results.differences import NonFinite
 from hookscope.results.runs.reading import read_run
 from tests.networks import BY_HAND, batch_of
-
-
-@pytest.fixture(autouse=True, params=[1, 2], ids=["in turns", "at the same time"])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(**changes: nn.Module) -> nn.Module:
@@ -692,37 +683,6 @@ def test_each_network_draws_the_random_numbers_that_it_would_alone(batch_size: i
     assert len(result.inputs) == 3
 
 
-@pytest.mark.parametrize("_threads", [2], indirect=True)
-def test_networks_run_at_the_same_time_where_there_are_threads_for_both() -> None:
-    meeting = threading.Barrier(2)
-
-    class Waiting(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            meeting.wait(timeout=60)
-            return x + torch.get_num_threads()
-
-    result = hookscope.diff(Waiting(), Waiting(), torch.zeros(1, 1), shadow=False)
-    assert result.outputs[0].measures is not None
-    assert result.first_differences == ()
-    assert torch.get_num_threads() == 2
-
-
-def test_what_cannot_run_at_the_same_time_takes_turns() -> None:
-    busy = threading.Lock()
-
-    class Alone(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if not busy.acquire(blocking=False):
-                raise RuntimeError("another one is in here")
-            time.sleep(0.05)
-            busy.release()
-            return x + 1
-
-    result = hookscope.diff(nn.Sequential(nn.Linear(2, 2), Alone()), "same", torch.ones(2, 2), batch_size=1)
-    assert {row.origin for row in result.rows} == {"equal"}
-    assert len(result.inputs) == 2
-
-
 class Overwriting(nn.Module):
     """A convolution, a sum in place or none, and a ReLU in place."""
 
@@ -796,7 +756,6 @@ def test_a_layer_that_one_side_calls_more_often_is_listed() -> None:
     assert result["end"].origin != "equal"
 
 
-@pytest.mark.sample("in turns")
 def test_only_the_layer_at_hand_is_held() -> None:
     alive: list[weakref.ref[Tensor]] = []
     most: list[int] = []
@@ -881,7 +840,7 @@ def saved_as(form: str, folder: Path) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("form", ["safetensors", "script", "trace", "export"])
-@pytest.mark.sample("in turns-safetensors", "at the same time-safetensors")
+@pytest.mark.sample("safetensors")
 def test_a_saved_network_does_not_differ(form: str, tmp_path: Path) -> None:
     other, options = saved_as(form, tmp_path)
     result = hookscope.diff(small(), other, pictures(), **options)

@@ -1,4 +1,4 @@
-"""Rows of networks that ran in lockstep: of the outputs that have a partner, and which have none."""
+"""Rows of networks that ran over the same inputs: of the outputs that have a partner, and which have none."""
 
 import math
 from collections import Counter
@@ -6,20 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hookscope.differences.alignment import Pairing
 from hookscope.differences.hooked_network import HookedNetwork, Key, OutputForm
-from hookscope.differences.lockstep import Lockstep, Row
 from hookscope.differences.measures import culprit
+from hookscope.differences.passes import REFERENCE, A, B, Row
 from hookscope.results.differences import FEWER_TENSORS, UNPAIRED_CALL, DifferenceRow, Match, Unmatched
 from hookscope.text import figure, in_words, printable
 
-A, B, REFERENCE = range(3)
-"""Positions of the networks in all that has one entry for each."""
 
-
-def paired_rows(networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing) -> list[DifferenceRow]:
+def paired_rows(
+    networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing
+) -> list[DifferenceRow]:
     """Return a row for each pair of outputs, those of modules around others too, in A's order of execution."""
     rows: list[DifferenceRow] = []
     for place, form in networks[A].output_forms.items():
-        row, partner = lockstep.rows.get(place), pairing.partner(place[:2])
+        row, partner = compared.get(place), pairing.partner(place[:2])
         if row is None or partner is None:
             continue
         other = networks[B].output_forms[(*partner[0], place[2])]
@@ -96,25 +95,25 @@ def rows_by_place(rows: Sequence[DifferenceRow], network: HookedNetwork) -> dict
 
 
 def unmatched(
-    networks: Sequence[HookedNetwork], lockstep: Lockstep, pairing: Pairing, *, with_b: bool
+    networks: Sequence[HookedNetwork], compared: Mapping[Key, Row], pairing: Pairing, *, with_b: bool
 ) -> tuple[Unmatched, ...]:
     """Return the outputs of A that have no partner, and `with_b` those of B, with the reason."""
     backwards = pairing.inverse()
-    result = [*_unpaired(networks[A], networks[B], "A", pairing, lockstep)]
+    result = [*_unpaired(networks[A], networks[B], "A", pairing, compared)]
     if with_b:
-        result += _unpaired(networks[B], networks[A], "B", backwards, lockstep)
+        result += _unpaired(networks[B], networks[A], "B", backwards, compared)
     return tuple(result)
 
 
 def _unpaired(
-    network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, lockstep: Lockstep
+    network: HookedNetwork, other: HookedNetwork, side: str, pairing: Pairing, compared: Mapping[Key, Row]
 ) -> Iterator[Unmatched]:
     for place, form in network.output_forms.items():
         if network.passed_through.get(place) or not network.has_rows(form.layer):
             continue
         partner = pairing.partner(place[:2])
         key = place if side == "A" or partner is None else (*partner[0], place[2])
-        if partner is not None and key in lockstep.rows:
+        if partner is not None and key in compared:
             continue
         reason = _reason(place, network, other, "B" if side == "A" else "A", pairing)
         yield Unmatched("A" if side == "A" else "B", form.label, form.kind, form.shape, reason)
