@@ -9,10 +9,11 @@ import numpy as np
 from PIL import Image
 
 from hookscope.errors import UsageError
+from hookscope.render.attention_text import HEADS
 from hookscope.render.map_files import write_inputs
 from hookscope.render.overlays import overlay
 from hookscope.render.overviews.attention import draw_attention
-from hookscope.render.tables import heads_to_csv
+from hookscope.render.tables import csv_text
 from hookscope.results.attention import Attention, AttentionMap, PatchWeights
 from hookscope.results.inputs import Photograph
 from hookscope.results.runs.attention import FILE, SCHEMA_VERSION, attention_to_dict
@@ -81,7 +82,7 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
         patches = [_write_patches(run.path, each, number) for number, each in enumerate(result.patches)]
         rows = document.pop("rows")
         stored = {"schema_version": SCHEMA_VERSION, "rows": rows, "maps": maps, "patches": patches}
-        texts = {"heads.csv": heads_to_csv(result)} if result.rows else {}
+        texts = {"heads.csv": csv_text(HEADS, result.rows)} if result.rows else {}
         texts[FILE] = strict_json(stored)
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
