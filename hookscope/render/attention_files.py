@@ -8,10 +8,11 @@ from typing import Any
 from PIL import Image
 
 from hookscope.errors import UsageError
+from hookscope.render.attention_text import HEADS
 from hookscope.render.map_files import write_inputs
 from hookscope.render.overlays import overlay
 from hookscope.render.overviews.attention import draw_attention
-from hookscope.render.tables import heads_to_csv
+from hookscope.render.tables import csv_text
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.inputs import Photograph
 from hookscope.results.runs.directory import new_run, written_lines
@@ -75,7 +76,7 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
         )
         tables = ["heads.csv"] if result.rows else []
         for name in tables:
-            (run.path / name).write_text(heads_to_csv(result), encoding="utf-8")
+            (run.path / name).write_text(csv_text(HEADS, result.rows), encoding="utf-8")
         tables += write_result(run.path, result)
         if result.tensors:
             saved: Any = result.tensors  # `SavedTensors`, which this room does not import

@@ -5,7 +5,7 @@ from pathlib import PurePath
 
 from rich.console import Group, RenderableType
 
-from hookscope.render.columns import Drawn, draw, fold_name, number_column, number_text, safe_line
+from hookscope.render.columns import Column, draw_table, machine_columns, number_text, safe_line
 from hookscope.render.terminal import note_lines, title_lines
 from hookscope.results.attention import Attention, AttentionBlock, HeadRow
 from hookscope.results.concentration import concentration
@@ -21,7 +21,7 @@ def attention_summary(result: Attention, *, width: int, full: bool = False) -> I
     yield from title_lines(result)
     if finding := finding_of(result):
         yield safe_line(finding, overflow="fold")
-    yield _table_of_heads(result, width) if full and result.rows else _table_of_blocks(result, width)
+    yield draw_table(HEADS, result.rows, width) if full and result.rows else _table_of_blocks(result, width)
     flagged = [each for each in result.rows if each.is_one_token]
     if flagged:
         shown = ", ".join(f"{each.block} head {each.head}" for each in flagged[:6])
@@ -51,44 +51,51 @@ def finding_of(result: Attention) -> str:
 
 
 def _table_of_blocks(result: Attention, width: int) -> RenderableType:
-    rows = {block.label: [each for each in result.rows if each.block == block.label] for block in result.blocks}
     shown = result.blocks[:_MOST_ROWS]
-    columns = [
-        Drawn("#", [safe_line(str(place)) for place in range(len(shown))], 12),
-        Drawn("block", [safe_line(fold_name(each.label, 44)) for each in shown], 0, words=True),
-        Drawn("heads", [safe_line(str(each.heads)) for each in shown], 5),
-        Drawn("queries x keys", [safe_line(_sizes(each)) for each in shown], 7),
-        Drawn("entropy", [safe_line(_range(rows[each.label], "entropy")) for each in shown], 1),
-        Drawn("distance", [safe_line(_range(rows[each.label], "distance")) for each in shown], 2),
-        Drawn("class %", [safe_line(_range(rows[each.label], "class_share", 100)) for each in shown], 3),
-        Drawn("registers %", [safe_line(_range(rows[each.label], "register_share", 100)) for each in shown], 4),
-        Drawn("remarks", [safe_line(_flagged(rows[each.label])) for each in shown], 6, words=True),
-    ]
-    table = draw(_with_values(columns), width)
+    table = draw_table(block_columns(result), shown, width)
     if len(shown) == len(result.blocks):
         return table
     more = safe_line(f"… {len(result.blocks) - len(shown):,} more blocks, --full shows every head", style="dim")
     return Group(table, more)
 
 
-def _table_of_heads(result: Attention, width: int) -> RenderableType:
-    rows = result.rows
-    columns = [
-        Drawn("block", [safe_line(fold_name(each.block, 44)) for each in rows], 0, words=True),
-        Drawn("head", [safe_line(str(each.head)) for each in rows], 1),
-        number_column("entropy", [each.entropy for each in rows], 2),
-        number_column("distance", [each.distance for each in rows], 3),
-        number_column("class", [each.class_share for each in rows], 4),
-        number_column("registers", [each.register_share for each in rows], 5),
-        number_column("largest", [each.top_share for each in rows], 6),
-        Drawn("remarks", [safe_line("one token" if each.is_one_token else "") for each in rows], 7, words=True),
-    ]
-    return draw(_with_values(columns), width)
+def block_columns(result: Attention) -> tuple[Column, ...]:
+    """Return the columns of `result.blocks`; those of heads have the least and the greatest value."""
+    rows = {block.label: [each for each in result.rows if each.block == block.label] for block in result.blocks}
+    places = {block.label: place for place, block in enumerate(result.blocks)}
+
+    def over_heads(key: str, title: str, rank: int, times: int = 1) -> Column:
+        def shown(block: AttentionBlock) -> str:
+            return _range(rows[block.label], key, times)
+
+        meaning = next(each.meaning for each in HEADS if each.key == key)
+        return Column("", title, f"{meaning}, over heads", rank, shown=shown, usual="-")
+
+    return (
+        Column("", "#", "position in execution order", 12, str, lambda block: places[block.label]),
+        Column("label", "block", "module that computes attention", 0, words=True, fold=44),
+        Column("heads", "heads", "number of heads", 5, str),
+        Column("", "queries x keys", "tokens that ask, and that are looked at", 7, shown=_sizes),
+        over_heads("entropy", "entropy", 1),
+        over_heads("distance", "distance", 2),
+        over_heads("class_share", "class %", 3, 100),
+        over_heads("register_share", "registers %", 4, 100),
+        Column("", "remarks", "heads on one token", 6, shown=lambda block: _flagged(rows[block.label]), words=True),
+    )
 
 
-def _with_values(columns: Sequence[Drawn]) -> list[Drawn]:
-    """Leave out columns without values; the last one, of remarks, stays."""
-    return [each for each in columns[:-1] if any(cell.plain not in ("", "-") for cell in each.cells)] + [columns[-1]]
+HEADS = (
+    Column("block", "block", "module that computes attention", 0, words=True, fold=44),
+    Column("index"),
+    Column("head", "head", "number of the head", 1, str),
+    Column("entropy", "entropy", "entropy of a query's weights", 2, unit="nats", usual="-"),
+    Column("distance", "distance", "distance to what a query looks at", 3, unit="patches", usual="-"),
+    Column("class_share", "on class", "share of the weight on the class token", 4, usual="-"),
+    Column("register_share", "on registers", "share of the weight on registers", 5, usual="-"),
+    Column("top_share", "on one token", "largest share of the weight on a single token", 6, usual="-"),
+    *machine_columns("top_token", "is_one_token"),
+    Column("", "remarks", "what is unusual", 7, shown=lambda row: "one token" * row.is_one_token, words=True),
+)
 
 
 def _sizes(block: AttentionBlock) -> str:

@@ -1,23 +1,18 @@
 """Where a network looks, in words: a finding, a table of the maps, and whether they can be believed."""
 
 from collections.abc import Iterator
+from functools import partial
+from operator import attrgetter
 from pathlib import PurePath
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hookscope.render.columns import (
-    Drawn,
-    draw,
-    fold_name,
-    number_text,
-    probability_text,
-    safe_line,
-    share_in_words,
-)
+from hookscope.render.columns import Column, draw_table, machine_columns, probability_text, safe_line, share_in_words
 from hookscope.render.terminal import note_lines, title_lines
 from hookscope.results.attributions import AttributionMap, Attributions, SanityCheck, Target, input_word
-from hookscope.results.concentration import concentration
+from hookscope.results.concentration import Concentration, concentration
 from hookscope.text import some_of, told_apart
 
 _RHO = "\N{GREEK SMALL LETTER RHO}"  # Spearman's rank correlation
@@ -119,34 +114,59 @@ def check_text(check: SanityCheck) -> str:
 
 def _table(result: Attributions, width: int, *, full: bool) -> RenderableType:
     shown = result.maps if full else result.maps[:_MOST_ROWS]
-    records = [result.inputs[each.input_index] for each in shown]
-    boxes = [concentration(each, record) for each, record in zip(shown, records, strict=True)]
-    places = ["" if box is None else f"{_share(box.share)} {box.words}" for box in boxes]
-    readings = {each.target.reading for each in shown if each.target.probability is not None}
-    header = next(iter(readings)) if len(readings) == 1 and "as returned" not in readings else "prob."
-    whole = f"({input_word(shown[0].values.ndim)})"
-    columns = [
-        Drawn("input", [safe_line(PurePath(record.name).name or record.name) for record in records], 11, words=True),
-        Drawn("target", [safe_line(fold_name(each.target.label, 40)) for each in shown], 0, words=True),
-        Drawn("score", [safe_line(number_text(each.target.score)) for each in shown], 2),
-        Drawn(header, [safe_line(_probability(each)) for each in shown], 1),
-        Drawn("layer", [safe_line(each.layer or whole) for each in shown], 3, words=True),
-        Drawn("grid", [safe_line("x".join(map(str, each.values.shape))) for each in shown], 12),
-        Drawn("half of it in", [safe_line(place) for place in places], 4, words=True),
-    ]
-    if len(result.inputs) == 1:
-        columns = columns[1:]
-    if all(each.target.probability is None for each in shown):
-        columns = [column for column in columns if column.header != header]
-    table = draw(columns, width)
+    table = draw_table(map_columns(result), shown, width)
     if len(shown) == len(result.maps):
         return table
     more = safe_line(f"… {len(result.maps) - len(shown):,} more maps, --full shows all", style="dim")
     return Group(table, more)
 
 
-def _probability(each: AttributionMap) -> str:
-    return "-" if each.target.probability is None else probability_text(each.target.probability)
+def map_columns(result: Attributions) -> tuple[Column, ...]:
+    """Return the columns of `result.maps`."""
+    readings = {each.target.reading for each in result.maps if each.target.probability is not None}
+    reading = next(iter(readings)) if len(readings) == 1 and "as returned" not in readings else "prob."
+    target, whole = attrgetter("target"), f"({input_word(result.maps[0].values.ndim)})" if result.maps else ""
+
+    def input_of(each: AttributionMap) -> str:
+        return result.inputs[each.input_index].name
+
+    def half(each: AttributionMap) -> Concentration | None:
+        return concentration(each, result.inputs[each.input_index])
+
+    return (
+        Column(
+            "input",
+            "input" if len(result.inputs) > 1 else "",
+            "input that the map is of",
+            11,
+            lambda name: PurePath(name).name or name,
+            input_of,
+            words=True,
+        ),
+        Column("label", "target", "class or output that is explained", 0, words=True, fold=40).on(target, key="target"),
+        Column("input_index"),
+        *(Column(key).on(target) for key in ("index", "box", "reading")),
+        Column("score", "score", "score of the target", 2).on(target),
+        Column("probability", reading, "probability of the target", 1, probability_text, usual="-").on(target),
+        Column("layer", "layer", "layer whose map it is", 3, lambda layer: layer or whole, words=True),
+        Column("shape", "grid", "cells of the map", 12, str, lambda each: "x".join(map(str, each.values.shape))),
+        *machine_columns("extent", "size"),
+        *(Column(key, value=partial(_end, key)) for key in ("low", "high")),
+        *(Column(key).on(half, key=f"half_{name}") for name, key in (("share", "share"), ("where", "words"))),
+        Column(
+            "",
+            "half of it in",
+            "where half of the map lies",
+            4,
+            shown=lambda box: f"{_share(box.share)} {box.words}",
+            words=True,
+        ).on(half, blank=""),
+    )
+
+
+def _end(which: str, each: AttributionMap) -> float | None:
+    finite = each.values[np.isfinite(each.values)]
+    return float(finite.min() if which == "low" else finite.max()) if finite.size else None
 
 
 def _share(share: float) -> str:

@@ -219,21 +219,6 @@ def draw(
     return Group(*parts)
 
 
-def number_column(header: str, values: Iterable[float | None], rank: int) -> Drawn:
-    """Return a column of `number_text`."""
-    return Drawn(header, [safe_line(number_text(value)) for value in values], rank)
-
-
-def counts_that_vary(columns: Sequence[Drawn], statistics: Sequence[TensorStatistics]) -> list[Drawn]:
-    """Leave out the columns of dtype, NaN and Inf where they would say the same in every row."""
-    idle = {
-        "dtype": len({each.dtype for each in statistics}) == 1,
-        "NaN": not any(each.nan_count for each in statistics),
-        "Inf": not any(each.inf_count for each in statistics),
-    }
-    return [column for column in columns if not idle.get(column.header)]
-
-
 def fitted(columns: Sequence[Drawn], width: int) -> list[Drawn]:
     """Return the columns that fit `width`, names shortened, each of the last column's remarks beside its name if not.
 
@@ -277,11 +262,6 @@ def kept_positions(notable: Sequence[bool], *, full: bool) -> Sequence[int]:
 def safe_line(text: str, style: str = "", overflow: OverflowMethod | None = None) -> Text:
     """Return a line for a terminal. Every text of a result passes here: what could steer a terminal is spelled out."""
     return Text(safe_text(text), style=style, overflow=overflow)
-
-
-def kind_cell(kind: str, *, full: bool) -> Text:
-    """Return a class name as a cell, over-long ones shortened; `full` as it is."""
-    return Text(safe_text(kind) if full else fold_name(kind, 18))
 
 
 def number_text(value: float | None, digits: int = 4) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -9,14 +10,16 @@ from rich.text import Text
 
 from hookscope.render.columns import (
     REMARK_WIDTH,
-    Drawn,
-    draw,
+    Column,
+    draw_table,
+    machine_columns,
     number_text,
     percent_text,
     safe_line,
+    statistics,
 )
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
-from hookscope.text import counted, shape_text
+from hookscope.text import counted
 
 # What a screen has room for beside the tensors.
 _MOST_ENTRIES = 20
@@ -86,21 +89,10 @@ def _entries(entries: Sequence[StoredEntry], *, full: bool) -> RenderableType:
 def _tensors(tensors: Sequence[StoredTensor], *, width: int, full: bool) -> RenderableType:
     if not tensors:
         return safe_line("No tensors.")
-    differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line has it
-    columns = [
-        Drawn("tensor", [safe_line(tensor.key) for tensor in tensors], 0, words=True),
-        Drawn("shape", [safe_line(shape_text(tensor.shape)) for tensor in tensors], 1),
-        Drawn("dtype", [safe_line(tensor.dtype) for tensor in tensors], 3 if differ else 10, words=True),
-        Drawn("size", [safe_line(bytes_text(tensor.byte_count)) for tensor in tensors], 11),
-        Drawn("mean", [safe_line(_value_text(tensor.mean)) for tensor in tensors], 12),
-        Drawn("std", [safe_line(_value_text(tensor.std)) for tensor in tensors], 6),
-        Drawn("min", [safe_line(_value_text(tensor.min)) for tensor in tensors], 4),
-        Drawn("max", [safe_line(_value_text(tensor.max)) for tensor in tensors], 5),
-        Drawn("zeros", [safe_line(_zeros_text(tensor)) for tensor in tensors], 7),
-        Drawn("remarks", [_remark(tensor) for tensor in tensors], 2, words=True, max_width=REMARK_WIDTH),
-    ]
     styles = ["bold red" if _oddity(tensor) else "" for tensor in tensors]
-    return draw(columns, width, styles, full=full)
+    differ = len({tensor.dtype for tensor in tensors}) > 1  # else the last line has it
+    columns = [replace(each, rank=3) if each.key == "dtype" and differ else each for each in TENSORS]
+    return draw_table(columns, tensors, width, styles, full=full)
 
 
 def _value_text(value: float | None) -> str:
@@ -112,9 +104,9 @@ def _zeros_text(tensor: StoredTensor) -> str:
     return percent_text(tensor.zero_count / count if tensor.zero_count is not None and count else None)
 
 
-def _remark(tensor: StoredTensor) -> Text:
+def _remark(tensor: StoredTensor) -> str:
     tied = f"shares storage with {tensor.tied_to}" if tensor.tied_to else ""
-    return safe_line("; ".join(filter(None, (_oddity(tensor), tied))), style="bold red" if _oddity(tensor) else "cyan")
+    return "; ".join(filter(None, (_oddity(tensor), tied)))
 
 
 def _oddity(tensor: StoredTensor) -> str:
@@ -158,3 +150,16 @@ def bytes_text(count: int) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+
+
+_NUMBERS = {"mean": 12, "std": 6, "min": 4, "max": 5}
+TENSORS = (
+    Column("key", "tensor", "name of the tensor", 0, words=True),
+    *statistics({"shape": 1}),
+    Column("dtype", "dtype", "dtype of the tensor", 10, words=True),
+    Column("byte_count", "size", "bytes of the tensor", 11, bytes_text),
+    *(replace(each, text=_value_text) for each in statistics(_NUMBERS)),
+    *machine_columns("zero_count", "nan_count", "inf_count", "tied_to"),
+    Column("", "zeros", "share of exact zeros", 7, shown=_zeros_text),
+    Column("", "remarks", "what is unusual", 2, shown=_remark, words=True, max_width=REMARK_WIDTH, style="cyan"),
+)

@@ -1,7 +1,9 @@
 """Results as the text that the commands print, as dicts and as data frames."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from io import StringIO
+from operator import itemgetter
 from shutil import get_terminal_size
 from typing import Any
 
@@ -9,12 +11,12 @@ from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
 from hookscope.render import gradient_tables, terminal
-from hookscope.render.attention_text import attention_summary
-from hookscope.render.attribution_text import attribution_summary
+from hookscope.render.attention_text import HEADS, attention_summary
+from hookscope.render.attribution_text import attribution_summary, map_columns
 from hookscope.render.check_report import check_report
-from hookscope.render.columns import Column
+from hookscope.render.columns import Column, machine_columns
 from hookscope.render.comparison import CHANGES, comparison_report
-from hookscope.render.contents import contents_report
+from hookscope.render.contents import TENSORS, contents_report
 from hookscope.render.difference_columns import difference_columns
 from hookscope.render.differences_text import differences_summary
 from hookscope.render.history_columns import tensor_columns
@@ -35,9 +37,10 @@ from hookscope.results.check import CheckReport, checks_to_dict
 from hookscope.results.comparison import Comparison
 from hookscope.results.contents import CheckpointContents
 from hookscope.results.differences import Differences
+from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.history import History
-from hookscope.results.json_form import json_form, to_document
+from hookscope.results.json_form import to_document
 from hookscope.results.network import ModuleTable
 from hookscope.results.survey import Survey
 
@@ -146,20 +149,27 @@ def result_frame(result: Result) -> Any:
         import pandas as pd  # noqa: PLC0415 - an optional package
     except ModuleNotFoundError as error:
         raise UsageError("A data frame needs one more package: pip install pandas") from error
-    if type(result) not in _TABLES:
-        return pd.DataFrame(list(_records(result)))
-    columns, rows = _TABLES[type(result)](result)
-    frame = pd.DataFrame({column.key: list(map(column.read, rows)) for column in columns if column.key})
-    if not isinstance(result, Gradients):
-        return frame
-    parameters = {
-        column.key: list(map(column.read, result.parameters)) for column in parameter_columns(result) if column.key
-    }
-    return pd.concat([frame, pd.DataFrame({"label": parameters["name"], "role": "parameter", **parameters})])
+    records = _records(*_TABLES[type(result)](result))
+    if isinstance(result, Gradients):
+        parameters = _records(parameter_columns(result), result.parameters)
+        records += [{"label": each["name"], "role": "parameter", **each} for each in parameters]
+    return pd.DataFrame(records)
+
+
+def _records(columns: Sequence[Column], rows: Sequence[Any]) -> list[dict[str, Any]]:
+    readers = {column.key: column.read for column in columns if column.key}
+    return [{key: read(row) for key, read in readers.items()} for row in rows]
 
 
 _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
     Activations: layer_table_of,
+    Attention: lambda attention: (HEADS, attention.rows),
+    Attributions: lambda found: (map_columns(found), found.maps),
+    CheckReport: lambda report: (machine_columns(*(each.name for each in fields(Finding))), report.findings),
+    CheckpointContents: lambda contents: (
+        [Column("part", value=lambda row: row[0].key), *(column.on(itemgetter(1)) for column in TENSORS)],
+        [(part, tensor) for part in contents.parts for tensor in part.tensors],
+    ),
     Comparison: lambda comparison: (CHANGES, comparison.changes),
     Differences: lambda found: (difference_columns(found), found.rows),
     Gradients: lambda gradients: (gradient_columns(gradients), gradients.gradients),
@@ -167,23 +177,3 @@ _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] 
     ModuleTable: lambda table: (module_columns(table.rows, table.cost), module_rows(table.rows, table.cost)),
     Survey: lambda survey: (CHANNELS, channel_rows(survey)),
 }
-
-
-def _records(result: Result) -> Iterator[Mapping[str, Any]]:
-    if isinstance(result, Attributions):
-        yield from _maps(result)
-    elif isinstance(result, Attention):
-        yield from ({**json_form(row), "is_one_token": row.is_one_token} for row in result.rows)
-    elif isinstance(result, CheckReport):
-        yield from map(json_form, result.findings)
-    elif isinstance(result, CheckpointContents):
-        yield from ({"part": part.key, **json_form(tensor)} for part in result.parts for tensor in part.tensors)
-
-
-def _maps(result: Attributions) -> Iterator[Mapping[str, Any]]:
-    for each, half in zip(result.maps, result.halves, strict=True):
-        record = json_form(each)
-        target, (low, high) = record.pop("target"), record.pop("range") or (None, None)
-        box = {"half_share": half and half.share, "half_where": half and half.words}
-        name = result.inputs[each.input_index].name
-        yield {"input": name, "target": target.pop("label"), **target, **record, "low": low, "high": high, **box}

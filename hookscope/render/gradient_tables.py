@@ -9,13 +9,7 @@ from rich.console import Group, RenderableType
 
 from hookscope.render.columns import Column, draw_table, number_text, safe_line
 from hookscope.render.layer_columns import gradient_columns, parameter_columns, verdicts_on
-from hookscope.render.terminal import (
-    LEVEL_STYLES,
-    findings_panel,
-    folded_lines,
-    title_lines,
-    verification_line,
-)
+from hookscope.render.terminal import LEVEL_STYLES, findings_panel, folded_lines, title_lines, verification_line
 from hookscope.results.activations import Verification
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import GradientRow, Gradients, InputGradients, LossRecord, ParameterRow

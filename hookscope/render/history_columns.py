@@ -5,14 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 
-from hookscope.render.columns import (
-    Column,
-    classes_text,
-    machine_columns,
-    number_text,
-    percent_text,
-    statistics,
-)
+from hookscope.render.columns import Column, classes_text, machine_columns, number_text, percent_text, statistics
 from hookscope.results.history import History, HistoryFile, HistoryVerdict, LayerPoint, WeightPoint, by_layer
 from hookscope.text import counted, shape_text
 

@@ -2,11 +2,12 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
-from hookscope.render.columns import Column
+from hookscope.render.columns import Column, machine_columns
 from hookscope.render.comparison import CHANGES
 from hookscope.render.cost_text import COSTS
 from hookscope.render.layer_columns import (
@@ -16,16 +17,13 @@ from hookscope.render.layer_columns import (
     module_rows,
     parameter_columns,
 )
-from hookscope.results.activations import Activations
-from hookscope.results.attention import Attention, HeadRow
+from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.comparison import Comparison
 from hookscope.results.cost import NetworkCost
 from hookscope.results.gradients import Gradients, InputGradients
 from hookscope.results.network import ModuleTable
 from hookscope.results.token_norms import HighToken, MassiveActivation
 from hookscope.text import safe_text
-
-_TOKEN_COLUMNS = ("label", "what", "input", "token", "place", "channel", "value", "limit", "median")
 
 # Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), full-width forms included.
 _FORMULA_STARTS = "=+-@\t\r\n\uff1d\uff0b\uff0d\uff20"
@@ -42,17 +40,29 @@ def rows_to_csv(inspection: Activations | Gradients) -> str:
 
 def tokens_to_csv(inspection: Activations) -> str:
     """Return high-norm tokens and massive activations as CSV with a header, one line each, as `rows_to_csv` does."""
-    records: list[dict[str, object]] = []
+    rows = []
     for row in inspection.rows:
-        tokens = row.tokens
-        if tokens is None:
-            continue
-        listed: list[HighToken | MassiveActivation] = [*tokens.high, *tokens.massive]
-        for each in listed:
-            of_norm = {"what": "high norm", "value": each.norm} if isinstance(each, HighToken) else {}
-            place = {"input": inspection.inputs[each.input_index].name, "place": tokens.place(each.token)}
-            records.append({"label": row.label, "what": "massive activation", **place, **_own(each), **of_norm})
-    return _csv(_TOKEN_COLUMNS, records)
+        listed: list[HighToken | MassiveActivation] = (
+            [] if row.tokens is None else [*row.tokens.high, *row.tokens.massive]
+        )
+        rows += [(row, each) for each in listed]
+    return csv_text(
+        (
+            Column("label").on(itemgetter(0)),
+            Column("what", value=lambda pair: "high norm" if isinstance(pair[1], HighToken) else "massive activation"),
+            Column("input", value=lambda pair: inspection.inputs[pair[1].input_index].name),
+            Column("token").on(itemgetter(1)),
+            Column("place", value=lambda pair: pair[0].tokens.place(pair[1].token)),
+            Column("channel", value=partial(_either, "channel")),
+            Column("value", value=lambda pair: pair[1].norm if isinstance(pair[1], HighToken) else pair[1].value),
+            *(Column(key, value=partial(_either, key)) for key in ("limit", "median")),
+        ),
+        rows,
+    )
+
+
+def _either(key: str, pair: tuple[LayerRow, HighToken | MassiveActivation]) -> float | None:
+    return getattr(pair[1], key, None)
 
 
 def cost_to_csv(cost: NetworkCost) -> str:
@@ -80,19 +90,15 @@ def changes_to_csv(comparison: Comparison) -> str:
     return csv_text(CHANGES, comparison.changes)
 
 
-def heads_to_csv(result: Attention) -> str:
-    """Return the numbers of attention heads as CSV with a header, one line a head, as `rows_to_csv` does."""
-    columns = (*(each.name for each in fields(HeadRow)), "is_one_token")
-    return _csv(columns, (_own(row) | {"is_one_token": row.is_one_token} for row in result.rows))
-
-
 def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:
     """Return gradient norms of inputs alone as CSV with a header, one line an input, one column a layer's output."""
-    labels = list(dict.fromkeys(label for each in inputs for label in each.rows_l2))
-    columns = ("name", "loss", "parameters_l2", *(f"l2 {label}" for label in labels))
-    return _csv(
-        columns, ({f"l2 {label}": norm for label, norm in each.rows_l2.items()} | _own(each) for each in inputs)
-    )
+    labels = dict.fromkeys(label for each in inputs for label in each.rows_l2)
+    norms = [Column(f"l2 {label}", value=partial(_norm, label)) for label in labels]
+    return csv_text([*machine_columns("name", "loss", "parameters_l2"), *norms], inputs)
+
+
+def _norm(label: str, each: InputGradients) -> float | None:
+    return each.rows_l2.get(label)
 
 
 def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
@@ -104,19 +110,6 @@ def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:
     writer.writerow([_cell(column.key) for column in named])
     writer.writerows([_cell(read(row)) for read in readers] for row in rows)
     return text.getvalue()
-
-
-def _csv(columns: Sequence[str], records: Iterable[Mapping[str, object]]) -> str:
-    """Write the entries of records that have a column. Every text is made harmless here."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_cell, columns))
-    writer.writerows([_cell(record.get(column)) for column in columns] for record in records)
-    return text.getvalue()
-
-
-def _own(result: object) -> dict[str, object]:
-    return {each.name: getattr(result, each.name) for each in fields(result)}  # type: ignore[arg-type]
 
 
 def _cell(value: object) -> str:

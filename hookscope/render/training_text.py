@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from rich.console import RenderableType
 
-from hookscope.render.columns import Drawn, draw, number_text, safe_line
+from hookscope.render.columns import Column, draw_table, integer_text, number_text, safe_line
 from hookscope.render.survey_text import rows_used
 from hookscope.render.terminal import LEVEL_STYLES
 from hookscope.results.training import TrainingLog, TrainingStep, TrainingVerdict
@@ -201,19 +202,8 @@ def training_summary(log: TrainingLog, *, width: int, full: bool = False) -> Ite
 
 
 def _table(found: Sequence[Objection], width: int, *, full: bool) -> RenderableType:
-    columns = [
-        Drawn("step", [safe_line(f"{each.began:,}") for each in found], 1),
-        Drawn("until", [safe_line("-" if each.over is None else f"{each.over:,}") for each in found], 4),
-        Drawn("level", [safe_line(each.level) for each in found], 3, words=True),
-        Drawn("rule", [safe_line(each.first.rule) for each in found], 2, words=True),
-        Drawn("where", [safe_line(places_text(each)) for each in found], 0, words=True),
-        Drawn("value", [safe_line(value_text(each.first.value)) for each in found], 5),
-        Drawn("limit", [safe_line(value_text(each.first.limit)) for each in found], 6),
-        Drawn("", [safe_line("") for _ in found], 11, words=True),
-    ]
     styles = [LEVEL_STYLES[each.level] for each in found]
-    notable = [each is decisive(found) for each in found]
-    return draw(columns, width, styles, notable, full=full)
+    return draw_table(_OBJECTIONS, found, width, styles, [each is decisive(found) for each in found], full=full)
 
 
 def places_text(objection: Objection) -> str:
@@ -224,3 +214,14 @@ def places_text(objection: Objection) -> str:
 def value_text(value: float | None) -> str:
     """Return a value or a limit as text; whole numbers, which are counts, have no decimals."""
     return f"{value:,.0f}" if value is not None and value.is_integer() and abs(value) < 1e6 else number_text(value)
+
+
+_OBJECTIONS = (
+    Column("began", "step", "step in which it began", 1, integer_text),
+    Column("over", "until", "step in which it passed again", 4, integer_text),
+    Column("level", "level", "level of the rule", 3, words=True),
+    Column("", "rule", "rule that objects", 2, value=attrgetter("first.rule"), words=True),
+    Column("", "where", "what it is about", 0, shown=places_text, words=True),
+    Column("", "value", "first value", 5, value_text, attrgetter("first.value")),
+    Column("", "limit", "limit of the rule", 6, value_text, attrgetter("first.limit")),
+)

@@ -84,8 +84,8 @@ def test_an_input_without_a_map_has_no_controls(open_html: Open, tmp_path: Path)
     assert "It has no map; a note below has the reason." in articles.first.inner_text()
     assert opened.page.locator("svg, input, fieldset").count() == 0
     assert opened.page.locator("#looks-title").inner_text() == "The inputs"
-    titles = opened.page.locator(".heads thead th").all_inner_texts()
-    assert titles == ["block", "head", "entropy, nats", "on one token"]
+    titles = opened.page.locator("#heads thead th").all_inner_texts()
+    assert titles == ["block", "head", "entropy, nats", "on one token", "remarks"]
     assert opened.wrong == []
 
 

@@ -19,7 +19,6 @@ from hookscope.render.columns import (
     fitted,
     fold_name,
     kept_positions,
-    number_column,
     number_text,
     percent_text,
     probability_text,
@@ -126,7 +125,7 @@ def test_shortened_names_stay_unlike_each_other() -> None:
 def test_a_column_gives_way_to_names_that_could_not_be_told_apart() -> None:
     names = [f"layer{block}.a_long_name_of_a_block.norm.weight" for block in range(10)]
     assert len(set(shown_names(names, 40))) == 10
-    assert len(fitted([Drawn("name", list(map(Text, names)), 0), number_column("a", range(10), 1)], 44)) == 2
+    assert len(fitted([Drawn("name", list(map(Text, names)), 0), Drawn("a", [Text("1.000")] * 10, 1)], 44)) == 2
 
 
 def test_a_column_goes_with_the_column_that_it_belongs_to() -> None:

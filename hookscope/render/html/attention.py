@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hookscope.render.attention_text import finding_of
+from hookscope.render.attention_text import HEADS, finding_of
 from hookscope.render.columns import number_text
 from hookscope.render.html.over_photograph import inputs_that_fit, legend, shown_photograph, tinted_region
-from hookscope.render.html.page import making_facts, model_facts, render_page
+from hookscope.render.html.page import making_facts, model_facts, page_table, render_page
 from hookscope.render.html.pictures import png_uri
 from hookscope.render.overlays import colour_scale, tint, tint_colours
 from hookscope.results.attention import Attention, AttentionMap, PatchWeights
@@ -40,7 +40,7 @@ def attention_html(run: StoredRun[Attention]) -> str:
         making=making_facts(run.record, result, []),
         census=f"{result.census}.",
         finding=finding_of(result),
-        columns=_columns(result),
+        heads=page_table("Every head", HEADS, result.rows),
         place="Over the photograph" if any(each["maps"] or each["patches"] for each in inputs) else "The inputs",
         palette=base64.b64encode(tint_colours().tobytes()).decode("ascii"),
         result=result,
@@ -48,20 +48,6 @@ def attention_html(run: StoredRun[Attention]) -> str:
         remarks=remarks,
         inputs=inputs,
     )
-
-
-def _columns(result: Attention) -> list[tuple[str, str]]:
-    """Return the fields of the table of heads that some head has, with their titles."""
-    titles = {
-        "entropy": "entropy, nats",
-        "distance": "distance, patches",
-        "class_share": "on class token",
-        "register_share": "on registers",
-        "top_share": "on one token",
-    }
-    return [
-        (name, title) for name, title in titles.items() if any(getattr(row, name) is not None for row in result.rows)
-    ]
 
 
 def _shown_input(run: StoredRun[Attention], index: int) -> dict[str, Any]:

@@ -10,13 +10,7 @@ from urllib.parse import quote
 from hookscope.render.columns import Column, classes_text
 from hookscope.render.history_columns import file_columns, layer_columns, layer_rows, output_columns, tensor_columns
 from hookscope.render.history_maps import history_maps
-from hookscope.render.history_text import (
-    answer,
-    decisive,
-    places_text,
-    sentence_of,
-    span_text,
-)
+from hookscope.render.history_text import answer, decisive, places_text, sentence_of, span_text
 from hookscope.render.html.figures import FRAME, Figure
 from hookscope.render.html.page import PageTable, page_table, render_page
 from hookscope.render.html.training import shown_map

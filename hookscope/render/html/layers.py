@@ -201,12 +201,7 @@ def columns_of(layers: Sequence[Layer], *, has_gradients: bool, has_cost: bool) 
     *values, flags = (each for each in layer_columns([layer.row for layer in layers])[2:] if each.title)
     told: list[tuple[Column, bool]] = []
     drawn = Column(
-        "",
-        HIST,
-        "1st to 99th percentile, heights as square roots",
-        value=lambda _: None,
-        shown=_has_bars,
-        usual="-",
+        "", HIST, "1st to 99th percentile, heights as square roots", value=lambda _: None, shown=_has_bars, usual="-"
     )
     for each in values:
         column = drawn if each.title == HIST else each.on(row)

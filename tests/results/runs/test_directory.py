@@ -76,7 +76,7 @@ def test_a_finished_run_holds_its_files_and_a_record_and_nothing_beside_it(tmp_p
     assert listing(tmp_path) == ["deep"]
     assert listing(tmp_path / "deep") == ["run"]
     assert json.loads((tmp_path / "deep" / "run" / "run.json").read_text()) == {
-        "schema_version": 2,
+        "schema_version": 3,
         "tool": "hookscope",
         "seed": 7,
         "files": ["grids/0.png", "layers.csv"],
