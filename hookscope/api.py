@@ -304,7 +304,7 @@ def grads(  # noqa: D417 - those of `activations` are described there
         began=began,
         seed=seed,
         mode=mode,
-        noise=True,
+        noise=1,
         input_shape=input_shape,
         **_preprocessing(resize, crop, mean, std, max_pixels, batch_axis),
     )

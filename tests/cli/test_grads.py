@@ -516,7 +516,7 @@ REFUSED: list[tuple[tuple[str, ...], int, list[str]]] = [
     ((*ONES, "--input-shape", "1,3"), 2, ["--input-shape"]),
     (("case.py:classifier", "--input-shape", "1,x"), 2, ["'1,x'"]),
     (("case.py:classifier", "--per-image"), 2, ["--per-image", "IMAGE"]),
-    (("case.py:Cut",), 2, ["IMAGE", "--input-shape"]),
+    (("case.py:Cut",), 2, ["give pictures", "--input-shape"]),
     ((*ONES, "--mode", "tain"), 2, ["'tain'"]),
     ((*ONES, "--autocast", "float32"), 2, ["'float32'"]),
 ]

@@ -1034,7 +1034,7 @@ def test_a_value_that_is_not_finite_is_counted_whatever_hides_it(run: Run, tmp_p
     (tmp_path / "model.pt").write_bytes(content)
     ended = run("checkpoint", "model.pt", "--json")
     assert ended.code == 0, ended
-    counts = {each["key"]: each["nan_count"] for each in json.loads(ended.stdout)["tensors"]}
+    counts = {each["key"]: each["nan_count"] for each in json.loads(ended.stdout)["parts"][0]["tensors"]}
     assert counts == dict.fromkeys(GOOD, 0) | {"0.bias": 1}
 
 

@@ -89,7 +89,7 @@ def test_the_record_is_strict_json_whatever_the_command_line_held(tmp_path: Path
     text = (tmp_path / "run" / "run.json").read_bytes().decode("ascii")
     record = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert record["command"] == ["hookscope", r"caf\udce9.jpg"]
-    assert record["timings"] == {"forward": None}
+    assert record["timings"] == {"forward": "NaN"}
 
 
 def test_replaces_an_earlier_run_with_all_its_files_and_has_the_permissions_of_any_new_folder(tmp_path: Path) -> None:
