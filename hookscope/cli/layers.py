@@ -44,7 +44,8 @@ def layers(
     """
     from hookscope import api
     from hookscope.render.conversion import summary
-    from hookscope.render.tables import modules_to_csv
+    from hookscope.render.layer_columns import module_columns, module_rows
+    from hookscope.render.tables import csv_text
     from hookscope.render.terminal import failure_panel, warnings_panel
     from hookscope.results.runs.atomic import check_writable, write_whole
 
@@ -54,7 +55,8 @@ def layers(
     with redirect_stdout(sys.stderr if json else sys.stdout):  # a model may print
         table = api.layers(**arguments_of(api.layers, locals()))
     if csv is not None:
-        write_whole(csv, modules_to_csv(table), "--csv")
+        text = csv_text(module_columns(table.rows, table.cost), module_rows(table.rows, table.cost))
+        write_whole(csv, text, "--csv")
     if table.warnings:
         messages.print(warnings_panel(table.warnings))
     if json:

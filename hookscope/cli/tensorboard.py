@@ -21,6 +21,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from torch.utils.tensorboard import RecordWriter
 
 from hookscope.errors import OutputError
+from hookscope.render.columns import NUMBERS
 from hookscope.results.activations import Activations, FeatureMaps
 from hookscope.results.distribution import edges_of
 from hookscope.results.gradients import Gradients
@@ -42,11 +43,6 @@ _WATCHED_PARAMETER = ("gradient_norm", "weight_norm", "update_norm", "update_rat
 _WATCHED_LAYER = ("mean", "std", "zero_fraction", "dead_channel_fraction", "saturated_fraction")
 
 _LARGEST = 1e150  # beyond it a square overflows
-
-_STATISTICS = (
-    *("mean", "std", "min", "max", "mean_abs", "l2", "zero_fraction", "dead_channel_fraction"),
-    *("nan_count", "inf_count"),
-)
 
 
 def write_run(folder: Path, inspection: Activations | Gradients, pictures: Sequence[Path]) -> None:
@@ -162,7 +158,7 @@ def _gradients(inspection: Gradients) -> Iterator[Summary.Value]:
 
 
 def _statistics(what: str, labels: Sequence[str], rows: Sequence[TensorStatistics]) -> Iterator[Summary.Value]:
-    for name in _STATISTICS:
+    for name in NUMBERS:
         yield from _scalars(f"{what} {name}", labels, [getattr(row, name) for row in rows])
     for tag, row in zip(_tags(what, labels), rows, strict=True):
         yield from _histogram(tag, row)

@@ -1,6 +1,7 @@
 """What attention looks at, in words: the census, a finding, and a table of the blocks or of every head."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import PurePath
 
 from rich.console import Group, RenderableType
@@ -59,27 +60,28 @@ def _table_of_blocks(result: Attention, width: int) -> RenderableType:
     return Group(table, more)
 
 
+_OVER_HEADS = (
+    *(("entropy", "entropy", 1), ("distance", "distance", 1)),
+    *(("class_share", "class %", 100), ("register_share", "registers %", 100)),
+)
+
+
 def block_columns(result: Attention) -> tuple[Column, ...]:
     """Return the columns of `result.blocks`; those of heads have the least and the greatest value."""
     rows = {block.label: [each for each in result.rows if each.block == block.label] for block in result.blocks}
     places = {block.label: place for place, block in enumerate(result.blocks)}
-
-    def over_heads(key: str, title: str, rank: int, times: int = 1) -> Column:
-        def shown(block: AttentionBlock) -> str:
-            return _range(rows[block.label], key, times)
-
-        meaning = next(each.meaning for each in HEADS if each.key == key)
-        return Column("", title, f"{meaning}, over heads", rank, shown=shown, usual="-")
 
     return (
         Column("", "#", "position in execution order", 12, str, lambda block: places[block.label]),
         Column("label", "block", "module that computes attention", 0, words=True, fold=44),
         Column("heads", "heads", "number of heads", 5, str),
         Column("", "queries x keys", "tokens that ask, and that are looked at", 7, shown=_sizes),
-        over_heads("entropy", "entropy", 1),
-        over_heads("distance", "distance", 2),
-        over_heads("class_share", "class %", 3, 100),
-        over_heads("register_share", "registers %", 4, 100),
+        *(
+            Column(
+                "", title, "least and greatest of its heads", rank, shown=partial(_range, rows, key, times), usual="-"
+            )
+            for rank, (key, title, times) in enumerate(_OVER_HEADS, 1)
+        ),
         Column("", "remarks", "heads on one token", 6, shown=lambda block: _flagged(rows[block.label]), words=True),
     )
 
@@ -103,9 +105,9 @@ def _sizes(block: AttentionBlock) -> str:
     return f"{block.queries} x {block.keys}{windows}"
 
 
-def _range(rows: Sequence[HeadRow], name: str, times: int = 1) -> str:
+def _range(rows: Mapping[str, Sequence[HeadRow]], name: str, times: int, block: AttentionBlock) -> str:
     """Return the least and the greatest value over heads."""
-    values = [each * times for each in (getattr(row, name) for row in rows) if each is not None]
+    values = [each * times for each in (getattr(row, name) for row in rows[block.label]) if each is not None]
     if not values:
         return "-"
     low, high = number_text(min(values), 3), number_text(max(values), 3)

@@ -125,6 +125,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
     """Return the columns of `result.maps`."""
     readings = {each.target.reading for each in result.maps if each.target.probability is not None}
     reading = next(iter(readings)) if len(readings) == 1 and "as returned" not in readings else "prob."
+    title = "input" if result.inputs[1:] else ""
     target, whole = attrgetter("target"), f"({input_word(result.maps[0].values.ndim)})" if result.maps else ""
 
     def input_of(each: AttributionMap) -> str:
@@ -134,15 +135,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
         return concentration(each, result.inputs[each.input_index])
 
     return (
-        Column(
-            "input",
-            "input" if len(result.inputs) > 1 else "",
-            "input that the map is of",
-            11,
-            lambda name: PurePath(name).name or name,
-            input_of,
-            words=True,
-        ),
+        Column("input", title, "input", 11, lambda name: PurePath(name).name or name, input_of, words=True),
         Column("label", "target", "class or output that is explained", 0, words=True, fold=40).on(target, key="target"),
         Column("input_index"),
         *(Column(key).on(target) for key in ("index", "box", "reading")),
@@ -153,15 +146,12 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
         *machine_columns("extent", "size"),
         *(Column(key, value=partial(_end, key)) for key in ("low", "high")),
         *(Column(key).on(half, key=f"half_{name}") for name, key in (("share", "share"), ("where", "words"))),
-        Column(
-            "",
-            "half of it in",
-            "where half of the map lies",
-            4,
-            shown=lambda box: f"{_share(box.share)} {box.words}",
-            words=True,
-        ).on(half, blank=""),
+        Column("", "half of it in", "where half of the map lies", 4, shown=_half_text, words=True).on(half, blank=""),
     )
+
+
+def _half_text(box: Concentration) -> str:
+    return f"{_share(box.share)} {box.words}"
 
 
 def _end(which: str, each: AttributionMap) -> float | None:

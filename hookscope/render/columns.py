@@ -52,21 +52,17 @@ class Column:
     """A column of a table, declared once: the terminal, CSV files, data frames, pages and the documentation read it.
 
     Attributes:
-        key: Its name for machines, and the attribute of a row that it reads if it has no `value`; "" if it is for
-            people only.
+        key: Its name for machines, and the attribute that it reads without a `value`; "" if it is for people only.
         title: Its header for people, unlike any other's in its table; "" if it is for machines only.
-        meaning: What it holds, in a few words.
+        meaning: What it holds, in a few words; `unit`, where the title does not name it.
         rank: The lowest stays longest when the terminal is narrow. 0 is the name column, which gives way to others;
             names are shortened to make room for columns below 10.
         text: Its value as text; None, which is always "-", aside.
-        value: Reads it from a row.
-        shown: Its text from a row, where that is more than `text` of its value.
-        unit: Of its values, where its title does not name it.
-        words: Whether it is aligned left, and wrapped if need be; numbers are aligned right and never wrapped.
-        fold: Length above which its text is shortened, unless the table is shown in full.
-        max_width: Wider words are wrapped; twice as much if the table is shown in full.
+        shown: Its text from a row, where that is more than `text` of the value.
+        words: Whether it is aligned left, and wrapped beyond `max_width`; numbers are aligned right, never wrapped.
+        fold: Length above which its text is shortened. A table in full has no fold, and twice the `max_width`.
         beside: Title of a column of lower rank, without which this one means nothing.
-        usual: Text that needs no column: it is left out if all rows have this text or "-"; None if it always stays.
+        usual: It is left out if all rows have this text or "-"; None if it always stays.
         varies: Whether it is left out if all rows have the same.
         style: Of the cells in a terminal, in rows without a style of their own.
     """
@@ -128,12 +124,11 @@ def telling(columns: Sequence[Column], rows: Sequence[Any]) -> list[tuple[Column
         for column, cells in found
         if not column.rank
         or column is titled[-1]
-        or not ({*cells} <= _nothing(column.usual) or (column.varies and len({*cells}) == 1))
+        or not (
+            {*cells} <= ({""} if column.usual is None else {"", "-", column.usual})
+            or (column.varies and len({*cells}) == 1)
+        )
     ]
-
-
-def _nothing(usual: str | None) -> set[str]:
-    return {""} if usual is None else {"", "-", usual}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +171,7 @@ def draw_table(
     rows: Sequence[Any],
     width: int,
     styles: Sequence[str] = (),
-    notable: Sequence[bool] | None = None,
+    notable: Sequence[bool] = (),
     *,
     full: bool = True,
 ) -> RenderableType:
@@ -189,12 +184,7 @@ def draw_table(
 
 
 def draw(
-    columns: Sequence[Drawn],
-    width: int,
-    styles: Sequence[str] = (),
-    notable: Sequence[bool] | None = None,
-    *,
-    full: bool = True,
+    columns: Sequence[Drawn], width: int, styles: Sequence[str] = (), notable: Sequence[bool] = (), *, full: bool = True
 ) -> RenderableType:
     """Return a table of columns that have their cells, as `draw_table` does."""
     count = len(columns[0].cells)
@@ -443,8 +433,8 @@ STATISTICS: Mapping[str, Column] = {
         Column("shape", "shape", "shape of the tensor", value=lambda found: shape_text(found.shape), text=str),
         Column("dtype", "dtype", "dtype of the tensor", words=True, varies=True),
         Column("element_count", "values", "number of values", text=integer_text),
-        Column("mean", "mean", "mean of the values"),
-        Column("std", "std", "standard deviation of the values, divisor n"),
+        Column("mean", "mean", "arithmetic mean"),
+        Column("std", "std", "population standard deviation"),
         Column("min", "min", "smallest value"),
         Column("max", "max", "largest value"),
         Column("mean_abs", "mean |x|", "mean absolute value"),
@@ -455,6 +445,7 @@ STATISTICS: Mapping[str, Column] = {
         Column("nonfinite_count", "NaN, Inf", "values that are not finite", text=integer_text),
         Column("dead_channel_fraction", "dead channels", "share of channels that are 0 everywhere", text=percent_text),
         Column("max_abs", "max |x|", "largest magnitude"),
+        *machine_columns("channel_axis", "channel_count", "unmeasured"),
     )
 }
 """Statistics that rows have as attributes, or that their `statistics` have; all but counts are over finite values."""

@@ -152,13 +152,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
 
-_NUMBERS = {"mean": 12, "std": 6, "min": 4, "max": 5}
 TENSORS = (
     Column("key", "tensor", "name of the tensor", 0, words=True),
     *statistics({"shape": 1}),
     Column("dtype", "dtype", "dtype of the tensor", 10, words=True),
     Column("byte_count", "size", "bytes of the tensor", 11, bytes_text),
-    *(replace(each, text=_value_text) for each in statistics(_NUMBERS)),
+    *(replace(each, text=_value_text) for each in statistics({"mean": 12, "std": 6, "min": 4, "max": 5})),
     *machine_columns("zero_count", "nan_count", "inf_count", "tied_to"),
     Column("", "zeros", "share of exact zeros", 7, shown=_zeros_text),
     Column("", "remarks", "what is unusual", 2, shown=_remark, words=True, max_width=REMARK_WIDTH, style="cyan"),

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 
 from hookscope.errors import UsageError
-from hookscope.render import gradient_tables, terminal
+from hookscope.render import gradient_tables, layer_columns, terminal
 from hookscope.render.attention_text import HEADS, attention_summary
 from hookscope.render.attribution_text import attribution_summary, map_columns
 from hookscope.render.check_report import check_report
@@ -21,13 +21,6 @@ from hookscope.render.difference_columns import difference_columns
 from hookscope.render.differences_text import differences_summary
 from hookscope.render.history_columns import tensor_columns
 from hookscope.render.history_text import history_summary
-from hookscope.render.layer_columns import (
-    gradient_columns,
-    layer_table_of,
-    module_columns,
-    module_rows,
-    parameter_columns,
-)
 from hookscope.render.survey_columns import CHANNELS, channel_rows
 from hookscope.render.survey_text import survey_summary
 from hookscope.results.activations import Activations
@@ -151,7 +144,7 @@ def result_frame(result: Result) -> Any:
         raise UsageError("A data frame needs one more package: pip install pandas") from error
     records = _records(*_TABLES[type(result)](result))
     if isinstance(result, Gradients):
-        parameters = _records(parameter_columns(result), result.parameters)
+        parameters = _records(layer_columns.parameter_columns(result), result.parameters)
         records += [{"label": each["name"], "role": "parameter", **each} for each in parameters]
     return pd.DataFrame(records)
 
@@ -162,7 +155,7 @@ def _records(columns: Sequence[Column], rows: Sequence[Any]) -> list[dict[str, A
 
 
 _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] = {
-    Activations: layer_table_of,
+    Activations: layer_columns.layer_table_of,
     Attention: lambda attention: (HEADS, attention.rows),
     Attributions: lambda found: (map_columns(found), found.maps),
     CheckReport: lambda report: (machine_columns(*(each.name for each in fields(Finding))), report.findings),
@@ -172,8 +165,11 @@ _TABLES: Mapping[type, Callable[[Any], tuple[Sequence[Column], Sequence[Any]]]] 
     ),
     Comparison: lambda comparison: (CHANGES, comparison.changes),
     Differences: lambda found: (difference_columns(found), found.rows),
-    Gradients: lambda gradients: (gradient_columns(gradients), gradients.gradients),
+    Gradients: lambda gradients: (layer_columns.gradient_columns(gradients), gradients.gradients),
     History: lambda history: (tensor_columns(history), history.rows),
-    ModuleTable: lambda table: (module_columns(table.rows, table.cost), module_rows(table.rows, table.cost)),
+    ModuleTable: lambda table: (
+        layer_columns.module_columns(table.rows, table.cost),
+        layer_columns.module_rows(table.rows, table.cost),
+    ),
     Survey: lambda survey: (CHANNELS, channel_rows(survey)),
 }

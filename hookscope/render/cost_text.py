@@ -1,6 +1,7 @@
 """What modules cost, as columns and lines for people, and the part that takes most of the time in a sentence."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 
@@ -64,34 +65,28 @@ def _cells(name: str) -> Callable[[ModuleCost], str | None]:
     return part.on(attrgetter("receptive_field")).read
 
 
+def _trainable(cost: ModuleCost) -> str:
+    return trainable_text(cost.total)
+
+
+def _total(key: str, title: str, meaning: str, rank: int, text: Callable[[float], str] | None = None) -> Column:
+    return Column(key, title, meaning, rank, text, attrgetter(f"total.{key}"))
+
+
+_FIELD = Column("receptive_field", "rec. field", "receptive field /stride, in pixels", 6)
 COSTS = (
     *(Column(f"{of}_parameter_count", value=attrgetter(f"{of}.parameter_count")) for of in ("total", "own")),
-    Column(
-        "trainable_count",
-        "trainable",
-        "whether its parameters require a gradient",
-        8,
-        value=attrgetter("total.trainable_count"),
-        shown=lambda cost: trainable_text(cost.total),
-        usual="yes",
+    replace(
+        _total("trainable_count", "trainable", "whether they require a gradient", 8), shown=_trainable, usual="yes"
     ),
-    Column(
-        "parameter_bytes", "param. bytes", "bytes of its parameters", 9, _bytes, attrgetter("total.parameter_bytes")
-    ),
+    _total("parameter_bytes", "param. bytes", "bytes of its parameters", 9, _bytes),
     Column("own_parameter_bytes", value=attrgetter("own.parameter_bytes")),
-    Column("multiply_adds", "mult-adds", "multiply-adds, all calls", 1, scaled_text, attrgetter("total.multiply_adds")),
+    _total("multiply_adds", "mult-adds", "multiply-adds, all calls", 1, scaled_text),
     Column("own_multiply_adds", value=attrgetter("own.multiply_adds")),
     Column("output_bytes", "out bytes", "bytes of its output, all calls", 7, _bytes),
-    Column("saved_bytes", "saved", "bytes saved for the backward pass", 5, _bytes, attrgetter("total.saved_bytes")),
+    _total("saved_bytes", "saved", "bytes saved for the backward pass", 5, _bytes),
     Column("own_saved_bytes", value=attrgetter("own.saved_bytes")),
-    Column(
-        "receptive_field",
-        "rec. field",
-        "receptive field /stride, in pixels",
-        6,
-        value=_cells("size"),
-        shown=lambda cost: field_text(cost.receptive_field),
-    ),
+    replace(_FIELD, value=_cells("size"), shown=lambda cost: field_text(cost.receptive_field)),
     Column("receptive_field_stride", value=_cells("stride")),
     Column("receptive_field_centre", value=_cells("centre")),
     Column("at_least").on(attrgetter("receptive_field"), key="receptive_field_at_least"),

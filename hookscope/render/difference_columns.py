@@ -98,14 +98,10 @@ _MEASURES = {
 
 def _measures(ranks: dict[str, int], part: str = "measures", suffix: str = "", **titles: str) -> list[Column]:
     """Return the columns of some measures of a row; `part` is its attribute that has them."""
+    read = attrgetter(part)
+    titles = {key: _MEASURES[key].title for key, rank in ranks.items() if rank} | titles
     return [
-        _MEASURES[key].on(
-            attrgetter(part),
-            key=f"{key}{suffix}",
-            rank=rank,
-            title=titles.get(key, _MEASURES[key].title if rank else ""),
-            usual="-",
-        )
+        _MEASURES[key].on(read, key=f"{key}{suffix}", rank=rank, title=titles.get(key, ""), usual="-")
         for key, rank in ranks.items()
     ]
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter, methodcaller
 from statistics import median
 
 from hookscope.render.columns import Column, classes_text, machine_columns, number_text, percent_text, statistics
@@ -10,6 +11,10 @@ from hookscope.results.history import History, HistoryFile, HistoryVerdict, Laye
 from hookscope.text import counted, shape_text
 
 _MOST_COUNTERS = 2
+_COUNTERS = attrgetter("counters")
+_DEAD = Column("dead_fraction", "dead filters", "their share in the last file", 7, percent_text, usual="0%")
+_DRIFT = "L2 norm of the change since the previous file, divided by the norm there"
+_DRIFT_FROM_FIRST = _DRIFT.replace("previous", "first")
 
 
 def file_columns(result: History) -> tuple[Column, ...]:
@@ -20,51 +25,28 @@ def file_columns(result: History) -> tuple[Column, ...]:
     def of_layers(name: str, file: HistoryFile) -> list[float]:
         return [value for files in points if (value := getattr(files.get(file.index), name, None)) is not None]
 
+    def norm(file: HistoryFile) -> float | None:
+        norms = of_layers("norm", file)
+        return math.hypot(*norms) if norms else None
+
+    def median_drift(file: HistoryFile) -> float | None:
+        drifts = of_layers("drift", file)
+        return median(drifts) if drifts else None
+
     return (
         *machine_columns("index", "name"),
         Column("label", "file", "name of the file, without the folders that all share", 0, words=True),
         Column("status"),
         Column("counters", value=lambda file: tuple(f"{name}={count}" for name, count in file.counters.items())),
         *(
-            Column("", name, f"`{name}` that the file stores", rank, shown=partial(_counter, name))
+            Column("", name, f"`{name}` in the file", rank, _count, methodcaller("get", name)).on(_COUNTERS)
             for rank, name in enumerate([*counters][:_MOST_COUNTERS], 3)
         ),
-        Column("norm", "‖w‖", "L2 norm of the parameters", 4, value=lambda file: _root(of_layers("norm", file))),
-        Column(
-            "median_drift",
-            "median ‖Δw‖/‖w‖",
-            "L2 norm of the change since the previous file, divided by the norm in that file: the median over layers",
-            2,
-            value=lambda file: median(of_layers("drift", file) or [math.nan]) if of_layers("drift", file) else None,
-        ),
-        Column(
-            "learning_rates",
-            "lr",
-            "learning rates of the optimiser state in the file",
-            5,
-            _few_rates,
-            _rates,
-            usual="-",
-        ),
-        Column(
-            "optimiser_steps",
-            "steps",
-            "step count of the optimiser state in the file",
-            6,
-            value=lambda file: tuple(f"{point.key}={point.steps}" for point in file.optimisers),
-            shown=lambda file: _count(next((point.steps for point in file.optimisers), None)),
-            usual="-",
-        ),
-        Column(
-            "best_class",
-            "best class",
-            "best class of the first input",
-            7,
-            value=lambda file: tuple(best.classes[0][0] for best in file.predictions if best.classes),
-            shown=lambda file: "".join(classes_text(each.classes[:1]) for each in file.predictions[:1]),
-            words=True,
-            max_width=30,
-        ),
+        Column("norm", "‖w‖", "L2 norm of the parameters", 4, value=norm),
+        Column("median_drift", "median ‖Δw‖/‖w‖", f"median over layers of the {_DRIFT}", 2, value=median_drift),
+        Column("learning_rates", "lr", "learning rates of the optimiser state", 5, _few_rates, _rates, usual="-"),
+        Column("optimiser_steps", "steps", "steps in the optimiser state", 6, None, _steps, _first_steps, usual="-"),
+        Column("best_class", "best class", "of the first input", 7, None, _classes, _best, words=True, max_width=30),
         *machine_columns("exit_code", "error", "sha256", "seconds"),
         Column("", "rules", "verdicts on the file", 1, shown=partial(_verdicts_text, result), words=True),
     )
@@ -72,49 +54,20 @@ def file_columns(result: History) -> tuple[Column, ...]:
 
 def layer_columns(result: History) -> tuple[Column, ...]:
     """Return the columns of `layer_rows`."""
+
+    def label_of_largest(row: LayerOverFiles) -> str | None:
+        at = _largest(row)[1]
+        return None if at is None else result.files[at].label
+
     return (
         Column("layer", "layer", "layer that owns parameters", 0, value=lambda row: row[0] or "(model)", words=True),
-        Column("", "‖w‖ first", "L2 norm of its parameters in the first file", 6, value=lambda row: _first(row).norm),
-        Column("", "‖w‖ last", "L2 norm of its parameters in the last file", 4, value=lambda row: _last(row).norm),
-        Column(
-            "",
-            "largest ‖Δw‖/‖w‖",
-            "L2 norm of the largest change since the previous file, divided by the norm in that file",
-            2,
-            value=lambda row: _largest(row)[0],
-        ),
-        Column(
-            "",
-            "in",
-            "file with the largest change",
-            3,
-            value=lambda row: None if (at := _largest(row)[1]) is None else result.files[at].label,
-            words=True,
-        ),
-        Column(
-            "",
-            "since first",
-            "L2 norm of the change from the first file to the last, divided by the norm in the first",
-            5,
-            value=lambda row: _last(row).drift_from_first,
-        ),
-        Column(
-            "",
-            "dead filters",
-            "share of output channels whose weights are all 0 in the last file",
-            7,
-            percent_text,
-            lambda row: _last(row).dead_fraction,
-            usual="0%",
-        ),
-        Column(
-            "",
-            "remarks",
-            "first verdict on the layer",
-            1,
-            shown=lambda row: _first_verdict(verdicts_on(row[0], result), result),
-            words=True,
-        ),
+        Column("norm", "‖w‖ first", "L2 norm of its parameters in the first file", 6).on(_first, key=""),
+        Column("norm", "‖w‖ last", "L2 norm of its parameters in the last file", 4).on(_last, key=""),
+        Column("", "largest ‖Δw‖/‖w‖", f"largest {_DRIFT}", 2, value=lambda row: _largest(row)[0]),
+        Column("", "in", "file with the largest change", 3, value=label_of_largest, words=True),
+        Column("", "since first", _DRIFT_FROM_FIRST, 5, value=lambda row: _last(row).drift_from_first),
+        _DEAD.on(_last, key=""),
+        Column("", "remarks", "first verdict on the layer", 1, shown=partial(_first_verdict, result), words=True),
     )
 
 
@@ -126,16 +79,11 @@ def tensor_columns(result: History) -> tuple[Column, ...]:
         Column("shape", value=lambda row: shape_text(row.shape)),
         *machine_columns("dtype", "element_count"),
         Column("norm", "‖w‖", "L2 norm"),
-        Column("drift", "‖Δw‖/‖w‖", "L2 norm of the change since the previous file, divided by the norm in that file"),
-        Column(
-            "drift_from_first", "since first", "L2 norm of the change since the first file, divided by the norm there"
-        ),
+        Column("drift", "‖Δw‖/‖w‖", _DRIFT),
+        Column("drift_from_first", "since first", _DRIFT_FROM_FIRST),
         *statistics({"min": 1, "max": 1, "zero_fraction": 1, "nonfinite_count": 1}),
-        Column(
-            "dead_filter_count", "dead filters", "output channels that are 0 everywhere", shown=_dead_filters, usual="-"
-        ),
-        Column("filter_count"),
-        Column("moved_from"),
+        Column("dead_filter_count", "dead filters", "output channels that are 0", shown=_dead_filters, usual="-"),
+        *machine_columns("filter_count", "moved_from"),
     )
 
 
@@ -160,9 +108,7 @@ def verdict_columns(result: History) -> tuple[Column, ...]:
 
 
 def _file(result: History) -> Column:
-    return Column(
-        "file", "file", "file, as in the table of files", 0, value=lambda row: result.files[row.file].label, words=True
-    )
+    return Column("file", "file", "name of the file", 0, value=lambda row: result.files[row.file].label, words=True)
 
 
 LayerOverFiles = tuple[str, Mapping[int, LayerPoint]]
@@ -183,7 +129,8 @@ def verdicts_on(layer: str, result: History) -> list[HistoryVerdict]:
     ]
 
 
-def _first_verdict(verdicts: Sequence[HistoryVerdict], result: History) -> str:
+def _first_verdict(result: History, row: LayerOverFiles) -> str:
+    verdicts = verdicts_on(row[0], result)
     more = f" and {len(verdicts) - 1} more" if verdicts[1:] else ""
     return "".join(f"{each.rule} {result.files[each.first].label}{more}" for each in verdicts[:1])
 
@@ -218,10 +165,6 @@ def _verdicts_text(result: History, file: HistoryFile) -> str:
     return ", ".join(told) or "-"
 
 
-def _counter(name: str, file: HistoryFile) -> str:
-    return _count(file.counters.get(name))
-
-
 def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if math.isfinite(value) else f"{value}"
 
@@ -234,5 +177,17 @@ def _few_rates(rates: Sequence[float]) -> str:
     return ", ".join(number_text(rate, 3) for rate in [*dict.fromkeys(rates)][:2]) or "-"
 
 
-def _root(norms: Sequence[float]) -> float | None:
-    return math.hypot(*norms) if norms else None
+def _steps(file: HistoryFile) -> tuple[str, ...]:
+    return tuple(f"{point.key}={point.steps}" for point in file.optimisers)
+
+
+def _first_steps(file: HistoryFile) -> str:
+    return _count(next((point.steps for point in file.optimisers), None))
+
+
+def _classes(file: HistoryFile) -> tuple[str, ...]:
+    return tuple(best.classes[0][0] for best in file.predictions if best.classes)
+
+
+def _best(file: HistoryFile) -> str:
+    return "".join(classes_text(each.classes[:1]) for each in file.predictions[:1])

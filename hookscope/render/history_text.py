@@ -230,14 +230,8 @@ def _verdict_lines(result: History, *, full: bool) -> Iterator[Text]:
 
 def _files_table(result: History, width: int, *, full: bool) -> RenderableType:
     levels = {at: each.level for each in reversed(result.verdicts) for at in each.files}
-    styles = [
-        "red"
-        if each.status == "unreadable"
-        else "dim"
-        if each.status == "skipped"
-        else _STYLES.get(levels.get(each.index, ""), "")
-        for each in result.files
-    ]
+    unread = {"unreadable": "red", "skipped": "dim"}
+    styles = [unread.get(each.status, _STYLES.get(levels.get(each.index, ""), "")) for each in result.files]
     return draw_table(file_columns(result), result.files, width, styles, full=full)
 
 

@@ -37,10 +37,6 @@ _LABEL = Column("label", "layer", "layer, with its call and its output where the
 _KIND = Column("kind", "type", "class of the module, or name of the operation", 10, words=True, fold=18)
 
 
-def _unmeasured(*keys: str) -> tuple[Column, ...]:
-    return tuple(column.on(_STATISTICS) for column in machine_columns(*keys))
-
-
 def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
     """Return the columns of quantiles; people see the median if it has a rank."""
 
@@ -52,9 +48,8 @@ def _quantiles(median_rank: int = 0) -> tuple[Column, ...]:
 
     columns = {key: Column(key, value=partial(read, at)) for at, key in enumerate(QUANTILE_NAMES)}
     if median_rank:
-        columns[_MEDIAN] = replace(
-            columns[_MEDIAN], title="median", meaning="half of the values are below it", rank=median_rank, shown=median
-        )
+        meaning, value = "half of the values are below it", columns[_MEDIAN].value
+        columns[_MEDIAN] = Column(_MEDIAN, "median", meaning, median_rank, None, value, median)
     return tuple(column.on(_STATISTICS) for column in columns.values())
 
 
@@ -93,10 +88,8 @@ def layer_columns(rows: Sequence[LayerRow] = (), *, full: bool = True) -> tuple[
         *_measured({"max": 4, "mean_abs": 19, "l2": 20}),
         Column("", HIST, "1st to 99th percentile", 16, sparkline, attrgetter("activation.distribution"), usual="-"),
         *_measured({"zero_fraction": 5}),
-        *_unmeasured("channel_axis", "channel_count"),
-        Column("dead_channel_count", "dead", "channels that are 0 everywhere", 13, shown=_dead_channels, usual="-").on(
-            _STATISTICS
-        ),
+        *_measured({"channel_axis": 0, "channel_count": 0}),
+        _DEAD.on(_STATISTICS),
         *_measured({"dead_channel_fraction": 0}),
         Column("median").on(tokens, key="token_norm_median"),
         Column(
@@ -105,7 +98,7 @@ def layer_columns(rows: Sequence[LayerRow] = (), *, full: bool = True) -> tuple[
         Column("high_count").on(tokens, key="high_norm_tokens"),
         Column("massive_count").on(tokens, key="massive_activations"),
         *_measured({"nan_count": 14, "inf_count": 15}),
-        *_unmeasured("unmeasured"),
+        *_measured({"unmeasured": 0}),
         *machine_columns("aliases", "repeats", "also", "source", "inputs"),
         _remarks("flags", "what is unusual", partial(_flag_words, full=full), key="flags", style="cyan"),
     )
@@ -137,7 +130,7 @@ def gradient_columns(inspection: Gradients, *, full: bool = True) -> tuple[Colum
         *machine_columns("status"),
         *GRADIENT,
         *_quantiles(),
-        *_unmeasured("unmeasured"),
+        *_measured({"unmeasured": 0}),
         *machine_columns("remark", "aliases", "repeats", "also", "source"),
         _remarks("remarks", "what is unusual", partial(_gradient_words, inspection, full=full)),
     )
@@ -154,7 +147,7 @@ def parameter_columns(inspection: Gradients, *, full: bool = True) -> tuple[Colu
         Column("weight_l2", "‖w‖", "L2 norm of the parameter", 6),
         _if_finite(Column("ratio", "‖g‖/‖w‖", "L2 norm of the gradient over that of the parameter", 1)),
         *_quantiles(),
-        *_unmeasured("unmeasured"),
+        *_measured({"unmeasured": 0}),
         *machine_columns("aliases"),
         _remarks("remarks", "what is unusual", partial(_gradient_words, inspection, full=full)),
     )
@@ -172,24 +165,9 @@ def module_columns(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[
         Column("call_count", "calls", "calls in a pass", 11, str, usual="1"),
         _shapes("input_shapes", "input", 10),
         _shapes("output_shapes", "output", 2 if cost is None else 9),
-        Column(
-            "selected",
-            selected,
-            "whether a pattern selects it",
-            1,
-            lambda value: "● selected" if value else "",
-            words=True,
-        ),
+        Column("selected", selected, "selected by a pattern", 1, lambda value: "● selected" * value, words=True),
         Column("owner"),
-        Column(
-            "note",
-            "note",
-            "why it has no shapes, or its other names",
-            12,
-            words=True,
-            max_width=REMARK_WIDTH,
-            style="cyan",
-        ),
+        _remarks("note", "why it has no shapes, or its other names", attrgetter("note"), "note", "cyan", rank=12),
     )
     costs = [] if cost is None else [each for each in COSTS if each.key != "total_parameter_count"]
     return with_costs(columns, costs, at=4)
@@ -202,23 +180,14 @@ def module_rows(rows: Sequence[ModuleRow], cost: NetworkCost | None) -> list[Any
 
 
 def _shapes(key: str, title: str, rank: int) -> Column:
-    read = attrgetter(key)
+    def texts(row: ModuleRow) -> tuple[str, ...]:
+        return tuple(map(shape_text, getattr(row, key)))
 
     def shown(row: ModuleRow) -> str:
-        shapes = read(row)
-        more = f" +{len(shapes) - 2}" if len(shapes) > 2 else ""
-        return ", ".join(map(shape_text, shapes[:2])) + more or "-"
+        more = f" +{len(texts(row)) - 2}" if len(texts(row)) > 2 else ""
+        return ", ".join(texts(row)[:2]) + more or "-"
 
-    return Column(
-        key,
-        title,
-        f"shapes of the {title}",
-        rank,
-        None,
-        lambda row: tuple(map(shape_text, read(row))),
-        shown,
-        words=True,
-    )
+    return Column(key, title, f"shapes of the {title}", rank, None, texts, shown, words=True)
 
 
 def _tree_names(rows: Sequence[ModuleRow]) -> Mapping[str, str]:
@@ -248,8 +217,13 @@ def _dead_channels(found: TensorStatistics) -> str:
     return f"{found.dead_channel_count}/{found.channel_count}"
 
 
-def _remarks(title: str, meaning: str, words: Callable[[Any], str], key: str = "", style: str = "") -> Column:
-    return Column(key, title, meaning, 11, shown=words, words=True, max_width=REMARK_WIDTH, style=style)
+_DEAD = Column("dead_channel_count", "dead", "channels that are 0 everywhere", 13, shown=_dead_channels, usual="-")
+
+
+def _remarks(
+    title: str, meaning: str, words: Callable[[Any], str], key: str = "", style: str = "", rank: int = 11
+) -> Column:
+    return Column(key, title, meaning, rank, shown=words, words=True, max_width=REMARK_WIDTH, style=style)
 
 
 def _flag_words(row: LayerRow, *, full: bool) -> str:

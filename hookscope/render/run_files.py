@@ -12,8 +12,12 @@ from hookscope.errors import UsageError
 from hookscope.render import grids, tables
 from hookscope.render.attention_files import save_attention
 from hookscope.render.attribution_files import save_attributions
+from hookscope.render.columns import Column
+from hookscope.render.comparison import CHANGES
+from hookscope.render.cost_text import COSTS
 from hookscope.render.difference_files import save_differences
 from hookscope.render.history_files import save_history
+from hookscope.render.layer_columns import gradient_columns, parameter_columns
 from hookscope.render.map_files import photograph_of
 from hookscope.render.overviews.activations import draw_activations
 from hookscope.render.overviews.gradients import draw_gradients
@@ -154,14 +158,14 @@ def _draw_grids(
 def _write_tables(folder: Path, result: Activations | Gradients) -> list[str]:
     texts = {"layers.csv": tables.rows_to_csv(result)}
     if isinstance(result, Gradients):
-        texts["gradients.csv"] = tables.gradients_to_csv(result)
-        texts["parameters.csv"] = tables.parameters_to_csv(result)
+        texts["gradients.csv"] = tables.csv_text(gradient_columns(result), result.gradients)
+        texts["parameters.csv"] = tables.csv_text(parameter_columns(result), result.parameters)
     elif result.cost is not None:
-        texts["cost.csv"] = tables.cost_to_csv(result.cost)
+        texts["cost.csv"] = tables.csv_text((Column("layer"), *COSTS), result.cost.modules)
     if isinstance(result, Activations) and any(row.tokens and row.tokens.stands_out for row in result.rows):
         texts["tokens.csv"] = tables.tokens_to_csv(result)
     if result.comparison is not None:
-        texts["changes.csv"] = tables.changes_to_csv(result.comparison)
+        texts["changes.csv"] = tables.csv_text(CHANGES, result.comparison.changes)
     if isinstance(result, Gradients) and result.inputs_alone:
         texts["inputs.csv"] = tables.inputs_to_csv(result.inputs_alone)
     for name, text in texts.items():

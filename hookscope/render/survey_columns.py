@@ -54,21 +54,9 @@ LAYERS = (
     Column("", "dead", "channels that are 0 on every input", 1, integer_text, _dead),
     Column("", "fires", "share of values that are not 0", 3, percent_text, _firing),
     *statistics({"mean": 6, "std": 5, "min": 9, "max": 4}, "activation"),
+    Column("", "to float16", "float16's limit over the largest", 7, lambda each: f"×{number_text(each, 3)}", _factor),
     Column(
-        "",
-        "to float16",
-        "limit of float16 over the largest value",
-        7,
-        lambda factor: f"×{number_text(factor, 3)}",
-        _factor,
-    ),
-    Column(
-        "selectivity",
-        "selectivity",
-        "share of the variance between inputs that the class explains, in the most selective channel",
-        10,
-        lambda found: number_text(found[0], 2),
-        usual="-",
+        "selectivity", "selectivity", "greatest of a channel", 10, lambda found: number_text(found[0], 2), usual="-"
     ),
     Column("", "remarks", "what deserves a look", 2, value=remarks_of, words=True),
 )

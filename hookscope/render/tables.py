@@ -3,26 +3,14 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any
 
 from hookscope.render.columns import Column, machine_columns
-from hookscope.render.comparison import CHANGES
-from hookscope.render.cost_text import COSTS
-from hookscope.render.layer_columns import (
-    gradient_columns,
-    layer_table_of,
-    module_columns,
-    module_rows,
-    parameter_columns,
-)
-from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.comparison import Comparison
-from hookscope.results.cost import NetworkCost
+from hookscope.render.layer_columns import layer_table_of
+from hookscope.results.activations import Activations
 from hookscope.results.gradients import Gradients, InputGradients
-from hookscope.results.network import ModuleTable
-from hookscope.results.token_norms import HighToken, MassiveActivation
+from hookscope.results.token_norms import HighToken
 from hookscope.text import safe_text
 
 # Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), full-width forms included.
@@ -40,12 +28,7 @@ def rows_to_csv(inspection: Activations | Gradients) -> str:
 
 def tokens_to_csv(inspection: Activations) -> str:
     """Return high-norm tokens and massive activations as CSV with a header, one line each, as `rows_to_csv` does."""
-    rows = []
-    for row in inspection.rows:
-        listed: list[HighToken | MassiveActivation] = (
-            [] if row.tokens is None else [*row.tokens.high, *row.tokens.massive]
-        )
-        rows += [(row, each) for each in listed]
+    rows = [(row, each) for row in inspection.rows if row.tokens for each in (*row.tokens.high, *row.tokens.massive)]
     return csv_text(
         (
             Column("label").on(itemgetter(0)),
@@ -53,52 +36,20 @@ def tokens_to_csv(inspection: Activations) -> str:
             Column("input", value=lambda pair: inspection.inputs[pair[1].input_index].name),
             Column("token").on(itemgetter(1)),
             Column("place", value=lambda pair: pair[0].tokens.place(pair[1].token)),
-            Column("channel", value=partial(_either, "channel")),
+            Column("channel", value=lambda pair: getattr(pair[1], "channel", None)),
             Column("value", value=lambda pair: pair[1].norm if isinstance(pair[1], HighToken) else pair[1].value),
-            *(Column(key, value=partial(_either, key)) for key in ("limit", "median")),
+            Column("limit", value=lambda pair: getattr(pair[1], "limit", None)),
+            Column("median", value=lambda pair: getattr(pair[1], "median", None)),
         ),
         rows,
     )
 
 
-def _either(key: str, pair: tuple[LayerRow, HighToken | MassiveActivation]) -> float | None:
-    return getattr(pair[1], key, None)
-
-
-def cost_to_csv(cost: NetworkCost) -> str:
-    """Return what each module costs as CSV with a header, one line a module, as `rows_to_csv` does."""
-    return csv_text((Column("layer"), *COSTS), cost.modules)
-
-
-def modules_to_csv(table: ModuleTable) -> str:
-    """Return the modules of a network as CSV with a header, one line a module, with their costs if they were taken."""
-    return csv_text(module_columns(table.rows, table.cost), module_rows(table.rows, table.cost))
-
-
-def gradients_to_csv(inspection: Gradients) -> str:
-    """Return the gradients of outputs and inputs as CSV with a header, one line a row, as `rows_to_csv` does."""
-    return csv_text(gradient_columns(inspection), inspection.gradients)
-
-
-def parameters_to_csv(inspection: Gradients) -> str:
-    """Return the gradients of parameters as CSV with a header, one line a parameter, as `rows_to_csv` does."""
-    return csv_text(parameter_columns(inspection), inspection.parameters)
-
-
-def changes_to_csv(comparison: Comparison) -> str:
-    """Return what edits changed as CSV with a header, one line a row: statistics without the edits and with them."""
-    return csv_text(CHANGES, comparison.changes)
-
-
 def inputs_to_csv(inputs: Sequence[InputGradients]) -> str:
     """Return gradient norms of inputs alone as CSV with a header, one line an input, one column a layer's output."""
     labels = dict.fromkeys(label for each in inputs for label in each.rows_l2)
-    norms = [Column(f"l2 {label}", value=partial(_norm, label)) for label in labels]
+    norms = [Column(f"l2 {label}", value=methodcaller("get", label)).on(attrgetter("rows_l2")) for label in labels]
     return csv_text([*machine_columns("name", "loss", "parameters_l2"), *norms], inputs)
-
-
-def _norm(label: str, each: InputGradients) -> float | None:
-    return each.rows_l2.get(label)
 
 
 def csv_text(columns: Sequence[Column], rows: Iterable[Any]) -> str:

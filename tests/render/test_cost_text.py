@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from hookscope.render import terminal
-from hookscope.render.columns import telling
+from hookscope.render.columns import Column, telling
 from hookscope.render.cost_text import (
     COSTS,
     cost_lines,
@@ -19,7 +19,7 @@ from hookscope.render.cost_text import (
     trainable_text,
 )
 from hookscope.render.overviews.activations import _heading
-from hookscope.render.tables import cost_to_csv, rows_to_csv
+from hookscope.render.tables import csv_text, rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.cost import CostSums, ModuleCost, NetworkCost, ReceptiveField, UncountedOperation, depth_of
 from hookscope.results.costs_of_rows import dearest_part
@@ -156,7 +156,7 @@ def test_the_overview_the_table_and_the_csv_of_a_run_have_its_cost() -> None:
     assert sentence in text.getvalue()
     lines = list(csv.DictReader(io.StringIO(rows_to_csv(result))))
     assert [line["multiply_adds"] for line in lines] == ["2000000", "2000000", ""], "once for all calls of a module"
-    modules = list(csv.DictReader(io.StringIO(cost_to_csv(replace(COST, modules=(*COST.modules, hostile()))))))
+    modules = list(csv.DictReader(io.StringIO(csv_text((Column("layer"), *COSTS), (*COST.modules, hostile())))))
     assert [line["layer"] for line in modules][:3] == ["", "stem", "body"]
     assert modules[2]["receptive_field"] == "435x99.5"
     assert modules[2]["receptive_field_at_least"] == "true"

@@ -21,13 +21,14 @@ from rich.console import RenderableType
 
 from hookscope.render import gradient_tables, tables, terminal
 from hookscope.render.check_report import check_report
-from hookscope.render.comparison import comparison_report
+from hookscope.render.comparison import CHANGES, comparison_report
 from hookscope.render.contents import contents_report
 from hookscope.render.github import annotations, checks_to_markdown
 from hookscope.render.grids import draw_for_run, encode_png
 from hookscope.render.html import report_html
 from hookscope.render.html.checks import checks_html
 from hookscope.render.junit import checks_to_junit
+from hookscope.render.layer_columns import gradient_columns, parameter_columns
 from hookscope.render.notebook import result_html
 from hookscope.results.activations import Activations, FeatureMaps, LayerRow, UncalledLayer, Verification
 from hookscope.results.check import checks_to_json
@@ -130,9 +131,9 @@ TERMINAL: Mapping[str, Callable[[str, int], RenderableType]] = {
 
 CSV: Mapping[str, Callable[[str], str]] = {
     "rows": lambda name: tables.rows_to_csv(activations(name)),
-    "gradients": lambda name: tables.gradients_to_csv(gradients(name)),
-    "parameters": lambda name: tables.parameters_to_csv(gradients(name)),
-    "changes": lambda name: tables.changes_to_csv(comparison(name)),
+    "gradients": lambda name: tables.csv_text(gradient_columns(gradients(name)), gradients(name).gradients),
+    "parameters": lambda name: tables.csv_text(parameter_columns(gradients(name)), gradients(name).parameters),
+    "changes": lambda name: tables.csv_text(CHANGES, comparison(name).changes),
     "inputs": lambda name: tables.inputs_to_csv([InputGradients(name, 1.0, 1.0, {name: 1.0})]),
 }
 

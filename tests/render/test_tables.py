@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookscope.render.tables import gradients_to_csv, parameters_to_csv, rows_to_csv
+from hookscope.render.layer_columns import gradient_columns, parameter_columns
+from hookscope.render.tables import csv_text, rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
 from hookscope.results.gradients import LossRecord
 from hookscope.results.statistics import QUANTILE_LEVELS, QUANTILE_NAMES, TensorStatistics
@@ -38,6 +39,14 @@ def records(text: str) -> list[dict[str, str]]:
 
 def csv_rows(inspection: Activations) -> list[dict[str, str]]:
     return records(rows_to_csv(inspection))
+
+
+def gradients_to_csv(inspection: Gradients) -> str:
+    return csv_text(gradient_columns(inspection), inspection.gradients)
+
+
+def parameters_to_csv(inspection: Gradients) -> str:
+    return csv_text(parameter_columns(inspection), inspection.parameters)
 
 
 def with_rows(*rows: LayerRow) -> Activations:

@@ -178,11 +178,9 @@ def _tables(result: History) -> list[PageTable]:
         Column("", each.name, shown=partial(_best_class, at), words=True)
         for at, each in enumerate(result.inputs[:_MOST_POINTS])
     ]
-    tables += (
-        [page_table("Best class of each input", [Column("label", "file", rank=0, words=True), *best], seen)]
-        if seen
-        else []
-    )
+    if seen:
+        label = Column("label", "file", rank=0, words=True)
+        tables.append(page_table("Best class of each input", [label, *best], seen))
     return tables
 
 

@@ -185,9 +185,7 @@ _VALUE_RANK, _GRADIENT_RANK, _COST_RANK = 16, 4, 6
 _ROOM_FOR_GRADIENTS = frozenset({"std", "min", "max"})
 _SORTED_BY: Mapping[str, Callable[[Layer], Any]] = {
     "shape": lambda layer: layer.row.activation.element_count,
-    "receptive_field": lambda layer: (
-        math.prod(layer.cost.receptive_field.size) if layer.cost and layer.cost.receptive_field else None
-    ),
+    "receptive_field": lambda layer: layer.cost and (seen := layer.cost.receptive_field) and math.prod(seen.size),
 }
 
 
@@ -219,13 +217,9 @@ def columns_of(layers: Sequence[Layer], *, has_gradients: bool, has_cost: bool) 
     shown = dict(told)
     return [
         LayerColumn(
-            column.key or column.title,
-            column,
-            shown[column],
-            cells,
-            list(map(_SORTED_BY.get(column.key, column.read), layers)),
+            each.key or each.title, each, shown[each], cells, [*map(_SORTED_BY.get(each.key, each.read), layers)]
         )
-        for column, cells in telling([*shown], layers)
+        for each, cells in telling([*shown], layers)
     ]
 
 
