@@ -165,8 +165,7 @@ class Passes:
         if len(seen) < len(self.networks):
             return
         a, tensors = seen[A], [each.value.read() for each in seen]
-        row = self._batch.setdefault(key, Row())
-        row.note = row.note or comparable(tensors[A], tensors[B])
+        row = self._batch[key] = Row()
         row.coarser = coarser(tensors[A], tensors[B])
         for shapes, each in zip(row.shapes, seen, strict=False):
             shapes.add(self._count, each.value.shape)
@@ -176,6 +175,7 @@ class Passes:
             sums = self._sums(pair, one, other, axis if pair == (A, B) else None)
             if sums is not None:
                 row.sums[pair] = sums
+        row.note = "" if (A, B) in row.sums else comparable(tensors[A], tensors[B])
         if len(a.inputs) == len(b.inputs):
             inputs = [self._sums((A, B), one, other) for one, other in zip(a.inputs, b.inputs, strict=True)]
             known = tuple(each for each in inputs if each is not None)

@@ -45,9 +45,12 @@ class Spool:
     def keep(self, tensor: Tensor) -> Value:
         """Return a value that lasts, whatever the tensor holds later."""
         number, shape = next(self._numbers), shape_of(tensor)
-        if missing_memory(tensor):
-            return Value(number, shape, lambda: tensor)
-        copied = strided_copy(tensor)
+        try:
+            copied = strided_copy(tensor)
+        except RuntimeError:
+            if missing_memory(tensor):  # the comparison says so
+                return Value(number, shape, lambda: tensor)
+            raise
         is_strided = copied.layout == torch.strided and not (copied.is_nested or copied.is_meta)
         self._bytes += copied.nbytes if is_strided else 0
         if self._bytes > _MOST_IN_MEMORY and is_strided and str(copied.dtype).removeprefix("torch.") in DTYPES:

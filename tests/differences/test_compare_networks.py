@@ -662,6 +662,14 @@ def test_odd_networks_equal_themselves(name: str, shadow: bool) -> None:
     assert {row.origin for row in result.rows} == {"equal"}
 
 
+def test_operations_on_tensors_of_inference_mode_are_compared() -> None:
+    torch.manual_seed(0)
+    network = BY_HAND["inference mode inside"].build().eval()
+    batch = batch_of(*BY_HAND["inference mode inside"].args(), count=1)
+    result = hookscope.diff(network, "same", batch, ops=True)
+    assert {row.origin for row in result.rows} == {"equal"}
+
+
 def test_dropout_in_train_mode_draws_alike_on_both_sides() -> None:
     network = nn.Sequential(nn.Linear(6, 6), nn.Dropout(), nn.Linear(6, 2)).train()
     x = torch.randn(3, 6)
