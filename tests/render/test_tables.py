@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hookscope.render.layer_columns import gradient_columns, parameter_columns
 from hookscope.render.tables import csv_text, rows_to_csv
 from hookscope.results.activations import Activations, LayerRow
-from hookscope.results.gradients import LossRecord
+from hookscope.results.gradients import Gradients, LossRecord
 from hookscope.results.statistics import QUANTILE_LEVELS, QUANTILE_NAMES, TensorStatistics
 from tests.render.conftest import (
     GRADIENTS,
