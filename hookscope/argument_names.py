@@ -1,7 +1,7 @@
 """Errors for Python callers: they name the argument `input_shape` where the command line has `--input-shape`.
 
 Messages are written for the command line. The functions that `hookscope` offers rename options in what they raise; the
-commands call those in `hookscope.api`, which do not. Notes and warnings of results are renamed too.
+commands call those in `hookscope.commands`, which do not. Notes and warnings of results are renamed too.
 """
 
 import re
@@ -9,12 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, wraps
 from inspect import isfunction, signature
-from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 from hookscope import api
-from hookscope.errors import HookscopeError, UsageError, nearest
-from hookscope.text import printable
+from hookscope.errors import HookscopeError, nearest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,20 +24,6 @@ _OPTION = re.compile(r"`[^`\n]*`|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?![\w-])")
 _CALLS = {
     "`hookscope layers MODEL`": "`hookscope.layers(model)`",
     "`hookscope layers MODEL --ops`": "`hookscope.layers(model, ops=True)`",
-}
-
-# What an argument of that annotation may be, and in words.
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "str": ((str,), "a text"),
-    "int": ((Integral,), "a whole number"),
-    "Texts": ((str, Collection), "a text or a list of texts"),
-    "Dtype": ((str,), "a text"),
-}
-_FROM_ONE = ("batch_size", "chunk_size")
-_HINTS = {
-    "arch": " Give the name of a network here, such as 'net.py:build', and a module as MODEL.",
-    "dtype": " Give its name, such as 'float64'.",
-    "device": " Give its name, such as 'cuda:1'.",
 }
 
 # The fields of a report on a checkpoint that hold why it failed.
@@ -57,7 +41,7 @@ def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
         on_error: Any = kwargs.get("on_error")
         if on_error is not None:
             kwargs["on_error"] = lambda error: on_error(_renamed_error(error, known()))
-        _refuse_other_types(function, args, kwargs)
+        _refuse_other_names(function, args, kwargs)
         try:
             result = function(*args, **kwargs)
         except HookscopeError as error:
@@ -70,30 +54,14 @@ def naming_arguments(function: Callable[P, T]) -> Callable[P, T]:
     return named
 
 
-def _refuse_other_types(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise UsageError for an argument that takes texts or whole numbers alone, and is given something else."""
+def _refuse_other_names(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     parameters = _signature(function)
     try:
-        bound = parameters.bind(*args, **kwargs)
+        parameters.bind(*args, **kwargs)
     except TypeError as error:
         unknown = [name for name in kwargs if name not in parameters.parameters]
         close = nearest(unknown[0], parameters.parameters, 1) if unknown else ""
         raise TypeError(f"{function.__name__}() {error}{f'.{close}' if close else ''}") from None
-    for name, value in bound.arguments.items():
-        annotation = str(parameters.parameters[name].annotation)
-        kind = annotation.removesuffix(" | None")
-        known = _KINDS.get(kind)
-        if known is None or (value is None and kind != annotation):
-            continue
-        classes, wanted = known
-        is_right = isinstance(value, classes)
-        if kind == "Texts" and isinstance(value, list | tuple):
-            is_right = all(isinstance(each, str) for each in value)
-        if not is_right:
-            given = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
-            raise UsageError(f"`{name}` takes {wanted}, not {printable(given)}.{_HINTS.get(name, '')}")
-        if name in _FROM_ONE and value < 1:
-            raise UsageError(f"`{name}` {value} is not possible: give 1 or more.")
 
 
 _signature = cache(signature)

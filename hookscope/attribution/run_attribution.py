@@ -5,16 +5,17 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import get_args
+from typing import cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from hookscope import options
 from hookscope.attribution.batch_maps import Explained, as_method, explain
 from hookscope.attribution.cams import CAMS
-from hookscope.attribution.checking import Checking, Sanity
+from hookscope.attribution.checking import Checking
 from hookscope.attribution.forward_backward import ForwardBackward, frozen, run_model
 from hookscope.attribution.input_places import input_size, main_input, places_of
 from hookscope.attribution.layer_choice import layer_outputs_of
@@ -54,37 +55,25 @@ class _Gathered:
 
 
 def run_attribution(
-    session: Session,
-    *,
-    method: str,
-    targets: Sequence[str],
-    top: int | None,
-    layers: Sequence[str],
-    tokens: str | None,
-    sanity: Sanity,
-    batch_size: int,
-    output_key: str | None,
-    on_progress: OnProgress | None,
-    on_error: OnError | None,
+    session: Session, option: options.Attribute, on_progress: OnProgress | None, on_error: OnError | None
 ) -> Attributions:
     """Explain the targets of all inputs.
-
-    Arguments are those of `hookscope.attribute`.
 
     Raises:
         UsageError: If an option cannot be right, or the network cannot be explained in this way.
         LayerNotFoundError: If a pattern selects nothing.
         ModelError: If the network raised, with `on_error` on every input.
     """
-    _check_options(method, targets, top, layers)
-    chosen = as_method(method)
+    targets, layers = [str(each) for each in cast("Sequence[str | int]", option.target)], option.layer
+    _check_options(option.method, targets, option.top, layers)
+    chosen = as_method(option.method)
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
-    outputs = layer_outputs_of(inspected.network, None if tokens is None else parse_tokens(tokens))
-    queue = session_batches(session, batch_size, on_error)
+    outputs = layer_outputs_of(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
+    queue = session_batches(session, option.batch_size, on_error)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
-    checking = Checking(sanity=sanity, method=chosen, output_key=output_key, seed=session.seed)
+    checking = Checking(sanity=option.sanity, method=chosen, output_key=option.output_key, seed=session.seed)
     gathered = _Gathered(checking)
     finished = batch_progress(session, on_progress)
     began = time.perf_counter()
@@ -93,10 +82,12 @@ def run_attribution(
         torch.enable_grad(),
         preserved(inspected.network, session.seed, modules=inspected.modules.values()) as state,
         frozen(inspected.modules),
-        capture(inspected.network, inspected.modules if method in CAMS else {}, outputs.observe) as capturing,
+        capture(inspected.network, inspected.modules if chosen in CAMS else {}, outputs.observe) as capturing,
     ):
         state.mark()  # with parameters frozen: a graph from the first layer on would triple the time of a map
-        targets_of = partial(_targets_of, inspected=inspected, wanted=wanted, top=top, output_key=output_key)
+        targets_of = partial(
+            _targets_of, inspected=inspected, wanted=wanted, top=option.top, output_key=option.output_key
+        )
         passes = ForwardBackward(
             inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
         )
@@ -127,7 +118,13 @@ def run_attribution(
         provenance=provenance_of(
             session,
             layers,
-            {"method": method, "targets": [*targets], "top": top, "tokens": tokens, "sanity": sanity},
+            {
+                "method": option.method,
+                "targets": targets,
+                "top": option.top,
+                "tokens": option.tokens,
+                "sanity": option.sanity,
+            },
         ),
     )
 
@@ -139,8 +136,6 @@ def _check_options(method: str, targets: Sequence[str], top: int | None, layers:
         raise UsageError("--target and --top are both given: give either targets or how many of the best.")
     if layers and method not in CAMS:
         raise UsageError(f"--method {method} looks at the input itself: leave out --layer.")
-    if top is not None and top < 1:
-        raise UsageError(f"--top {top} is not possible: give 1 or more.")
 
 
 def _targets_of(

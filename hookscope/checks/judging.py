@@ -138,7 +138,7 @@ def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = N
     """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
 
     Of a pass that raised, only the loss and the activations are judged. Rows that repeat another are not judged a
-    second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_from_text` returns
+    second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_of_grads` returns
     them; those left out keep their defaults.
     """
     known = grads_limits()

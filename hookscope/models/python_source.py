@@ -4,7 +4,7 @@ import ast
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,19 @@ from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.statedict import load_into
 from hookscope.models.user_code import check_readable, find_attribute, import_file, import_module, importable, user_code
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
+from hookscope.options import Arguments
 from hookscope.text import printable
 
 
-def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Read `--model-arg` values such as "width=2": a Python literal, or else the text itself; UsageError for others."""
+def parse_arguments(given: Arguments) -> dict[str, Any]:
+    """Read `--model-arg` values such as "width=2": a Python literal, or else the text itself; UsageError for others.
+
+    A mapping has the values already.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
     arguments: dict[str, Any] = {}
-    for text in texts:
+    for text in [given] if isinstance(given, str) else given:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():

@@ -33,6 +33,7 @@ from hookscope.models.shards import TRUST_REMEDY
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.weight_sets import state_shapes
+from hookscope.options import Arguments
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
 
@@ -96,7 +97,7 @@ def load_model(
     *,
     weights: str = "auto",
     arch: str | None = None,
-    model_arguments: Sequence[str] = (),
+    model_arguments: Arguments = (),
     seed: int = 0,
     options: FileOptions = FileOptions(),  # noqa: B008 - frozen
     on_meta: bool = False,
@@ -109,7 +110,7 @@ def load_model(
             trained weights, or a state dict file: exactly these, or an error.
         arch: The network a weights file belongs to, in any form of MODEL but a weights file; None to recognise it, or
             to take the network that a trusted file holds.
-        model_arguments: Texts "NAME=VALUE", arguments of the function that builds the network.
+        model_arguments: A mapping, or texts "NAME=VALUE": arguments of the function that builds the network.
         seed: Seed of random weights. The state of the random number generators is restored.
         options: How a weights file is read and loaded.
         on_meta: See `build_on_meta`.

@@ -53,8 +53,6 @@ _MOST_OF_DATA = 32
 # cannot be seen with one.
 _NOISE_INPUTS = 2
 
-_AS_OPTIONS = ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -97,8 +95,7 @@ def prepare(
     loaded = with_classes(_load(model, settings, trust=trust), settings.classes, multi_label=settings.multi_label)
     if device is not None:
         move_to(loaded, device)
-    options = {name: getattr(settings, name) for name in _AS_OPTIONS}
-    preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
+    preprocessing = preprocessing_from_options(loaded.preprocessing, settings)
     images, in_file = arguments_in_file(settings.images)
     given = images if isinstance(images, Batch) else given
     named = (*in_file, *named_inputs(settings.named, preprocessing))
@@ -120,7 +117,7 @@ def prepare(
             share = "all" if len(paths) == len(data.labels) else f"{len(paths)} of the {len(data.labels):,}"
             notes.append(f"All other rules look at {share} labelled pictures, because no other inputs are given.")
     if loaded.info.sha256:  # weights of a file, which were trained on something
-        notes += assumed_preparation(loaded.preprocessing, paths, options)
+        notes += assumed_preparation(loaded.preprocessing, paths, settings)
     others = len(given.args) if isinstance(given, Batch) else int(given is not None or bool(paths))
     shapes, extra, drawn = _noise(settings, loaded, preprocessing, named, others)
     notes += drawn
