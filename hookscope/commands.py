@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hookscope import options
 from hookscope.errors import OutputError, UsageError
 from hookscope.hooks.interrupts import interrupts_between_blocks
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 if TYPE_CHECKING:
@@ -54,10 +55,14 @@ _TOO_LARGE_TO_TIME = (
     "No times: the network takes more than half of this machine's memory. Bytes saved for backward are those of the "
     "meta device, where attention is not fused."
 )
-_RUNS_WHERE_IT_IS = (
-    "A module stays on its device, with its weights: load, convert and move it yourself. --weights, --arch, --device, "
-    "--dtype and the like need MODEL as a name or a file."
-)
+
+
+def _runs_where_it_is() -> str:
+    few = ", ".join(map(arg, ("weights", "arch", "device", "dtype")))
+    return (
+        "A module stays on its device, with its weights: load, convert and move it yourself. "
+        f"{few} and the like need MODEL as a name or a file."
+    )
 
 
 @interrupts_between_blocks()
@@ -135,7 +140,7 @@ def grads(
 
     limits = limits_of_grads(option.limit)
     if option.per_image and not _are_given(images):
-        raise UsageError("--per-image needs pictures: give IMAGE.")
+        raise UsageError(f"{arg('per_image')} needs pictures: give IMAGE.")
     session = _opened(model, images, option, mode=option.mode, noise=True)
     loss = choose_session_loss(session, option.loss, option.target, option.output_key)
     judge = partial(judge_gradients, limits=limits)
@@ -249,7 +254,7 @@ def diff(
     has_images, given_b = _are_given(images), _are_given(option.input_b)
     how_b_runs = _how_b_runs(option, other_inputs=given_b)
     if (option.loss is not None or option.target is not None) and not option.grads:
-        raise UsageError("--loss and --target need --grads.")
+        raise UsageError(f"{arg('loss')} and {arg('target')} need {arg('grads')}.")
     of_inputs = ["IMAGE"] * has_images + [name for name in ("input", "input_shape") if options.is_given(option, name)]
     of_passes = [name for name in _OF_PASSES if options.is_given(option, name)] + ["input_b"] * given_b
     if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
@@ -371,7 +376,7 @@ def check(checkpoint: Model | Mapping[str, Any], *, option: options.Check) -> Ch
     elif not isinstance(checkpoint, str | Path):
         loaded = _given(checkpoint)  # which refuses what is no network
         if loads_as_told(option):
-            raise UsageError(_RUNS_WHERE_IT_IS)
+            raise UsageError(_runs_where_it_is())
         if loaded.module is not checkpoint:  # TorchScript and exported programs, as modules
             checkpoint = loaded
     settings = with_options(_configured(option), option)
@@ -478,7 +483,7 @@ def survey(
     from hookscope.surveys.run_survey import SurveyPlace, labelled_inputs, place_on_own_device, run_survey
 
     if option.features is not None and not option.layer:
-        raise UsageError("--features needs --layer: name the layers whose outputs are wanted.")
+        raise UsageError(f"{arg('features')} needs {arg('layer')}: name the layers whose outputs are wanted.")
     target = None
     if option.features is not None:
         target = FeatureTarget(Path(option.features), option.pool, option.features_dtype)
@@ -740,7 +745,7 @@ def _load(model: Model, option: options.ModelOptions, run: options.RunOptions) -
 
     if not isinstance(model, str | Path):
         if options.any_given(option, options.ModelOptions) or run.device != "auto" or run.dtype is not None:
-            raise UsageError(_RUNS_WHERE_IT_IS)
+            raise UsageError(_runs_where_it_is())
         return _given(model)
     where = choose_device(run.device)
     loaded = load_model(
@@ -763,7 +768,7 @@ def _two_models(
 
     (model_a, of_a), (model_b, of_b) = a, b
     if option.device_b is not None:
-        choose_device(option.device_b, "--device-b")
+        choose_device(option.device_b, "device_b")
     is_same = _is_same(model_b)
     if isinstance(model_a, str | Path) or is_same or not isinstance(model_b, str | Path):
         own = _load(model_a, of_a, of_a)
@@ -824,7 +829,7 @@ _OF_PASSES = (
 def _refuse(given: Sequence[str], reason: str) -> None:
     """Raise a UsageError for the first of the options, if any is given."""
     for name in given:
-        option = {"IMAGE": name, "mode_b": "--mode-b train"}.get(name, f"--{name.replace('_', '-')}")
+        option = {"IMAGE": name, "mode_b": f"{arg('mode_b')} train"}.get(name, arg(name))
         raise UsageError(f"{option} applies to models that run over pictures: {reason}.")
 
 
@@ -846,7 +851,7 @@ def _another_way(loaded: LoadedModel, option: options.Diff) -> LoadedModel:
 
     if option.weights_b is not None:
         raise UsageError(
-            "--weights-b is for a model given by name: load them into a second module, and give that as B."
+            f"{arg('weights_b')} is for a model given by name: load them into a second module, and give that as B."
         )
     other = copied(loaded)
     if option.device_b is not None or option.dtype_b is not None:

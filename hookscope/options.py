@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
 from hookscope.errors import UsageError
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 if TYPE_CHECKING:
@@ -173,9 +174,9 @@ def _settle(self: Any) -> None:
         least, most = on_command_line(each).bounds
         if isinstance(value, int | float) and value != each.default:
             if least is not None and value < least:
-                raise UsageError(f"`{each.name}` {value} is not possible: give {least} or more.")
+                raise UsageError(f"{arg(each.name)} {value} is not possible: give {least} or more.")
             if most is not None and value > most:
-                raise UsageError(f"`{each.name}` {value} is not possible: give {most} or less.")
+                raise UsageError(f"{arg(each.name)} {value} is not possible: give {most} or less.")
 
 
 def _refuse_other_types(each: "Field[Any]", value: Any) -> None:
@@ -185,7 +186,7 @@ def _refuse_other_types(each: "Field[Any]", value: Any) -> None:
         is_right = all(isinstance(text, str) for text in value)
     if not is_right:
         given = f"the class {value.__name__}" if isinstance(value, type) else f"type {type(value).__name__}"
-        raise UsageError(f"`{each.name}` takes {wanted}, not {printable(given)}.{_HINTS.get(each.name, '')}")
+        raise UsageError(f"{arg(each.name)} takes {wanted}, not {printable(given)}.{_HINTS.get(each.name, '')}")
 
 
 def is_given(option: Any, name: str) -> bool:

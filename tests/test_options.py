@@ -44,9 +44,9 @@ def test_values_from_python_are_settled_and_refused_by_the_same_field() -> None:
     assert is_given(Sliced(layer="x"), "layer")
     assert not any_given(Sliced(layer=[]), Sliced)
     assert taken(LayerOptions, Sliced(ops=True, slices=3)) == LayerOptions(ops=True)
-    with pytest.raises(hookscope.UsageError, match=r"^`slices` 0 is not possible: give 1 or more\.$"):
+    with pytest.raises(hookscope.UsageError, match=r"^--slices 0 is not possible: give 1 or more\.$"):
         Sliced(slices=0)
-    with pytest.raises(hookscope.UsageError, match=r"^`slices` takes a whole number, not type str\.$"):
+    with pytest.raises(hookscope.UsageError, match=r"^--slices takes a whole number, not type str\.$"):
         Sliced(slices="2")  # type: ignore[arg-type]
 
 

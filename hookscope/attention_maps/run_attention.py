@@ -36,6 +36,7 @@ from hookscope.inspection.session import OnError, OnProgress, Session, input_cou
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
+from hookscope.parameters import arg
 from hookscope.results.attention import (
     Attention,
     AttentionBlock,
@@ -157,7 +158,7 @@ def _block(given: str | int) -> int | str:
 def _distinct_heads(heads: Sequence[int]) -> list[int]:
     for each in heads:
         if each < 0:
-            raise UsageError(f"--head {each} is not possible: heads are counted from 0.")
+            raise UsageError(f"{arg('head')} {each} is not possible: heads are counted from 0.")
     return [*dict.fromkeys(heads)]
 
 
@@ -180,7 +181,7 @@ def _check_seen(
         raise NothingMatchedError(_nothing_seen(inspected, census_of((), unseen), has_any=bool(unseen)))
     if wanted.rollout and unseen:
         census = census_of(tuple(gathered.blocks.values()), unseen)
-        raise UsageError(f"--rollout is undefined here: {census}. Leave it out, and look at single blocks.")
+        raise UsageError(f"{arg('rollout')} is undefined here: {census}. Leave it out, and look at single blocks.")
     if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
         raise UsageError(_no_such_query(wanted, inspected))
 
@@ -201,10 +202,10 @@ def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) ->
 
 
 def _no_such_query(wanted: Wanted, inspected: InspectedNetwork) -> str:
-    asked = " ".join(f"--query {each.text}" for each in wanted.queries)
+    asked = " ".join(f"{arg('query')} {each.text}" for each in wanted.queries)
     return (
-        f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give --query mean, the x,y "
-        "of a pixel, or another --block."
+        f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
+        f"mean, the x,y of a pixel, or another {arg('block')}."
     )
 
 
@@ -377,10 +378,10 @@ def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> N
         gathered.notes[f"{block.label} has no map: {block.remark}."] = None
     for head in wanted.heads:
         if head >= block.heads:
-            raise UsageError(f"--head {head} is not possible: {block.label} has {block.heads} heads, from 0.")
+            raise UsageError(f"{arg('head')} {head} is not possible: {block.label} has {block.heads} heads, from 0.")
 
 
 def _other_block(gathered: _Gathered) -> list[str]:
     """Name the last block that can be drawn, where none of those asked for can."""
     placed = [(index, each.label) for index, each in enumerate(gathered.blocks.values()) if not each.remark]
-    return [f"{placed[-1][1]} has a map: --block {placed[-1][0]}."] if placed and not gathered.maps else []
+    return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not gathered.maps else []

@@ -29,6 +29,7 @@ from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import preserved
+from hookscope.parameters import arg
 from hookscope.results.attributions import PICTURE_AXES, AttributionMap, Attributions, Extent, LayerChoice, Method
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord
 from hookscope.statistics.token_layout import parse_tokens
@@ -133,9 +134,11 @@ def _check_options(method: str, targets: Sequence[str], top: int | None, layers:
     if method not in get_args(Method):
         raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
     if targets and top is not None:
-        raise UsageError("--target and --top are both given: give either targets or how many of the best.")
+        raise UsageError(
+            f"{arg('target')} and {arg('top')} are both given: give either targets or how many of the best."
+        )
     if layers and method not in CAMS:
-        raise UsageError(f"--method {method} looks at the input itself: leave out --layer.")
+        raise UsageError(f"{arg('method')} {method} looks at the input itself: leave out {arg('layer')}.")
 
 
 def _targets_of(

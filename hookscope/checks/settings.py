@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
 from hookscope.options import Arguments, Check, PickleOptions, PictureOptions, any_given, is_given
+from hookscope.parameters import arg
 from hookscope.results.findings import Level
-from hookscope.results.noise_shapes import NOISE_BESIDE_PICTURES, NoiseShape, NoiseShapes, parse_noise_shapes
+from hookscope.results.noise_shapes import NoiseShape, NoiseShapes, noise_beside_pictures, parse_noise_shapes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -160,9 +161,9 @@ def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
     changes["shape"] = shapes
     if by_position and has_shape:
         if has_images:
-            raise UsageError(NOISE_BESIDE_PICTURES)
+            raise UsageError(noise_beside_pictures())
         if settings.expectations:
-            raise UsageError(f"--input-shape gives noise, but {settings.source} expects classes for pictures.")
+            raise UsageError(f"{arg('input_shape')} gives noise, but {settings.source} expects classes for pictures.")
         changes["images"] = ()
     elif by_position and has_images:
         changes["shape"] = tuple(each for each in shapes or () if each.name) or None
@@ -179,7 +180,7 @@ def _refuse_without_network(settings: CheckSettings, option: Check) -> None:
     """Raise UsageError for options that ask for a network, or such settings, if the same place sets `arch` to none."""
     if (option.arch or settings.arch) != NO_NETWORK:
         return
-    asked = [f"--{name.replace('_', '-')}" for name in _RUN_OPTIONS if is_given(option, name)]
+    asked = [arg(name) for name in _RUN_OPTIONS if is_given(option, name)]
     if not asked and not option.arch:
         asked = [f"{name} of {settings.source}" for field, name in _RUN_SETTINGS.items() if getattr(settings, field)]
     if asked:

@@ -59,6 +59,7 @@ from hookscope.inspection.session import (
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
+from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_places import TokenPlaces
@@ -192,7 +193,8 @@ def _other_inputs(a: InputPipeline, b: InputPipeline) -> _OtherInputs:
     count, count_b = a.input_count(), b.input_count()
     if count != count_b:
         raise UsageError(
-            f"A is given {counted(count, 'input')}, and B {count_b} by --input-b: give one for each, in the same order."
+            f"A is given {counted(count, 'input')}, and B {count_b} by {arg('input_b')}: give one for each, in "
+            "the same order."
         )
     return _OtherInputs(b)
 
@@ -306,7 +308,7 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
         )
         raise NothingMatchedError(
             f"A and B are different networks: no layer of A ({a}) has a partner in B ({b}). Pair layers with "
-            "--map 'a.*=b.*'."
+            f"{arg('map')} 'a.*=b.*'."
         )
     return tuple(replace(row, index=index) for index, row in enumerate(selected))
 
@@ -352,12 +354,15 @@ def _without_repeats(*texts: str) -> tuple[str, ...]:
 def _refuse(options_b: RunOptions, *, shadow: bool, ops: bool) -> None:
     if shadow and options_b.mode == "train":
         raise UsageError(
-            "--shadow runs layers of B twice, which is only possible in eval mode: leave out --mode-b train."
+            f"{arg('shadow')} runs layers of B twice, which is only possible in eval mode: leave out "
+            f"{arg('mode_b')} train."
         )
-    inside = {"--ops": ops, "--edit-b": bool(options_b.edits)}
+    inside = {arg("ops"): ops, arg("edit_b"): bool(options_b.edits)}
     if options_b.compiles and any(inside.values()):
         option = next(name for name, given in inside.items() if given)
-        raise UsageError(f"{option} needs hooks inside of B, which compiled code does not run: leave out --compile-b.")
+        raise UsageError(
+            f"{option} needs hooks inside of B, which compiled code does not run: leave out {arg('compile_b')}."
+        )
 
 
 def _differentiated(

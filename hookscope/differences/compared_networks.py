@@ -13,6 +13,7 @@ from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel, parse_model
 from hookscope.models.checkpoint import looks_like_file
 from hookscope.models.construction import copied
+from hookscope.parameters import arg
 from hookscope.text import exception_line, printable, some_of
 
 # Modules of torch that compute something else in training mode.
@@ -33,7 +34,7 @@ def sides(a: str | None, b: str | None, option: options.Diff) -> tuple[options.D
     reads_file = [is_file[at] or (name is not None and looks_like_file(chosen[at])) for at, name in enumerate(names)]
     if option.weights_b is not None and is_file[1]:
         raise UsageError(
-            f"--weights-b cannot be used here: B, '{printable(names[1] or '')}', is already a weights file."
+            f"{arg('weights_b')} cannot be used here: B, '{printable(names[1] or '')}', is already a weights file."
         )
 
     def side(at: int) -> options.Diff:
@@ -63,7 +64,7 @@ def in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNet
     except (RuntimeError, TypeError) as error:
         raise ModelError(
             f"{inspected.info.name} cannot run in float64 on {inspected.placed[0]}: {exception_line(error)}. "
-            "Leave out --reference, or give --device cpu."
+            f"Leave out {arg('reference')}, or give {arg('device')} cpu."
         ) from error
     return replace(inspected_network(module), info=inspected.info)
 
@@ -87,7 +88,7 @@ def compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -
     """Return notes about networks that are given compiled: hooks only run in uncompiled code."""
     given = {"A": loaded, **({} if compiles else {"B": other})}
     return [
-        f"{letter} is compiled, and runs uncompiled here: --compile-b compares what is compiled."
+        f"{letter} is compiled, and runs uncompiled here: {arg('compile_b')} compares what is compiled."
         for letter, each in given.items()
         if "_orig_mod" in each.module._modules
     ]
@@ -112,7 +113,7 @@ def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> lis
         shown = [name for name in names if not any(name != each and _is_within(name, each) for each in whole)]
         at = [printable(name, 80) or "(model)" for name in shown]
         where = "" if "" in whole else f" at {some_of(at, 3)}"
-        option = ", unless --mode-b train is given" if letter == "B" else ""
+        option = f", unless {arg('mode_b')} train is given" if letter == "B" else ""
         notes.append(f"{letter} was in training mode{where}, and runs in eval mode here{option}.")
     return notes
 

@@ -12,6 +12,7 @@ import numpy as np
 from hookscope.errors import UsageError
 from hookscope.inputs.find_files import AUDIO_SUFFIXES, TENSOR_SUFFIXES
 from hookscope.options import Numbers, PictureOptions, Sizes
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 
 
@@ -28,20 +29,19 @@ def preprocessing_from_options(base: Preprocessing, option: PictureOptions) -> P
     if option.max_pixels is not None:
         base = replace(base, max_pixels=option.max_pixels)
     if option.resize is not None:
-        sizes = _sizes("--resize", option.resize, base.max_pixels)
+        sizes = _sizes(arg("resize"), option.resize, base.max_pixels)
         changes["resize"] = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
         changes["crop"] = _within(base.crop, sizes)
     if option.crop is not None:
-        sizes = _sizes("--crop", option.crop, base.max_pixels)
+        sizes = _sizes(arg("crop"), option.crop, base.max_pixels)
         changes["crop"] = sizes * 2 if sizes is not None and len(sizes) == 1 else sizes
     if option.mean is not None:
-        changes["mean"] = _values("--mean", option.mean, base.channels)
+        changes["mean"] = _values(arg("mean"), option.mean, base.channels)
     if option.std is not None:
-        changes["std"] = _values("--std", option.std, base.channels)
+        changes["std"] = _values(arg("std"), option.std, base.channels)
         if (np.array(changes["std"], np.float32) <= 0).any():
-            raise UsageError(
-                f"--std {option.std!r} has a value that is not above 0. Give the standard deviation per channel."
-            )
+            shown = f"{arg('std')} {option.std!r}"
+            raise UsageError(f"{shown} has a value that is not above 0. Give the standard deviation per channel.")
     if not changes:
         return base
     return replace(base, **changes, source=f"options over {base.source}")
@@ -69,10 +69,12 @@ def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: P
     no_pictures = all(isinstance(each, Path) and each.suffix.lower() in others for each in inputs)
     if base.source != Preprocessing().source or no_pictures:
         return ()
-    size = f"resized to {base.resize} and cropped to {'x'.join(map(str, base.crop or ()))} (--resize, --crop)"
+    crop = "x".join(map(str, base.crop or ()))
+    size = f"resized to {base.resize} and cropped to {crop} ({arg('resize')}, {arg('crop')})"
+    values = f"normalised as for ImageNet ({arg('mean')}, {arg('std')})"
     assumed = [
         *([] if option.resize or option.crop else [size]),
-        *([] if (option.mean, option.std) != (None, None) else ["normalised as for ImageNet (--mean, --std)"]),
+        *([values] if option.mean is None and option.std is None else []),
     ]
     if not assumed:
         return ()
@@ -82,16 +84,14 @@ def assumed_preparation(base: Preprocessing, inputs: Iterable[object], option: P
 
 
 def _axis(given: str | int) -> int | Literal["auto", "none"]:
-    wanted = given.strip().lower() if isinstance(given, str) else given
+    wanted = str(given).strip().lower()
     if wanted == "auto":
         return "auto"
     if wanted == "none":
         return "none"
-    if isinstance(wanted, str) and re.fullmatch(r"-?[0-9]{1,3}", wanted):
+    if re.fullmatch(r"-?[0-9]{1,3}", wanted):
         return int(wanted)
-    if isinstance(wanted, int) and not isinstance(wanted, bool) and abs(wanted) < 1000:
-        return wanted
-    raise UsageError(f"--batch-axis {given!r} is not an axis. Give 0, another axis, auto or none.")
+    raise UsageError(f"{arg('batch_axis')} {given!r} is not an axis. Give 0, another axis, auto or none.")
 
 
 def _sizes(option: str, given: Sizes, max_pixels: int) -> tuple[int, ...] | None:

@@ -37,14 +37,15 @@ from hookscope.inspection.saved_tensors import TensorCollector
 from hookscope.models import LoadedModel, example_shape, load_function
 from hookscope.models.input_spec import shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
+from hookscope.parameters import arg
 from hookscope.results.activations import Activations
 from hookscope.results.comparison import Change, Comparison
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
 from hookscope.results.noise_shapes import (
-    NOISE_BESIDE_PICTURES,
     NoiseShape,
+    noise_beside_pictures,
     noise_note,
     parse_noise_shapes,
 )
@@ -104,11 +105,13 @@ def open_session(
     given = bool(files) or batch is not None
     shapes = () if input_shape is None else parse_noise_shapes(input_shape)
     if given and any(not each.name for each in shapes):
-        raise UsageError(NOISE_BESIDE_PICTURES)
+        raise UsageError(noise_beside_pictures())
     if noise and not given and not shapes and all(each.record is None for each in by_name):
         shapes = (_example(loaded, preprocessing),)
     if not given and not by_name and not shapes:
-        raise UsageError("There is no input: give a picture, a tensor, a file or a folder, or --input-shape for noise.")
+        raise UsageError(
+            f"There is no input: give a picture, a tensor, a file or a folder, or {arg('input_shape')} for noise."
+        )
     others = len(batch.args) if batch is not None else bool(files)
     shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in by_name], others=others)
     notes += noise_note(shapes) if input_shape is not None else ()
@@ -152,15 +155,8 @@ def run_forward(
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
     """
-    run = partial(
-        inspect,
-        session.loaded,
-        layers=option.layer,
-        ops=option.ops,
-        seed=session.seed,
-        distributions=True,
-        verify=option.verify,
-    )
+    seed, verify = session.seed, option.verify
+    run = partial(inspect, session.loaded, layers=option.layer, ops=option.ops, seed=seed, verify=verify)
     collector = TensorCollector(input_count(session), on_progress)
     further = _further(option, collector) | {"summaries": "overview", "tokens": True}
     if option.save_tensors:
@@ -195,8 +191,9 @@ def _further(option: options.Activations | options.Grads, collector: TensorColle
 def _way_to_operations(session: Session, *, ops: bool) -> tuple[str, ...]:
     """Return a note for a network of functions alone, of which no more than the output has a row."""
     kind = type(session.loaded.module)
-    is_alone = next(session.loaded.module.children(), None) is None and not kind.__module__.startswith("torch.")
-    return (f"{kind.__name__} has no modules inside: --ops shows its operations.",) if is_alone and not ops else ()
+    if ops or next(session.loaded.module.children(), None) is not None or kind.__module__.startswith("torch."):
+        return ()
+    return (f"{kind.__name__} has no modules inside: {arg('ops')} shows its operations.",)
 
 
 def _with_cost(inspection: Activations, session: Session) -> Activations:
@@ -226,16 +223,9 @@ def run_backward(
         PassError: If the model raised; carries what was seen until then.
     """
     dtype: torch.dtype | None = getattr(torch, option.autocast) if option.autocast else None
-    alone = partial(
-        inspect_gradients,
-        session.loaded,
-        loss=loss,
-        layers=option.layer,
-        mode=option.mode,
-        seed=session.seed,
-        autocast=dtype,
-    )
-    run = partial(alone, ops=option.ops, include_inputs=option.inputs, distributions=True, verify=option.verify)
+    alone = partial(inspect_gradients, session.loaded, loss=loss, layers=option.layer, mode=option.mode)
+    alone = partial(alone, seed=session.seed, autocast=dtype)
+    run = partial(alone, ops=option.ops, include_inputs=option.inputs, verify=option.verify)
     collector = TensorCollector(input_count(session), on_progress)
     report = reporter(session, on_error)
     further = _further(option, collector) | {"on_tensor": collector.collect if option.save_tensors else None}
@@ -269,7 +259,7 @@ def _without_and_with_edits(
     further: Mapping[str, Any],
 ) -> tuple[Run | None, Run]:
     """Run over all inputs without edits, if there are any, and then with them, and with `further` arguments."""
-    batches, batch_size = session.inputs.batches, option.batch_size
+    run, batches, batch_size = partial(run, distributions=True), session.inputs.batches, option.batch_size
     values, others = split_edits(option.edit)
     made: ParameterEdits
     try:
@@ -322,7 +312,7 @@ def _with_inputs_alone(
     used = set(inspection.inputs)
 
     def report_alone(record: InputRecord, error: PassError) -> None:  # batch normalisation needs several values
-        failure = UnfitInputError([safe_text(record.name)], f"alone, for --per-image: {error}")
+        failure = UnfitInputError([safe_text(record.name)], f"alone, for {arg('per_image')}: {error}")
         if record in used:
             if report is None:
                 raise failure from error

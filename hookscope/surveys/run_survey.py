@@ -23,6 +23,7 @@ from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
+from hookscope.parameters import arg
 from hookscope.results.survey import Survey
 from hookscope.surveys.chunk_files import Sidecar, damage, digest_of, read_chunk, read_sidecar, write_chunk
 from hookscope.surveys.failures import SecondPass
@@ -110,12 +111,12 @@ def labelled_inputs(images: object) -> LabelledFiles:
     sources = images if isinstance(images, list | tuple) else [images]
     if len(sources) != 1 or not isinstance(sources[0], str | Path):
         raise UsageError(
-            "--by-class takes one folder with a folder for each class in it, or one CSV of paths and labels."
+            f"{arg('by_class')} takes one folder with a folder for each class in it, or one CSV of paths and labels."
         )
     try:
         return find_labelled(Path(sources[0]))
     except InputError as error:
-        raise InputError(str(error).replace("--data", "--by-class")) from error
+        raise InputError(str(error).replace(arg("data"), arg("by_class"))) from error
 
 
 def place_on_own_device(device: str) -> str:
@@ -150,7 +151,7 @@ def run_survey(
     if done and not option.resume:
         raise OutputError(
             f"'{safe_text(str(place.folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "
-            "survey. Go on with --resume, or delete it to begin anew."
+            f"survey. Go on with {arg('resume')}, or delete it to begin anew."
         )
     if is_launched:
         _barrier(place.folder, share)
@@ -185,8 +186,8 @@ def merge_survey(folder: ChunkFolder) -> Survey:
     if missing:
         which = some_of(missing, 3)
         raise InputError(
-            f"Cannot merge '{safe_text(str(folder.path))}': of {counted(len(plan.chunk_sizes), 'chunk')} these are "
-            f"missing or damaged: {which}. Run their shards with --resume."
+            f"Cannot merge '{safe_text(str(folder.path))}': of {counted(len(plan.chunk_sizes), 'chunk')} these "
+            f"are missing or damaged: {which}. Run their shards with {arg('resume')}."
         )
     target = FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype) if plan.features else None
     merging = Merging(plan, target)
@@ -197,7 +198,7 @@ def merge_survey(folder: ChunkFolder) -> Survey:
         chunk = None if reason or sidecar is None else read_chunk(files, sidecar)
         if chunk is None or sidecar is None:
             where = safe_text(str(folder.path))
-            raise InputError(f"Cannot merge chunk {index} of '{where}': {reason}. Run its shard with --resume.")
+            raise InputError(f"Cannot merge chunk {index} of '{where}': {reason}. Run its shard with {arg('resume')}.")
         merging.add(chunk, files, sidecar)
     return merging.result()
 

@@ -65,7 +65,7 @@ def test_another_limit_of_pixels_changes_no_preprocessing():
     assert preprocessing_from_options(base, PictureOptions(max_pixels=99)) == replace(base, max_pixels=99)
     with pytest.raises(UsageError, match="--resize '10' is over the limit of 99 pixels"):
         preprocessing_from_options(base, PictureOptions(resize="10", max_pixels=99))
-    with pytest.raises(UsageError, match="`max_pixels` 0 is not possible: give 1 or more"):
+    with pytest.raises(UsageError, match="--max-pixels 0 is not possible: give 1 or more"):
         preprocessing_from_options(base, PictureOptions(max_pixels=0))
 
 

@@ -26,6 +26,7 @@ from hookscope.checks.rules import RULES, Rule
 from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import UsageError, nearest
 from hookscope.hooks.patterns import parse_pattern
+from hookscope.parameters import arg
 from hookscope.results.noise_shapes import NoiseShape, parse_noise_shapes
 from hookscope.text import printable
 
@@ -98,7 +99,7 @@ def _noise(given: Any) -> tuple[NoiseShape, ...]:
     try:
         return parse_noise_shapes(given)
     except UsageError as error:
-        raise ValueError(f"is wrong: {str(error).removeprefix('--input-shape ')}") from error
+        raise ValueError(f"is wrong: {str(error).removeprefix(arg('input_shape')).lstrip()}") from error
 
 
 def _channel_values(value: Any) -> str:
@@ -119,7 +120,7 @@ def _pattern(written: str) -> str:
     try:
         parsed = parse_pattern(written)
     except UsageError as error:
-        raise ValueError(f"is wrong: {printable(str(error).removeprefix('--layer '))}") from error
+        raise ValueError(f"is wrong: {printable(str(error).removeprefix(arg('layer')).lstrip())}") from error
     if parsed.position is not None:
         raise ValueError(f"is '{printable(parsed.text)}', which picks by position. Name the layers instead.")
     return parsed.text

@@ -26,6 +26,7 @@ from hookscope.checks.rules.rule import Limit, Rule
 from hookscope.checks.settings import CheckSettings, RuleSettings
 from hookscope.errors import UsageError, nearest
 from hookscope.options import Limits
+from hookscope.parameters import arg
 
 _FILES = (
     *(stored, weights, float8, training_state),
@@ -60,11 +61,13 @@ def limits_of_grads(given: Limits) -> dict[str, float]:
     for text, name, value in _named_limits(given):
         if name not in limits:
             raise UsageError(
-                f"--limit {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
+                f"{arg('limit')} {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
             )
         limits[name] = _limit_value(text, name, value)
         if not limits[name]:
-            raise UsageError(f"--limit {text!r} is not a positive number. Give, for example, --limit {name}=0.5.")
+            raise UsageError(
+                f"{arg('limit')} {text!r} is not a positive number. Give, for example, {arg('limit')} {name}=0.5."
+            )
     return limits
 
 
@@ -92,7 +95,7 @@ def check_limits(given: Limits) -> dict[str, dict[str, float]]:
     for text, written, value in _named_limits(given):
         name = written.replace("_", "-")
         if name not in known:
-            raise UsageError(f"--limit {text!r} names no limit.{_limit_hint(name, known)}")
+            raise UsageError(f"{arg('limit')} {text!r} names no limit.{_limit_hint(name, known)}")
         rule, limit = known[name]
         found.setdefault(rule.identifier, {})[limit] = _limit_value(text, name, value, is_share="fraction" in limit)
     return found
@@ -122,15 +125,15 @@ def _limit_hint(name: str, known: Mapping[str, tuple[Rule, str]]) -> str:
 
 
 def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False) -> float:
-    example = f"Give, for example, --limit {name}=0.5."
+    example = f"Give, for example, {arg('limit')} {name}=0.5."
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"--limit {text!r} has no number. {example}") from error
+        raise UsageError(f"{arg('limit')} {text!r} has no number. {example}") from error
     if is_share and not 0 <= number <= 1:
-        raise UsageError(f"--limit {text!r} is not between 0 and 1. {example}")
+        raise UsageError(f"{arg('limit')} {text!r} is not between 0 and 1. {example}")
     if not 0 <= number < float("inf"):
-        raise UsageError(f"--limit {text!r} is not a positive number. {example}")
+        raise UsageError(f"{arg('limit')} {text!r} is not a positive number. {example}")
     return number
 
 
