@@ -682,18 +682,7 @@ def watch(
     """
     from hookscope.watching.watch import Watch
 
-    return Watch(
-        model,
-        optimizer,
-        every=option.every,
-        out=None if option.out is None else Path(option.out),
-        layer=option.layer,
-        activations=activations,
-        eager_forward=option.eager_forward,
-        resume=option.resume,
-        on_line=on_line,
-        edits=_several(edits),
-    )
+    return Watch(model, optimizer, replace(option, edit=edits), activations=activations, on_line=on_line)
 
 
 def _opened(

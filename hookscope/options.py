@@ -181,7 +181,7 @@ def _settle(self: Any) -> None:
 
 def _refuse_other_types(each: "Field[Any]", value: Any) -> None:
     classes, wanted = _KINDS.get(each.type, ((), ""))
-    is_right = not classes or isinstance(value, classes)
+    is_right = not classes or (isinstance(value, classes) and not (isinstance(value, bool) and Integral in classes))
     if each.type == Texts and isinstance(value, list | tuple):
         is_right = all(isinstance(text, str) for text in value)
     if not is_right:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,6 @@ from hookscope.cli.options import with_options
 from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import UsageError
 from hookscope.text import printable
-from hookscope.watching.options import WatchOptions
 from hookscope.watching.script import Script
 
 _ARGUMENTS = "hookscope.script_arguments"
@@ -76,10 +76,8 @@ def watch(
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
     absolute = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
     folder = None if out is None else str(out)
-    watched = WatchOptions(
-        option.every, absolute, folder, tuple(option.layer), tuple(option.edit), option.eager_forward
-    )
-    return Script(option.module or str(script), option.module is not None, arguments, watched)
+    option = replace(option, out=absolute)
+    return Script(option.module or str(script), option.module is not None, arguments, option, folder)
 
 
 def _refuse_launcher(args: Sequence[str]) -> None:

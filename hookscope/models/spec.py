@@ -33,7 +33,7 @@ from hookscope.models.shards import trust_remedy
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.weight_sets import state_shapes
-from hookscope.options import Arguments
+from hookscope.options import Arguments, ModelOptions
 from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
@@ -125,6 +125,7 @@ def load_model(
         UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.
     """
+    ModelOptions(weights=weights, arch=arch)  # which refuses what is no text
     spec = parse_model(model)
     if spec.form == "hugging face" and arch is not None:
         spec = replace(spec, form="weights")
