@@ -63,11 +63,6 @@ def _identifier(name: str) -> str:
     return name
 
 
-def _assignments(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what `--model-arg` takes: Python literals, so that a string stays one."""
-    return tuple(f"{name}={value!r}" for name, value in values.items())
-
-
 def _from_folder(text: str, info: ValidationInfo) -> Path:
     """Return a path, relative to the configuration."""
     folder: Any = info.context
@@ -86,12 +81,9 @@ def _target(value: str | int, info: ValidationInfo) -> str:
     return str(_from_folder(str(value), info) if is_file else value)
 
 
-def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> tuple[str, ...]:
-    """Return what `--input` takes; a string is a file, relative to the configuration."""
-    return tuple(
-        f"{name}={_from_folder(value, info) if isinstance(value, str) else repr(value)}"
-        for name, value in values.items()
-    )
+def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Return inputs by name; a string is a file, relative to the configuration."""
+    return {name: _from_folder(value, info) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _noise(given: Any) -> tuple[NoiseShape, ...]:
@@ -102,17 +94,10 @@ def _noise(given: Any) -> tuple[NoiseShape, ...]:
         raise ValueError(f"is wrong: {str(error).removeprefix(arg('input_shape')).lstrip()}") from error
 
 
-def _channel_values(value: Any) -> str:
-    """Return what `--mean` and `--std` take."""
-    if value == "none":
-        return "none"
-    return ",".join(map(repr, value if isinstance(value, tuple) else (value,)))
-
-
-def _positive(text: str) -> str:
-    if text != "none" and min(map(float, text.split(","))) <= 0:
+def _positive(value: Any) -> Any:
+    if value != "none" and min(value if isinstance(value, tuple) else (value,)) <= 0:
         raise ValueError("must be above 0: it is the standard deviation of each channel.")
-    return text
+    return value
 
 
 def _pattern(written: str) -> str:
@@ -146,16 +131,10 @@ Arguments = dict[
 Pixels = Annotated[
     Count | Annotated[str, Field(pattern="^([1-9][0-9]{0,8}(x[1-9][0-9]{0,8})?|none)$")],
     _Wanted("pixels like 224, 'HEIGHTxWIDTH' like '192x256', or 'none'"),
-    AfterValidator(str),
 ]
-ChannelValues = Annotated[
-    Number | Annotated[tuple[Number, ...], Field(strict=False, min_length=1)] | Literal["none"],
-    AfterValidator(_channel_values),
-]
+ChannelValues = Number | Annotated[tuple[Number, ...], Field(strict=False, min_length=1)] | Literal["none"]
 BatchAxis = Annotated[
-    Annotated[int, Field(gt=-100, lt=100)] | Literal["auto", "none"],
-    _Wanted("an axis, 'auto' or 'none'"),
-    AfterValidator(str),
+    Annotated[int, Field(gt=-100, lt=100)] | Literal["auto", "none"], _Wanted("an axis, 'auto' or 'none'")
 ]
 OutputSize = Annotated[
     Literal["N", "*"] | Natural, _Wanted("a size, 'N' for the number of inputs, or '*' for any size")
@@ -184,7 +163,7 @@ class _Table(BaseModel):
 
 class _Model(_Table):
     arch: Dotted | None = None
-    model_arguments: Annotated[Arguments, AfterValidator(_assignments)] | None = Field(None, alias="arguments")
+    model_arguments: Arguments | None = Field(None, alias="arguments")
     key: Text | None = None
     allow_missing: Texts | None = None
     allow_unexpected: Texts | None = None
