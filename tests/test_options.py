@@ -43,7 +43,7 @@ def test_values_from_python_are_settled_and_refused_by_the_same_field() -> None:
     assert Sliced(layer=["x", "y"]).layer == ("x", "y")
     assert is_given(Sliced(layer="x"), "layer")
     assert not any_given(Sliced(layer=[]), Sliced)
-    assert taken(LayerOptions, Sliced(ops=True, slices=3)) == LayerOptions(ops=True)
+    assert vars(taken(LayerOptions, Sliced(ops=True, slices=3))) == {"layer": (), "ops": True}
     with pytest.raises(hookscope.UsageError, match=r"^--slices 0 is not possible: give 1 or more\.$"):
         Sliced(slices=0)
     with pytest.raises(hookscope.UsageError, match=r"^--slices takes a whole number, not type str\.$"):

@@ -11,7 +11,8 @@ import pytest
 from hookscope.checks.configuration import default_text, read_settings
 from hookscope.checks.configuration.schema import SECTIONS
 from hookscope.checks.rules import RULES, Limit
-from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
+from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings, with_options
+from hookscope.options import Check
 from hookscope.results.noise_shapes import NoiseShape
 from tests.checks.configuration.conftest import Read
 
@@ -72,6 +73,7 @@ def test_a_key_changes_its_setting_and_no_other(
 ) -> None:
     settings = read(f"[{table}]\n{key} = {value}\n")
     assert settings == CheckSettings(**{setting: expected}, source="hookscope.toml")
+    assert with_options(settings, Check()) == settings  # options that are not given change nothing
 
 
 def test_no_key_and_no_setting_is_left_out_of_these_tests() -> None:
