@@ -255,7 +255,8 @@ def diff(
     how_b_runs = _how_b_runs(option, other_inputs=given_b)
     if (option.loss is not None or option.target is not None) and not option.grads:
         raise UsageError(f"{arg('loss')} and {arg('target')} need {arg('grads')}.")
-    of_inputs = ["IMAGE"] * has_images + [name for name in ("input", "input_shape") if options.is_given(option, name)]
+    of_inputs = ["IMAGE"] * has_images + ["input"] * bool(option.input)
+    of_inputs += ["input_shape"] * (option.input_shape is not None)
     of_passes = [name for name in _OF_PASSES if options.is_given(option, name)] + ["input_b"] * given_b
     if any(isinstance(each, str | Path) and is_run(Path(each)) for each in (a, b)):
         _refuse([*of_inputs, *of_passes], "two run directories are compared as they are")

@@ -201,8 +201,8 @@ def _refuse_other_types(each: "Field[Any]", value: Any) -> None:
 def is_given(option: Any, name: str) -> bool:
     """Tell whether an option has another value than its default; an empty list is none."""
     value, default = getattr(option, name), type(option).__dataclass_fields__[name].default
-    if default == () and isinstance(value, list | tuple | Mapping):
-        return bool(value)
+    if isinstance(value, list | tuple | Mapping) and not value:
+        return False
     return value is not default and not (type(value) is type(default) and value == default)
 
 
