@@ -176,9 +176,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'hookscope' has no attribute {name!r}")
     value: object = getattr(import_module(f"hookscope.{home}"), name)
     if isfunction(value):
-        from hookscope.argument_names import naming_arguments  # noqa: PLC0415 - nor does this import torch
+        from hookscope.parameters import called_from_python  # noqa: PLC0415 - nor does this import torch
 
-        value = naming_arguments(value)
+        value = called_from_python(value)
     globals()[name] = value
     return value
 

@@ -83,7 +83,7 @@ def test_every_promise_is_held_by_tests_that_exist() -> None:
 def test_no_room_grows() -> None:
     limits = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["lines-of-rooms"]
     counts = Counter[str]()
-    for path in (ROOT / "hookscope").rglob("*.py"):
+    for path in {*(ROOT / "hookscope").rglob("*.py")} - {ROOT / "hookscope" / "api.py"}:  # which a script writes
         room = path.relative_to(ROOT / "hookscope").parts[0] if path.parent.name != "hookscope" else "hookscope"
         counts[room] += len(path.read_text(encoding="utf-8").splitlines())
     assert counts.keys() == limits.keys()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hookscope.hooks.attention import AttentionCall
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.running import ModuleInput
+from hookscope.parameters import arg
 from hookscope.statistics.token_layout import Layout, Tokens, class_token_count, layout_of
 from hookscope.statistics.token_places import TokenPlaces, unrolled_halvings
 from hookscope.statistics.windows import cut, cuts_windows, map_size, padded_to, pair, window_size
@@ -273,7 +274,10 @@ def _no_place(keys: int, reason: str) -> str:
     """Say why keys have no place, as a reason of `TokenPlaces.of_attention`, in a note on the block."""
     if keys == 1:
         return "it has one token"
-    hint = "; for patches give --tokens prefix=1,grid=HEIGHTxWIDTH, with words behind them grid=HEIGHTxWIDTH,suffix=N"
+    hint = (
+        f"; for patches give {arg('tokens')} prefix=1,grid=HEIGHTxWIDTH, with words behind them "
+        "grid=HEIGHTxWIDTH,suffix=N"
+    )
     hint = hint if "words" in reason else ""
     return f"it {reason}" if reason.startswith("has ") else f"its {keys} keys are {reason}{hint}"
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hookscope.attention_maps.places import Places
 from hookscope.errors import UsageError
+from hookscope.parameters import arg
 from hookscope.results.inputs import InputRecord
 from hookscope.text import safe_text
 
@@ -55,7 +56,8 @@ def _read(text: str) -> Query:
     if (found := _PIXEL.fullmatch(text)) is not None:
         return Query(text, pixel=(float(found[1]), float(found[2])))
     raise UsageError(
-        f"--query '{safe_text(text)}' is not possible: give cls, register:1, mean, or the x,y of a pixel (120,80)."
+        f"{arg('query')} '{safe_text(text)}' is not possible: give cls, register:1, mean, or the x,y of a pixel "
+        "(120,80)."
     )
 
 
@@ -127,7 +129,7 @@ def _cell(query: Query, record: InputRecord, grid: tuple[int, int]) -> tuple[int
     down, across = (y + 0.5 - top) / (bottom - top), (x + 0.5 - left) / (right - left)
     if not (0 <= down < 1 and 0 <= across < 1):
         raise UsageError(
-            f"--query {query.text} lies outside of what the network sees of {safe_text(record.name)}: x from "
-            f"{max(left, 0):.0f} to {right:.0f}, y from {max(top, 0):.0f} to {bottom:.0f}."
+            f"{arg('query')} {query.text} lies outside of what the network sees of {safe_text(record.name)}: x "
+            f"from {max(left, 0):.0f} to {right:.0f}, y from {max(top, 0):.0f} to {bottom:.0f}."
         )
     return int(down * grid[0]), int(across * grid[1])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hookscope.attention_maps.places import Places
 from hookscope.errors import UsageError
+from hookscope.parameters import arg
 
 
 @dataclass(slots=True)
@@ -64,4 +65,6 @@ def refuse_rollout(
     elif are_others:
         reason = "looks at other tokens than the blocks before it"
     if reason:
-        raise UsageError(f"--rollout is undefined here: {label} {reason}. Leave it out, and look at single blocks.")
+        raise UsageError(
+            f"{arg('rollout')} is undefined here: {label} {reason}. Leave it out, and look at single blocks."
+        )

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hookscope import options
 from hookscope.attention_maps.census import Refusal, attention_modules, unseen_blocks
 from hookscope.attention_maps.forward_pass import ForwardPass, SeenBlock, Wanted
 from hookscope.attention_maps.maps import head_maps, patch_weights, query_maps, rollout_maps
@@ -34,6 +36,7 @@ from hookscope.inspection.session import OnError, OnProgress, Session, input_cou
 from hookscope.inspection.state.preservation import Preserved, preserved
 from hookscope.inspection.verification import Outcome, outcome_of, verification_warnings, verify_outcome
 from hookscope.models.torchscript import ScriptLayer
+from hookscope.parameters import arg
 from hookscope.results.attention import (
     Attention,
     AttentionBlock,
@@ -74,23 +77,9 @@ class _Gathered:
 
 
 def run_attention(
-    session: Session,
-    *,
-    blocks: Sequence[str],
-    heads: Sequence[int],
-    queries: Sequence[str],
-    rollout: bool,
-    numbers: bool,
-    tokens: str | None,
-    batch_size: int,
-    verify: bool,
-    save_tensors: bool,
-    on_progress: OnProgress | None,
-    on_error: OnError | None,
+    session: Session, option: options.Attention, on_progress: OnProgress | None, on_error: OnError | None
 ) -> Attention:
     """Look at the attention of all inputs.
-
-    Arguments are those of `hookscope.attention`.
 
     Raises:
         UsageError: If an option cannot be right, or rollout is undefined for the network.
@@ -99,17 +88,18 @@ def run_attention(
         ModelError: If the network raised, with `on_error` on every input.
     """
     inspected = inspected_network(session.loaded)
-    arrangement = arrangement_of(inspected.network, None if tokens is None else parse_tokens(tokens))
+    arrangement = arrangement_of(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
+    blocks = cast("Sequence[str | int]", option.block)
     wanted = Wanted(
-        read_queries(queries),
-        [_block(text) for text in blocks] or [-1],
-        _distinct_heads(heads),
-        rollout,
-        numbers,
-        save_tensors,
+        read_queries(option.query),
+        [*map(_block, blocks)] or [-1],
+        _distinct_heads(cast("Sequence[int]", option.head)),
+        option.rollout,
+        option.numbers,
+        option.save_tensors,
         arrangement,
     )
-    queue = session_batches(session, batch_size, on_error)
+    queue = session_batches(session, option.batch_size, on_error)
     collector = TensorCollector(input_count(session), on_progress)
     gathered = _Gathered()
     candidates = attention_modules(inspected.modules)
@@ -121,7 +111,7 @@ def run_attention(
         capture(inspected.network, candidates, lambda *_: None) as captured,
     ):
         state.mark_hooks()
-        passes = _Passes(inspected, state, captured, wanted, collector, verify)
+        passes = _Passes(inspected, state, captured, wanted, collector, option.verify)
         look = partial(_look_at, passes=passes, gathered=gathered)
         run_model(queue, state, look, gathered.records, collector.end_batch)
     if not gathered.records and session.unusable:
@@ -130,15 +120,15 @@ def run_attention(
     seen_in = [label.partition("#")[0] for label in gathered.blocks]
     unseen = unseen_blocks(candidates, captured.called, seen_in, gathered.refused)
     _check_seen(gathered, unseen, wanted, inspected)
-    rows = tuple(_rows(gathered, arrangement)) if numbers else ()
+    rows = tuple(_rows(gathered, arrangement)) if option.numbers else ()
     device, dtype = inspected.placed
     settings = {
-        "block": [*blocks],
+        "block": [*map(str, blocks)],
         "head": [*wanted.heads],
-        "query": [*queries],
-        "rollout": rollout,
-        "numbers": numbers,
-        "tokens": tokens,
+        "query": [*option.query],
+        "rollout": option.rollout,
+        "numbers": option.numbers,
+        "tokens": option.tokens,
     }
     return Attention(
         model=inspected.info,
@@ -150,7 +140,7 @@ def run_attention(
         head_maps=tuple(gathered.head_maps),
         patches=tuple(gathered.patches),
         warnings=(*inspected.warnings, *gathered.warnings, *_about_nan(rows, gathered.maps), *queue.remarks),
-        notes=(*inspected.notes, *gathered.notes, *_other_block(gathered), *(() if numbers else (_NO_NUMBERS,))),
+        notes=(*inspected.notes, *gathered.notes, *_other_block(gathered), *(() if option.numbers else (_NO_NUMBERS,))),
         seed=session.seed,
         device=device,
         dtype=dtype,
@@ -160,14 +150,15 @@ def run_attention(
     )
 
 
-def _block(text: str) -> int | str:
+def _block(given: str | int) -> int | str:
+    text = str(given)
     return int(text) if re.fullmatch(r"-?\d{1,5}", text.strip()) else text.strip()
 
 
 def _distinct_heads(heads: Sequence[int]) -> list[int]:
     for each in heads:
         if each < 0:
-            raise UsageError(f"--head {each} is not possible: heads are counted from 0.")
+            raise UsageError(f"{arg('head')} {each} is not possible: heads are counted from 0.")
     return [*dict.fromkeys(heads)]
 
 
@@ -179,7 +170,7 @@ def _check_seen(
         raise NothingMatchedError(_nothing_seen(inspected, census_of((), unseen), has_any=bool(unseen)))
     if wanted.rollout and unseen:
         census = census_of(tuple(gathered.blocks.values()), unseen)
-        raise UsageError(f"--rollout is undefined here: {census}. Leave it out, and look at single blocks.")
+        raise UsageError(f"{arg('rollout')} is undefined here: {census}. Leave it out, and look at single blocks.")
     if not gathered.maps and any(not gathered.blocks[label].remark for label in gathered.drawn):
         raise UsageError(_no_such_query(wanted, inspected))
 
@@ -200,10 +191,10 @@ def _nothing_seen(inspected: InspectedNetwork, census: str, *, has_any: bool) ->
 
 
 def _no_such_query(wanted: Wanted, inspected: InspectedNetwork) -> str:
-    asked = " ".join(f"--query {each.text}" for each in wanted.queries)
+    asked = " ".join(f"{arg('query')} {each.text}" for each in wanted.queries)
     return (
-        f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give --query mean, the x,y "
-        "of a pixel, or another --block."
+        f"{asked}: no block that was asked for in {inspected.info.name} has such a query. Give {arg('query')} "
+        f"mean, the x,y of a pixel, or another {arg('block')}."
     )
 
 
@@ -376,10 +367,10 @@ def _note_about(block: AttentionBlock, wanted: Wanted, gathered: _Gathered) -> N
         gathered.notes[f"{block.label} has no map: {block.remark}."] = None
     for head in wanted.heads:
         if head >= block.heads:
-            raise UsageError(f"--head {head} is not possible: {block.label} has {block.heads} heads, from 0.")
+            raise UsageError(f"{arg('head')} {head} is not possible: {block.label} has {block.heads} heads, from 0.")
 
 
 def _other_block(gathered: _Gathered) -> list[str]:
     """Name the last block that can be drawn, where none of those asked for can."""
     placed = [(index, each.label) for index, each in enumerate(gathered.blocks.values()) if not each.remark]
-    return [f"{placed[-1][1]} has a map: --block {placed[-1][0]}."] if placed and not gathered.maps else []
+    return [f"{placed[-1][1]} has a map: {arg('block')} {placed[-1][0]}."] if placed and not gathered.maps else []

@@ -31,6 +31,7 @@ from hookscope.attribution.scores import BatchTarget, probabilities, runner_up
 from hookscope.errors import HookscopeError
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.state.preservation import preserved
+from hookscope.parameters import arg
 from hookscope.results.attributions import Method, SanityCheck, input_word
 
 Sanity = Literal["none", "quick", "full"]
@@ -113,7 +114,10 @@ class Checking:
         is_slow = self.method in _SLOW and self.sanity == "quick"
         if is_slow:
             self.notes[
-                f"Sanity: no weights and class tests, because {self.method} takes many passes; --sanity full runs them."
+                (
+                    f"Sanity: no weights and class tests, because {self.method} takes many passes; {arg('sanity')} "
+                    "full runs them."
+                )
             ] = None
         elif next(network.parameters(), None) is None:
             self.notes["Sanity: no weights test, because the network has no parameters to shuffle."] = None

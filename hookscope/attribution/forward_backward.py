@@ -24,6 +24,7 @@ from hookscope.inspection.failures import failure_message, locate, reraise_inter
 from hookscope.inspection.network import BatchQueue, InspectedNetwork
 from hookscope.inspection.run import Break, run_batches
 from hookscope.inspection.state.preservation import Preserved
+from hookscope.parameters import arg
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_layout import Layout
 from hookscope.text import shape_text
@@ -158,8 +159,9 @@ def run_and_choose(
     given = main_input(batch)
     if given is not None and not given.is_floating_point():
         raise UsageError(
-            f"{passes.inspected.info.name} is given whole numbers, {shape_text(given.shape)}, which have no gradient: "
-            f"look at what its embedding returns, --layer {embedding_name(passes.inspected.network)}."
+            f"{passes.inspected.info.name} is given whole numbers, {shape_text(given.shape)}, which have no "
+            f"gradient: look at what its embedding returns, {arg('layer')} "
+            f"{embedding_name(passes.inspected.network)}."
         )
     output = run_output(passes, batch, track=True, keeps=True)
     targets = passes.targets_of(output, batch)

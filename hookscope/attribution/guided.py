@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from hookscope.errors import UsageError
 from hookscope.hooks.autograd import graph_nodes
 from hookscope.hooks.callers import CALL, caller_of, operation_name, source_line
+from hookscope.parameters import arg
 from hookscope.text import counted
 
 # Names in labels, by that of autograd's node without "Backward0". A smooth gate lets part of every negative value
@@ -55,9 +56,14 @@ _IN_PLACE = frozenset(
     {"relu", "relu6", "clamp", "clip", "clamp_min", "hardtanh", "threshold", "sigmoid", "tanh", "elu", "selu", "celu"}
     | {"leaky_relu", "rrelu", "silu", "mish", "hardswish", "hardsigmoid", "gelu"}
 )
-ADVICE = "Use --method gradient, input-x-gradient or integrated-gradients."
-"""What to do where the rule cannot be used."""
-IN_SCRIPT = f"guided-backprop cannot be put on a ReLU inside TorchScript, which hides it. {ADVICE}"
+
+
+def advice() -> str:
+    """Return what to do where the rule cannot be used."""
+    return f"Use {arg('method')} gradient, input-x-gradient or integrated-gradients."
+
+
+IN_SCRIPT = "guided-backprop cannot be put on a ReLU inside TorchScript, which hides it."
 
 
 class ActivationCalls(TorchFunctionMode):
@@ -139,13 +145,15 @@ def ruled(score: Tensor, calls: ActivationCalls) -> Iterator[Mapping[str, str]]:
             count = sum(other == name for other in names.values())
             raise UsageError(
                 f"guided-backprop is defined for ReLU, and {calls.places.get(node, ('the network',))[0]!r} is {name} "
-                f"({counted(count, 'call')} in all): its gate is smooth, so this would be another method. {ADVICE}"
+                f"({counted(count, 'call')} in all): its gate is smooth, so this would be another method. {advice()}"
             )
         if name == _SCRIPT:
-            raise UsageError(IN_SCRIPT)
+            raise UsageError(f"{IN_SCRIPT} {advice()}")
     relus = [node for node, name in names.items() if name in {"ReLU", "ReLU6"}]
     if not relus:
-        raise UsageError(f"guided-backprop would be the plain gradient: no ReLU or ReLU6 leads to the score. {ADVICE}")
+        raise UsageError(
+            f"guided-backprop would be the plain gradient: no ReLU or ReLU6 leads to the score. {advice()}"
+        )
     unchanged: dict[str, str] = {}
     for node, name in names.items():
         if name and name not in {"ReLU", "ReLU6"}:

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from hookscope.attribution.scores import BatchTarget
 from hookscope.hooks.observed import ModuleCall, Place
+from hookscope.parameters import arg
 from hookscope.results.network import row_label
 from hookscope.statistics.channel_axis import AxisReader
 from hookscope.statistics.token_layout import Layout
@@ -201,7 +202,9 @@ def choose_layer(
                 continue
             unplaced = "" if any(target.is_box for target in targets) else _unplaced_after(place, outputs, modules)
             if unplaced:
-                remarks["unplaced"] = f"{unplaced}, after it, returns tokens whose grid is not known: see --tokens"
+                remarks["unplaced"] = (
+                    f"{unplaced}, after it, returns tokens whose grid is not known: see {arg('tokens')}"
+                )
             reason = "; ".join([f"{what} that reaches the target", *remarks.values()])
             choice = Choice(place, output, maps, reason)
             if bool(reached.all()):
@@ -214,7 +217,7 @@ def _unplaced_after(place: Place, outputs: LayerOutputs, modules: Mapping[str, n
     """Return the last layer after a place that returns tokens whose grid is not known; "" without one."""
     places = [*outputs.by_place]
     for other in reversed(places[places.index(place) + 1 :]):
-        if "--tokens" in str(outputs.by_place[other].layout) and other[0] and not _in_attention(other[0], modules):
+        if arg("tokens") in str(outputs.by_place[other].layout) and other[0] and not _in_attention(other[0], modules):
             return row_label(*other)
     return ""
 

@@ -30,6 +30,7 @@ from hookscope.inputs.batches import part_of
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.receptive_fields import ReceptiveField, receptive_field
 from hookscope.inspection.run import split_patterns
+from hookscope.parameters import arg, listing
 from hookscope.results.concentration import Extent
 from hookscope.results.network import row_label
 from hookscope.statistics.token_layout import Layout
@@ -264,13 +265,16 @@ class MapLayers:
     def _nowhere(self, targets: Sequence[BatchTarget]) -> str:
         name, seen = self.passes.inspected.info.name, self.passes.outputs.by_place
         layouts = [each.layout for (layer, _, _), each in seen.items() if layer]
-        tokens = [each for each in layouts if "--tokens" in str(each)]
+        tokens = [each for each in layouts if arg("tokens") in str(each)]
         if tokens and not any(isinstance(each, Layout) and each.prefix is not None for each in layouts):
-            return f"No layer of {name} returns a map of the picture: one {tokens[-1]}. Or take --method gradient."
+            return (
+                f"No layer of {name} returns a map of the picture: one {tokens[-1]}. Or take {arg('method')} gradient."
+            )
         if score_map := self.passes.outputs.score_map:
             return (
-                f"The only maps of {name} that reach {_names(targets)} are the scores themselves: give --layer "
-                f"{score_map} to look at them, or take --method gradient, which looks at the picture itself."
+                f"The only maps of {name} that reach {_names(targets)} are the scores themselves: give "
+                f"{arg('layer')} {score_map} to look at them, or take {arg('method')} gradient, which looks at "
+                "the picture itself."
             )
         if any(isinstance(each, Layout) for each in layouts):
             return (
@@ -278,8 +282,8 @@ class MapLayers:
                 "them multiplies by zero, or cuts the gradient off. Look at `hookscope grads`."
             )
         return (
-            f"No module of {name} returns a map larger than 1x1: choose an operation with --layer op:NAME (`hookscope "
-            "layers MODEL --ops` lists them), or take --method gradient, which needs no layer."
+            f"No module of {name} returns a map larger than 1x1: choose an operation with {arg('layer')} op:NAME "
+            f"({listing(ops=True)} lists them), or take {arg('method')} gradient, which needs no layer."
         )
 
     # --- Layers that are given ---
@@ -329,12 +333,12 @@ class MapLayers:
                 if places:
                     labels = [row_label(*place) for place in places]
                     shown = some_of(labels, _NAMED)
-                    self.notes[f"--layer {group.text}: layers with {why} are left out: {shown}."] = None
+                    self.notes[f"{arg('layer')} {group.text}: layers with {why} are left out: {shown}."] = None
             self._worked.add(group.text)
             return
         text = safe_text(group.text)
         if not seen:
-            raise UsageError(f"--layer {text} did not run for {self._inputs(batch)}: give a layer that runs.")
+            raise UsageError(f"{arg('layer')} {text} did not run for {self._inputs(batch)}: give a layer that runs.")
         place = (zero or flat)[-1]
         label, each = row_label(*place), seen[place]
         if zero:
@@ -356,7 +360,7 @@ class MapLayers:
         except ModelRaisedError:
             return ""
         if choice is None:
-            return " No layer works: take --method gradient, which looks at the picture itself."
+            return f" No layer works: take {arg('method')} gradient, which looks at the picture itself."
         return f" Nearest layer that works: {row_label(*choice.place)}."
 
     def _unreached(self, targets: Sequence[BatchTarget], labels: Sequence[str]) -> str:

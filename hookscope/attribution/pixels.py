@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.attribution.guided import ADVICE, IN_SCRIPT, ActivationCalls, ruled
+from hookscope.attribution.guided import IN_SCRIPT, ActivationCalls, advice, ruled
 from hookscope.attribution.input_places import InputPlaces, embedding_name, places_of
 from hookscope.errors import ModelError, UsageError
 from hookscope.inputs import Batch, copy_of
 from hookscope.inspection.verification import difference, outcome_of
+from hookscope.parameters import arg
 from hookscope.results.attributions import Method, input_word
 from hookscope.text import shape_text
 
@@ -110,7 +111,7 @@ def guided_backprop(scored: ScoredBatch) -> Pixels:
         ModelError: If the network's two outputs are not equal, bit for bit.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in scored.network.modules()):
-        raise UsageError(IN_SCRIPT)
+        raise UsageError(f"{IN_SCRIPT} {advice()}")
     calls = ActivationCalls(scored.network)
     pixels = _inputs(scored)
     with torch.random.fork_rng(_cuda(pixels)):
@@ -118,7 +119,7 @@ def guided_backprop(scored: ScoredBatch) -> Pixels:
     with calls:
         output = _output(scored, pixels)
     if differs := difference(outcome_of(output), plain):
-        raise ModelError(f"guided-backprop: the network gives different results in two passes: {differs}. {ADVICE}")
+        raise ModelError(f"guided-backprop: the network gives different results in two passes: {differs}. {advice()}")
     score = scored.score(output)
     with ruled(score, calls) as unchanged:
         return Pixels(_gradient(score, pixels), unchanged)
@@ -211,8 +212,8 @@ def _captum() -> Any:
         from captum import attr  # noqa: PLC0415 - an extra, and a second to load
     except ImportError as error:
         raise UsageError(
-            "--method integrated-gradients, smoothgrad and occlusion need one more package: "
-            "pip install 'hookscope[attribute]'"
+            f"{arg('method')} integrated-gradients, smoothgrad and occlusion need one more package: pip install "
+            "'hookscope[attribute]'"
         ) from error
     return attr
 
@@ -229,8 +230,8 @@ def _places_given(network: nn.Module, batch: Batch) -> InputPlaces:
     what = f"a tensor {shape_text(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
     if isinstance(given, Tensor) and not given.is_floating_point():
         raise UsageError(
-            f"The network is given whole numbers, {shape_text(given.shape)}, which have no gradient: look at what its "
-            f"embedding returns, --method grad-cam --layer {embedding_name(network)}."
+            f"The network is given whole numbers, {shape_text(given.shape)}, which have no gradient: look at what "
+            f"its embedding returns, {arg('method')} grad-cam {arg('layer')} {embedding_name(network)}."
         )
     what = "its inputs by name: leave out the name of the first" if not batch.args and batch.kwargs else what
     raise UsageError(
@@ -273,7 +274,7 @@ def _gradient(score: Tensor, pixels: Tensor) -> Tensor:
     found = torch.autograd.grad(score.sum(), pixels, allow_unused=True)[0] if score.requires_grad else None
     if found is None:
         raise UsageError(
-            "No gradient reaches the input: the network cuts it off (no_grad, detach). Use --method occlusion."
+            f"No gradient reaches the input: the network cuts it off (no_grad, detach). Use {arg('method')} occlusion."
         )
     return found
 

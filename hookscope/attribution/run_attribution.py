@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from hookscope import options
 from hookscope.attribution.batch_maps import Explained, explain
 from hookscope.attribution.cams import CAMS
-from hookscope.attribution.checking import Checking, Sanity
+from hookscope.attribution.checking import Checking
 from hookscope.attribution.forward_backward import ForwardBackward, frozen, run_model
 from hookscope.attribution.input_places import input_size, main_input, places_of
 from hookscope.attribution.layer_choice import LayerOutputs
@@ -29,6 +30,7 @@ from hookscope.inspection.execution import execution_order
 from hookscope.inspection.network import BatchQueue, InspectedNetwork, inspected_network
 from hookscope.inspection.session import OnError, OnProgress, Session, batch_progress, provenance_of, session_batches
 from hookscope.inspection.state.preservation import preserved
+from hookscope.parameters import arg
 from hookscope.results.attributions import AttributionMap, Attributions, LayerChoice, Method
 from hookscope.results.concentration import Extent
 from hookscope.results.inputs import PICTURE_AXES, SHOWN_INPUTS, InputRecord
@@ -57,37 +59,27 @@ class _Gathered:
 
 
 def run_attribution(
-    session: Session,
-    *,
-    method: str,
-    targets: Sequence[str],
-    top: int | None,
-    layers: Sequence[str],
-    tokens: str | None,
-    sanity: Sanity,
-    batch_size: int,
-    output_key: str | None,
-    on_progress: OnProgress | None,
-    on_error: OnError | None,
+    session: Session, option: options.Attribute, on_progress: OnProgress | None, on_error: OnError | None
 ) -> Attributions:
     """Explain the targets of all inputs.
-
-    Arguments are those of `hookscope.attribute`.
 
     Raises:
         UsageError: If an option cannot be right, or the network cannot be explained in this way.
         LayerNotFoundError: If a pattern selects nothing.
         ModelError: If the network raised, with `on_error` on every input.
     """
-    _check_options(method, targets, top, layers)
-    chosen = cast("Method", method)
+    targets, layers = [str(each) for each in cast("Sequence[str | int]", option.target)], option.layer
+    _check_options(option.method, targets, option.top, layers)
+    chosen = option.method
     inspected = inspected_network(session.loaded)
     _refuse_quantised(inspected)
     wanted = read_targets(targets, inspected.info.categories)
-    outputs = LayerOutputs(TokenPlaces(inspected.network, None if tokens is None else parse_tokens(tokens)))
-    queue = session_batches(session, batch_size, on_error)
+    outputs = LayerOutputs(
+        TokenPlaces(inspected.network, None if option.tokens is None else parse_tokens(option.tokens))
+    )
+    queue = session_batches(session, option.batch_size, on_error)
     given = given_layers(inspected, layers, lambda: execution_order(inspected.network, queue))
-    checking = Checking(sanity=sanity, method=chosen, output_key=output_key, seed=session.seed)
+    checking = Checking(sanity=option.sanity, method=chosen, output_key=option.output_key, seed=session.seed)
     gathered = _Gathered(checking)
     finished = batch_progress(session, on_progress)
     began = time.perf_counter()
@@ -96,10 +88,12 @@ def run_attribution(
         torch.enable_grad(),
         preserved(inspected.network, session.seed, modules=inspected.modules.values()) as state,
         frozen(inspected.modules),
-        capture(inspected.network, inspected.modules if method in CAMS else {}, outputs.observe) as capturing,
+        capture(inspected.network, inspected.modules if chosen in CAMS else {}, outputs.observe) as capturing,
     ):
         state.mark()  # with parameters frozen: a graph from the first layer on would triple the time of a map
-        targets_of = partial(_targets_of, inspected=inspected, wanted=wanted, top=top, output_key=output_key)
+        targets_of = partial(
+            _targets_of, inspected=inspected, wanted=wanted, top=option.top, output_key=option.output_key
+        )
         passes = ForwardBackward(
             inspected=inspected, targets_of=targets_of, state=state, outputs=outputs, capturing=capturing
         )
@@ -130,7 +124,13 @@ def run_attribution(
         provenance=provenance_of(
             session,
             layers,
-            {"method": method, "targets": [*targets], "top": top, "tokens": tokens, "sanity": sanity},
+            {
+                "method": option.method,
+                "targets": targets,
+                "top": option.top,
+                "tokens": option.tokens,
+                "sanity": option.sanity,
+            },
         ),
     )
 
@@ -139,11 +139,11 @@ def _check_options(method: str, targets: Sequence[str], top: int | None, layers:
     if method not in get_args(Method):
         raise UsageError(f"There is no method '{safe_text(method)}'.{nearest(method, get_args(Method))}")
     if targets and top is not None:
-        raise UsageError("--target and --top are both given: give either targets or how many of the best.")
+        raise UsageError(
+            f"{arg('target')} and {arg('top')} are both given: give either targets or how many of the best."
+        )
     if layers and method not in CAMS:
-        raise UsageError(f"--method {method} looks at the input itself: leave out --layer.")
-    if top is not None and top < 1:
-        raise UsageError(f"--top {top} is not possible: give 1 or more.")
+        raise UsageError(f"{arg('method')} {method} looks at the input itself: leave out {arg('layer')}.")
 
 
 def _targets_of(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import ModelError
 from hookscope.models.construction import copied_results
+from hookscope.parameters import arg
 from hookscope.results.attributions import SanityCheck
 from hookscope.text import exception_line, told_apart
 
@@ -160,7 +161,7 @@ def weights_check(found: Numbers) -> SanityCheck:
         ": they depend on what the network has learnt."
         if passed
         else f" (limit {_WEIGHTS_LIMIT}): they hardly depend on what the network has learnt, like those of an edge "
-        "detector. Guided backpropagation is known for that. Try another --method."
+        f"detector. Guided backpropagation is known for that. Try another {arg('method')}."
     )
     return SanityCheck("weights", value, passed, (), meaning)
 
@@ -173,11 +174,11 @@ def class_check(found: Numbers) -> SanityCheck:
     if value <= _CLASS_DIFFERS:
         meaning += ": they tell the two apart."
     elif passed:
-        meaning += f" (limit {_CLASS_LIMIT}): they differ little. Compare two classes with --target 'a-b'."
+        meaning += f" (limit {_CLASS_LIMIT}): they differ little. Compare two classes with {arg('target')} 'a-b'."
     else:
         meaning += (
-            f" (limit {_CLASS_LIMIT}): they show what the network sees, but not why it chose this class. Compare two "
-            "classes with --target 'a-b', or try another --method."
+            f" (limit {_CLASS_LIMIT}): they show what the network sees, but not why it chose this class. Compare "
+            f"two classes with {arg('target')} 'a-b', or try another {arg('method')}."
         )
     return SanityCheck("class", value, passed, (), meaning)
 
@@ -186,7 +187,9 @@ def completeness_check(gap: float, limit: float, what: str = "picture") -> Sanit
     """Judge how far integrated gradients fall short of the score's difference, as a share of it."""
     passed = gap < limit
     meaning = f"The values add up to the difference that the {what} makes to the score, but for {gap:.2%}"
-    meaning += "." if passed else f" (limit {limit:.0%}): take --method gradient or occlusion, or another target."
+    meaning += (
+        "." if passed else f" (limit {limit:.0%}): take {arg('method')} gradient or occlusion, or another target."
+    )
     return SanityCheck("completeness", gap, passed, (), meaning)
 
 

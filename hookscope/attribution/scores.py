@@ -13,11 +13,18 @@ from hookscope.attribution.targets import Wanted
 from hookscope.errors import ModelError, UsageError, nearest
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inspection.losses import Output, are_probabilities, class_probabilities, main_output, output_at, real
+from hookscope.parameters import arg
 from hookscope.results.attributions import Target
 from hookscope.results.comparison import Reading
 from hookscope.text import counted, exception_line, safe_text, shape_text, some_of
 
-_OWN = "give --target FILE.py:FUNCTION, which takes what the network returns and returns one number per input"
+
+def _own() -> str:
+    return (
+        f"give {arg('target')} FILE.py:FUNCTION, which takes what the network returns and returns one number per input"
+    )
+
+
 # Classes or outputs that a message names.
 _NAMED = 5
 
@@ -100,7 +107,7 @@ def batch_targets(
         if each.function is not None:
             found.append(_of_function(output, each, count))
         elif each.box is not None:
-            raise UsageError(f"--target {each.text!r} asks for a box, but the network returns no boxes.")
+            raise UsageError(f"{arg('target')} {each.text!r} asks for a box, but the network returns no boxes.")
         elif scores is not None and each.index is not None:
             for index in (each.index, each.against or 0):
                 _check_range(index, scores, each.text)
@@ -116,7 +123,7 @@ def _scores(output: object, count: int, output_key: str | None) -> Output:
     """Return the scores as (N, C), or (N, C, H, W) or (N, C, D, H, W) where each pixel or voxel has them."""
     outputs = _outputs(output)
     if not outputs:
-        raise UsageError(f"The network returns no floating-point numbers, and so no scores: {_OWN}.")
+        raise UsageError(f"The network returns no floating-point numbers, and so no scores: {_own()}.")
     chosen = main_output(outputs) if output_key is None else output_at(outputs, output_key)
     values = chosen.tensor
     if values.dim() in (1, 2, 4, 5) and values.shape[0] == count and values.numel():
@@ -126,10 +133,10 @@ def _scores(output: object, count: int, output_key: str | None) -> Output:
             return chosen
         return chosen._replace(tensor=values.flatten(1))
     paths = ", ".join(each.label for each in outputs)
-    others = f" Or give --output-key: it has {paths}." if len(outputs) > 1 else ""
+    others = f" Or give {arg('output_key')}: it has {paths}." if len(outputs) > 1 else ""
     raise UsageError(
         f"{chosen.label} of shape {shape_text(values.shape)} holds no score per class for "
-        f"{counted(count, 'input')}: {_OWN}.{others}"
+        f"{counted(count, 'input')}: {_own()}.{others}"
     )
 
 
@@ -142,7 +149,7 @@ def _which_output(output: object, scores: Output, output_key: str | None) -> str
     others = [each.label for each in _outputs(output) if each.path != scores.path]
     if not others:
         return ""
-    hint = " (--output-key)" if output_key is None else ""
+    hint = f" ({arg('output_key')})" if output_key is None else ""
     return (
         f"{scores.label} of shape {shape_text(scores.tensor.shape)} is explained, not {some_of(others, _NAMED)}{hint}."
     )
@@ -167,7 +174,7 @@ def _best(scores: Tensor, count: int) -> Tensor:
 def _check_range(index: int, scores: Output, text: str) -> None:
     if index >= scores.tensor.shape[1]:
         raise UsageError(
-            f"--target '{safe_text(text)}' is class {index}, but {scores.label} of shape "
+            f"{arg('target')} '{safe_text(text)}' is class {index}, but {scores.label} of shape "
             f"{shape_text(scores.tensor.shape)} has classes 0 to {scores.tensor.shape[1] - 1}."
         )
 
@@ -287,7 +294,9 @@ def _of_boxes(
             found.append(_of_function(boxes, each, len(boxes)))
             continue
         if each.against is not None:
-            raise UsageError(f"--target '{safe_text(each.text)}': each box has the score of one class. Give one class.")
+            raise UsageError(
+                f"{arg('target')} '{safe_text(each.text)}': each box has the score of one class. Give one class."
+            )
         if each.box is not None:
             numbers: list[int | None] = [each.box] * len(boxes)
         else:  # boxes come by their scores, the best first
@@ -384,6 +393,6 @@ def _called(wanted: Wanted, output: object, count: int) -> Tensor:
         kind = f"{value.dtype} values" if isinstance(value, Tensor) else safe_text(type(value).__name__)
         raise UsageError(f"{name} returned {kind}, but {what}.")
     if value.numel() != count or value.dim() > 2 or (value.dim() and value.shape[0] != count):
-        alone = " Or give --batch-size 1." if value.numel() == 1 else ""
+        alone = f" Or give {arg('batch_size')} 1." if value.numel() == 1 else ""
         raise UsageError(f"{name} returned {shape_text(value.shape)}, but {what}.{alone}")
     return real(value.reshape(count))

@@ -9,6 +9,7 @@ from typing import Any
 from hookscope.errors import UsageError
 from hookscope.inspection.losses import class_index, required_class
 from hookscope.models.user_code import load_function
+from hookscope.parameters import arg
 from hookscope.text import safe_text
 
 _BOX = re.compile(r"\s*box\s*:\s*(?P<number>\d{1,6})\s*", re.IGNORECASE)
@@ -76,7 +77,9 @@ def _wanted(text: str, categories: Sequence[str]) -> Wanted:
     index = class_index(text, categories)
     if index is None and (pair := _contrast(text, categories)):
         if pair[0] == pair[1]:
-            raise UsageError(f"--target '{safe_text(text)}' compares a class with itself: give two different classes.")
+            raise UsageError(
+                f"{arg('target')} '{safe_text(text)}' compares a class with itself: give two different classes."
+            )
         return Wanted(text, *pair)
     return Wanted(text, required_class(text, categories) if index is None else index)
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Literal
 
 from hookscope import regular_files
 from hookscope.errors import CheckpointError
+from hookscope.parameters import arg
 from hookscope.regular_files import NotRegularError
 from hookscope.text import printable
 
@@ -63,10 +64,16 @@ _BLANKS = b"\xef\xbb\xbf \t\r\n"  # and the mark some editors put before text
 
 _UNPACK = "unpack it first"
 _NO_WEIGHTS = "not weights; give a weights file"
-HOLDS_INPUTS = "If it holds inputs, name the network first, then this file (in `check`: --images)."
-"""The remedy for a file of one tensor, in place of weights."""
+
+
+def holds_inputs() -> str:
+    """Return the remedy for a file of one tensor, in place of weights."""
+    return f"If it holds inputs, name the network first, then this file (in `check`: {arg('images')})."
+
 
 _UNREAD = "which hookscope cannot read; convert it to a PyTorch state dict"
+
+_NUMPY = b"\x93NUMPY"
 
 # What files start with that are no weights of PyTorch.
 _FOREIGN_STARTS = {
@@ -87,7 +94,7 @@ _FOREIGN_STARTS = {
     b"MM\x00*": f"a TIFF image, {_NO_WEIGHTS}",
     b"%PDF": f"a PDF document, {_NO_WEIGHTS}",
     b"\x89HDF": f"an HDF5 file (Keras .h5?), {_UNREAD}",
-    b"\x93NUMPY": f"a NumPy array, not a state dict; give a weights file. {HOLDS_INPUTS[:-1]}",
+    _NUMPY: "a NumPy array, not a state dict; give a weights file",
     b"GGUF": f"a GGUF file, {_UNREAD}",
     b"MATLAB": f"a MATLAB file, {_UNREAD}",
     b"SQLite format 3": f"an SQLite database, {_NO_WEIGHTS}",
@@ -223,7 +230,7 @@ def _foreign(start: bytes) -> str:
         return f"is truncated after {len(start)} bytes; download it again"
     for magic, what in _FOREIGN_STARTS.items():
         if start.startswith(magic) or start.lstrip(_BLANKS).startswith(magic):
-            return f"is {what}"
+            return f"is {what}. {holds_inputs()[:-1]}" if magic == _NUMPY else f"is {what}"
     for pattern, what in _FOREIGN_PATTERNS.items():
         if re.match(pattern, start, re.DOTALL):
             return f"is {what}"

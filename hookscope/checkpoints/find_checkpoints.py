@@ -15,6 +15,7 @@ from hookscope.checkpoints.fileformat import (
 )
 from hookscope.checkpoints.folders import files_below, files_matching
 from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 _PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -51,7 +52,11 @@ def _expand(source: str) -> list[str]:
         if not found:
             suffixes = ", ".join(WEIGHTS_SUFFIXES)
             pictures = files_below(path, _PICTURE_SUFFIXES)
-            remedy = f"Pictures are given with --images {printable(source)}." if pictures else f"Looked for {suffixes}."
+            remedy = (
+                f"Pictures are given with {arg('images')} {printable(source)}."
+                if pictures
+                else f"Looked for {suffixes}."
+            )
             raise NothingMatchedError(f"No weights file in folder '{printable(source)}'. {remedy}")
         return [str(each) for each in _with_weights(found)]
     if exists or not any(character in source for character in "*?["):

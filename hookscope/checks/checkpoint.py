@@ -45,6 +45,7 @@ from hookscope.inputs.loading import load_input
 from hookscope.inputs.preprocessing import thumbnails
 from hookscope.inspection.device import full_float32
 from hookscope.models import LoadedModel
+from hookscope.parameters import arg
 from hookscope.results.accuracy import Accuracy
 from hookscope.results.activations import Activations, LayerRow, MapSummary
 from hookscope.results.check import CheckMeasurements, CheckReport, OverviewParts, checks_to_json
@@ -95,7 +96,7 @@ def check_checkpoint(  # noqa: PLR0913 - what a check is about, judged by and co
             reason = "there is no network: a state dict is judged without one"
             report = judge(name, measure_state(model, settings, reason), settings, wanted)
         elif settings.arch == NO_NETWORK:
-            report = _judged_alone(model, name, settings, wanted, "--arch none", trust=trust)
+            report = _judged_alone(model, name, settings, wanted, f"{arg('arch')} none", trust=trust)
         else:
             prepared = prepare(model, settings, trust=trust, device=device, given=given)
             # A baseline and evidence are made from a forward pass, as the rule `drift` needs it, whatever is wanted.
@@ -154,7 +155,7 @@ def _judged_alone(
 ) -> CheckReport:
     """Judge a weights file by what it stores; `reason` is why it has no network."""
     if not isinstance(model, str):
-        raise UsageError(f"--arch none needs a weights file; {name} is already a network.")
+        raise UsageError(f"{arg('arch')} none needs a weights file; {name} is already a network.")
     return judge(name, measure_file(model, settings, f"there is no network: {reason}", trust=trust), settings, wanted)
 
 
@@ -198,7 +199,7 @@ def _with_evidence(
     rows = parts.failing
     grids: Sequence[Grid] = ()
     try:
-        with new_run(folder, "--evidence") as run:
+        with new_run(folder, arg("evidence")) as run:
             seen = None
             if rows and prepared is not None and forward is not None:
                 seen = measure_layers(prepared, settings, sorted({row.label for row in rows[:_MOST_DRAWN]}))

@@ -29,6 +29,7 @@ from hookscope.errors import (
     nearest,
 )
 from hookscope.hooks.patterns import NOT_JUDGED
+from hookscope.parameters import arg
 from hookscope.results.activations import Activations
 from hookscope.results.check import CheckMeasurements, CheckReport, RuleOutcome
 from hookscope.results.findings import Finding
@@ -38,15 +39,16 @@ from hookscope.text import printable
 
 _FOLLOWS_FROM_NON_FINITE = "a module makes NaN or Inf, which causes the rest"
 
-_LABELLED = "labelled pictures (--data FOLDER)"
 
-_IDLE_WITHOUT = {
-    "drift": "a baseline (--baseline FILE)",
-    "expectation": "an [[expect]] in the configuration",
-    "accuracy": _LABELLED,
-    "class-accuracy": _LABELLED,
-    "accuracy-drop": f"{_LABELLED} and a baseline",
-}
+def _idle_without(rule: str) -> str:
+    """Return what a rule needs to be given."""
+    labelled = f"labelled pictures ({arg('data')} FOLDER)"
+    return {
+        "drift": f"a baseline ({arg('baseline')} FILE)",
+        "expectation": "an [[expect]] in the configuration",
+        "accuracy-drop": f"{labelled} and a baseline",
+    }.get(rule, labelled)
+
 
 NEED_NO_NETWORK = frozenset({"file", "stored"})
 """What rules look at that a weights file shows by itself."""
@@ -79,7 +81,7 @@ def judge(
     if measured.no_network and all(RULES[name].needs not in NEED_NO_NETWORK for name in wanted):
         raise UsageError(f"No rule is left to check: all selected rules need a network, but {measured.no_network}.")
     if not terms:
-        unmet = " and ".join(f"{name} needs {_IDLE_WITHOUT[name]}" for name in sorted(wanted & idle))
+        unmet = " and ".join(f"{name} needs {_idle_without(name)}" for name in sorted(wanted & idle))
         raise UsageError(f"No rule is left to check: {unmet or 'all are off or left out'}.")
     # All of these are evaluated, for one that is not wanted may be the cause of what another objects to.
     of_gradients = [rule for rule in RULES.values() if rule.needs == "gradients"]
@@ -130,15 +132,17 @@ def _idle(settings: CheckSettings, baseline: Baseline | None) -> set[str]:
 def _unpaired(settings: CheckSettings, baseline: Baseline | None) -> str:
     """Return why labelled pictures cannot be compared, though there is a baseline, in a sentence; "" if they can."""
     if settings.data is None:
-        return "the baseline holds labelled pictures, and none are given: --data FOLDER"
-    return "" if baseline and baseline.labelled else "the baseline was written without labelled pictures (--data)"
+        return f"the baseline holds labelled pictures, and none are given: {arg('data')} FOLDER"
+    return (
+        "" if baseline and baseline.labelled else f"the baseline was written without labelled pictures ({arg('data')})"
+    )
 
 
 def judge_gradients(gradients: Gradients, limits: Mapping[str, float] | None = None) -> tuple[Finding, ...]:
     """Judge one forward and backward pass by the rules of `hookscope grads`: failures first, then as in `GRADS_RULES`.
 
     Of a pass that raised, only the loss and the activations are judged. Rows that repeat another are not judged a
-    second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_from_text` returns
+    second time, and the `verdicts` of `gradients` are not looked at. Limits are by name, as `limits_of_grads` returns
     them; those left out keep their defaults.
     """
     known = grads_limits()
@@ -218,10 +222,10 @@ def wanted_rules(settings: CheckSettings, select: Sequence[str] = (), ignore: Se
     on = {
         name for name, rule in RULES.items() if level_for_all(rule, settings) != "off" or is_on_for_some(rule, settings)
     }
-    chosen = _matching("--select", select) if select else on
-    left = frozenset(chosen - _matching("--ignore", ignore))
+    chosen = _matching(arg("select"), select) if select else on
+    left = frozenset(chosen - _matching(arg("ignore"), ignore))
     if not left:
-        raise UsageError("No rule is left to check; leave out --ignore, or turn rules on in the configuration.")
+        raise UsageError(f"No rule is left to check; leave out {arg('ignore')}, or turn rules on in the configuration.")
     return left
 
 
@@ -234,11 +238,13 @@ def refuse_unused_limits(
     """Raise UsageError if a rule for which limits are given is not judged, so that they would go unnoticed."""
     idle = _idle(settings, baseline)
     for name, given in limits.items():
-        option = f"--limit {name}.{next(iter(given)).replace('_', '-')}"
+        option = f"{arg('limit')} {name}.{next(iter(given)).replace('_', '-')}"
         if name not in wanted:
-            raise UsageError(f"{option} has no effect: the rule is off or left out. Turn it on with --select {name}.")
+            raise UsageError(
+                f"{option} has no effect: the rule is off or left out. Turn it on with {arg('select')} {name}."
+            )
         if name in idle:
-            raise UsageError(f"{option} has no effect: {name} needs {_IDLE_WITHOUT[name]}.")
+            raise UsageError(f"{option} has no effect: {name} needs {_idle_without(name)}.")
 
 
 def _matching(option: str, patterns: Iterable[str]) -> set[str]:

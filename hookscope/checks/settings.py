@@ -1,13 +1,15 @@
 """The settings of a check: the inputs, the rules to judge by, and their limits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookscope.errors import UsageError
+from hookscope.options import Arguments, Check, PickleOptions, PictureOptions, any_given, is_given
+from hookscope.parameters import arg
 from hookscope.results.findings import Level
-from hookscope.results.noise_shapes import NOISE_BESIDE_PICTURES, NoiseShape, NoiseShapes, parse_noise_shapes
+from hookscope.results.noise_shapes import NoiseShape, NoiseShapes, noise_beside_pictures, parse_noise_shapes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,15 +52,13 @@ class Expectation:
     min_probability: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckSettings:
+@dataclass(frozen=True)
+class CheckSettings(PictureOptions):
     """All settings of a check.
-
-    Those not listed are the text of the options of these names; None leaves them to the weights or the default.
 
     Attributes:
         arch: The network, in any form of MODEL but a weights file; None to recognise it.
-        model_arguments: "NAME=VALUE" each, for the function that builds it.
+        model_arguments: "NAME=VALUE" each, or values by name, for the function that builds it.
         key: Where in the file the weights are; None to find them.
         allow_missing, allow_unexpected: Globs over names that the file, or the network, may lack.
         allow_global: Globs over classes and functions that a pickle may name beside plain data; none is imported.
@@ -79,7 +79,7 @@ class CheckSettings:
     """
 
     arch: str | None = None
-    model_arguments: tuple[str, ...] = ()
+    model_arguments: Arguments = ()
     key: str | None = None
     allow_missing: tuple[str, ...] = ()
     allow_unexpected: tuple[str, ...] = ()
@@ -88,13 +88,7 @@ class CheckSettings:
     data: Path | None = None
     survey: Path | None = None
     shape: NoiseShapes | tuple[NoiseShape, ...] | None = None
-    resize: str | None = None
-    crop: str | None = None
-    mean: str | None = None
-    std: str | None = None
-    max_pixels: int | None = None
-    batch_axis: str | None = None
-    named: tuple[str, ...] | Mapping[str, Any] = ()
+    named: Arguments = ()
     batch_size: int = 8
     seed: int = 0
     output_key: str | None = None
@@ -112,37 +106,18 @@ class CheckSettings:
     source: str = "defaults"
 
 
-# By the names of options, those of settings: how to load a network, and all of them.
-_LOADING = {
-    "arch": "arch",
-    "model_arg": "model_arguments",
-    "key": "key",
-    "allow_missing": "allow_missing",
-    "allow_unexpected": "allow_unexpected",
-    "allow_global": "allow_global",
-}
-_SETTINGS = {
-    **_LOADING,
-    "images": "images",
-    "data": "data",
-    "survey": "survey",
-    "input_shape": "shape",
-    "input": "named",
-    "output_key": "output_key",
-    "classes": "classes",
-    "multi_label": "multi_label",
-    **{name: name for name in ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")},
-}
+# By the names of options, those of settings, where they differ.
+_NAMES = {"model_arg": "model_arguments", "input_shape": "shape", "input": "named"}
 
 
-def loads_as_told(given: Mapping[str, Any]) -> bool:
+def loads_as_told(option: PickleOptions) -> bool:
     """Tell whether any of the options affects how a network is loaded."""
-    return any(given.get(name) for name in _LOADING)
+    return any_given(option, PickleOptions)
 
 
-def runs_as_told(given: Mapping[str, Any]) -> bool:
+def runs_as_told(option: Check) -> bool:
     """Tell whether any of the options needs a network to run."""
-    return any(_is_given(given.get(name)) for name in _RUN_OPTIONS)
+    return any(is_given(option, name) for name in _RUN_OPTIONS)
 
 
 NO_NETWORK = "none"
@@ -161,8 +136,8 @@ _RUN_SETTINGS = {
 }
 
 
-def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSettings:
-    """Return settings with options put over them, by the names of the command line; None and an empty list are none.
+def with_options(settings: CheckSettings, option: Check) -> CheckSettings:
+    """Return settings with the options put over them that are given.
 
     Pictures take the place of those in the configuration and of noise, and so does a batch of tensors, which settings
     do not hold; the shape of noise takes that of pictures. Settings of the configuration that need a network are
@@ -174,45 +149,41 @@ def with_options(settings: CheckSettings, given: Mapping[str, Any]) -> CheckSett
             picture, pictures with one label each where each may have several, or an option that needs a network
             where there is to be none.
     """
-    _refuse_without_network(settings, given)
-    told = {name: given[name] for name in _SETTINGS if _is_given(given.get(name))}
-    is_told = "input_shape" in told
-    given_shape = told.pop("input_shape") if is_told else settings.shape
+    _refuse_without_network(settings, option)
+    given = {each.name for each in fields(Check) if is_given(option, each.name)}
+    settable = {each.name for each in fields(CheckSettings)}
+    changes: dict[str, Any] = {_NAMES.get(name, name): getattr(option, name) for name in given}
+    changes = {name: value for name, value in changes.items() if name in settable}
+    has_shape, has_images = "input_shape" in given, "images" in given
+    given_shape = option.input_shape if has_shape else settings.shape
     shapes = None if given_shape is None else parse_noise_shapes(given_shape)
     by_position = any(not each.name for each in shapes or ())
-    changes: dict[str, Any] = {"shape": shapes}
-    if by_position and is_told:
-        if "images" in told:
-            raise UsageError(NOISE_BESIDE_PICTURES)
+    changes["shape"] = shapes
+    if by_position and has_shape:
+        if has_images:
+            raise UsageError(noise_beside_pictures())
         if settings.expectations:
-            raise UsageError(f"--input-shape gives noise, but {settings.source} expects classes for pictures.")
+            raise UsageError(f"{arg('input_shape')} gives noise, but {settings.source} expects classes for pictures.")
         changes["images"] = ()
-    elif by_position and "images" in told:
+    elif by_position and has_images:
         changes["shape"] = tuple(each for each in shapes or () if each.name) or None
-    for name, value in told.items():
-        changes[_SETTINGS[name]] = tuple(value) if isinstance(value, list | tuple) else value
-    if "images" in told:
-        are_files = isinstance(told["images"], list | tuple)
-        if settings.expectations and not are_files:
+    if has_images:
+        files = option.images if isinstance(option.images, list | tuple) else None
+        if settings.expectations and files is None:
             raise UsageError(f"{settings.source} expects classes for pictures: give these, not a tensor.")
-        files = told["images"] if are_files else ()
-        changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in files)
-    changes |= {name: Path(told[name]) for name in ("data", "survey") if name in told}
+        changes["images"] = tuple(Path(each) if isinstance(each, str) else each for each in files or ())
+    changes |= {name: Path(changes[name]) for name in ("data", "survey", "baseline") if name in changes}
     return replace(settings, **changes)
 
 
-def _refuse_without_network(settings: CheckSettings, given: Mapping[str, Any]) -> None:
+def _refuse_without_network(settings: CheckSettings, option: Check) -> None:
     """Raise UsageError for options that ask for a network, or such settings, if the same place sets `arch` to none."""
-    if (given.get("arch") or settings.arch) != NO_NETWORK:
+    if (option.arch or settings.arch) != NO_NETWORK:
         return
-    asked = [f"--{name.replace('_', '-')}" for name in _RUN_OPTIONS if _is_given(given.get(name))]
-    if not asked and not given.get("arch"):
+    asked = [arg(name) for name in _RUN_OPTIONS if is_given(option, name)]
+    if not asked and not option.arch:
         asked = [f"{name} of {settings.source}" for field, name in _RUN_SETTINGS.items() if getattr(settings, field)]
     if asked:
         raise UsageError(
             f"{asked[0]} needs a network, but arch is 'none': name a network, or leave one of the two out."
         )
-
-
-def _is_given(value: object) -> bool:
-    return value is not None and not (isinstance(value, list | tuple) and not value)

@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn, TextIO
 
 import typer
 
+from hookscope import options
 from hookscope.cli.activations import activations
 from hookscope.cli.attention import attention
 from hookscope.cli.attribute import attribute
@@ -275,12 +276,8 @@ def _way_for_inputs(error: BaseException, sentence: str) -> str:
     is_unknown = sentence.startswith("No such option") and "Did you mean" not in sentence
     if not (is_unknown and option.startswith("--") and name.isidentifier()):
         return ""
-    from inspect import signature
-
-    from hookscope import api
-
     # An option of other commands is hardly meant for the network.
-    elsewhere = {*signature(api.activations).parameters, *signature(api.grads).parameters}
+    elsewhere = {each.name for kind in (options.Activations, options.Grads) for each in options.options_of(kind)}
     return "" if name in elsewhere else f". If it is an argument of forward, write --input {name}=VALUE"
 
 

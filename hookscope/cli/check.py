@@ -3,15 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hookscope.cli import options
-from hookscope.cli import sections as under
+from hookscope import options
 from hookscope.cli.ci_output import (
     check_ci_files,
     chosen_format,
@@ -22,6 +20,7 @@ from hookscope.cli.ci_output import (
 )
 from hookscope.cli.console import consoles, progress_bar, report
 from hookscope.cli.exporters import page_line
+from hookscope.cli.options import with_options
 from hookscope.errors import OutputError, UsageError, most_severe
 from hookscope.text import safe_text, slug
 
@@ -34,14 +33,13 @@ if TYPE_CHECKING:
     from hookscope.cli.check_workers import Checked, CheckJob
     from hookscope.results.check import CheckReport
 
-Format = Literal["text", "json", "github", "markdown"]
-
 _CONFIG = Path("hookscope.toml")
 
 # The rest is for the system.
 _SHARE_OF_MEMORY = 0.9
 
 
+@with_options
 def check(
     checkpoints: Annotated[
         list[str] | None,
@@ -49,118 +47,8 @@ def check(
             metavar="CHECKPOINT", help="Weights files, folders of them or globs, or any other form of MODEL."
         ),
     ] = None,
-    arch: Annotated[
-        str | None,
-        under.model(
-            metavar="MODEL",
-            help="Network of the weights files; none: judge stored values only, without a network; default: inferred "
-            "from names and shapes.",
-        ),
-    ] = None,
-    model_arg: options.ModelArg = None,
-    key: options.Key = None,
-    allow_missing: options.AllowMissing = None,
-    allow_unexpected: options.AllowUnexpected = None,
-    allow_global: Annotated[
-        list[str] | None,
-        under.model(
-            "--allow-global",
-            metavar="NAME",
-            help="Class or function, as a glob (vendornet.*), that a pickle may name besides plain data; it is "
-            "skipped, never imported; repeatable.",
-        ),
-    ] = None,
-    output_key: options.OutputKey = None,
-    classes: options.Classes = None,
-    multi_label: options.MultiLabel = False,
-    images: Annotated[
-        list[str] | None,
-        under.inputs(
-            metavar="PATH",
-            help="Run over this picture, tensor file, folder or glob instead of noise; repeatable.",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        under.inputs(
-            metavar="PATH",
-            help="Labelled pictures: a folder of class folders, a CSV file with path,label per line, or JSON. With "
-            "--multi-label, several labels each.",
-        ),
-    ] = None,
-    survey: Annotated[
-        Path | None,
-        under.inputs(
-            metavar="DIR",
-            help="Run directory of `survey` of this network: rules about activations then judge all of its inputs.",
-        ),
-    ] = None,
-    input_shape: options.InputShape = None,
-    resize: options.Resize = None,
-    crop: options.Crop = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    max_pixels: options.MaxPixels = None,
-    batch_axis: options.BatchAxis = None,
-    input: options.NamedInputs = None,  # noqa: A002 - the name of the option
-    config: Annotated[
-        Path | None,
-        under.rules(metavar="FILE", help="Settings; default: hookscope.toml, or [tool.hookscope] in pyproject.toml."),
-    ] = None,
-    baseline: Annotated[
-        Path | None, under.rules(metavar="FILE", help="Compare layer statistics with this baseline.")
-    ] = None,
-    update_baseline: Annotated[
-        bool,
-        under.rules("--update-baseline", help="Write the baseline of one checkpoint instead of comparing with it."),
-    ] = False,
-    junit: Annotated[Path | None, under.write(metavar="FILE", help="Also write the report as JUnit XML.")] = None,
-    sarif: Annotated[
-        Path | None, under.write(metavar="FILE", help="Also write the report as SARIF 2.1.0, for code scanning.")
-    ] = None,
-    page: Annotated[
-        Path | None, under.write("--report", metavar="FILE", help="Also write the report as one HTML page.")
-    ] = None,
-    report_format: Annotated[
-        Format | None, under.show("--format", help="Format on stdout; default: github in GitHub Actions, else text.")
-    ] = None,
-    select: Annotated[
-        list[str] | None, under.rules(metavar="RULE", help="Apply only this rule or glob; repeatable.")
-    ] = None,
-    ignore: Annotated[list[str] | None, under.rules(metavar="RULE", help="Skip this rule or glob; repeatable.")] = None,
-    limit: Annotated[
-        list[str] | None,
-        under.rules(
-            "--limit",
-            metavar="RULE.LIMIT=VALUE",
-            help="Limit of a rule, such as dead-channels.max-fraction=0.5; repeatable. --explain RULE lists them.",
-        ),
-    ] = None,
-    evidence: Annotated[
-        Path | None,
-        under.write(
-            metavar="DIR",
-            help="If a checkpoint fails, write an overview, and grids and rows of the failing layers, to DIR.",
-        ),
-    ] = None,
-    jobs: Annotated[int, under.workers(min=1, metavar="N", help="Checkpoints to check in parallel.")] = 1,
-    timeout: Annotated[
-        float, under.workers(min=0.1, max=1e6, metavar="SECONDS", help="Time limit for each checkpoint.")
-    ] = 600,
-    memory: Annotated[
-        float | None,
-        under.workers(
-            min=0.01,
-            max=1e6,
-            metavar="GIB",
-            help="Memory limit for each checkpoint; default: 90% of the machine's memory, divided by --jobs.",
-        ),
-    ] = None,
-    trust: options.Trust = False,
-    device: Annotated[str, under.run(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")] = "cpu",
-    rules: Annotated[bool, under.rules("--rules", help="List the rules and exit.")] = False,
-    explain: Annotated[str | None, under.rules(metavar="RULE", help="Explain a rule and its limits, and exit.")] = None,
-    init: Annotated[bool, under.rules("--init", help="Write a hookscope.toml with every setting, and exit.")] = False,
+    *,
+    option: options.Check,
 ) -> int:
     """Load and run each CHECKPOINT, and judge it by rules: is it corrupt, non-finite, half-loaded, dead, drifting?
 
@@ -179,9 +67,8 @@ def check(
     hookscope check model.pt --baseline baseline.json --update-baseline
     hookscope check --explain dead-channels
     """
-    given = locals()
-    if rules or explain is not None or init:
-        return _inform(rules, explain, init)
+    if option.rules or option.explain is not None or option.init:
+        return _inform(option)
     from hookscope.checkpoints.find_checkpoints import find_checkpoints
     from hookscope.checks.configuration import read_settings
     from hookscope.checks.judging import refuse_unused_limits, wanted_rules
@@ -190,63 +77,64 @@ def check(
     from hookscope.cli.check_sarif import sarif_log, write_sarif
     from hookscope.cli.check_workers import CheckJob
 
-    with sarif_log(sarif, config):
+    config = None if option.config is None else Path(option.config)
+    evidence = None if option.evidence is None else Path(option.evidence)
+    with sarif_log(option.sarif, config):
         if not checkpoints:
             raise UsageError(
                 "Missing CHECKPOINT: name a weights file, a folder or a glob. See `hookscope check --help`."
             )
         began = time.perf_counter()
-        settings = read_settings(config, Path())
-        settings = with_options(replace(settings, baseline=baseline or settings.baseline), given)
-        settings = with_limits(settings, limit or ())
-        wanted = wanted_rules(settings, select or (), ignore or ())
+        settings = with_limits(with_options(read_settings(config, Path()), option), option.limit)
+        wanted = wanted_rules(settings, option.select, option.ignore)
         found = find_checkpoints(checkpoints)
-        chosen = chosen_format(report_format)
+        chosen = chosen_format(option.report_format)
         summary = step_summary(chosen)
-        known = _known_baseline(settings, found, renews=update_baseline)
-        if not update_baseline:
-            refuse_unused_limits(check_limits(limit or ()), wanted, settings, known)
-        _check_targets(junit, page, summary)
+        known = _known_baseline(settings, found, renews=option.update_baseline)
+        if not option.update_baseline:
+            refuse_unused_limits(check_limits(option.limit), wanted, settings, known)
+        _check_targets(option, summary)
         work = [
-            CheckJob(name, settings, wanted, trust, device, known, folder, update_baseline)
+            CheckJob(name, settings, wanted, option.trust, option.device, known, folder, option.update_baseline)
             for name, folder in zip(found, _evidence_folders(evidence, found), strict=True)
         ]
         tables, messages = consoles(json=chosen in ("json", "markdown"))
-        at_once = min(jobs, len(found))
-        results = _run(work, _limits(timeout, memory, at_once, device), at_once, messages)
+        at_once = min(option.jobs, len(found))
+        results = _run(work, _limits(option, at_once), at_once, messages)
         reports = [each.report for each in results]
         job, seconds = _job(checkpoints), time.perf_counter() - began
         writers = [
-            *ci_writers(reports, junit, summary, seconds=seconds, job=job),
-            *_page_writer(reports, page, seconds),
+            *ci_writers(reports, option.junit, summary, seconds=seconds, job=job),
+            *_page_writer(reports, option.page, seconds),
         ]
-        if update_baseline:
+        if option.update_baseline:
             writers.append(partial(_renew, settings, results[0]))
-        if sarif is not None:
-            writers.append(partial(write_sarif, sarif, reports, config))
+        if option.sarif is not None:
+            writers.append(partial(write_sarif, option.sarif, reports, config))
         failures = write_each(writers)
     _show(reports, chosen, tables, job, time.perf_counter() - began)
-    if page is not None and not failures:
-        tables.print(page_line(page), soft_wrap=True)
+    if option.page is not None and not failures:
+        tables.print(page_line(option.page), soft_wrap=True)
     _say_no_evidence(reports, evidence)
     _show_bugs(results)
     return most_severe([*(each.exit_code for each in reports), *map(report, failures)])
 
 
-def _inform(rules: bool, explain: str | None, init: bool) -> int:
+def _inform(option: options.Check) -> int:
     """Do what `--rules`, `--explain` or `--init` asks for, whatever else is given."""
     from hookscope.checks.rules import RULES
     from hookscope.cli.rule_tables import rule_explanation, rules_table
     from hookscope.errors import nearest
 
     tables, _ = consoles(json=False)
-    if rules:
+    if option.rules:
         tables.print(rules_table())
-    if explain is not None:
-        if explain not in RULES:
-            raise UsageError(f"No rule is called {explain!r}.{nearest(explain, RULES)} List them with --rules.")
-        tables.print(rule_explanation(RULES[explain]))
-    if init:
+    if option.explain is not None:
+        if option.explain not in RULES:
+            close = nearest(option.explain, RULES)
+            raise UsageError(f"No rule is called {option.explain!r}.{close} List them with --rules.")
+        tables.print(rule_explanation(RULES[option.explain]))
+    if option.init:
         from hookscope.checks.configuration import default_text
 
         try:
@@ -276,12 +164,12 @@ def _known_baseline(settings: "CheckSettings", found: Sequence[str], *, renews: 
     return None
 
 
-def _check_targets(junit: Path | None, page: Path | None, summary: Path | None) -> None:
+def _check_targets(option: options.Check, summary: Path | None) -> None:
     from hookscope.results.runs.reports import check_report_target
 
-    check_ci_files(junit, summary)
-    if page is not None:
-        check_report_target(page)
+    check_ci_files(option.junit, summary)
+    if option.page is not None:
+        check_report_target(option.page)
 
 
 def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path | None]:
@@ -300,19 +188,20 @@ def _evidence_folders(evidence: Path | None, found: Sequence[str]) -> list[Path 
     return folders
 
 
-def _limits(timeout: float, memory: float | None, at_once: int, device: str) -> "Limits":
+def _limits(option: options.Check, at_once: int) -> "Limits":
     """Return what one worker may take; say so where memory cannot be limited as asked."""
     from hookscope.checkpoints.sandbox import CAN_LIMIT_MEMORY, Limits, machine_memory_bytes
 
-    if not CAN_LIMIT_MEMORY or device != "cpu":  # an accelerator's driver reserves far more addresses than memory
-        if memory is not None:
+    # An accelerator's driver reserves far more addresses than memory.
+    if not CAN_LIMIT_MEMORY or option.device != "cpu":
+        if option.memory is not None:
             why = "with an accelerator" if CAN_LIMIT_MEMORY else "on this system"
             typer.echo(f"hookscope: note: --memory has no effect {why}.", err=True)
-        return Limits(timeout)
-    if memory is not None:
-        return Limits(timeout, int(memory * 2**30))
+        return Limits(option.timeout)
+    if option.memory is not None:
+        return Limits(option.timeout, int(option.memory * 2**30))
     machine = machine_memory_bytes()
-    return Limits(timeout, None if machine is None else int(_SHARE_OF_MEMORY * machine / at_once))
+    return Limits(option.timeout, None if machine is None else int(_SHARE_OF_MEMORY * machine / at_once))
 
 
 def _job(checkpoints: Sequence[str]) -> str:

@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 
-from hookscope.cli import sections as under
+from hookscope import options
 from hookscope.cli.console import consoles
-from hookscope.cli.options import Json, Key
+from hookscope.cli.options import with_options
 
 
+@with_options
 def checkpoint(
     file: Annotated[
         str,
@@ -16,9 +17,8 @@ def checkpoint(
             metavar="FILE", help="A weights file, the index of a sharded one, or the folder of a distributed one."
         ),
     ],
-    key: Key = None,
-    json: Json = False,
-    full: Annotated[bool, under.show("--full", help="Show every tensor, the optimiser's too.")] = False,
+    *,
+    option: options.Checkpoint,
 ) -> int:
     """List the contents of FILE without running anything from it: all sets of weights, statistics of each tensor.
 
@@ -27,16 +27,16 @@ def checkpoint(
     hookscope checkpoint training.ckpt --key ema --full
     hookscope checkpoint model.pt --json
     """
-    from hookscope import api
+    from hookscope import commands
     from hookscope.render.conversion import summary
     from hookscope.render.terminal import warnings_panel
 
-    contents = api.checkpoint(file, key=key)
-    tables, messages = consoles(json=json)
+    contents = commands.checkpoint(file, option=option)
+    tables, messages = consoles(json=option.json)
     if contents.warnings:
         messages.print(warnings_panel(contents.warnings))
-    if json:
+    if option.json:
         typer.echo(contents.to_json(), nl=False)
     else:
-        tables.print(summary(contents, width=tables.width, full=full))
+        tables.print(summary(contents, width=tables.width, full=option.full))
     return 0

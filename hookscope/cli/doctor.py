@@ -10,9 +10,10 @@ from pathlib import Path
 
 import typer
 
-from hookscope.cli import options
+from hookscope import options
 from hookscope.cli.console import consoles
 from hookscope.cli.greeting import has_demo
+from hookscope.cli.options import with_options
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
 from hookscope.text import counted, safe_text, some_of, strict_json
 
@@ -41,7 +42,8 @@ class Fact:
     broken: bool = False
 
 
-def doctor(json: options.Json = False) -> int:
+@with_options
+def doctor(*, option: options.JsonOption) -> int:
     """List what is installed: torch, devices, the compiled kernel, extras, cached weights, terminal pictures.
 
     The exit code is 1 if torch or torchvision cannot be imported.
@@ -52,7 +54,7 @@ def doctor(json: options.Json = False) -> int:
     hookscope doctor > doctor.txt
     """
     facts = [*_facts()]
-    if json:
+    if option.json:
         typer.echo(strict_json({"schema_version": 1, "facts": [asdict(each) for each in facts]}), nl=False)
     else:
         _print(facts)

@@ -6,22 +6,14 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from hookscope import options
 from hookscope.errors import OutputError, UsageError
 from hookscope.text import safe_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from hookscope.render.attention_files import SavedAttention
-    from hookscope.render.attribution_files import SavedAttributions
-    from hookscope.render.run_files import SavedRun
-    from hookscope.results.activations import Activations
-    from hookscope.results.attention import Attention
-    from hookscope.results.attributions import Attributions
-    from hookscope.results.gradients import Gradients
 
 # How large a picture in the terminal is.
 _MOST_COLUMNS = 100
@@ -31,45 +23,36 @@ _NOTHING_SHOWN = "--show shows nothing here: it needs a terminal with colours on
 _RUN_IS_CLOSED = "it is inside the run directory, which may hold only its own files"
 
 
-def check_exports(run: Path, *, show: bool, tensorboard: Path | None, page: Path | None) -> None:
+def check_exports(run: Path, option: options.LinesOptions) -> None:
     """Refuse exports that cannot be written besides the run directory `run`, before a model is run for nothing."""
-    if show and find_spec("textual_image") is None:
+    if isinstance(option, options.ShowOption) and option.show and find_spec("textual_image") is None:
         raise UsageError("--show needs one more package: pip install 'hookscope[show]'")
-    if tensorboard is not None:
-        _check_tensorboard(tensorboard, run)
-    if page is not None:
+    if isinstance(option, options.TensorBoardOption) and option.tensorboard is not None:
+        check_tensorboard(option.tensorboard, run)
+    if isinstance(option, options.PageOption) and option.page is not None:
         from hookscope.results.runs.reports import check_report_target
 
-        check_report_target(page)
-        if _within(page, run):
-            raise OutputError(f"Cannot write to '{safe_text(str(page))}': {_RUN_IS_CLOSED}. Name another file.")
+        check_report_target(option.page)
+        if _within(option.page, run):
+            raise OutputError(f"Cannot write to '{safe_text(str(option.page))}': {_RUN_IS_CLOSED}. Name another file.")
 
 
-def export(
-    saved: "SavedRun | SavedAttributions | SavedAttention",
-    result: "Activations | Gradients | Attributions | Attention",
-    consoles: "tuple[Console, Console]",
-    option: SimpleNamespace,
-) -> None:
-    """Write the exports of a run that the options ask for, and show its overview; consoles: tables, messages."""
-    from hookscope.results.attention import Attention
-    from hookscope.results.attributions import Attributions
-
-    pictures = [saved.folder / grid.path for grid in getattr(saved, "grids", ())]
-    if option.tensorboard is not None and not isinstance(result, Attributions | Attention):
-        from hookscope.cli.tensorboard import write_run
-
-        write_run(option.tensorboard, result, pictures)
+def export(run: Path, consoles: "tuple[Console, Console]", option: options.OutputOptions, *, show: bool) -> None:
+    """Write the page of a run, and show its overview, if the options ask for them; consoles: tables, messages."""
     if option.page is not None:
-        from hookscope.api import report
+        from hookscope.commands import report
 
-        page = report(saved.folder, option.page)
-        if not option.quiet:
-            consoles[0].print(page_line(page), soft_wrap=True)
-    if option.show:
+        print_page(report(run, option.page), consoles[0], option)
+    if show:
         from hookscope.results.runs.directory import OVERVIEW
 
-        show_picture(saved.folder / OVERVIEW, *consoles, json=option.json)
+        show_picture(run / OVERVIEW, *consoles, json=option.json)
+
+
+def print_page(page: Path, tables: "Console", option: options.LinesOptions) -> None:
+    """Print the line about a page that was written."""
+    if not option.quiet:
+        tables.print(page_line(page), soft_wrap=True)
 
 
 def show_picture(path: Path, tables: "Console", messages: "Console", *, json: bool) -> None:
@@ -112,7 +95,8 @@ def page_line(page: Path) -> str:
     return f"Report: {safe_text(str(page))} ({f'{megabytes:.1f}' if megabytes >= 0.05 else 'under 0.1'} MB)"
 
 
-def _check_tensorboard(folder: Path, run: Path) -> None:
+def check_tensorboard(folder: Path, run: Path) -> None:
+    """Raise if the folder for TensorBoard cannot be written, or is inside of a run directory."""
     if find_spec("tensorboard") is None:
         raise UsageError("--tensorboard needs one more package: pip install 'hookscope[tensorboard]'")
     try:

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from hookscope.cli import options
-from hookscope.cli import sections as under
+from hookscope import options
 from hookscope.cli.console import consoles
-from hookscope.cli.exporters import check_exports, page_line
+from hookscope.cli.exporters import check_tensorboard, print_page
+from hookscope.cli.options import with_options
 from hookscope.errors import OutputError, UsageError
 from hookscope.text import safe_text
 
 
+@with_options
 def report(
     run: Annotated[
         Path,
@@ -22,21 +23,8 @@ def report(
             "the folder of a watched training.",
         ),
     ],
-    out: Annotated[
-        Path | None,
-        under.write("--out", "-o", metavar="FILE", help="HTML file to write; default: RUN.html next to RUN."),
-    ] = None,
-    tensorboard: Annotated[
-        Path | None,
-        under.write(
-            "--tensorboard",
-            metavar="DIR",
-            help="Also write the scalars of a watched training for TensorBoard, at their steps; one DIR per run. "
-            "Needs hookscope[tensorboard].",
-        ),
-    ] = None,
-    quiet: options.Quiet = False,
-    full: options.Full = False,
+    *,
+    option: options.Report,
 ) -> int:
     """Write RUN as one self-contained HTML page: tables, plots, feature maps.
 
@@ -46,47 +34,44 @@ def report(
     hookscope report out --quiet
     hookscope report runs/a --tensorboard logs/a
     """
-    from hookscope import api
+    from hookscope import commands
     from hookscope.results.runs.training_log import is_training
 
     if is_training(run):
-        return _report_training(run, out, tensorboard, quiet=quiet, full=full)
-    if tensorboard is not None:
+        return _report_training(run, option)
+    if option.tensorboard is not None:
         raise UsageError(
             "--tensorboard is for a watched training. For another run, give it to the command that makes the run."
         )
-    page = api.report(run, out)
-    if not quiet:
-        tables, _ = consoles(json=False)
-        tables.print(page_line(page), soft_wrap=True)
+    print_page(commands.report(run, option.out), consoles(json=False)[0], option)
     return 0
 
 
-def _report_training(run: Path, out: Path | None, tensorboard: Path | None, *, quiet: bool, full: bool) -> int:
-    from hookscope import api
+def _report_training(run: Path, option: options.Report) -> int:
+    from hookscope import commands
     from hookscope.render.training_files import save_training_overview
     from hookscope.render.training_text import training_summary
     from hookscope.results.runs.reports import default_report_path
     from hookscope.results.runs.training_log import read_training
 
-    check_exports(run, show=False, tensorboard=tensorboard, page=None)
+    if option.tensorboard is not None:
+        check_tensorboard(option.tensorboard, run)
     log = read_training(run)
     tables, messages = consoles(json=False)
-    if not quiet:
-        for part in training_summary(log, width=tables.width, full=full):
+    if not option.quiet:
+        for part in training_summary(log, width=tables.width, full=option.full):
             tables.print(part)
-    page = api.report(log, default_report_path(run) if out is None else out)
+    page = commands.report(log, default_report_path(run) if option.out is None else option.out)
     try:
         overview = save_training_overview(log, run)
     except OutputError as error:
         messages.print(f"note: {error}", soft_wrap=True)
     else:
-        if not quiet:
+        if not option.quiet:
             tables.print(f"Picture: {safe_text(str(overview))}", soft_wrap=True)
-    if tensorboard is not None:
+    if option.tensorboard is not None:
         from hookscope.cli.tensorboard import write_training
 
-        write_training(tensorboard, log)
-    if not quiet:
-        tables.print(page_line(page), soft_wrap=True)
+        write_training(option.tensorboard, log)
+    print_page(page, tables, option)
     return 0

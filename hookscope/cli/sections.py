@@ -2,26 +2,12 @@
 
 import re
 from collections import Counter
-from functools import partial
 from itertools import pairwise, takewhile
 from typing import Any
 
-import typer
 from typer.core import TyperCommand, TyperOption
 
 from hookscope.errors import UsageError
-
-
-def _under(heading: str) -> "partial[Any]":
-    return partial(typer.Option, rich_help_panel=heading)
-
-
-# `typer.Option` for options under each heading.
-model, inputs, layers, gradients = map(_under, ("Model", "Input", "Layers", "Loss and gradients"))
-run, write, show = map(_under, ("Device and numbers", "Files", "Terminal"))
-rules, workers, looks, heads = map(_under, ("Rules", "Processes", "Method and targets", "Blocks, heads and queries"))
-compares, other = map(_under, ("Comparison", "How B runs"))
-
 
 # How click shows the range of a number: "x>=1", "0.1<=x<=1000000.0".
 _AT_LEAST, _BETWEEN = re.compile(r"\bx>=([\d.]+)"), re.compile(r"([\d.]+)<=x<=([\d.]+)")

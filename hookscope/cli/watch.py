@@ -3,16 +3,17 @@
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hookscope.cli import sections as under
+from hookscope import options
+from hookscope.cli.options import with_options
 from hookscope.cli.sections import SectionedCommand
 from hookscope.errors import UsageError
 from hookscope.text import printable
-from hookscope.watching.options import WatchOptions
 from hookscope.watching.script import Script
 
 _ARGUMENTS = "hookscope.script_arguments"
@@ -40,49 +41,12 @@ class WatchCommand(SectionedCommand):
         return [*super().collect_usage_pieces(ctx), "[-- ARGUMENT...]"]
 
 
+@with_options
 def watch(
     context: typer.Context,
     script: Annotated[str | None, typer.Argument(metavar="SCRIPT", help="The training script.")] = None,
-    module: Annotated[
-        str | None, under.run("-m", metavar="MODULE", help="Run a module instead of a script, as `python -m` does.")
-    ] = None,
-    every: Annotated[
-        int, under.run(min=1, metavar="N", help="Measure weights, updates and activations at every Nth step.")
-    ] = 100,
-    layer: Annotated[
-        list[str] | None,
-        under.layers(
-            "--layer",
-            "-l",
-            metavar="PATTERN",
-            help="Measure only these layers and their parameters in full: patterns as in `hookscope activations`, "
-            "without positions (@3); repeatable. Default: modules with parameters, and leaf modules.",
-        ),
-    ] = None,
-    edit: Annotated[
-        list[str] | None,
-        under.layers(
-            "--edit",
-            metavar="PATTERN:PLACE:OPERATION",
-            help="Change the training: a layer's input, output or grad, a parameter's grad or value "
-            "(param:NAME:value:…), or freeze parameters (param:NAME:freeze); repeatable, applied in order.",
-        ),
-    ] = None,
-    eager_forward: Annotated[
-        bool,
-        under.run(
-            "--eager-forward",
-            help="Measure activations of compiled networks too, by one more, eager forward pass at every Nth step.",
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        under.write(
-            metavar="DIR",
-            help="Folder for the log of all steps, watch.jsonl; `hookscope report DIR` makes a page of it.",
-        ),
-    ] = None,
-    resume: Annotated[bool, under.write("--resume", help="Append to the log in --out, if there is one.")] = False,
+    *,
+    option: options.Watch,
 ) -> Script:
     """Run a training script unchanged, watch every step, and print a line when something breaks.
 
@@ -97,22 +61,23 @@ def watch(
     """
     from hookscope.hooks.patterns import refuse_positions
 
-    if (script is None) == (module is None):
+    if (script is None) == (option.module is None):
         what = "Nothing to run is given" if script is None else "Both a script and -m are given"
         raise UsageError(f"{what}: give SCRIPT or -m MODULE, and the arguments of the script after --.")
     if script is not None and not os.path.isfile(script):  # noqa: PTH113 never raises
         what = "is a folder" if os.path.isdir(script) else "does not exist"  # noqa: PTH112
         raise UsageError(f"There is no script to run: '{printable(script)}' {what}.")
-    refuse_positions(layer or ())
+    refuse_positions(option.layer)
+    out = None if option.out is None else Path(option.out)
     if out is not None and _is_first_process():
-        _check_writable(out, resume=resume)
-    elif resume and out is None:
+        _check_writable(out, resume=option.resume)
+    elif option.resume and out is None:
         raise UsageError("--resume needs --out, the folder of the training to continue.")
     arguments: tuple[str, ...] = context.meta[_ARGUMENTS]
     absolute = None if out is None else Path(os.path.abspath(out))  # noqa: PTH100 - the script may go elsewhere
     folder = None if out is None else str(out)
-    watched = WatchOptions(every, absolute, folder, tuple(layer or ()), tuple(edit or ()), eager_forward)
-    return Script(module or str(script), module is not None, arguments, watched)
+    option = replace(option, out=absolute)
+    return Script(option.module or str(script), option.module is not None, arguments, option, folder)
 
 
 def _refuse_launcher(args: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.models.wrapped_names import stripped_forms
+from hookscope.parameters import arg
 from hookscope.results.differences import Match
 from hookscope.text import safe_text
 
@@ -151,7 +152,7 @@ def inside_any(call: Call, modules: Collection[str]) -> bool:
 def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str, str]]:
     left, equals, right = text.partition("=")
     if not (left and equals and right) or left.count("*") != right.count("*"):
-        raise UsageError(f"--map {safe_text(text)!r} is not A=B with as many stars on both sides: 'a.*=b.*'.")
+        raise UsageError(f"{arg('map')} {safe_text(text)!r} is not A=B with as many stars on both sides: 'a.*=b.*'.")
     pairs = []
     for name in a:
         found = _filled(left, name)
@@ -165,7 +166,7 @@ def _mapped(text: str, a: Collection[str], b: Collection[str]) -> list[tuple[str
     if not pairs:
         side, known, wanted = ("B", b, right) if any(_filled(left, name) is not None for name in a) else ("A", a, left)
         raise LayerNotFoundError(
-            f"--map {safe_text(text)!r} matches no layer of {side}.{nearest(wanted.replace('*', ''), known)}"
+            f"{arg('map')} {safe_text(text)!r} matches no layer of {side}.{nearest(wanted.replace('*', ''), known)}"
         )
     return pairs
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from hookscope import options
 from hookscope.differences.alignment import Call, CallKey, Pairing, align, around, inside_any, match_names
 from hookscope.differences.compare_gradients import Differentiated, Forward, GradientDifferences, compare_gradients
 from hookscope.differences.compare_outputs import Outputs
@@ -57,6 +58,7 @@ from hookscope.inspection.session import (
 from hookscope.inspection.state.preservation import Mode
 from hookscope.models import LoadedModel
 from hookscope.models.construction import copied
+from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side
 from hookscope.results.inputs import InputRecord
 from hookscope.statistics.token_places import TokenPlaces
@@ -176,7 +178,8 @@ def _other_inputs(a: InputPipeline, b: InputPipeline) -> _OtherInputs:
     count, count_b = a.input_count(), b.input_count()
     if count != count_b:
         raise UsageError(
-            f"A is given {counted(count, 'input')}, and B {count_b} by --input-b: give one for each, in the same order."
+            f"A is given {counted(count, 'input')}, and B {count_b} by {arg('input_b')}: give one for each, in "
+            "the same order."
         )
     return _OtherInputs(b)
 
@@ -184,48 +187,38 @@ def _other_inputs(a: InputPipeline, b: InputPipeline) -> _OtherInputs:
 def compare_networks(
     session: Session,
     other: LoadedModel,
-    *,
+    option: options.Diff,
     options_b: RunOptions,
-    layers: Sequence[str],
-    ops: bool,
-    maps: Sequence[str],
-    reference: bool,
-    shadow: bool,
-    fail_over: Sequence[str],
-    batch_size: int,
+    *,
+    inputs_b: InputPipeline | None,
+    loss: Loss | None,
     on_progress: OnProgress | None,
     on_error: OnError | None,
-    loss: Loss | None = None,
-    output_key: str | None = None,
-    inputs_b: InputPipeline | None = None,
 ) -> Differences:
     """Run the network of the session, A, and another one, B, over all inputs.
 
     With a `loss` their gradients are compared afterwards. B may have `inputs_b`, as many; they then run one by one.
-
-    Arguments are those of `hookscope.diff`.
 
     Raises:
         UsageError: If an option cannot be right, or the networks return what cannot be compared.
         NothingMatchedError: If no layer of A has a partner in B.
         ModelError: If a network raised, with `on_error` on every input.
     """
-    conditions = [parse_condition(text) for text in fail_over]
+    layers, shadow = option.layer, option.shadow
+    conditions = [parse_condition(text) for text in option.fail_over]
     values, edits = split_edits(options_b.edits)
     options_b = replace(options_b, edits=edits)
-    _refuse(options_b, shadow=shadow, ops=ops)
+    _refuse(options_b, shadow=shadow, ops=option.ops)
     apart = copied(other) if values else separate(session.loaded, other)
     made = edit_parameters(apart, values) if values else ParameterEdits(())
     others = None if inputs_b is None else _other_inputs(session.inputs, inputs_b)
-    batch_size = batch_size if others is None else 1
+    batch_size = option.batch_size if others is None else 1
     queue = session_batches(session, batch_size, on_error)
-    networks = _hooked_networks(
-        session, apart, options_b, queue, layers=layers, ops=ops, reference=reference, shadow=shadow
-    )
+    networks = _hooked_networks(session, apart, option, options_b, queue)
     if others is not None:
         networks[B].own_inputs = others.instead_of
-    outputs = Outputs([each.inspected for each in networks], may_differ=bool(layers), output_key=output_key)
-    comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=maps)
+    outputs = Outputs([each.inspected for each in networks], may_differ=bool(layers), output_key=option.output_key)
+    comparison = _Comparison(networks=networks, queue=queue, outputs=outputs, maps=option.map)
     finished = batch_progress(session, on_progress)
     began = time.perf_counter()
     passes = comparison.run(finished, shadow=shadow, compiles=options_b.compiles, chosen=bool(layers))
@@ -241,7 +234,7 @@ def compare_networks(
     gradients = GradientDifferences()
     if loss is not None:
         forward = Forward(comparison.pairing, every_row, eps, networks[A].has_rows)
-        differentiated, whole = _differentiated(session, apart, comparison, options_b, layers=layers, ops=ops)
+        differentiated, whole = _differentiated(session, apart, comparison, options_b, layers=layers, ops=option.ops)
         again = _batches_again(session, batch_size, on_error)
         gradients = compare_gradients(differentiated, again, loss, forward, whole)
     about_compiling = compiled.warnings(every_row, found, eps, differs=bool(first_differences)) if compiled else ()
@@ -263,35 +256,31 @@ def compare_networks(
         first_gradient_difference=gradients.first,
         maps=passes.maps.drawn(rows_by_place(rows, networks[A]), first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients.rows), found),
-        reference="A's weights in float64" if reference else "",
+        reference="A's weights in float64" if option.reference else "",
         warnings=warnings,
         notes=_notes(session, other, comparison, options_b, made.notes),
         seed=session.seed,
         timings={"load": session.load_seconds, "compare": time.perf_counter() - began},
-        provenance=provenance_of(session, layers, {"ops": ops, "map": [*maps], "shadow": shadow}),
+        provenance=provenance_of(session, layers, {"ops": option.ops, "map": [*option.map], "shadow": shadow}),
     )
 
 
 def _hooked_networks(
     session: Session,
     other: LoadedModel,
+    option: options.Diff,
     options_b: RunOptions,
     queue: BatchQueue,
-    *,
-    layers: Sequence[str],
-    ops: bool,
-    reference: bool,
-    shadow: bool,
 ) -> list[HookedNetwork]:
     """Return A, B and, if it is asked for, the reference: A's weights in float64."""
     a, b = inspected_network(session.loaded), inspected_network(other)
-    hooked = partial(_hooked_network, queue=queue, seed=session.seed, ops=ops)
+    hooked = partial(_hooked_network, queue=queue, seed=session.seed, ops=option.ops)
     networks = [
-        hooked("A", a, RunOptions(), layers=layers, keeps="inputs" if shadow else ""),
-        hooked("B", b, options_b, keeps="states" if shadow else ""),
+        hooked("A", a, RunOptions(), layers=option.layer, keeps="inputs" if option.shadow else ""),
+        hooked("B", b, options_b, keeps="states" if option.shadow else ""),
     ]
-    if reference:
-        networks.append(hooked("The reference", in_float64(session.loaded, a), RunOptions(), layers=layers))
+    if option.reference:
+        networks.append(hooked("The reference", in_float64(session.loaded, a), RunOptions(), layers=option.layer))
     return networks
 
 
@@ -304,7 +293,7 @@ def _rows_of_a(every_row: Sequence[DifferenceRow], networks: Sequence[HookedNetw
         )
         raise NothingMatchedError(
             f"A and B are different networks: no layer of A ({a}) has a partner in B ({b}). Pair layers with "
-            "--map 'a.*=b.*'."
+            f"{arg('map')} 'a.*=b.*'."
         )
     return tuple(row if row.index == index else replace(row, index=index) for index, row in enumerate(selected))
 
@@ -350,12 +339,15 @@ def _without_repeats(*texts: str) -> tuple[str, ...]:
 def _refuse(options_b: RunOptions, *, shadow: bool, ops: bool) -> None:
     if shadow and options_b.mode == "train":
         raise UsageError(
-            "--shadow runs layers of B twice, which is only possible in eval mode: leave out --mode-b train."
+            f"{arg('shadow')} runs layers of B twice, which is only possible in eval mode: leave out "
+            f"{arg('mode_b')} train."
         )
-    inside = {"--ops": ops, "--edit-b": bool(options_b.edits)}
+    inside = {arg("ops"): ops, arg("edit_b"): bool(options_b.edits)}
     if options_b.compiles and any(inside.values()):
         option = next(name for name, given in inside.items() if given)
-        raise UsageError(f"{option} needs hooks inside of B, which compiled code does not run: leave out --compile-b.")
+        raise UsageError(
+            f"{option} needs hooks inside of B, which compiled code does not run: leave out {arg('compile_b')}."
+        )
 
 
 def _differentiated(

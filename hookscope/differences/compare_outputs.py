@@ -17,6 +17,7 @@ from hookscope.inspection.losses.choosing import output_at
 from hookscope.inspection.losses.targets import Output
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.rows import top_classes
+from hookscope.parameters import arg
 from hookscope.results.comparison import Prediction
 from hookscope.results.differences import OutputDifference
 
@@ -69,8 +70,8 @@ class Outputs:
                 f"Outputs cannot be compared: A ({names[0]}) returns {forms[0]}, B ({names[1]}) returns {forms[1]}."
             )
             if not self.may_differ:
-                several = ", or --output-key to choose an output" if max(map(len, found)) > 1 else ""
-                raise UsageError(f"{self.remark} Give --layer to compare layers alone{several}.")
+                several = f", or {arg('output_key')} to choose an output" if max(map(len, found)) > 1 else ""
+                raise UsageError(f"{self.remark} Give {arg('layer')} to compare layers alone{several}.")
             return
         for at, (slot, a) in enumerate(found[0]):
             others = [each[at][1] for each in found[1:] if at < len(each)]

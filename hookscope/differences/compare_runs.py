@@ -22,6 +22,7 @@ from hookscope.differences.tolerances import exceeded, parse_condition
 from hookscope.errors import InputError, NothingMatchedError, UsageError
 from hookscope.inspection.rows import Recorder
 from hookscope.inspection.session import package_versions
+from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow
 from hookscope.results.differences import DifferenceRow, Differences, Measures, NonFinite, OutputDifference, Side
 from hookscope.results.gradients import Gradients
@@ -34,10 +35,13 @@ from hookscope.text import printable
 
 _TENSORS = {"activations": "activations.safetensors", "grads": "gradients.safetensors"}
 
-_PARTLY = (
-    "Differences are measured on up to 256 values per input, and are at least what the statistics of all values show; "
-    "--save-tensors on both runs compares every value."
-)
+
+def _measured_partly() -> str:
+    return (
+        "Differences are measured on up to 256 values per input, and are at least what the statistics of all values "
+        f"show; {arg('save_tensors')} on both runs compares every value."
+    )
+
 
 # Sums of the same values, taken by another number of threads, differ by less than this share.
 _ROUNDING_OF_SUMS = 1e-7
@@ -103,8 +107,8 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         pairs, unmatched = pair_rows(one.run.result.rows, other.run.result.rows, maps)
         if not pairs:
             raise NothingMatchedError(
-                f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): "
-                "pair them with --map 'a.*=b.*'."
+                f"No row of A ({printable(str(a))}) has a partner in B ({printable(str(b))}): pair them with "
+                f"{arg('map')} 'a.*=b.*'."
             )
         drawing = _RunMaps(KeptMaps(_eps(pairs)), len(one.run.result.inputs))
         rows, first_differences = with_origins([_row(pair, one, other, drawing) for pair in pairs], _eps(pairs))
@@ -125,7 +129,7 @@ def compare_runs(a: Path, b: Path, *, maps: Sequence[str] = (), fail_over: Seque
         maps=drawing.kept.drawn({(row.label, 0, 0): row for row in rows}, first_differences),
         exceeded=exceeded(conditions, (*rows, *gradients), outputs),
         warnings=(*warnings, *_of_both(one, other, lambda run: run.result.warnings)),
-        notes=((_PARTLY,) if partly else ()) + _verbs(one, other),
+        notes=((_measured_partly(),) if partly else ()) + _verbs(one, other),
         seed=one.run.result.seed,
         timings={"compare": time.perf_counter() - began},
         provenance=Provenance((), None, versions=package_versions(), threads=torch.get_num_threads()),
@@ -171,7 +175,7 @@ def _check_inputs(a: _Side, b: _Side) -> tuple[str, ...]:
     if len(inputs_a) != len(inputs_b):
         raise UsageError(f"The runs used different inputs: A has {len(inputs_a)}, B has {len(inputs_b)}. {remedy}")
     if a.run.record.named_inputs != b.run.record.named_inputs:
-        raise UsageError(f"The runs used different inputs by name (--input). {remedy}")
+        raise UsageError(f"The runs used different inputs by name ({arg('input')}). {remedy}")
     warnings = []
     if any(one.steps != other.steps or one.shape != other.shape for one, other in zip(inputs_a, inputs_b, strict=True)):
         warnings.append("The inputs were preprocessed differently, which makes a difference by itself.")

@@ -18,6 +18,7 @@ from hookscope.inspection.session import package_versions
 from hookscope.models import FileOptions, LoadedModel
 from hookscope.models.checkpoint import exists, read_checkpoint
 from hookscope.models.statedict import named_tensors
+from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Differences, Match, Side, Unmatched, WeightDifference
 from hookscope.results.inputs import Provenance
 from hookscope.results.network import ModelInfo
@@ -90,7 +91,7 @@ def compare_weights(a: Weights, b: Weights, *, maps: Sequence[str] = (), fail_ov
     partners = {**ordered, **named}
     if not partners:
         raise NothingMatchedError(
-            f"No tensor of A ({a.info.name}) has a partner in B ({b.info.name}): pair them with --map 'a.*=b.*'."
+            f"No tensor of A ({a.info.name}) has a partner in B ({b.info.name}): pair them with {arg('map')} 'a.*=b.*'."
         )
     rows = [
         _compared(name, *partners[name], tensor, b.tensors[partners[name][0]])

@@ -1,66 +1,54 @@
 """The networks that are compared: separate ones, for the same kind of inputs, and one in higher precision."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from hookscope import options
 from hookscope.errors import ModelError, UsageError
 from hookscope.inspection.network import InspectedNetwork, inspected_network
 from hookscope.inspection.state.preservation import Mode
-from hookscope.models import FileOptions, LoadedModel, parse_model
+from hookscope.models import LoadedModel, parse_model
 from hookscope.models.checkpoint import looks_like_file
 from hookscope.models.construction import copied
+from hookscope.parameters import arg
 from hookscope.text import exception_line, printable, some_of
 
 # Modules of torch that compute something else in training mode.
 _WITH_MODES = (_NormBase, _DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.RReLU)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightOptions:
-    """The options of `load_model` that say which weights a network gets, for one side."""
-
-    weights: str
-    arch: str | None
-    file: FileOptions
-
-
-def weight_options(
-    a: str | None, b: str | None, weights: str, weights_b: str | None, arch: str | None, file: FileOptions
-) -> tuple[WeightOptions, WeightOptions]:
+def sides(a: str | None, b: str | None, option: options.Diff) -> tuple[options.Diff, options.Diff]:
     """Return the options of both sides: where one is a weights file and one a network, each gets those that fit it.
 
-    Args:
-        a: MODEL, as given; None for a module.
-        b: As `a`, or "same".
-        weights: Weights of the networks given by name.
-        weights_b: Weights of B alone.
-        arch: The network that weights files belong to.
-        file: How weights files are read.
+    `a` is MODEL, as given, None for a module; `b` as `a`, or "same".
 
     Raises:
-        UsageError: If `weights_b` is given and B is a weights file.
+        UsageError: If weights of B are named and B is a weights file.
     """
     names = (a, a if b == "same" else b)
-    chosen = (weights, weights_b or weights)
+    chosen = (option.weights, option.weights_b or option.weights)
     is_file = [name is not None and parse_model(name).form == "weights" for name in names]
     reads_file = [is_file[at] or (name is not None and looks_like_file(chosen[at])) for at, name in enumerate(names)]
-    if weights_b is not None and is_file[1]:
+    if option.weights_b is not None and is_file[1]:
         raise UsageError(
-            f"--weights-b cannot be used here: B, '{printable(names[1] or '')}', is already a weights file."
+            f"{arg('weights_b')} cannot be used here: B, '{printable(names[1] or '')}', is already a weights file."
         )
 
-    def options(side: int) -> WeightOptions:
-        other = 1 - side
-        return WeightOptions(
-            "auto" if is_file[side] and not is_file[other] else chosen[side],
-            None if is_file[other] and not is_file[side] else arch,
-            FileOptions(trust=file.trust) if reads_file[other] and not reads_file[side] else file,
+    def side(at: int) -> options.Diff:
+        other = 1 - at
+        fitting = replace(
+            option,
+            weights="auto" if is_file[at] and not is_file[other] else chosen[at],
+            arch=None if is_file[other] and not is_file[at] else option.arch,
         )
+        if reads_file[other] and not reads_file[at]:
+            return replace(fitting, key=None, allow_missing=(), allow_unexpected=())
+        return fitting
 
-    return options(0), options(1)
+    return side(0), side(1)
 
 
 def separate(loaded: LoadedModel, other: LoadedModel) -> LoadedModel:
@@ -76,7 +64,7 @@ def in_float64(loaded: LoadedModel, inspected: InspectedNetwork) -> InspectedNet
     except (RuntimeError, TypeError) as error:
         raise ModelError(
             f"{inspected.info.name} cannot run in float64 on {inspected.placed[0]}: {exception_line(error)}. "
-            "Leave out --reference, or give --device cpu."
+            f"Leave out {arg('reference')}, or give {arg('device')} cpu."
         ) from error
     return replace(inspected_network(module), info=inspected.info)
 
@@ -100,7 +88,7 @@ def compiled_notes(loaded: LoadedModel, other: LoadedModel, *, compiles: bool) -
     """Return notes about networks that are given compiled: hooks only run in uncompiled code."""
     given = {"A": loaded, **({} if compiles else {"B": other})}
     return [
-        f"{letter} is compiled, and runs uncompiled here: --compile-b compares what is compiled."
+        f"{letter} is compiled, and runs uncompiled here: {arg('compile_b')} compares what is compiled."
         for letter, each in given.items()
         if "_orig_mod" in each.module._modules
     ]
@@ -125,7 +113,7 @@ def training_notes(loaded: LoadedModel, other: LoadedModel, mode_b: Mode) -> lis
         shown = [name for name in names if not any(name != each and _is_within(name, each) for each in whole)]
         at = [printable(name, 80) or "(model)" for name in shown]
         where = "" if "" in whole else f" at {some_of(at, 3)}"
-        option = ", unless --mode-b train is given" if letter == "B" else ""
+        option = f", unless {arg('mode_b')} train is given" if letter == "B" else ""
         notes.append(f"{letter} was in training mode{where}, and runs in eval mode here{option}.")
     return notes
 

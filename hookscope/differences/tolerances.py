@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hookscope.errors import LayerNotFoundError, UsageError
 from hookscope.hooks.patterns import Pattern, parse_pattern
+from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, Exceeded, Measures, OutputDifference
 from hookscope.text import safe_text
 
@@ -34,7 +35,7 @@ _OF_OUTPUTS: dict[str, Callable[[OutputDifference], float | None]] = {
     "error": lambda output: output.error_b,
 }
 # Measures that need an option.
-_NEEDS = {"added": "--shadow", "error": "--reference"}
+_NEEDS = {"added": "shadow", "error": "reference"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +65,21 @@ def parse_condition(text: str) -> Condition:
     found = _FORM.fullmatch(text.strip())
     known = [*_MEASURES, *_OF_ROWS, *_OF_OUTPUTS]
     if found is None:
-        raise UsageError(f"--fail-over {safe_text(text)!r} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'.")
+        raise UsageError(
+            f"{arg('fail_over')} {safe_text(text)!r} is no condition: write 'rel>1e-3' or 'layer4*:cosine<0.99'."
+        )
     measure, pattern = found["measure"], found["pattern"]
     if measure not in known:
         measures = ", ".join(dict.fromkeys(known))
-        raise UsageError(f"--fail-over {safe_text(text)!r}: there is no measure {measure!r}; give {measures}.")
+        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: there is no measure {measure!r}; give {measures}.")
     try:
         limit = float(found["limit"])
     except ValueError:
-        raise UsageError(f"--fail-over {safe_text(text)!r}: {found['limit']!r} is not a number.") from None
+        raise UsageError(f"{arg('fail_over')} {safe_text(text)!r}: {found['limit']!r} is not a number.") from None
     of_output = pattern == _OUTPUT or measure in ("kl", "top1", "top5")
     if pattern not in (None, _OUTPUT) and measure not in {**_MEASURES, **_OF_ROWS}:
         raise UsageError(
-            f"--fail-over {safe_text(text)!r}: {measure} is a measure of the output; leave out {pattern!r}."
+            f"{arg('fail_over')} {safe_text(text)!r}: {measure} is a measure of the output; leave out {pattern!r}."
         )
     parsed = None if pattern is None or of_output else parse_pattern(pattern)
     return Condition(text, parsed, of_output, measure, found["sign"] == ">", limit)
@@ -100,12 +103,12 @@ def _exceeded(
     measure = condition.measure
     meant = [] if condition.of_output else [row for row in rows if _is_meant(row, condition.pattern)]
     if condition.pattern is not None and not meant:
-        raise LayerNotFoundError(f"--fail-over {safe_text(condition.text)!r} matches no row that was compared.")
+        raise LayerNotFoundError(f"{arg('fail_over')} {safe_text(condition.text)!r} matches no row that was compared.")
     values = [_of_row(row, measure) for row in meant]
     shown = [] if condition.pattern is not None else [_of_output(output, measure) for output in outputs]
     if all(value is None for value in (*values, *shown)):
-        needed = f" It needs {_NEEDS[measure]}." if measure in _NEEDS else ""
-        raise UsageError(f"--fail-over {safe_text(condition.text)!r}: {measure} is not known here.{needed}")
+        needed = f" It needs {arg(_NEEDS[measure])}." if measure in _NEEDS else ""
+        raise UsageError(f"{arg('fail_over')} {safe_text(condition.text)!r}: {measure} is not known here.{needed}")
     for row, value in zip(meant, values, strict=True):
         if value is not None and condition.holds(value):
             yield Exceeded(condition.text, row.label, value)

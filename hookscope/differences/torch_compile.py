@@ -22,6 +22,7 @@ from hookscope.hooks.selection import default_layers
 from hookscope.inputs import Batch
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.models.construction import copied_results
+from hookscope.parameters import arg
 from hookscope.results.differences import DifferenceRow, OutputDifference
 from hookscope.text import counted, exception_line, printable, some_of
 
@@ -87,7 +88,7 @@ class Compiled:
                 else:
                     vars(module)["forward"] = before[name]
         if not self._graphs[_WHOLE] and self._ran():
-            raise UsageError(f"{self.whole.title}: torch.compile compiles nothing of it. Leave out --compile-b.")
+            raise UsageError(f"{self.whole.title}: torch.compile compiles nothing of it. Leave out {arg('compile_b')}.")
 
     def _compiled(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a compiled function. No frame of hookscope's calls it, so what it raises counts as the model's."""
@@ -159,9 +160,11 @@ def _failed(title: str, block: str, error: BaseException) -> HookscopeError:
     kinds = {type(each).__name__ for each in causes}
     for kind, what in (("InvalidCxxCompiler", "a C++ compiler (g++, or what CXX names)"), ("TritonMissing", "Triton")):
         if kind in kinds:
-            return UsageError(f"torch.compile needs {what} and finds none: install it, or leave out --compile-b.")
+            return UsageError(
+                f"torch.compile needs {what} and finds none: install it, or leave out {arg('compile_b')}."
+            )
     where = f" at {printable(block, 80)}" if block else ""
-    return ModelError(f"{title} cannot be compiled{where}: {exception_line(causes[-1])}. Leave out --compile-b.")
+    return ModelError(f"{title} cannot be compiled{where}: {exception_line(causes[-1])}. Leave out {arg('compile_b')}.")
 
 
 def compile_in_blocks(
@@ -252,8 +255,8 @@ def _whole(network: HookedNetwork) -> HookedNetwork:
         copy = deepcopy(module, copied_results(module) | known)
     except Exception as error:
         raise UsageError(
-            f"{network.title} cannot be copied to be compiled in one piece: {exception_line(error)}. "
-            "Leave out --compile-b."
+            f"{network.title} cannot be copied to be compiled in one piece: {exception_line(error)}. Leave out "
+            f"{arg('compile_b')}."
         ) from error
     modules = dict(copy.named_modules())
     inspected: InspectedNetwork = replace(network.inspected, network=copy, modules=modules)

@@ -38,6 +38,7 @@ from hookscope.hooks.interventions import Intervention, edit_inputs, edit_operat
 from hookscope.hooks.observed import Operation
 from hookscope.hooks.patterns import ACTIVATIONS, NOT_JUDGED, OperationPattern
 from hookscope.hooks.pytree import constants_given, tensors_given, tensors_in
+from hookscope.parameters import listing
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class OperationChoice:
             if pattern.text not in self.matched and pattern.text not in (EVERYTHING, ACTIVATIONS.text):
                 known = [text for module, name in self.seen for text in (f"op:{name}", f"{module}:{name}")]
                 ran = nearest(pattern.text, known, prefix="op:") if known else " The network's own code called none."
-                return f"No operation matches {pattern.text!r}.{ran} List them with `hookscope layers MODEL --ops`."
+                return f"No operation matches {pattern.text!r}.{ran} List them with {listing(ops=True)}."
         return ""
 
     def edits_of(self, owner: str, name: str) -> list[Intervention]:

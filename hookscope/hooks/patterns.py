@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hookscope.errors import UsageError
+from hookscope.parameters import arg
 
 _GLOB = re.compile(r"[*?\[\]]")
 _POSITION = re.compile(r"(?P<body>.*)@(?P<position>-?\d+)\Z", re.DOTALL)
@@ -83,11 +84,13 @@ def parse_pattern(text: str) -> Pattern:
             in_name, in_type = prefix == "name:", prefix == "type:"
             break
     if not body and position is None:
-        raise UsageError(f"--layer {text!r} is empty: give a part of a layer's name or type, e.g. --layer conv.")
+        raise UsageError(
+            f"{arg('layer')} {text!r} is empty: give a part of a layer's name or type, e.g. {arg('layer')} conv."
+        )
     try:
         test = name_test(body)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UsageError(f"--layer {text!r} is not a regular expression: {error}.") from error
+        raise UsageError(f"{arg('layer')} {text!r} is not a regular expression: {error}.") from error
     return Pattern(
         text,
         lambda name, kind: (in_name and test(name)) or (in_type and test(kind)),
@@ -140,10 +143,12 @@ def parse_operation_pattern(text: str) -> OperationPattern:
         body, call = found["body"], int(found["call"])
     module, _, name = body.rpartition(":")
     if not module or not name:
-        raise UsageError(f"--layer {text!r} is half a pattern: give op:NAME or MODULE:NAME, e.g. --layer op:relu.")
+        raise UsageError(
+            f"{arg('layer')} {text!r} is half a pattern: give op:NAME or MODULE:NAME, e.g. {arg('layer')} op:relu."
+        )
     if _POSITION.match(name):
         raise UsageError(
-            f"--layer {text!r}: operations are not chosen by position. Give a call: op:relu#1 is the second."
+            f"{arg('layer')} {text!r}: operations are not chosen by position. Give a call: op:relu#1 is the second."
         )
     in_module = (lambda _candidate: True) if module == "op" else name_test(module)
     wanted = re.compile(fnmatch.translate(name))
@@ -194,5 +199,5 @@ def refuse_positions(texts: Iterable[str]) -> None:
     for each in texts:
         if parse_pattern(each).position is not None:
             raise UsageError(
-                f"--layer {each!r} selects by execution order, which is not known before the training starts."
+                f"{arg('layer')} {each!r} selects by execution order, which is not known before the training starts."
             )

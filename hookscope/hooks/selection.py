@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from hookscope.errors import LayerNotFoundError, UsageError, nearest
 from hookscope.hooks.patterns import Pattern, parse_pattern
+from hookscope.parameters import arg, listing
 
 _SIGNS_OF_LABELS = re.compile(r"[.#\[{(:']")
 
@@ -119,7 +120,9 @@ def select_from(
         if pattern.position is not None:
             if order is None:
                 if execution_order is None:
-                    raise UsageError(f"--layer {pattern.text!r} selects by execution order, which is not known here.")
+                    raise UsageError(
+                        f"{arg('layer')} {pattern.text!r} selects by execution order, which is not known here."
+                    )
                 order = execution_order()
             matching = [_at(pattern, matching, order)]
         if pattern.exclude:
@@ -239,11 +242,13 @@ def _at(pattern: Pattern, matching: Sequence[str], order: Sequence[str]) -> str:
     running = [name for name in order if name in set(matching)]
     position = pattern.position or 0
     if not running:
-        raise LayerNotFoundError(f"--layer {pattern.text!r} asks for a position, but 0 matching layers run as modules.")
+        raise LayerNotFoundError(
+            f"{arg('layer')} {pattern.text!r} asks for a position, but 0 matching layers run as modules."
+        )
     if not -len(running) <= position < len(running):
         raise LayerNotFoundError(
-            f"--layer {pattern.text!r} asks for position {position}, but {len(running)} matching layers run: "
-            f"positions go from {-len(running)} to {len(running) - 1}."
+            f"{arg('layer')} {pattern.text!r} asks for position {position}, but {len(running)} matching layers "
+            f"run: positions go from {-len(running)} to {len(running) - 1}."
         )
     return running[position]
 
@@ -253,5 +258,5 @@ def _no_match(text: str, modules: Mapping[str, nn.Module], kinds: Mapping[str, s
     parts = {part for name in modules for part in (*name.split("."), *re.split(r"[._]", name))}  # "_conv_stem": "conv"
     known = sorted({*modules, *kinds.values(), *parts} - {""}, key=lambda name: (len(name), name))
     is_function = isroutine(getattr(nn.functional, body, None)) or isbuiltin(getattr(torch, body, None))
-    operation = f" For the operation: --layer op:{body}." if is_function else ""
-    return f"No layer matches {text!r}.{nearest(body, known)}{operation} List them with `hookscope layers MODEL`."
+    operation = f" For the operation: {arg('layer')} op:{body}." if is_function else ""
+    return f"No layer matches {text!r}.{nearest(body, known)}{operation} List them with {listing()}."

@@ -15,6 +15,7 @@ from hookscope.inputs.clips import Source
 from hookscope.inputs.loading import load_input, looks_like_tensor
 from hookscope.inputs.prefetch import Prefetcher
 from hookscope.inputs.tensors import is_one_input
+from hookscope.parameters import arg
 from hookscope.results.inputs import InputKind, InputRecord, Preprocessing
 from hookscope.text import one_line, shape_text
 
@@ -140,7 +141,7 @@ def holds_several(shape: Sequence[int], record: InputRecord, preprocessing: Prep
 def _part_record(record: InputRecord, index: int, count: int, preprocessing: Preprocessing) -> InputRecord:
     if count == 1:
         return replace(record, shape=record.shape[1:], steps=(*record.steps, "batch axis of 1 dropped"))
-    inferred = " (--batch-axis none for one)" if preprocessing.batch_axis == "auto" else ""
+    inferred = f" ({arg('batch_axis')} none for one)" if preprocessing.batch_axis == "auto" else ""
     steps = (*record.steps, f"input {index} of {count} in the file{inferred}")
     return replace(record, name=f"{record.name}[{index}]", shape=record.shape[1:], steps=steps)
 
@@ -164,8 +165,8 @@ def _pair(first: _Input, second: _Input, refuse: _Refuse) -> _Input | None:
         shapes = " and ".join(f"{shape_text(each.shape)} {each.dtype}".replace("torch.", "") for each in (one, other))
         refuse(
             ImageError(
-                f"Cannot pair {first.record.name!r} with {second.record.name!r}: frames of {shapes}. Give frames of "
-                "one size, or --resize HEIGHTxWIDTH."
+                f"Cannot pair {first.record.name!r} with {second.record.name!r}: frames of {shapes}. Give frames "
+                f"of one size, or {arg('resize')} HEIGHTxWIDTH."
             )
         )
         return None

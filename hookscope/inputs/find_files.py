@@ -12,6 +12,7 @@ from PIL import Image
 from hookscope.checkpoints.folders import files_below, files_matching
 from hookscope.errors import ImageError, NothingMatchedError
 from hookscope.inputs.pictures import looks_like_picture
+from hookscope.parameters import arg
 from hookscope.text import counted, one_line, printable
 
 IMAGE_SUFFIXES = frozenset(
@@ -28,7 +29,7 @@ _HEIF_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 
 # What somebody may give who thinks of numbers, or of a shape.
 _NUMBERS = re.compile(r"[-+\d.eE ]+(?:[,x][-+\d.eE ]+)+")
-_AS_NUMBERS = "Numbers go by name, --input NAME=1,2,3, and a shape of noise is --input-shape 1,3,224,224"
+
 
 # Kinds that a sentence names.
 _NAMED_KINDS = 5
@@ -108,7 +109,9 @@ def check_input_file(path: Path, name: str, *, arguments: bool = True) -> None:
         status = path.stat()
     except FileNotFoundError as error:
         what = "it is a link to a file that does not exist" if path.is_symlink() else "no such file"
-        remedy = _AS_NUMBERS if arguments and _NUMBERS.fullmatch(str(path)) else "Check the path"
+        by_name = f"{arg('input')} NAME=1,2,3, and a shape of noise is {arg('input_shape')} 1,3,224,224"
+        are_numbers = arguments and _NUMBERS.fullmatch(str(path))
+        remedy = f"Numbers go by name, {by_name}" if are_numbers else "Check the path"
         raise ImageError(f"Cannot read {name}: {what}. {remedy}.") from error
     except OSError as error:
         raise ImageError(f"Cannot read {name}: {one_line(error.strerror or error)}. Check the path.") from error

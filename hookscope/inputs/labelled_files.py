@@ -14,6 +14,7 @@ from hookscope import regular_files
 from hookscope.checkpoints.fileformat import open_regular
 from hookscope.errors import CheckpointError, InputError
 from hookscope.inputs.find_files import find_inputs
+from hookscope.parameters import arg
 from hookscope.text import counted, printable
 
 # A million lines of usual length.
@@ -22,9 +23,6 @@ _MOST_BYTES = 2**28
 _COLUMNS = ("path", "label")
 
 _INDICATORS = {"0": False, "0.0": False, "1": True, "1.0": True}
-
-_ONE_LABEL = "Give path,label on each line, or --multi-label for several labels of a picture."
-
 _Rows = Iterable[tuple[int, list[str]]]
 _Labels = dict[str, tuple[str, ...]]
 
@@ -82,7 +80,7 @@ def find_labelled(source: Path, *, multi_label: bool = False) -> LabelledFiles:
     found = read(content, source, multi_label)
     if not any(found.labels.values()):
         what = "no label of a picture" if found.labels else "no picture"
-        raise InputError(f"--data {printable(str(source))} lists {what}. Give lines of path,label.")
+        raise InputError(f"{arg('data')} {printable(str(source))} lists {what}. Give lines of path,label.")
     return found
 
 
@@ -93,7 +91,8 @@ def _in_folders(folder: Path, multi_label: bool) -> LabelledFiles:
     labels: _Labels = {path: (parts[0],) for path, parts in below.items() if len(parts) > 1}
     shown = printable(str(folder))
     if not labels:
-        raise InputError(f"--data {shown} has no folders of pictures: give a folder with one for each class, or a CSV.")
+        source = f"{arg('data')} {shown}"
+        raise InputError(f"{source} has no folders of pictures: give a folder with one for each class, or a CSV.")
     if beside := len(paths) - len(labels):
         notes.append(f"{shown}: {counted(beside, 'picture')} beside the class folders left out.")
     if multi_label:
@@ -132,33 +131,32 @@ def _digest(path: str) -> object:
 
 
 def _content(path: Path) -> str:
-    shown = printable(str(path))
+    shown = f"{arg('data')} {printable(str(path))}"
     try:
         with open_regular(path) as file:
             content = file.read(_MOST_BYTES + 1)
     except CheckpointError as error:  # as `open_regular` raises it, with the reason
-        raise InputError(f"--data cannot be read: {error}") from error
+        raise InputError(f"{arg('data')} cannot be read: {error}") from error
     if len(content) > _MOST_BYTES:
-        raise InputError(f"--data {shown} is over the limit of {_MOST_BYTES} bytes for a file of labels.")
+        raise InputError(f"{shown} is over the limit of {_MOST_BYTES} bytes for a file of labels.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"--data {shown} is no CSV of labels: it is not UTF-8. Give a folder of class folders, or lines of"
-            " path,label."
+            f"{shown} is no CSV of labels: it is not UTF-8. Give a folder of class folders, or lines of path,label."
         ) from error
 
 
 def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
-    shown = printable(str(path))
+    shown = f"{arg('data')} {printable(str(path))}"
     columns: tuple[str, ...] = ()
     try:
         lines = csv.reader(content.splitlines(keepends=True), strict=True)
         rows = [(lines.line_num, cells) for row in lines if any(cells := [cell.strip() for cell in row])]
     except csv.Error as error:
         raise InputError(
-            f"--data {shown} is no CSV of labels: {printable(str(error))}. Give a folder of class folders, or lines of"
-            " path,label."
+            f"{shown} is no CSV of labels: {printable(str(error))}. Give a folder of class folders, "
+            "or lines of path,label."
         ) from error
     head = [cell.casefold() for cell in rows[0][1]] if rows else []
     if multi_label and "path" in head and "label" not in head and len(head) > 1:
@@ -174,6 +172,7 @@ def _in_csv(content: str, path: Path, multi_label: bool) -> LabelledFiles:
 def _one_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
     labels: _Labels = {}
     columns, width = (0, 1), 2
+    remedy = f"Give path,label on each line, or {arg('multi_label')} for several labels of a picture."
     for index, (line, cells) in enumerate(rows):
         lowered = [cell.casefold() for cell in cells]
         if index == 0 and all(name in lowered for name in _COLUMNS):
@@ -181,12 +180,11 @@ def _one_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
             continue
         if len(cells) != width or not all(cells[column] for column in columns):
             raise InputError(
-                f"--data {shown}, line {line}: {counted(len(cells), 'field')}, where a path and a label are"
-                f" wanted. {_ONE_LABEL}"
+                f"{shown}, line {line}: {counted(len(cells), 'field')}, where a path and a label are wanted. {remedy}"
             )
         file = str(path.parent / cells[columns[0]])
         if file in labels:
-            raise InputError(f"--data {shown}, line {line}: '{printable(file, 80)}' is listed twice. {_ONE_LABEL}")
+            raise InputError(f"{shown}, line {line}: '{printable(file, 80)}' is listed twice. {remedy}")
         labels[file] = (cells[columns[1]],)
     return labels
 
@@ -200,10 +198,10 @@ def _several_a_line(rows: _Rows, path: Path, shown: str) -> _Labels:
             columns = lowered.index("path"), lowered.index("label")
             continue
         if columns and len(cells) <= max(columns):
-            raise InputError(f"--data {shown}, line {line}: {counted(len(cells), 'field')}, fewer than the first line.")
+            raise InputError(f"{shown}, line {line}: {counted(len(cells), 'field')}, fewer than the first line.")
         file, *fields = cells if columns is None else [cells[column] for column in columns]
         if not file:
-            raise InputError(f"--data {shown}, line {line}: no path. Give path,label,label… on each line.")
+            raise InputError(f"{shown}, line {line}: no path. Give path,label,label… on each line.")
         each = (label.strip() for field in fields for label in re.split(r"[;|]", field))
         labels[str(path.parent / file)].update(dict.fromkeys(filter(None, each)))
     return {file: tuple(each) for file, each in labels.items()}
@@ -215,7 +213,7 @@ def _by_column(rows: Sequence[tuple[int, list[str]]], path: Path, shown: str) ->
     (_, head), *lines = rows
     at = [cell.casefold() for cell in head].index("path")
     for line, cells in lines:
-        where = f"--data {shown}, line {line}"
+        where = f"{shown}, line {line}"
         if len(cells) != len(head) or not cells[at]:
             raise InputError(
                 f"{where}: {counted(len(cells), 'field')}, where a path and {len(head) - 1} labels are wanted."
@@ -232,22 +230,21 @@ def _by_column(rows: Sequence[tuple[int, list[str]]], path: Path, shown: str) ->
 
 
 def _in_json(content: str, path: Path, multi_label: bool) -> LabelledFiles:
-    shown = printable(str(path))
+    shown = f"{arg('data')} {printable(str(path))}"
     wanted = '{"a.jpg": ["cat", "dog"]}' if multi_label else '{"a.jpg": "cat"}'
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"--data {shown} is no JSON of labels: {printable(str(error), 200)}. Give {wanted}."
-        ) from error
+        raise InputError(f"{shown} is no JSON of labels: {printable(str(error), 200)}. Give {wanted}.") from error
     if not isinstance(document, dict):
-        raise InputError(f"--data {shown} is no object of labels by path. Give {wanted}.")
+        raise InputError(f"{shown} is no object of labels by path. Give {wanted}.")
     labels: _Labels = {}
     for file, held in document.items():
         each = _json_labels(held)
         if each is None or (len(each) != 1 and not multi_label):
-            what = "no label" if each is None else f"{counted(len(each), 'label')}, and --multi-label is not given"
-            raise InputError(f"--data {shown}: '{printable(file, 80)}' has {what}. Give {wanted}.")
+            count = "no label" if each is None else counted(len(each), "label")
+            what = count if each is None else f"{count}, and {arg('multi_label')} is not given"
+            raise InputError(f"{shown}: '{printable(file, 80)}' has {what}. Give {wanted}.")
         labels[str(path.parent / file)] = tuple(dict.fromkeys(each))
     return LabelledFiles(str(path), labels, in_folders=False, multi_label=multi_label)
 

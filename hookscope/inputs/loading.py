@@ -22,6 +22,7 @@ from hookscope.inputs.pictures import is_quiet_picture, read_picture, take_pictu
 from hookscope.inputs.preprocessing import check_suits_pictures, prepare_picture
 from hookscope.inputs.recordings import is_recording, read_recording
 from hookscope.inputs.tensors import prepare_tensor, read_argument, read_numpy, read_stored
+from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
 from hookscope.results.inputs import CLIP_STEP, MAX_PIXELS, InputRecord, Preprocessing
 from hookscope.text import one_line
@@ -105,12 +106,13 @@ def _load_clip(clip: Clip, preprocessing: Preprocessing) -> tuple[torch.Tensor, 
         if frames and tensor.shape != frames[0].shape:
             sizes = " and ".join("x".join(map(str, each.shape[-2:])) for each in (frames[0], tensor))
             raise ImageError(
-                f"Cannot use {name} as a clip: its frames become {sizes} (height x width). Give --resize HEIGHTxWIDTH."
+                f"Cannot use {name} as a clip: its frames become {sizes} (height x width). Give {arg('resize')} "
+                "HEIGHTxWIDTH."
             )
         if several * tensor.numel() > _MOST_CLIP_VALUES:
             raise ImageError(
                 f"Cannot use {name} as a clip: {several} frames are over the limit of {_MOST_CLIP_VALUES} values. "
-                "Give fewer, or a smaller --resize."
+                f"Give fewer, or a smaller {arg('resize')}."
             )
         frames.append(tensor)
         records.append(record)

@@ -15,6 +15,7 @@ from hookscope.hooks.observed import shape_of
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs.batches import Batch, copied, length_of, rows_of, with_changed
 from hookscope.inputs.loading import load_argument
+from hookscope.parameters import arg
 from hookscope.results.inputs import InputRecord, Preprocessing
 from hookscope.results.noise_shapes import OTHER_DTYPES, WHOLE
 from hookscope.text import counted, printable, shape_text
@@ -128,13 +129,15 @@ def read_named(texts: Sequence[str], preprocessing: Preprocessing) -> tuple[Name
     named: dict[str, NamedInput] = {}
     for text in texts:
         if not isinstance(text, str):
-            raise UsageError("--input gives arguments by name: {'meta': tensor}.")
+            raise UsageError(f"{arg('input')} gives arguments by name: {{'meta': tensor}}.")
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not value or not name.isidentifier():
-            raise UsageError(f"--input '{printable(text)}' is not of the form NAME=VALUE, such as sr=16000 or b=b.npy.")
+            raise UsageError(
+                f"{arg('input')} '{printable(text)}' is not of the form NAME=VALUE, such as sr=16000 or b=b.npy."
+            )
         if name in named:
-            raise UsageError(f"--input {name} is given twice.")
+            raise UsageError(f"{arg('input')} {name} is given twice.")
         named[name] = _read(name, value, preprocessing)
     return tuple(named.values())
 
@@ -143,7 +146,7 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
     if value.strip().lower() in _WORDS:
         return NamedInput(name, _WORDS[value.strip().lower()])
     if numbers := _NUMBERS.fullmatch(value):
-        row = _row(numbers["row"], numbers["dtype"], f"--input {name}={printable(value, 80)}")
+        row = _row(numbers["row"], numbers["dtype"], f"{arg('input')} {name}={printable(value, 80)}")
         record = InputRecord(value.strip(), None, None, tuple(row.shape), ())
         return NamedInput(name, row, record, is_exact=numbers["dtype"] is not None)
     try:
@@ -156,8 +159,8 @@ def _read(name: str, value: str, preprocessing: Preprocessing) -> NamedInput:
         if path.suffix or os.path.isfile(path):  # noqa: PTH113 never raises
             raise
         raise UsageError(
-            f"--input {name}={printable(value)} is neither a number nor a file. A text goes in quotes: "
-            f"--input '{name}=\"{printable(value)}\"'."
+            f"{arg('input')} {name}={printable(value)} is neither a number nor a file. A text goes in quotes: "
+            f"{arg('input')} '{name}=\"{printable(value)}\"'."
         ) from error
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from hookscope.errors import ImageError
+from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
 from hookscope.text import one_line
 
@@ -249,7 +250,7 @@ def _check_pixel_count(size: tuple[int, int], max_pixels: int, name: str) -> Non
 
 def _too_large(name: str, size: str, limit: int) -> ImageError:
     return ImageError(
-        f"Cannot read {name}: {size}over the limit of {limit} pixels. Scale it down first, or give --max-pixels."
+        f"Cannot read {name}: {size}over the limit of {limit} pixels. Scale it down first, or give {arg('max_pixels')}."
     )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hookscope.errors import ImageError, UsageError
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing, Region
 
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -68,8 +69,8 @@ def _resize(
         return _to_tensor(picture)
     if new_height * new_width > preprocessing.max_pixels:
         raise ImageError(
-            f"Cannot resize {name} from {height}x{width} to {new_height}x{new_width} (height x width): over the limit "
-            f"of {preprocessing.max_pixels} pixels. Crop it first, or give --resize HEIGHTxWIDTH."
+            f"Cannot resize {name} from {height}x{width} to {new_height}x{new_width} (height x width): over the "
+            f"limit of {preprocessing.max_pixels} pixels. Crop it first, or give {arg('resize')} HEIGHTxWIDTH."
         )
     antialiased = preprocessing.kind != "video"
     steps.append(
@@ -131,7 +132,7 @@ def _crop_to_multiple(
     if not new_height or not new_width:
         raise ImageError(
             f"Cannot use {name}: {height}x{width} pixels (height x width), and the network needs at least "
-            f"{multiple}x{multiple}. Give a larger picture, or --resize."
+            f"{multiple}x{multiple}. Give a larger picture, or {arg('resize')}."
         )
     if (new_height, new_width) == (height, width):
         return pixels, 0, 0

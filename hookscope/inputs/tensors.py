@@ -16,12 +16,17 @@ from hookscope.checkpoints.isolation import read_verified
 from hookscope.checkpoints.reading import ReadingRules, claims_too_much
 from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, ImageError, UntrustedFileError, UsageError
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import one_line, printable
 
 ONE_TENSOR = "save the tensor alone with torch.save, numpy.save or safetensors"
-BY_NAME = "an input of several tensors goes by name: --input NAME=FILE, or alone as a tuple or dict of tensors"
-"""Advice about a file of several tensors, for messages."""
+
+
+def several_by_name() -> str:
+    """Return advice about a file of several tensors, for messages."""
+    return f"an input of several tensors goes by name: {arg('input')} NAME=FILE, or alone as a tuple or dict of tensors"
+
 
 # What an argument in a file may nest, and hold in all, beyond what any network takes. Our choice.
 _NESTING_LIMIT = 20
@@ -116,13 +121,13 @@ def _scalar(value: object, name: str) -> Any:
 def _only_tensor(content: object, name: str) -> torch.Tensor:
     tensors = list(content.values()) if isinstance(content, dict) else []
     if len(tensors) != 1:
-        raise ImageError(f"Cannot read {name}: it holds {len(tensors)} tensors, not one; {BY_NAME}.")
+        raise ImageError(f"Cannot read {name}: it holds {len(tensors)} tensors, not one; {several_by_name()}.")
     return _plain_tensor(tensors[0], name)
 
 
 def _plain_tensor(content: object, name: str) -> torch.Tensor:
     if not isinstance(content, torch.Tensor) or type(content) not in {torch.Tensor, torch.nn.Parameter}:
-        remedy = BY_NAME if isinstance(content, list | tuple | dict) else ONE_TENSOR
+        remedy = several_by_name() if isinstance(content, list | tuple | dict) else ONE_TENSOR
         raise ImageError(f"Cannot read {name}: it holds a {kind_of(content)}, not one plain tensor; {remedy}.")
     tensor = torch.Tensor.detach(content)  # without attributes that the file may have put over its methods
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
@@ -146,7 +151,7 @@ def with_inputs_first(tensor: torch.Tensor, preprocessing: Preprocessing) -> tor
     if isinstance(axis, int) and tensor.dim() and not tensor.is_nested:
         if not -tensor.dim() <= axis < tensor.dim():
             shape = tuple(tensor.shape)
-            raise UsageError(f"The tensor of shape {shape} has no axis {axis}. Give another --batch-axis.")
+            raise UsageError(f"The tensor of shape {shape} has no axis {axis}. Give another {arg('batch_axis')}.")
         return tensor.movedim(axis, 0)
     is_one = axis == "none" or (axis == "auto" and not tensor.is_nested and is_one_input(tensor.shape, preprocessing))
     return tensor.unsqueeze(0) if is_one else tensor
@@ -163,7 +168,7 @@ def prepare_tensor(tensor: torch.Tensor, preprocessing: Preprocessing, name: str
     steps.append("tensor passed without preprocessing")
     if isinstance(axis, int):
         if not -tensor.ndim <= axis < tensor.ndim:
-            raise ImageError(f"Cannot use {name}: shape {shape} has no axis {axis}. Give another --batch-axis.")
+            raise ImageError(f"Cannot use {name}: shape {shape} has no axis {axis}. Give another {arg('batch_axis')}.")
         tensor = tensor.movedim(axis, 0)
     try:
         if tensor.is_floating_point() and tensor.dtype != torch.float32:

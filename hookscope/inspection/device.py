@@ -10,6 +10,7 @@ from torch import nn
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.models import LoadedModel
+from hookscope.parameters import arg
 from hookscope.text import one_line
 
 _CASTS = {
@@ -20,7 +21,7 @@ _CASTS = {
 }
 
 
-def choose_device(name: str, option: str = "--device") -> torch.device:
+def choose_device(name: str, option: str = "device") -> torch.device:
     """Return the device that an option means: "auto" is the first accelerator or the CPU, and "cuda" is "cuda:0".
 
     Raises:
@@ -33,17 +34,17 @@ def choose_device(name: str, option: str = "--device") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise UsageError(f"{option} {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
+        raise UsageError(f"{arg(option)} {name!r} is not a device. Give auto, cpu, cuda, cuda:1 or mps.") from error
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) < count:
             return torch.device("cuda", device.index or 0)
-        raise UsageError(f"{option} {name!r}: {count} CUDA devices are visible here. Give cpu, or auto.")
+        raise UsageError(f"{arg(option)} {name!r}: {count} CUDA devices are visible here. Give cpu, or auto.")
     if device.type == "mps" and torch.backends.mps.is_available():
         return torch.device("mps")
-    raise UsageError(f"{option} {name!r} is not available here. Give cpu, or auto.")
+    raise UsageError(f"{arg(option)} {name!r} is not available here. Give cpu, or auto.")
 
 
 def floating_dtype(module: nn.Module) -> torch.dtype:

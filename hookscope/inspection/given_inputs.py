@@ -15,6 +15,7 @@ from hookscope.inputs.find_files import find_inputs
 from hookscope.inputs.loading import load_argument
 from hookscope.inputs.named import NamedInput
 from hookscope.inspection.network import as_batches, batch_of
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 
 _STORED_SUFFIXES = (".pt", ".pth", ".safetensors")  # of files that may hold several tensors
@@ -43,7 +44,7 @@ def by_position_and_name(
     if not isinstance(images, Mapping):
         return images, named
     if named and not isinstance(named, Mapping):
-        raise UsageError("Inputs by name are given twice: as a mapping, and as texts with --input.")
+        raise UsageError(f"Inputs by name are given twice: as a mapping, and as texts with {arg('input')}.")
     return (), {**images, **(named if isinstance(named, Mapping) else {})}
 
 
@@ -103,7 +104,7 @@ def as_sources(images: Images) -> list[str | Path | Image] | Tensor | Batch:
         if not isinstance(each, str | Path | Image):
             remedy = _REMEDIES.get(type(each).__name__, "")
             raise UsageError(
-                f"{type(each).__name__} is not an input: give paths and pictures, one tensor, or a tuple of tensors "
-                f"for several arguments; --input gives them by name.{remedy}"
+                f"{type(each).__name__} is not an input: give paths and pictures, one tensor, or a tuple of "
+                f"tensors for several arguments; {arg('input')} gives them by name.{remedy}"
             )
     return sources

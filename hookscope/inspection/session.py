@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from hookscope import options
 from hookscope.errors import HookscopeError, ModelError, UnfitInputError, UsageError
 from hookscope.hooks.selection import unwrap
 from hookscope.inputs import named_inputs, noise_and_named
@@ -24,7 +25,6 @@ from hookscope.inspection.backward import PassError, gradients_by_input, inspect
 from hookscope.inspection.cost import Call, network_cost
 from hookscope.inspection.detection import default_targets_text, with_default_targets
 from hookscope.inspection.device import floating_dtype
-from hookscope.inspection.edits import Edit
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.given_inputs import Images, arguments_in_file, by_position_and_name, sources_of
 from hookscope.inspection.losses import Loss, choose_loss
@@ -35,15 +35,15 @@ from hookscope.models import LoadedModel, example_shape
 from hookscope.models.input_spec import shape_option, time_first_warning
 from hookscope.models.noise_arguments import noise_arguments
 from hookscope.models.user_code import load_function
+from hookscope.parameters import arg
 from hookscope.results.activations import Activations
 from hookscope.results.comparison import Change, Comparison
 from hookscope.results.findings import Finding
 from hookscope.results.gradients import Gradients
 from hookscope.results.inputs import InputRecord, Preprocessing, Provenance
 from hookscope.results.noise_shapes import (
-    NOISE_BESIDE_PICTURES,
     NoiseShape,
-    NoiseShapes,
+    noise_beside_pictures,
     noise_note,
     parse_noise_shapes,
 )
@@ -72,20 +72,17 @@ class Session:
 def open_session(
     loaded: LoadedModel,
     images: Images,
-    named: Mapping[str, Any] | Sequence[str],
+    option: options.PictureOptions,
     *,
     began: float,
     seed: int,
     mode: Literal["eval", "train"] = "eval",
     noise: int = 0,
-    input_shape: NoiseShapes | tuple[NoiseShape, ...] | None = None,
-    **options: Any,
 ) -> Session:
     """Find the inputs for a network that is on its device already.
 
-    Loading `began` at that `time.perf_counter`; "train" gives a detector the targets it needs; `input_shape` is that of
-    noise, and where there are no inputs there are `noise` of it, or as many as an exported program takes; `options` are
-    for `preprocessing_from_options`.
+    Loading `began` at that `time.perf_counter`; "train" gives a detector the targets it needs; where there are no
+    inputs there are `noise` of the network's own shape, or as many as an exported program takes.
 
     Raises:
         UsageError: If an option cannot be right, there is no input, or it is not known what the network takes.
@@ -93,23 +90,26 @@ def open_session(
         ImageError: If an input by name cannot be read.
     """
     notes: list[str] = []
-    images, named = by_position_and_name(images, named)
+    input_shape = option.input_shape if isinstance(option, options.NoiseOption) else None
+    images, named = by_position_and_name(images, option.input if isinstance(option, options.NamedInputs) else ())
     images, in_file = arguments_in_file(images)
-    preprocessing = preprocessing_from_options(loaded.preprocessing, **options)
+    preprocessing = preprocessing_from_options(loaded.preprocessing, option)
     files, batch = sources_of(images, preprocessing, notes)
     if loaded.info.sha256:  # weights of a file, which were trained on something
-        notes += assumed_preparation(loaded.preprocessing, files, options)
+        notes += assumed_preparation(loaded.preprocessing, files, option)
     warnings = (*loaded.warnings, *time_first_warning(loaded.module))
     by_name = (*in_file, *named_inputs(named, preprocessing))
     preprocessing = without_named_frame(preprocessing, by_name)
     given = bool(files) or batch is not None
     shapes = () if input_shape is None else parse_noise_shapes(input_shape)
     if given and any(not each.name for each in shapes):
-        raise UsageError(NOISE_BESIDE_PICTURES)
+        raise UsageError(noise_beside_pictures())
     if noise and not given and not shapes and all(each.record is None for each in by_name):
         shapes = (_example(loaded, preprocessing, noise),)
     if not given and not by_name and not shapes:
-        raise UsageError("There is no input: give a picture, a tensor, a file or a folder, or --input-shape for noise.")
+        raise UsageError(
+            f"There is no input: give a picture, a tensor, a file or a folder, or {arg('input_shape')} for noise."
+        )
     others = len(batch.args) if batch is not None else bool(files)
     shapes = noise_arguments(shapes, loaded.module, given=[each.name for each in by_name], others=others)
     notes += noise_note(shapes) if input_shape is not None else ()
@@ -144,54 +144,57 @@ def _example(loaded: LoadedModel, preprocessing: Preprocessing, count: int) -> N
 
 def run_forward(
     session: Session,
-    *,
-    layers: Sequence[str],
-    ops: bool,
-    repeats: bool,
-    edits: Sequence[str],
-    batch_size: int,
-    cost: bool,
-    verify: bool,
-    save_tensors: bool,
+    option: options.Activations,
+    judge: Callable[[Activations], tuple[Finding, ...]],
     on_progress: OnProgress | None,
     on_error: OnError | None,
-    judge: Callable[[Activations], tuple[Finding, ...]],
-    **options: Any,
 ) -> Activations:
     """Run the network forward over all inputs, without edits first if there are any.
 
-    Arguments are those of `hookscope.activations`; `judge` gives the verdicts on what is reported, and sees operations
-    that are not; `options` are for `inspect`, in the run that is reported.
+    `judge` gives the verdicts on what is reported, and sees operations that are not.
 
     Raises:
         ForwardError: If the model raised; carries what was seen until then.
     """
-    run = partial(inspect, session.loaded, layers=layers, ops=ops, seed=session.seed, distributions=True, verify=verify)
-    options["summaries"] = "overview"
+    seed, verify = session.seed, option.verify
+    run = partial(inspect, session.loaded, layers=option.layer, ops=option.ops, seed=seed, verify=verify)
     collector = TensorCollector(input_count(session), on_progress)
-    if save_tensors:
-        options["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
-    options |= {"on_batch": collector.end_batch, "keeps_values": True, "judged": True, "tokens": True}
+    further = _further(option, collector) | {"summaries": "overview", "tokens": True}
+    if option.save_tensors:
+        further["on_tensor"] = lambda label, tensor, _axis: collector.collect(label, tensor)
     report = reporter(session, on_error)
-    plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
+    plain, inspection = _without_and_with_edits(session, run, option, report, further)
     verdicts = judge(inspection)
-    inspection = _compared(plain, inspection, edits, repeats=repeats)
+    inspection = _compared(plain, inspection, option.edit, repeats=option.repeats)
     inspection = replace(
         inspection,
         verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(row.label for row in inspection.rows),
-        notes=(*inspection.notes, *_way_to_operations(session, ops=ops)),
-        provenance=provenance_of(session, layers, {"edits": list(edits)} if inspection.comparison else {}),
+        notes=(*inspection.notes, *_way_to_operations(session, ops=option.ops)),
+        provenance=provenance_of(session, option.layer, {"edits": [*option.edit]} if inspection.comparison else {}),
     )
-    return _with_cost(inspection, session) if cost else inspection
+    return _with_cost(inspection, session) if option.cost else inspection
+
+
+def _further(option: options.Activations | options.Grads, collector: TensorCollector) -> dict[str, Any]:
+    """Return arguments of `inspect` and `inspect_gradients` in the run that is reported."""
+    return {
+        "on_batch": collector.end_batch,
+        "keeps_values": True,
+        "judged": True,
+        "grids_for": option.grids_for,
+        "max_channels": option.max_channels,
+        "output_key": option.output_key,
+    }
 
 
 def _way_to_operations(session: Session, *, ops: bool) -> tuple[str, ...]:
     """Return a note for a network of functions alone, of which no more than the output has a row."""
     kind = type(session.loaded.module)
-    is_alone = next(session.loaded.module.children(), None) is None and not kind.__module__.startswith("torch.")
-    return (f"{kind.__name__} has no modules inside: --ops shows its operations.",) if is_alone and not ops else ()
+    if ops or next(session.loaded.module.children(), None) is not None or kind.__module__.startswith("torch."):
+        return ()
+    return (f"{kind.__name__} has no modules inside: {arg('ops')} shows its operations.",)
 
 
 def _with_cost(inspection: Activations, session: Session) -> Activations:
@@ -207,51 +210,32 @@ def _with_cost(inspection: Activations, session: Session) -> Activations:
 def run_backward(
     session: Session,
     loss: Loss,
-    *,
-    layers: Sequence[str],
-    ops: bool,
-    repeats: bool,
-    edits: Sequence[str],
-    mode: Literal["eval", "train"],
-    autocast: str | None,
-    batch_size: int,
-    per_image: bool,
-    include_inputs: bool,
-    verify: bool,
-    save_tensors: bool,
-    on_progress: OnProgress | None,
-    on_error: OnError | None,
+    option: options.Grads,
     judge: Callable[[Gradients], tuple[Finding, ...]],
     settings: Mapping[str, Any],
-    **options: Any,
+    on_progress: OnProgress | None,
+    on_error: OnError | None,
 ) -> Gradients:
     """Run the network forward and backward over all inputs, without edits first, and over each input alone if asked.
 
-    Arguments are those of `hookscope.grads`; `judge` gives the verdicts on what is reported, and sees operations that
-    are not; `settings` go into `run.json`, `options` to `inspect_gradients` in the run that is reported.
+    `judge` gives the verdicts on what is reported, and sees operations that are not; `settings` go into `run.json`.
 
     Raises:
         PassError: If the model raised; carries what was seen until then.
     """
-    dtype: torch.dtype | None = getattr(torch, autocast) if autocast else None
-    alone = partial(
-        inspect_gradients, session.loaded, loss=loss, layers=layers, mode=mode, seed=session.seed, autocast=dtype
-    )
-    run = partial(alone, ops=ops, include_inputs=include_inputs, distributions=True, verify=verify)
+    dtype: torch.dtype | None = getattr(torch, option.autocast) if option.autocast else None
+    alone = partial(inspect_gradients, session.loaded, loss=loss, layers=option.layer, mode=option.mode)
+    alone = partial(alone, seed=session.seed, autocast=dtype)
+    run = partial(alone, ops=option.ops, include_inputs=option.inputs, verify=option.verify)
     collector = TensorCollector(input_count(session), on_progress)
     report = reporter(session, on_error)
-    options |= {
-        "on_tensor": collector.collect if save_tensors else None,
-        "on_batch": collector.end_batch,
-        "judged": True,
-        "keeps_values": True,
-    }
-    plain, inspection = _without_and_with_edits(session, run, edits, batch_size, report, options, repeats=repeats)
+    further = _further(option, collector) | {"on_tensor": collector.collect if option.save_tensors else None}
+    plain, inspection = _without_and_with_edits(session, run, option, report, further)
     collector.end()  # gradients of parameters come last
     verdicts = judge(inspection)
-    inspection = _compared(plain, inspection, edits, repeats=repeats)
-    if per_image and inspection.inputs:
-        values, others = split_edits(edits)
+    inspection = _compared(plain, inspection, option.edit, repeats=option.repeats)
+    if option.per_image and inspection.inputs:
+        values, others = split_edits(option.edit)
         with edited_parameters(session.loaded, values):
             inspection = _with_inputs_alone(session, inspection, partial(alone, edits=others), report)
     outputs = (f"{row.label} grad_{row.role}" for row in inspection.gradients)
@@ -261,34 +245,33 @@ def run_backward(
         verdicts=verdicts,
         timings={"load": session.load_seconds, **inspection.timings},
         tensors=collector.joined(labels),
-        notes=(*inspection.notes, *_way_to_operations(session, ops=ops)),
-        provenance=provenance_of(session, layers, {"edits": list(edits), **settings, "autocast": autocast}),
+        notes=(*inspection.notes, *_way_to_operations(session, ops=option.ops)),
+        provenance=provenance_of(
+            session, option.layer, {"edits": [*option.edit], **settings, "autocast": option.autocast}
+        ),
     )
 
 
 def _without_and_with_edits(
     session: Session,
     run: Callable[..., Run],
-    edits: Sequence[str | Edit],
-    batch_size: int,
+    option: options.Activations | options.Grads,
     report: OnError | None,
-    options: Mapping[str, Any],
-    *,
-    repeats: bool,
+    further: Mapping[str, Any],
 ) -> tuple[Run | None, Run]:
-    """Run over all inputs without edits, if there are any, and then with them; `options` are for the latter."""
-    batches = session.inputs.batches
-    values, others = split_edits(edits)
+    """Run over all inputs without edits, if there are any, and then with them, and with `further` arguments."""
+    run, batches, batch_size = partial(run, distributions=True), session.inputs.batches, option.batch_size
+    values, others = split_edits(option.edit)
     made: ParameterEdits
     try:
-        plain = run(inputs=batches(batch_size, _ignore_error), on_error=_ignore_error) if edits else None
+        plain = run(inputs=batches(batch_size, _ignore_error), on_error=_ignore_error) if option.edit else None
         with edited_parameters(session.loaded, values) as made:
-            edited: Run = run(inputs=batches(batch_size, report), edits=others, on_error=report, **options)
+            edited: Run = run(inputs=batches(batch_size, report), edits=others, on_error=report, **further)
             warnings, notes = (*edited.warnings, *made.warnings), (*edited.notes, *made.notes)
             return plain, replace(edited, warnings=warnings, notes=notes)
     except (ForwardError, PassError) as error:
         seen: Any = error.inspection
-        shown = _shown(seen, repeats=repeats)
+        shown = _shown(seen, repeats=option.repeats)
         error.inspection = replace(shown, timings={"load": session.load_seconds, **shown.timings})
         raise
 
@@ -330,7 +313,7 @@ def _with_inputs_alone(
     used = set(inspection.inputs)
 
     def report_alone(record: InputRecord, error: PassError) -> None:  # batch normalisation needs several values
-        failure = UnfitInputError([safe_text(record.name)], f"alone, for --per-image: {error}")
+        failure = UnfitInputError([safe_text(record.name)], f"alone, for {arg('per_image')}: {error}")
         if record in used:
             if report is None:
                 raise failure from error
@@ -343,7 +326,7 @@ def _with_inputs_alone(
     return replace(inspection, inputs_alone=tuple(by_input))
 
 
-def _compared(plain: Run | None, edited: Run, edits: Sequence[str], *, repeats: bool) -> Run:
+def _compared(plain: Run | None, edited: Run, edits: Sequence[Any], *, repeats: bool) -> Run:
     """Fold repeated rows, and compare with the run without edits if both ran over the same inputs.
 
     The verification shown is that of the run without edits.

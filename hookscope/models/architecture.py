@@ -19,6 +19,7 @@ from hookscope.errors import ModelNotFoundError
 from hookscope.models.names import DEMO, timm_names, torchvision_names
 from hookscope.models.network_table import COLOURS, COUNTER, Free, NetworkPattern, Shapes, Sizes, network_table
 from hookscope.models.wrapped_names import stripped_forms
+from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
 
 # With less than half of the names in common, a network is not worth suggesting.
@@ -63,7 +64,7 @@ def recognise(shapes: Shapes) -> tuple[Candidate, ...]:
         return candidates
     told = f"{len(left)} of timm's networks were not compared, as {TIMM_SECONDS:g} s had passed"
     if not candidates:
-        raise ModelNotFoundError(f"No known network fits, but {told}; name it with --arch.")
+        raise ModelNotFoundError(f"No known network fits, but {told}; name it with {arg('arch')}.")
     return tuple(replace(each, remarks=(*each.remarks, told)) for each in candidates)
 
 

@@ -30,8 +30,9 @@ from hookscope.models.construction import FileOptions
 from hookscope.models.declared_architecture import told_architectures
 from hookscope.models.listing import file_remarks
 from hookscope.models.locate_state_dict import weights_in
-from hookscope.models.shards import RESAVE_REMEDY, TRUST_REMEDY, check_names, files_of, read_index, shard_remark
+from hookscope.models.shards import RESAVE_REMEDY, check_names, files_of, read_index, shard_remark, trust_remedy
 from hookscope.models.training_entries import TrainingEntries, training_entries
+from hookscope.parameters import arg
 from hookscope.text import counted, printable, some_of
 
 # Names that a sentence lists.
@@ -210,8 +211,8 @@ def _read_verified(kinds: Mapping[Path, FileKind], name: str, options: FileOptio
 
         trusted = read_trusted
     check = partial(weights_in, key=options.key)
-    gate = "" if options.allowed_globals is None else "--allow-global"
-    remedy = RESAVE_REMEDY if options.trust is None else TRUST_REMEDY
+    gate = "" if options.allowed_globals is None else arg("allow_global")
+    remedy = RESAVE_REMEDY if options.trust is None else trust_remedy()
     rules = ReadingRules(remedy, options.trust is True, options.allowed_globals, gate)
     return read_verified(kinds, name, check, rules, trusted)
 

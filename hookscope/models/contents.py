@@ -24,6 +24,7 @@ from hookscope.models.listing import file_listing, shared_prefix, tensor_row
 from hookscope.models.shards import check_names, files_of, read_index, shard_remark
 from hookscope.models.tied import Layout, tied_to
 from hookscope.models.weight_sets import parts_of
+from hookscope.parameters import arg
 from hookscope.results.contents import CheckpointContents, StoredEntry, StoredPart, StoredTensor
 from hookscope.text import printable
 
@@ -38,7 +39,7 @@ def list_contents(path: Path, key: str | None = None) -> CheckpointContents:
     kind, kinds = files_of(path)
     if key is not None and kinds.keys() != {path}:
         raise UsageError(
-            f"--key '{printable(key)}' is for a single file; {printable(path.name)} is an index of several."
+            f"{arg('key')} '{printable(key)}' is for a single file; {printable(path.name)} is an index of several."
         )
     looked = _listed_plain(kinds, key)
     if looked is None:

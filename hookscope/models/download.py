@@ -15,6 +15,7 @@ from urllib.request import getproxies, proxy_bypass
 import torch
 
 from hookscope.errors import CheckpointError
+from hookscope.parameters import arg
 
 
 class DownloadError(CheckpointError):
@@ -26,7 +27,10 @@ class DownloadError(CheckpointError):
 PROBE_SECONDS = 3.0
 STALL_SECONDS = 7.0
 
-DOWNLOAD_REMEDY = "Download it on a machine with network access, and give the file with --weights."
+
+def download_remedy() -> str:
+    """Return what to do without a network."""
+    return f"Download it on a machine with network access, and give the file with {arg('weights')}."
 
 
 def cached_file(url: str) -> Path:
@@ -53,7 +57,7 @@ def fetch(url: str) -> Path:
     if is_cached(url):
         return path
     if reason := unreachable(url):
-        raise DownloadError(f"{url} cannot be downloaded: {reason}. {DOWNLOAD_REMEDY}")
+        raise DownloadError(f"{url} cannot be downloaded: {reason}. {download_remedy()}")
     digest = re.search(r"-([a-f0-9]{8,})\.", path.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +66,7 @@ def fetch(url: str) -> Path:
             socket.setdefaulttimeout(STALL_SECONDS)
             torch.hub.download_url_to_file(url, str(path), digest and digest[1], progress=sys.stderr.isatty())
     except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torch.hub's word for another digest
-        raise DownloadError(f"{url} cannot be downloaded: {_reason(error)}. {DOWNLOAD_REMEDY}") from error
+        raise DownloadError(f"{url} cannot be downloaded: {_reason(error)}. {download_remedy()}") from error
     return path
 
 

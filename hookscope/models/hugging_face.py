@@ -38,6 +38,7 @@ from hookscope.models.construction import LoadedModel, model_info, replaced, see
 from hookscope.models.input_spec import default_preprocessing, with_channels
 from hookscope.models.statedict import unfit_names
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import exception_line, printable
 
@@ -72,7 +73,7 @@ def load_hugging_face(source: str, options: BuildOptions) -> LoadedModel:
     transformers = _transformers()
     name = printable(folder.resolve().name, 80)
     if options.arguments:
-        raise UsageError(f"{name} is built as its {CONFIG} has it, so it takes no --model-arg.")
+        raise UsageError(f"{name} is built as its {CONFIG} has it, so it takes no {arg('model_arg')}.")
     with _quiet(transformers), seeded(options.seed), silenced_known_warnings():
         config, kind = _class_of(transformers, settings, printable(str(folder / CONFIG)))
         chosen = _weights(folder, name, options)

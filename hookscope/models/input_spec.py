@@ -9,6 +9,7 @@ from torch import nn
 from hookscope.errors import UsageError
 from hookscope.hooks.attributes import attribute_of
 from hookscope.models.network_table import COLOURS
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing, Waveform
 from hookscope.text import printable
 
@@ -89,7 +90,7 @@ def starts_with_embedding(module: nn.Module) -> bool:
 
 def shape_option(module: nn.Module) -> str:
     """Return the option that gives noise to a network whose input shape is not known, with an example for tokens."""
-    return "--input-shape, such as 1,16 for tokens" if starts_with_embedding(module) else "--input-shape"
+    return f"{arg('input_shape')}, such as 1,16 for tokens" if starts_with_embedding(module) else arg("input_shape")
 
 
 def embedding_size(module: nn.Module) -> int | None:

@@ -13,6 +13,7 @@ from hookscope.models.array_values import Values
 from hookscope.models.deepspeed import model_parallel_remark, part_of_zero
 from hookscope.models.lit_ema import dotless_copy
 from hookscope.models.weight_sets import Part, state_shapes
+from hookscope.parameters import arg
 from hookscope.results.contents import StoredTensor
 from hookscope.text import counted, printable, shape_text
 
@@ -72,8 +73,8 @@ def copy_remarks(path: Path, parts: Sequence[Part]) -> list[str]:
             place = printable(f"{part.key}.{copy.prefix}".strip("."), 80)
             whose = f"those of '{printable(copy.around, 80)}'" if copy.around else "the others"
             remarks.append(
-                f"{printable(path.name)}: {counted(len(copy.names), 'tensor')} of '{place}' are averages of {whose}, "
-                f"under their names without dots (LitEma); --key {place} takes them."
+                f"{printable(path.name)}: {counted(len(copy.names), 'tensor')} of '{place}' are averages of "
+                f"{whose}, under their names without dots (LitEma); {arg('key')} {place} takes them."
             )
     return remarks
 

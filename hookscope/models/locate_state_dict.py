@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookscope.checkpoints.fileformat import HOLDS_INPUTS
+from hookscope.checkpoints.fileformat import holds_inputs
 from hookscope.checkpoints.reading import claims_too_much
 from hookscope.checkpoints.stand_ins import ModuleState, kind_of
 from hookscope.errors import CheckpointError, ModelError, UsageError
@@ -30,6 +30,7 @@ from hookscope.models.weight_sets import (
     tensors_of,
     weight_candidates,
 )
+from hookscope.parameters import arg
 from hookscope.text import exception_line, printable
 
 
@@ -75,10 +76,10 @@ def weights_in(content: object, name: str, key: str | None = None, *, may_trust:
     taken = f"{name}: weights taken from its key '{where}'{rest}."
     notes: tuple[str, ...] = (taken,) if where else ()
     for each in (*copies, *filter(None, [copy])):
-        notes += (f"{name}: the averaged copy at '{each}' is not used; give --key {each} for it.",)
+        notes += (f"{name}: the averaged copy at '{each}' is not used; give {arg('key')} {each} for it.",)
     pickled_class = kind_of(found) if isinstance(found, ModuleState) else ""
     if pickled_class:
-        runs_it = "; --trust runs it" if may_trust else ""
+        runs_it = f"; {arg('trust')} runs it" if may_trust else ""
         notes += (f"{name}: weights of a pickled {pickled_class}, whose code was not run{runs_it}.",)
     return Weights(state, module, notes, pickled_class, _flags(found))
 
@@ -114,7 +115,9 @@ def _find(content: object, name: str) -> tuple[Keys, list[str]]:
     if len({_identity(found) for _, found in raw}) > 1:
         shown = [f"{dotted(keys)} ({_size(found)})" for keys, found in chosen]
         first = dotted(chosen[0][0])
-        raise UsageError(f"{name} holds several weights: {listed(shown)}; choose with --key, such as --key {first}.")
+        raise UsageError(
+            f"{name} holds several weights: {listed(shown)}; choose with {arg('key')}, such as {arg('key')} {first}."
+        )
     same = {_identity(found) for _, found in raw}
     copies = [dotted(keys) for keys, found in chosen if _identity(found) not in same]
     return raw[0][0], copies
@@ -143,7 +146,7 @@ def _checked(state: object, where: str) -> "OrderedDict[str, Any]":
     """Return a state dict of detached tensors, without what a file may have hung on it but module versions."""
     if not isinstance(state, dict):
         sequence = state if isinstance(state, list | tuple) else (state,)
-        remedy = f" {HOLDS_INPUTS}" if any(isinstance(each, Tensor) for each in sequence) else ""
+        remedy = f" {holds_inputs()}" if any(isinstance(each, Tensor) for each in sequence) else ""
         raise CheckpointError(f"{where} a {kind_of(state)}, not a state dict (tensors by name).{remedy}")
     if not tensors_of(state):
         if any(is_optimiser(value) for value in dict.values(state)):

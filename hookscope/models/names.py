@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hookscope.errors import NothingMatchedError, UsageError, nearest
+from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
 from hookscope.text import printable, some_of
 
@@ -50,7 +51,8 @@ def refuse_by_form(text: str) -> None:
     """Raise UsageError for a MODEL that is a picture, or a Python file without the name of what builds the network."""
     if text.lower().endswith(_PICTURE_SUFFIXES):
         raise UsageError(
-            f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: --images)."
+            f"MODEL '{printable(text)}' is a picture. Name the network first, then pictures (in `check`: "
+            f"{arg('images')})."
         )
     if text.endswith(".py"):
         defined = some_of([printable(each) for each in _defined_in(Path(text))], 6)

@@ -9,6 +9,7 @@ from torch import nn
 from hookscope.errors import UsageError, nearest
 from hookscope.hooks.selection import unwrap
 from hookscope.models.input_spec import embedding_size, starts_with_embedding
+from hookscope.parameters import arg
 from hookscope.results.noise_shapes import WHOLE, NoiseShape
 from hookscope.text import counted, printable
 
@@ -87,11 +88,11 @@ def _check(
     takes += f", and by name {', '.join(by_name)}" if by_name else ""
     count = others + sum(not each.name for each in shapes)
     if count > max(len(by_position), others) and Parameter.VAR_POSITIONAL not in kinds:
-        raise UsageError(f"--input-shape is given {counted(count - others, 'time')} by position, but {takes}.")
+        raise UsageError(f"{arg('input_shape')} is given {counted(count - others, 'time')} by position, but {takes}.")
     for name in filter(None, (each.name for each in shapes)):
         if name in given:
-            raise UsageError(f"{name} is given twice: with --input, and with --input-shape.")
+            raise UsageError(f"{name} is given twice: with {arg('input')}, and with {arg('input_shape')}.")
         if name in by_position[:count]:
-            raise UsageError(f"--input-shape {name}: {name} is given by position already; {takes}.")
+            raise UsageError(f"{arg('input_shape')} {name}: {name} is given by position already; {takes}.")
         if name not in names and Parameter.VAR_KEYWORD not in kinds:
-            raise UsageError(f"--input-shape {printable(name)}: {takes}.{nearest(name, names)}")
+            raise UsageError(f"{arg('input_shape')} {printable(name)}: {takes}.{nearest(name, names)}")

@@ -4,7 +4,7 @@ import ast
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,26 @@ from hookscope.models.input_spec import default_preprocessing
 from hookscope.models.statedict import load_into
 from hookscope.models.user_code import check_readable, find_attribute, import_file, import_module, importable, user_code
 from hookscope.models.weight_choice import BuildOptions, ChosenWeights
+from hookscope.options import Arguments
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 
-def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
-    """Read `--model-arg` values such as "width=2": a Python literal, or else the text itself; UsageError for others."""
+def parse_arguments(given: Arguments) -> dict[str, Any]:
+    """Read `--model-arg` values such as "width=2": a Python literal, or else the text itself; UsageError for others.
+
+    A mapping has the values already.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
     arguments: dict[str, Any] = {}
-    for text in texts:
+    for text in [given] if isinstance(given, str) else given:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
-            raise UsageError(f"--model-arg '{printable(text)}' is not of the form NAME=VALUE, such as width=2.")
+            raise UsageError(f"{arg('model_arg')} '{printable(text)}' is not of the form NAME=VALUE, such as width=2.")
         if name in arguments:
-            raise UsageError(f"--model-arg {name} is given twice.")
+            raise UsageError(f"{arg('model_arg')} {name} is given twice.")
         try:
             arguments[name] = ast.literal_eval(value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -85,7 +92,7 @@ def _make(made: object, arguments: Mapping[str, Any], name: str, *, on_meta: boo
     """Return the Module that a factory makes, or that was found in its place."""
     if isinstance(made, nn.Module):
         if arguments:
-            raise UsageError(f"{name} is a {type(made).__name__} already, so it takes no --model-arg.")
+            raise UsageError(f"{name} is a {type(made).__name__} already, so it takes no {arg('model_arg')}.")
         return copy.deepcopy(made) if on_meta else made  # others may hold the same object
     if not callable(made):
         raise UsageError(f"{name} is a {type(made).__name__}, neither a callable nor a Module.")
@@ -113,5 +120,5 @@ def _check_call(factory: Callable[..., object], arguments: Mapping[str, Any], na
     except TypeError as error:
         remedy = "" if arguments else " It is to return the network; a forward pass goes into a Module's forward."
         raise UsageError(
-            f"{name}{printable(str(signature))} cannot be called with what --model-arg gives: {error}.{remedy}"
+            f"{name}{printable(str(signature))} cannot be called with what {arg('model_arg')} gives: {error}.{remedy}"
         ) from error

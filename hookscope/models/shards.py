@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hookscope.checkpoints.fileformat import FileKind, file_kind, open_regular, path_beside, read_weight_map
 from hookscope.errors import CheckpointError
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 # How Hugging Face's libraries name shards.
@@ -17,7 +18,12 @@ _MOST_SHARDS = 10_000
 RESAVE_REMEDY = "save `model.state_dict()` where it was made"
 """Advice about a file that runs code where nothing is to be run, for messages."""
 
-TRUST_REMEDY = f"{RESAVE_REMEDY}, or give --trust if you trust its author"
+
+def trust_remedy() -> str:
+    """Return what to do with a file that runs code, where it can be trusted."""
+    return f"{RESAVE_REMEDY}, or give {arg('trust')} if you trust its author"
+
+
 """Advice about a file that runs code, for messages."""
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from hookscope.checkpoints.fileformat import HOLDS_INPUTS, WEIGHTS_SUFFIXES, file_kind, read_config, weights_file
+from hookscope.checkpoints.fileformat import WEIGHTS_SUFFIXES, file_kind, holds_inputs, read_config, weights_file
 from hookscope.checkpoints.isolation import inspect_isolated
 from hookscope.checkpoints.reading import ReadingRules
 from hookscope.errors import (
@@ -29,10 +29,12 @@ from hookscope.models.merged_adapters import adapter_config, merge_adapter, read
 from hookscope.models.names import model_names, refuse_by_form, torchvision_names
 from hookscope.models.network_table import network_table
 from hookscope.models.python_source import load_python, parse_arguments
-from hookscope.models.shards import TRUST_REMEDY
+from hookscope.models.shards import trust_remedy
 from hookscope.models.statedict import foreign_names
 from hookscope.models.weight_choice import BuildOptions
 from hookscope.models.weight_sets import state_shapes
+from hookscope.options import Arguments, ModelOptions
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
 
@@ -96,7 +98,7 @@ def load_model(
     *,
     weights: str = "auto",
     arch: str | None = None,
-    model_arguments: Sequence[str] = (),
+    model_arguments: Arguments = (),
     seed: int = 0,
     options: FileOptions = FileOptions(),  # noqa: B008 - frozen
     on_meta: bool = False,
@@ -109,7 +111,7 @@ def load_model(
             trained weights, or a state dict file: exactly these, or an error.
         arch: The network a weights file belongs to, in any form of MODEL but a weights file; None to recognise it, or
             to take the network that a trusted file holds.
-        model_arguments: Texts "NAME=VALUE", arguments of the function that builds the network.
+        model_arguments: A mapping, or texts "NAME=VALUE": arguments of the function that builds the network.
         seed: Seed of random weights. The state of the random number generators is restored.
         options: How a weights file is read and loaded.
         on_meta: See `build_on_meta`.
@@ -123,6 +125,7 @@ def load_model(
         UntrustedFileError: If reading the weights could run code, and they are not trusted.
         ModelError: If building the network raises.
     """
+    ModelOptions(weights=weights, arch=arch)  # which refuses what is no text
     spec = parse_model(model)
     if spec.form == "hugging face" and arch is not None:
         spec = replace(spec, form="weights")
@@ -130,16 +133,16 @@ def load_model(
     if spec.form == "weights":
         if weights != "auto" and adapter_config(weights_file(Path(spec.source))) is None:
             raise UsageError(
-                f"--weights cannot be used here: MODEL '{printable(spec.source)}' is already a weights file."
+                f"{arg('weights')} cannot be used here: MODEL '{printable(spec.source)}' is already a weights file."
             )
         return _load_file(spec.source, arch, build)
     if arch is not None:
-        raise UsageError(f"--arch needs a weights file as MODEL; '{printable(model)}' is already a network.")
+        raise UsageError(f"{arg('arch')} needs a weights file as MODEL; '{printable(model)}' is already a network.")
     no_file = spec.form != "hugging face" and not looks_like_file(weights)
     if replace(options, trust=False, allowed_globals=None) != FileOptions() and no_file:
         raise UsageError(
-            "--key, --allow-missing and --allow-unexpected need a weights file; "
-            f"MODEL '{printable(model)}' is loaded without one."
+            f"{arg('key')}, {arg('allow_missing')} and {arg('allow_unexpected')} need a weights file; MODEL "
+            f"'{printable(model)}' is loaded without one."
         )
     if spec.form in ("torchvision", "timm") and looks_like_file(weights):
         checkpoint = read_checkpoint(Path(weights), options)
@@ -165,14 +168,16 @@ def _load_file(source: str, arch: str | None, options: BuildOptions) -> LoadedMo
         raise CheckpointError(f"{printable(source)} does not exist; check the path.")
     network = None if arch is None else parse_model(arch)
     if network is not None and network.form == "weights":
-        raise UsageError(f"--arch '{printable(arch or '')}' is a weights file; name a network, for example resnet34.")
+        raise UsageError(
+            f"{arg('arch')} '{printable(arch or '')}' is a weights file; name a network, for example resnet34."
+        )
     path = weights_file(Path(source))
     kind = file_kind(path)
     if network is None and options.file.trust and kind in ("torchscript", "exported program"):
         from hookscope.models import exported  # noqa: PLC0415 (nothing that runs a file is imported without trust)
 
         _check_complete(path, options)
-        inspect_isolated({path: kind}, printable(source), lambda *_: None, ReadingRules(TRUST_REMEDY, trust=True))
+        inspect_isolated({path: kind}, printable(source), lambda *_: None, ReadingRules(trust_remedy(), trust=True))
         load = exported.load_torchscript if kind == "torchscript" else exported.load_exported_program
         return load(path, options.seed)
     checkpoint = read_checkpoint(path, options.file)
@@ -209,8 +214,8 @@ def _load_adapted(path: Path, checkpoint: Checkpoint, base: ModelSpec | None, op
         named = f" (adapter_config.json names '{printable(settings.base, 80)}')" if settings and settings.base else ""
         alpha = "" if settings else " Merging also takes their alpha, in an adapter_config.json next to the file."
         raise NetworkNeededError(
-            f"{checkpoint.name} holds LoRA adapters, which need the network that they were trained on{named}: name it "
-            f"with --arch, such as --arch net.py:build.{alpha}"
+            f"{checkpoint.name} holds LoRA adapters, which need the network that they were trained on{named}: "
+            f"name it with {arg('arch')}, such as {arg('arch')} net.py:build.{alpha}"
         )
     settings = read_settings(path)
     loaded = _load_network(
@@ -255,11 +260,11 @@ def _network_of(
             raise MisfitError(f"{checkpoint.name} does not hold weights of PyTorch: {foreign}")
         near = architecture.nearest_network(shapes)
         is_weights = any("." in each or each in ("weight", "bias") for each in shapes)
-        inputs = "" if is_weights else f" {HOLDS_INPUTS}"
-        own = f", or give --trust to run its own {checkpoint.pickled_class}" if checkpoint.pickled_class else ""
+        inputs = "" if is_weights else f" {holds_inputs()}"
+        own = f", or give {arg('trust')} to run its own {checkpoint.pickled_class}" if checkpoint.pickled_class else ""
         raise ModelNotFoundError(
-            f"{checkpoint.name} fits no network that hookscope knows; name it with --arch, such as "
-            f"--arch net.py:build{own}.{near and f' Nearest: {near}.'}{inputs}"
+            f"{checkpoint.name} fits no network that hookscope knows; name it with {arg('arch')}, such as "
+            f"{arg('arch')} net.py:build{own}.{near and f' Nearest: {near}.'}{inputs}"
         )
     found, named_by_file = candidates[0], False
     if (told := _told(checkpoint.architectures, candidates, shapes)) is not None:
@@ -267,8 +272,8 @@ def _network_of(
     elif len(candidates) > 1:
         models = ", ".join(_distinguished([each.model for each in candidates]))
         raise UsageError(
-            f"{checkpoint.name} fits several networks with equal names and shapes: {models}; "
-            f"name the right one with --arch, such as --arch {candidates[0].model}."
+            f"{checkpoint.name} fits several networks with equal names and shapes: {models}; name the right one "
+            f"with {arg('arch')}, such as {arg('arch')} {candidates[0].model}."
         )
     remarks = "; ".join([*found.remarks, *(["the file names it"] if named_by_file else [])])
     note = f"{checkpoint.name}: recognised as {found.model} by its names and shapes{remarks and f': {remarks}'}."
@@ -322,7 +327,7 @@ def _prepared(preprocessing: Preprocessing) -> str:
 
 def _check_complete(path: Path, options: BuildOptions) -> None:
     if options.arguments:
-        raise UsageError(f"{printable(path.name)} holds a network already built, so it takes no --model-arg.")
+        raise UsageError(f"{printable(path.name)} holds a network already built, so it takes no {arg('model_arg')}.")
 
 
 def _load_network(spec: ModelSpec, options: BuildOptions) -> LoadedModel:

@@ -16,6 +16,7 @@ from hookscope.models.network_table import COUNTER
 from hookscope.models.shared_memory import SharedMemory
 from hookscope.models.weight_sets import is_averaged
 from hookscope.models.wrapped_names import stripped_forms
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 _LISTED = 3  # names in a message
@@ -113,9 +114,11 @@ def load_into(
     unused += [key for key in outside if key != "n_averaged"] + [original[key] for key in replaced]
     remarks += _unfit_remarks(origin, unused, absent + replaced)
     remarks += _twice_given(memory, fitting, original, origin)
-    remarks += _unneeded(options.allow_missing, [*not_given, *reshaped], "--allow-missing", "no name that is missing")
+    remarks += _unneeded(
+        options.allow_missing, [*not_given, *reshaped], arg("allow_missing"), "no name that is missing"
+    )
     nothing = "no name that the network does not know"
-    remarks += _unneeded(options.allow_unexpected, unexpected + reshaped_there, "--allow-unexpected", nothing)
+    remarks += _unneeded(options.allow_unexpected, unexpected + reshaped_there, arg("allow_unexpected"), nothing)
     return tuple(remarks)
 
 
@@ -234,8 +237,8 @@ def _best_form(
         places = [f"under '{printable(prefix, 40)}'" if prefix else "as they are" for prefix in rivals]
         chosen = printable(forms[best][0], 40)
         raise MisfitError(
-            f"{misfit}: it has its names more than once, under '{chosen}' and {', '.join(places[:3])}; choose with "
-            f"--key, such as --key {chosen.rstrip('.')}."
+            f"{misfit}: it has its names more than once, under '{chosen}' and {', '.join(places[:3])}; choose "
+            f"with {arg('key')}, such as {arg('key')} {chosen.rstrip('.')}."
         )
     return forms[best]
 

@@ -21,9 +21,10 @@ from hookscope.errors import (
 )
 from hookscope.models.checkpoint import Checkpoint, read_checkpoint
 from hookscope.models.construction import LoadedModel
-from hookscope.models.download import DOWNLOAD_REMEDY, DownloadError, fetch, is_cached, unreachable
+from hookscope.models.download import DownloadError, download_remedy, fetch, is_cached, unreachable
 from hookscope.models.names import import_timm
 from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import exception_line, printable
 
@@ -84,7 +85,7 @@ def load_timm(name: str, options: BuildOptions) -> LoadedModel:
     ModelNotFoundError if it has no such network.
     """
     if reserved := _RESERVED_ARGUMENTS & options.arguments.keys():
-        raise UsageError(f"--model-arg {min(reserved)} is not for timm's networks; use --weights.")
+        raise UsageError(f"{arg('model_arg')} {min(reserved)} is not for timm's networks; use {arg('weights')}.")
     config = published(name)
     options = replace(options, input_channels=options.arguments.get("in_chans", options.input_channels))
     trained = partial(_trained_weights, on_meta=options.on_meta)
@@ -137,7 +138,7 @@ def _weights_file(config: Any) -> Path:
         return fetch(url)
     address = hf_hub_url(repository, safe, revision=revision or None)
     if reason := unreachable(address):
-        raise DownloadError(f"{address} cannot be downloaded: {reason}. {DOWNLOAD_REMEDY}")
+        raise DownloadError(f"{address} cannot be downloaded: {reason}. {download_remedy()}")
     try:
         try:
             return Path(hf_hub_download(repository, safe, revision=revision or None))
@@ -146,7 +147,7 @@ def _weights_file(config: Any) -> Path:
         except EntryNotFoundError:
             return Path(hf_hub_download(repository, asked, revision=revision or None))
     except Exception as error:  # of several libraries below: no connection, no such file, no room on the disk
-        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {DOWNLOAD_REMEDY}") from error
+        raise DownloadError(f"{address} cannot be downloaded: {exception_line(error)}. {download_remedy()}") from error
 
 
 def _build_trained(name: str, checkpoint: Checkpoint, options: BuildOptions) -> nn.Module:

@@ -18,6 +18,7 @@ from hookscope.checkpoints.fileformat import FileKind, file_kind
 from hookscope.errors import CheckpointError
 from hookscope.models.construction import seeded, silenced_known_warnings
 from hookscope.models.user_code import importable
+from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
 from hookscope.text import exception_line, printable
 
@@ -60,8 +61,8 @@ def read_pickle(path: Path) -> object:
             raise CheckpointError(f"{shown} cannot be unpickled: {exception_line(error)}") from error
         raise CheckpointError(
             f"{shown} needs '{printable(missing['name'], 80)}' of the Python module "
-            f"'{printable(missing['module'], 80)}', which does not have it here: run hookscope where it does, or save "
-            "`model.state_dict()` and name the network with --arch."
+            f"'{printable(missing['module'], 80)}', which does not have it here: run hookscope where it does, or "
+            f"save `model.state_dict()` and name the network with {arg('arch')}."
         ) from error
 
 

@@ -20,13 +20,16 @@ from hookscope.models.construction import (
 from hookscope.models.download import DownloadError
 from hookscope.models.input_spec import with_channels
 from hookscope.models.statedict import load_into
+from hookscope.parameters import arg
 from hookscope.results.inputs import Preprocessing
 from hookscope.text import printable
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum
 
-_ALTERED = "trained ones are not tried together with --model-arg or other input channels."
+
+def _altered() -> str:
+    return f"trained ones are not tried together with {arg('model_arg')} or other input channels."
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class BuildOptions:
         """
         reason = ""
         if self.weights == "auto":
-            reason = _ALTERED
+            reason = _altered()
             if not self.are_altered:
                 try:
                     return trained()

@@ -11,6 +11,7 @@ from typing import Any
 from hookscope.checkpoints.nested import ModuleLike, TensorLike
 from hookscope.checkpoints.stand_ins import kind_of
 from hookscope.errors import CheckpointError, NothingMatchedError
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 # Where training scripts put the weights inside a checkpoint.
@@ -203,7 +204,7 @@ def resolved_key(content: object, key: str, name: str) -> tuple[Keys, str]:
         way = inside[0] if len(inside) == 1 else None
     if way is None:
         raise NothingMatchedError(
-            f"--key '{printable(key)}' names nothing in {name}, which holds {summary_of(content)}."
+            f"{arg('key')} '{printable(key)}' names nothing in {name}, which holds {summary_of(content)}."
         )
     return way
 

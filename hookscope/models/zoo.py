@@ -29,6 +29,7 @@ from hookscope.models.input_spec import set_input_channels
 from hookscope.models.names import DEMO
 from hookscope.models.statedict import fits
 from hookscope.models.weight_choice import IMAGENET_CLASSES, BuildOptions, ChosenWeights, Description, load_named, shown
+from hookscope.parameters import arg
 from hookscope.results.inputs import InputKind, Preprocessing
 from hookscope.text import exception_line, printable
 
@@ -52,7 +53,7 @@ def load_torchvision(name: str, options: BuildOptions) -> LoadedModel:
     UntrustedFileError if the weights cannot be had, read, or do not fit; ModelError if the builder raises.
     """
     if reserved := _RESERVED_ARGUMENTS & options.arguments.keys():
-        raise UsageError(f"--model-arg {min(reserved)} is not for torchvision's networks; use --weights.")
+        raise UsageError(f"{arg('model_arg')} {min(reserved)} is not for torchvision's networks; use {arg('weights')}.")
     chosen = _torchvision_weights(name, options)
     if chosen.enum and options.input_channels is not None:
         raise UsageError(
@@ -73,7 +74,7 @@ def load_demo(options: BuildOptions) -> LoadedModel:
     `num_classes` is the only argument that it takes. Raises as `load_torchvision`, and UsageError without the packages.
     """
     if unknown := options.arguments.keys() - {"num_classes"}:
-        raise UsageError(f"MODEL 'demo' takes no --model-arg {printable(min(unknown))}; it takes num_classes.")
+        raise UsageError(f"MODEL 'demo' takes no {arg('model_arg')} {printable(min(unknown))}; it takes num_classes.")
     chosen = options.usual_weights(DEMO, partial(_demo_weights, on_meta=options.on_meta))
     if chosen is None:
         raise UsageError(f"MODEL 'demo' has no weights '{printable(str(options.weights))}'; give auto, none or a file.")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hookscope.parameters import arg
 from hookscope.results.binomial import Interval, interval
 from hookscope.results.json_form import in_json
 from hookscope.text import counted, printable, some_of
@@ -161,7 +162,9 @@ def lowest_words(accuracy: Accuracy) -> str:
         return ""
     exchanged = [f"'{printable(label, 80)}' for '{printable(other, 80)}'" for label, other in _exchanged(accuracy)]
     which = f"{counted(len(exchanged), 'label')} are mostly taken for one another ({some_of(exchanged, _SHOWN)})"
-    question = f" {which}: are the classes in the order of the labels? --classes names them." if exchanged else ""
+    question = (
+        f" {which}: are the classes in the order of the labels? {arg('classes')} names them." if exchanged else ""
+    )
     return f" Lowest: {class_words(lowest, multi_label=accuracy.multi_label)}.{question}"
 
 

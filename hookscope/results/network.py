@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from hookscope.errors import LayerNotFoundError, nearest
+from hookscope.parameters import arg
 from hookscope.results.cost import NetworkCost, depth_of
 from hookscope.results.json_form import UNSTORED
 from hookscope.results.renderers import RowContainer
@@ -83,7 +84,13 @@ _WHOLE_NUMBERS = re.compile(
     r"|but got (?:Byte|Char|Short|Int|Long|Bool) and|input dtype \(torch\.(?:u?int\d+|bool)\)"
     r"|not implemented for '(?:Byte|Char|Short|Int|Long|Bool)'"
 )
-_SHAPES_OF_FILES = "--resize and --crop for pictures, --batch-axis for a tensor file (0: several inputs, none: one)"
+
+
+def _shapes_of_files() -> str:
+    of_files = f"{arg('batch_axis')} for a tensor file (0: several inputs, none: one)"
+    return f"{arg('resize')} and {arg('crop')} for pictures, {of_files}"
+
+
 # The last axis is as long as that of the channels should be.
 _CHANNELS_LAST = re.compile(r"expected input\[[\d, ]*, (\d+)\] to have \1 channels")
 _NO_TENSOR = re.compile("must be Tensor, not (?:int|float|list|tuple)$")
@@ -127,39 +134,40 @@ class Failure:
         if missing:
             return _by_name(missing, files_only=not arguments)
         if only := _ONE_ARGUMENT.search(text):
-            return f". Give it the dict of a file by --input {only[1]}=FILE" if arguments else ""
+            return f". Give it the dict of a file by {arg('input')} {only[1]}=FILE" if arguments else ""
         is_named = any("[" in each for each in self.input_shapes)
         # Whether it is the case, the advice, and what else the options for arguments and noise can do.
+        noise = f"{arg('input_shape')} for noise"
         cases = (
             (
                 kind == "RuntimeError" and "'indices'" in text and "Float" in text,
                 "It takes whole numbers: a tensor file of an integer dtype",
-                ", --input NAME=1,2,3:int64, or --input-shape SHAPE:int64 for noise",
+                f", {arg('input')} NAME=1,2,3:int64, or {arg('input_shape')} SHAPE:int64 for noise",
             ),
             (
                 bool(_WHOLE_NUMBERS.search(text)),
                 "It takes floating-point numbers: save the tensor as float32",
-                ", or leave out the dtype in --input and --input-shape",
+                f", or leave out the dtype in {arg('input')} and {arg('input_shape')}",
             ),
             (
                 kind == "TypeError" and bool(_NO_TENSOR.search(text)) and arguments,
-                "Numbers with commas are a tensor: --input NAME=1,2,3, or NAME=1,2,3:int64 for whole numbers",
+                f"Numbers with commas are a tensor: {arg('input')} NAME=1,2,3, or NAME=1,2,3:int64 for whole numbers",
                 "",
             ),
             (
                 kind == "RuntimeError" and "target dtype to be Long" in text,
                 "Targets are whole numbers: a tensor file of an integer dtype",
-                ", or --input-shape NAME=SHAPE:int64<CLASSES for noise",
+                f", or {arg('input_shape')} NAME=SHAPE:int64<CLASSES for noise",
             ),
             (
                 kind == "IndexError" and text == "index out of range in self" and arguments,
-                "If the input is noise: --input-shape SHAPE:int64<BOUND",
+                f"If the input is noise: {arg('input_shape')} SHAPE:int64<BOUND",
                 "",
             ),
             (
                 kind == "RuntimeError" and "number of dimensions" in text and is_named,
                 "A tensor by name needs its batch axis: (1, 5), not (5,)",
-                ", or --input NAME=1,2,3",
+                f", or {arg('input')} NAME=1,2,3",
             ),
             (
                 bool(_CHANNELS_LAST.search(text)),
@@ -168,8 +176,8 @@ class Failure:
             ),
             (
                 kind in ("RuntimeError", "ValueError") and bool(_SHAPES_DIFFER.search(text)),
-                f"If the input has the wrong shape: {_SHAPES_OF_FILES if files else '--input-shape for noise'}",
-                ", --input-shape for noise" if files else "",
+                f"If the input has the wrong shape: {_shapes_of_files() if files else noise}",
+                f", {noise}" if files else "",
             ),
         )
         return next((f". {advice}{further if arguments else ''}" for holds, advice, further in cases if holds), "")
@@ -180,8 +188,8 @@ def _by_name(missing: Sequence[str], *, files_only: bool) -> str:
     if files_only:
         named = " and ".join(f"'{name}'" for name in missing)
         return f". Give all arguments in one .pt file: a dict of tensors by name, with {named}, or a tuple"
-    by_name = " ".join(f"--input {name}=FILE" for name in missing)
-    noise = " ".join(f"--input-shape {name}=SHAPE" for name in missing)
+    by_name = " ".join(f"{arg('input')} {name}=FILE" for name in missing)
+    noise = " ".join(f"{arg('input_shape')} {name}=SHAPE" for name in missing)
     return f". Give what is missing by name: {by_name}, or {noise} for noise"
 
 

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from hookscope.errors import UsageError, nearest
+from hookscope.parameters import arg
 from hookscope.text import printable
 
 NoiseShapes = str | Sequence[int] | Sequence[str | Sequence[int]] | Mapping[str, str | Sequence[int]]
@@ -26,10 +27,14 @@ WHOLE: Mapping[str, int] = {
 }
 OTHER_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
-NOISE_BESIDE_PICTURES = (
-    "--input-shape is the shape of noise: leave it out, or the pictures. "
-    "NAME=SHAPE, noise for another argument, goes with them."
-)
+
+def noise_beside_pictures() -> str:
+    """Return the message where noise takes the place of pictures that are there."""
+    return (
+        f"{arg('input_shape')} is the shape of noise: leave it out, or the pictures. "
+        "NAME=SHAPE, noise for another argument, goes with them."
+    )
+
 
 _EXAMPLE = "Give sizes like 1,3,224,224, or tokens=4,20:int64<1000"
 _FORM = re.compile(r"(?:(?P<name>[^=]*)=)?(?P<sizes>[^:<=]*)(?::(?P<dtype>[^<=]*))?(?:<(?P<below>[^=]*))?")
@@ -69,9 +74,9 @@ def parse_noise_shapes(given: NoiseShapes | Sequence[NoiseShape]) -> tuple[Noise
     names = [each.name for each in shapes if each.name]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"--input-shape {printable(name)} is given twice.")
+            raise UsageError(f"{arg('input_shape')} {printable(name)} is given twice.")
     if len(shapes) > 1 and sum(math.prod(each.shape) for each in shapes) > _MOST_VALUES:
-        raise UsageError(f"--input-shape has more than {_MOST_VALUES} values in all. Give smaller shapes.")
+        raise UsageError(f"{arg('input_shape')} has more than {_MOST_VALUES} values in all. Give smaller shapes.")
     return shapes
 
 
@@ -95,7 +100,7 @@ def _one(given: Any, name: str = "") -> NoiseShape:
     try:
         sizes = tuple(map(_size, given))
     except TypeError as error:
-        raise UsageError(f"--input-shape {printable(str(given), 80)!r} is not a shape. {_EXAMPLE}.") from error
+        raise UsageError(f"{arg('input_shape')} {printable(str(given), 80)!r} is not a shape. {_EXAMPLE}.") from error
     shape = NoiseShape(sizes, name)
     return _checked(shape, shape.text)
 
@@ -108,7 +113,7 @@ def _size(value: Any) -> int:
 
 def _read(text: str) -> tuple[NoiseShape, str]:
     """Return the noise that a text means, and the text for people."""
-    shown = f"--input-shape {printable(text, 80)!r}"
+    shown = f"{arg('input_shape')} {printable(text, 80)!r}"
     found = _FORM.fullmatch(text.strip())
     sizes = _whole(found["sizes"].split(",")) if found else None
     below = _whole([found["below"]]) if found and found["below"] is not None else ()
@@ -134,19 +139,21 @@ def _whole(texts: Sequence[str]) -> tuple[int, ...] | None:
 def _checked(noise: NoiseShape, text: str) -> NoiseShape:
     shown = repr(printable(text, 80))
     if noise.name and not noise.name.isidentifier():
-        raise UsageError(f"--input-shape {shown}: {printable(noise.name)!r} cannot be an argument. {_EXAMPLE}.")
+        raise UsageError(f"{arg('input_shape')} {shown}: {printable(noise.name)!r} cannot be an argument. {_EXAMPLE}.")
     if not noise.shape:
-        raise UsageError(f"--input-shape {shown} has no batch axis. {_EXAMPLE}.")
+        raise UsageError(f"{arg('input_shape')} {shown} has no batch axis. {_EXAMPLE}.")
     if min(noise.shape) < 1:
-        raise UsageError(f"--input-shape {shown} has a size below 1. {_EXAMPLE}.")
+        raise UsageError(f"{arg('input_shape')} {shown} has a size below 1. {_EXAMPLE}.")
     if math.prod(noise.shape) > _MOST_VALUES:
-        raise UsageError(f"--input-shape {shown} has more than {_MOST_VALUES} values. Give a smaller shape.")
+        raise UsageError(f"{arg('input_shape')} {shown} has more than {_MOST_VALUES} values. Give a smaller shape.")
     if noise.below is not None:
         most = WHOLE.get(noise.dtype)
         if most is None:
-            raise UsageError(f"--input-shape {shown} has a bound, which is for whole numbers: leave out one of both.")
+            raise UsageError(
+                f"{arg('input_shape')} {shown} has a bound, which is for whole numbers: leave out one of both."
+            )
         if not 1 <= noise.below <= most:
-            raise UsageError(f"--input-shape {shown}: the bound of {noise.dtype} is 1 to {most}.")
+            raise UsageError(f"{arg('input_shape')} {shown}: the bound of {noise.dtype} is 1 to {most}.")
     return noise
 
 

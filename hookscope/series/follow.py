@@ -13,6 +13,7 @@ from hookscope.checks.settings import NO_NETWORK, CheckSettings
 from hookscope.errors import UsageError
 from hookscope.inspection.device import cpu_threads
 from hookscope.inspection.session import package_versions
+from hookscope.parameters import arg
 from hookscope.results.findings import Finding
 from hookscope.results.history import History, HistoryFile, HistoryVerdict, WeightPoint
 from hookscope.results.inputs import Provenance
@@ -74,7 +75,7 @@ def follow(
         found = searched(len(files), series.look)
         if series.order() != natural:
             notes.append(
-                "--bisect had no effect: the epochs or steps in the files are not in the order of their names."
+                f"{arg('bisect')} had no effect: the epochs or steps in the files are not in the order of their names."
             )
             searches = False
     if not searches:
@@ -241,7 +242,7 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
     was = "was" if judged == 1 else "were"
     if settings.arch == NO_NETWORK:
         alone = f"No network was run: of {len(RULES)} rules, the {judged} on what a file stores {was} judged"
-        parts = [f"{alone}; --arch NAME or pictures run the others."]
+        parts = [f"{alone}; {arg('arch')} NAME or pictures run the others."]
     else:
         parts = [f"{judged} of {len(RULES)} rules {was} judged, over {'noise' if is_noise else 'the inputs given'}."]
     if searches:
@@ -249,8 +250,8 @@ def _scope(files: Sequence[HistoryFile], settings: CheckSettings, *, is_noise: b
         between = (TENSORS, DTYPE, OPTIMISER)
         rules = ", ".join(name for name in CHANGE_RULES if name not in (DEAD, *between))
         parts.append(
-            f"--bisect read {read} of {len(files)} files and assumes that what began stays; changes from file to file "
-            f"({rules}) were not looked for, and {in_words(between)} only between the files read."
+            f"{arg('bisect')} read {read} of {len(files)} files and assumes that what began stays; changes from "
+            f"file to file ({rules}) were not looked for, and {in_words(between)} only between the files read."
         )
     return " ".join(parts)
 

@@ -20,6 +20,7 @@ from hookscope.errors import HookscopeError
 from hookscope.models import FileOptions
 from hookscope.models.checkpoint import Checkpoint, FileVersion, read_again, versions_of
 from hookscope.models.statedict import named_tensors
+from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow
 from hookscope.results.check import CheckMeasurements, CheckReport, StoredValues
 from hookscope.results.findings import Finding
@@ -27,7 +28,9 @@ from hookscope.results.history import ActivationPoint, HistoryFile, OptimiserPoi
 from hookscope.results.inputs import InputRecord
 from hookscope.series.drift import norm_of
 
-_ALONE = "there is no network: --arch names one"
+
+def _alone() -> str:
+    return f"there is no network: {arg('arch')} names one"
 
 
 @dataclass(slots=True)
@@ -107,7 +110,7 @@ def measure_history_file(
     try:
         path = Path(file.name)
         read = read_file_alone(file.name, settings, trust=None)
-        measured = measure_read(read, _ALONE, began)
+        measured = measure_read(read, _alone(), began)
         renamed = {} if like is None else _renamed(like, {name: each.shape for name, each in named_tensors(read.state)})
         options = FileOptions(None, settings.key, allowed_globals=settings.allow_global)
         moved_by = (

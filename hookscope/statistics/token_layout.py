@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hookscope.errors import UsageError
 from hookscope.hooks.attributes import attribute_of
+from hookscope.parameters import arg
 from hookscope.statistics.windows import Windows, cuts_windows, pair, window_size
 from hookscope.text import safe_text
 
@@ -87,8 +88,8 @@ def parse_tokens(text: str) -> Tokens:
     grid = tuple(map(int, found["grid"].split("x"))) if found else ()
     if found is None or not all(grid):
         raise UsageError(
-            f"--tokens '{safe_text(text)}' is not of the form prefix=1,grid=14x14 (height x width). For tokens behind "
-            "the grid add suffix=12."
+            f"{arg('tokens')} '{safe_text(text)}' is not of the form prefix=1,grid=14x14 (height x width). For "
+            "tokens behind the grid add suffix=12."
         )
     return Tokens(int(found["prefix"] or 0), grid, int(found["suffix"] or 0))
 
@@ -168,7 +169,7 @@ def _of_tokens(
     if given is not None:
         fits = length == given.prefix + math.prod(given.grid) + given.suffix
         grid = "x".join(map(str, given.grid)) + (f" + {given.suffix}" if given.suffix else "")
-        not_these = f"has {length} tokens, not the {given.prefix} + {grid} of --tokens"
+        not_these = f"has {length} tokens, not the {given.prefix} + {grid} of {arg('tokens')}"
         return Layout(given.grid, 2, given.prefix, suffix=given.suffix) if fits else not_these
     if length - (prefix or 0) < (2 if axes == 1 else _MIN_GRID):
         return _FLAT
@@ -210,7 +211,7 @@ def _of_unknown_grid(length: int, axes: int, prefix: int | None, size: tuple[int
 
 def unknown_grid(length: int, example: str = "HEIGHTxWIDTH") -> str:
     """Say that the places of tokens are not known."""
-    return f"has {length} tokens whose grid is not known; for patches give --tokens prefix=1,grid={example}"
+    return f"has {length} tokens whose grid is not known; for patches give {arg('tokens')} prefix=1,grid={example}"
 
 
 def square_patches(count: int, size: tuple[int, int]) -> tuple[int, int] | None:

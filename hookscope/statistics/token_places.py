@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hookscope.hooks.attributes import attribute_of
 from hookscope.hooks.observed import Place
 from hookscope.hooks.running import ModuleInput, running_modules
+from hookscope.parameters import arg
 from hookscope.statistics.off_picture import OffPicture
 from hookscope.statistics.token_layout import (
     Layout,
@@ -26,10 +27,6 @@ from hookscope.statistics.token_layout import (
 )
 from hookscope.statistics.windows import map_size, padded_to, pair
 
-_BEHIND = (
-    "has {} tokens, and those of the picture may not be the last of them; for patches in front give --tokens "
-    "grid=HEIGHTxWIDTH,suffix=N"
-)
 # Between mean cosines: what says that a single other token lies behind the patches, and what says anything. Ours.
 _CLEARLY, _SOMEWHAT = 0.2, 0.02
 _SWAPPED = "may have channels where tokens are: there are as many of both"
@@ -37,6 +34,13 @@ _SWAPPED = "may have channels where tokens are: there are as many of both"
 _LAYERS_OUT = 4
 _PADDED = "has {} tokens in windows that reach beyond the picture"
 _OUT_OF_ORDER = "has tokens in the order of windows, not of the picture's rows"
+
+
+def _behind(count: int) -> str:
+    return (
+        f"has {count} tokens, and those of the picture may not be the last of them; for patches in front give "
+        f"{arg('tokens')} grid=HEIGHTxWIDTH,suffix=N"
+    )
 
 
 @dataclass(slots=True)
@@ -168,7 +172,7 @@ class TokenPlaces:
         if not self._is_merged(found, tokens, width, grids, running):
             return unknown_grid(tokens)
         if self._are_others_behind(found, values):
-            return _BEHIND.format(tokens)
+            return _behind(tokens)
         if any(_has_swapped(each, tokens) for each in running[:_LAYERS_OUT]):
             return _SWAPPED
         self._widths.setdefault(tokens, width)
@@ -233,7 +237,7 @@ class TokenPlaces:
         if not self._is_merged(layout, count, width, grids, running):
             return unknown_grid(count)
         given = next((each for each in reversed(_sequences(running)) if each.shape[1] == count), None)
-        return _BEHIND.format(count) if self._are_others_behind(layout, given) else layout
+        return _behind(count) if self._are_others_behind(layout, given) else layout
 
     def _are_others_behind(self, layout: Layout, values: Tensor | None) -> bool:
         """Tell whether tokens may lie behind those of the grid; known once for tokens of a number.

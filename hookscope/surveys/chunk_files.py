@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from hookscope.errors import OutputError
+from hookscope.parameters import arg
 from hookscope.regular_files import NotRegularError, open_regular, read_bounded
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.distribution import Distribution
@@ -134,7 +135,7 @@ def write_chunk(files: ChunkFiles, chunk: MeasuredChunk, signature: Mapping[str,
     except OSError as error:
         where = safe_text(str(files.folder))
         raise OutputError(
-            f"Cannot write a chunk to '{where}': {reason_of(error)}. Finished chunks stay; go on with --resume."
+            f"Cannot write a chunk to '{where}': {reason_of(error)}. Finished chunks stay; go on with {arg('resume')}."
         ) from error
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from hookscope.inputs import Batch
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.inspection.session import Session
+from hookscope.parameters import arg
 from hookscope.results.failures import FailedInput, Failures, NearInput, OutsideRange
 from hookscope.results.repeats import fold_repeats
 from hookscope.surveys.classified_inputs import MOST_MEMBERS, ClassifiedInputs, WrongInput
@@ -117,7 +118,7 @@ def _remarks(classified: ClassifiedInputs, compared: "_Compared | None") -> Iter
     if compared is None:
         yield (
             "The layer where an input leaves its class was not searched for, because merging has no network. To "
-            "search, run the command of the shards with --resume and without --shard."
+            f"search, run the command of the shards with {arg('resume')} and without {arg('shard')}."
         )
         return
     thin = [label for label, each in compared.members.items() if len(each) < FEWEST_MEMBERS]

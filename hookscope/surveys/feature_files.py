@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hookscope.errors import OutputError, UsageError
+from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
 from hookscope.results.runs.atomic import check_writable, reason_of, whole_file
 from hookscope.results.runs.tensors import header_of
@@ -57,13 +58,14 @@ class FeatureTarget:
         """
         if str(self.path).isdecimal():
             raise UsageError(
-                f"--features takes a path, not a number ({self.path}): such as features.safetensors or features/."
+                f"{arg('features')} takes a path, not a number ({self.path}): such as features.safetensors or "
+                "features/."
             )
         if self.is_parquet and find_spec("pyarrow") is None:
-            raise UsageError("--features FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
+            raise UsageError(f"{arg('features')} FILE.parquet needs one more package: pip install 'hookscope[parquet]'")
         for path in (self.path,) if self.is_one_file else ():
-            check_writable(path, "--features")
-        check_writable(self.sidecar, "--features")
+            check_writable(path, arg("features"))
+        check_writable(self.sidecar, arg("features"))
 
 
 @dataclass(slots=True)
@@ -84,12 +86,16 @@ class FeatureParts:
         if not sidecar.inputs:
             return
         if self.files and {*sidecar.feature_shapes} != {*self.shapes}:
-            raise UsageError("--features: different inputs pass through different layers. Name layers that all pass.")
+            raise UsageError(
+                f"{arg('features')}: different inputs pass through different layers. Name layers that all pass."
+            )
         for label, shape in sidecar.feature_shapes.items():
             known = self.shapes.get(label, (0, *shape[1:]))
             if known[1:] != shape[1:]:
                 found = f"{shape_text(known[1:])} and {shape_text(shape[1:])}"
-                raise UsageError(f"--features: {printable(label)} is {found} for different inputs. Give --pool avg.")
+                raise UsageError(
+                    f"{arg('features')}: {printable(label)} is {found} for different inputs. Give {arg('pool')} avg."
+                )
             self.shapes[label] = (known[0] + shape[0], *shape[1:])
         self.files.append(files)
         self.offsets.append(offset)
@@ -112,8 +118,8 @@ class FeatureParts:
         except OSError as error:
             where = safe_text(str(target.path))
             raise OutputError(
-                f"Cannot write features to '{where}': {reason_of(error)}. Name another place with --features; "
-                "--resume goes on with the finished chunks."
+                f"Cannot write features to '{where}': {reason_of(error)}. Name another place with "
+                f"{arg('features')}; {arg('resume')} goes on with the finished chunks."
             ) from error
         names = tuple(str(path) for path in (*written, target.sidecar))
         return FeatureFiles(names, dict(self.shapes), target.pool, target.dtype)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hookscope.errors import UsageError
 from hookscope.hooks.autograd import plain_arithmetic
+from hookscope.parameters import arg
 from hookscope.regular_files import open_regular
 from hookscope.results.runs.tensors import SpooledTensor, TensorSpool, write_tensors
 from hookscope.statistics.storage import plain_array
@@ -40,11 +41,15 @@ def pooled(tensor: Tensor, channel_axis: int | None, pool: Pool, label: str) -> 
         if pool == "none":
             return values.cpu().clone()
         if channel_axis is None:
-            raise UsageError(f"--pool {pool}: {printable(label)} has no axis of channels. Give --pool none.")
+            raise UsageError(
+                f"{arg('pool')} {pool}: {printable(label)} has no axis of channels. Give {arg('pool')} none."
+            )
         if pool == "cls":
             if values.dim() != 3 or channel_axis != 2:
                 shape = shape_text(values.shape)
-                raise UsageError(f"--pool cls: {printable(label)} is no sequence of tokens but {shape}. Give avg.")
+                raise UsageError(
+                    f"{arg('pool')} cls: {printable(label)} is no sequence of tokens but {shape}. Give avg."
+                )
             return values[:, 0].cpu().clone()
         axes = [axis for axis in range(1, values.dim()) if axis != channel_axis]
         if not axes:
@@ -82,12 +87,14 @@ class FeatureSpool:
         for label, values in self._latest.items():
             if values.ndim == 0 or values.shape[0] != count:
                 raise UsageError(
-                    f"--features: axis 0 of {printable(label)} does not count inputs. Choose another layer."
+                    f"{arg('features')}: axis 0 of {printable(label)} does not count inputs. Choose another layer."
                 )
             known = self._parts.get(label)
             if known is not None and known.shape[1:] != values.shape[1:]:
                 shapes = f"{shape_text(known.shape[1:])} and {shape_text(values.shape[1:])}"
-                raise UsageError(f"--features: {printable(label)} is {shapes} for different inputs. Give --pool avg.")
+                raise UsageError(
+                    f"{arg('features')}: {printable(label)} is {shapes} for different inputs. Give {arg('pool')} avg."
+                )
             piece = self._spool.append(memoryview(values.data).cast("B"))
             before = known or SpooledTensor(self.dtype, (0, *values.shape[1:]), ())
             shape = (before.shape[0] + count, *before.shape[1:])

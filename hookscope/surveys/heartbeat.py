@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hookscope.errors import InputError
+from hookscope.parameters import arg
 from hookscope.regular_files import read_bounded
 from hookscope.surveys.plan import ChunkFolder, Share
 
@@ -69,7 +70,7 @@ class Heartbeat:
             elif now - since > _LONGEST_SILENCE and not self.folder.is_done(replace(self.share, index=index)):
                 raise InputError(
                     f"Process {index + 1} of {self.share.count} has ended: nothing was heard of it for "
-                    f"{_LONGEST_SILENCE:.0f} s. Finished chunks stay; go on with --resume."
+                    f"{_LONGEST_SILENCE:.0f} s. Finished chunks stay; go on with {arg('resume')}."
                 )
             finished = text.rpartition(" ")[2]
             total += int(finished) if finished.isdecimal() else 0

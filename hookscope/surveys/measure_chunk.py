@@ -16,9 +16,10 @@ from hookscope.hooks.embedding_rows import RowsUsed, looks_up_rows
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import Batch
 from hookscope.inputs.pipeline import InputPipeline
-from hookscope.inputs.tensors import BY_NAME, ONE_TENSOR
+from hookscope.inputs.tensors import ONE_TENSOR, several_by_name
 from hookscope.inspection.forward import ForwardError, inspect
 from hookscope.models import LoadedModel
+from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow, UncalledLayer, Verification
 from hookscope.results.repeats import fold_repeats
 from hookscope.results.statistics import TensorStatistics
@@ -32,7 +33,9 @@ from hookscope.surveys.judged_inputs import InputJudge, JudgedInputs
 # Sums of the squares of so many larger values as there may be are beyond float64.
 _LARGEST_SQUARED = 1e140
 
-_NOT_LOOKED_AT = ": operations between them were not looked at (--ops)."
+
+def _not_looked_at() -> str:
+    return f": operations between them were not looked at ({arg('ops')})."
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +250,9 @@ def measure_chunk(
 
     def report(error: HookscopeError) -> None:
         texts = [f"{name}: {error.reason}" for name in error.names] if isinstance(error, UnfitInputError) else []
-        unusable.extend(Unusable(text, error.exit_code) for text in texts or [str(error).replace(BY_NAME, ONE_TENSOR)])
+        unusable.extend(
+            Unusable(text, error.exit_code) for text in texts or [str(error).replace(several_by_name(), ONE_TENSOR)]
+        )
 
     def end_batch(finished: int) -> None:
         recorder.end_batch(finished)
@@ -284,7 +289,7 @@ def measure_chunk(
         ],
         unusable=unusable,
         uncalled=run.uncalled,
-        warnings=(*run.warnings, *((NONFINITE_OUTPUT + ("." if options.ops else _NOT_LOOKED_AT),) if hidden else ())),
+        warnings=(*run.warnings, *((NONFINITE_OUTPUT + ("." if options.ops else _not_looked_at()),) if hidden else ())),
         notes=(*run.notes, *_not_judged(judge)),
         verification=run.verification,
         seconds=time.perf_counter() - began,

@@ -12,6 +12,7 @@ from hookscope.inputs import Batch
 from hookscope.inputs.batches import in_batches
 from hookscope.inputs.clips import Clip, Source
 from hookscope.inputs.pipeline import InputPipeline
+from hookscope.parameters import arg
 from hookscope.regular_files import NotRegularError, read_bounded
 from hookscope.results.cost import ReceptiveField
 from hookscope.results.inputs import Preprocessing
@@ -95,7 +96,7 @@ def parse_share(text: str) -> Share:
     index, _, count = text.partition("/")
     if index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count):
         return Share(int(index) - 1, int(count))
-    raise UsageError(f"--shard {text!r} is no share: give the number of this part and of all, as 3/8.")
+    raise UsageError(f"{arg('shard')} {text!r} is no share: give the number of this part and of all, as 3/8.")
 
 
 def in_order(files: Sequence[Source]) -> list[Source]:
@@ -187,10 +188,13 @@ class ChunkFolder:
             plan: Plan = checked(Plan, document if isinstance(document, dict) else {})
         except (FileNotFoundError, NotADirectoryError) as error:
             raise InputError(
-                f"Cannot merge '{where}': there is no {PLAN}. Give the folder of --out that the shards were given."
+                f"Cannot merge '{where}': there is no {PLAN}. Give the folder of {arg('out')} that the shards "
+                "were given."
             ) from error
         except (OSError, NotRegularError, ValueError, RecursionError) as error:
-            raise InputError(f"Cannot merge '{where}': its {PLAN} is damaged. Run a shard with --resume.") from error
+            raise InputError(
+                f"Cannot merge '{where}': its {PLAN} is damaged. Run a shard with {arg('resume')}."
+            ) from error
         if plan.format != FORMAT:
             raise InputError(f"Cannot merge '{where}': it is of another version of hookscope. Run the shards again.")
         return plan

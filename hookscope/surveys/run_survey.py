@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from hookscope import options
 from hookscope.errors import InputError, OutputError, UsageError
 from hookscope.hooks.pytree import tensors_in
 from hookscope.inputs import named_batch
@@ -23,6 +24,7 @@ from hookscope.inputs.pipeline import InputPipeline
 from hookscope.inspection.cost import Call, receptive_fields
 from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import OnProgress, Session, package_versions
+from hookscope.parameters import arg
 from hookscope.results.survey import Survey
 from hookscope.surveys.chunk_files import Sidecar, damage, digest_of, read_chunk, read_sidecar, write_chunk
 from hookscope.surveys.failures import SecondPass
@@ -44,28 +46,20 @@ _BETWEEN_LOOKS = 0.2  # seconds, while other processes work
 _LONGEST_BARRIER = 1800.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurveyOptions:
-    """What a survey measures, and where its chunks go.
+@dataclass(frozen=True, slots=True)
+class SurveyPlace:
+    """Where chunks and features go, and which inputs are measured.
 
     Attributes:
         labelled: Files with their classes; None without classes.
         features: Where features go; None without them.
-        resume: Whether finished chunks count.
         share: That of this process; None for all, or for torchrun's.
     """
 
     folder: ChunkFolder
-    layers: Sequence[str] = ()
-    ops: bool = False
-    top: int = 9
     labelled: LabelledFiles | None = None
     features: FeatureTarget | None = None
-    batch_size: int = 32
-    chunk_size: int = 1024
-    resume: bool = False
     share: Share | None = None
-    verify: bool = True
 
 
 @dataclass(slots=True)
@@ -78,7 +72,8 @@ class _Work:
     """
 
     session: Session
-    options: SurveyOptions
+    option: options.Survey
+    place: SurveyPlace
     plan: Plan
     parts: list[InputPipeline]
     on_progress: OnProgress | None
@@ -103,7 +98,7 @@ class _Work:
             self.heartbeat.finished = finished
             finished = self.heartbeat.listen()
         if self.on_progress is not None:
-            share = self.options.share or Share()
+            share = self.place.share or Share()
             self.on_progress(finished, sum(self.plan.chunk_sizes[index] for index in _chunks_of(self, share)))
 
 
@@ -117,12 +112,12 @@ def labelled_inputs(images: object) -> LabelledFiles:
     sources = images if isinstance(images, list | tuple) else [images]
     if len(sources) != 1 or not isinstance(sources[0], str | Path):
         raise UsageError(
-            "--by-class takes one folder with a folder for each class in it, or one CSV of paths and labels."
+            f"{arg('by_class')} takes one folder with a folder for each class in it, or one CSV of paths and labels."
         )
     try:
         return find_labelled(Path(sources[0]))
     except InputError as error:
-        raise InputError(str(error).replace("--data", "--by-class")) from error
+        raise InputError(str(error).replace(arg("data"), arg("by_class"))) from error
 
 
 def place_on_own_device(device: str) -> str:
@@ -134,7 +129,9 @@ def place_on_own_device(device: str) -> str:
     return f"cuda:{int(local) % count}"
 
 
-def run_survey(session: Session, options: SurveyOptions, on_progress: OnProgress | None = None) -> Survey | None:
+def run_survey(
+    session: Session, option: options.Survey, place: SurveyPlace, on_progress: OnProgress | None = None
+) -> Survey | None:
     """Survey the inputs of a session.
 
     Returns:
@@ -146,32 +143,30 @@ def run_survey(session: Session, options: SurveyOptions, on_progress: OnProgress
         ForwardError: If the network raised on every input of a chunk, at first.
     """
     began = time.perf_counter()
-    share = options.share or Share()
-    is_launched = options.share is None and _launched() is not None
+    share = place.share or Share()
+    is_launched = place.share is None and _launched() is not None
     if is_launched:
         share = _launched() or share
-    work = _begun(session, options, on_progress)
-    done = [
-        index for index in _chunks_of(work, options.share or Share()) if options.folder.files(index).sidecar.exists()
-    ]
-    if done and not options.resume:
+    work = _begun(session, option, place, on_progress)
+    done = [index for index in _chunks_of(work, place.share or Share()) if place.folder.files(index).sidecar.exists()]
+    if done and not option.resume:
         raise OutputError(
-            f"'{safe_text(str(options.folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "
-            "survey. Go on with --resume, or delete it to begin anew."
+            f"'{safe_text(str(place.folder.path))}' holds {counted(len(done), 'finished chunk')} of an unfinished "
+            f"survey. Go on with {arg('resume')}, or delete it to begin anew."
         )
     if is_launched:
-        _barrier(options.folder, share)
-    options.folder.make()
-    options.folder.write_plan(work.plan)
-    work.heartbeat = Heartbeat(options.folder, share) if is_launched else None
+        _barrier(place.folder, share)
+    place.folder.make()
+    place.folder.write_plan(work.plan)
+    work.heartbeat = Heartbeat(place.folder, share) if is_launched else None
     with nullcontext() if work.heartbeat is None else work.heartbeat.beating():
         for index in _chunks_of(work, share):
-            if not (options.resume and _is_finished(work, index)):
+            if not (option.resume and _is_finished(work, index)):
                 _measure(work, index, share)
-        if options.share is not None:
+        if place.share is not None:
             return None
         if is_launched and share.index:
-            options.folder.mark_done(share)
+            place.folder.mark_done(share)
             return None
         if is_launched:
             _wait_for_others(work, share)
@@ -192,8 +187,8 @@ def merge_survey(folder: ChunkFolder) -> Survey:
     if missing:
         which = some_of(missing, 3)
         raise InputError(
-            f"Cannot merge '{safe_text(str(folder.path))}': of {counted(len(plan.chunk_sizes), 'chunk')} these are "
-            f"missing or damaged: {which}. Run their shards with --resume."
+            f"Cannot merge '{safe_text(str(folder.path))}': of {counted(len(plan.chunk_sizes), 'chunk')} these "
+            f"are missing or damaged: {which}. Run their shards with {arg('resume')}."
         )
     target = FeatureTarget(Path(plan.features), plan.pool, plan.feature_dtype) if plan.features else None
     merging = Merging(plan, target)
@@ -204,12 +199,12 @@ def merge_survey(folder: ChunkFolder) -> Survey:
         chunk = None if reason or sidecar is None else read_chunk(files, sidecar)
         if chunk is None or sidecar is None:
             where = safe_text(str(folder.path))
-            raise InputError(f"Cannot merge chunk {index} of '{where}': {reason}. Run its shard with --resume.")
+            raise InputError(f"Cannot merge chunk {index} of '{where}': {reason}. Run its shard with {arg('resume')}.")
         merging.add(chunk, files, sidecar)
     return merging.result()
 
 
-def _begun(session: Session, options: SurveyOptions, on_progress: OnProgress | None) -> _Work:
+def _begun(session: Session, option: options.Survey, place: SurveyPlace, on_progress: OnProgress | None) -> _Work:
     inputs = session.inputs
     if inputs.named and not (inputs.files or inputs.batch or inputs.noise):  # all arguments, by name
         inputs = replace(inputs, batch=named_batch(inputs.named), named=())
@@ -220,23 +215,23 @@ def _begun(session: Session, options: SurveyOptions, on_progress: OnProgress | N
             "This network compares each frame with the next: a survey, which takes inputs one by one, cannot."
         )
     inputs = replace(inputs, files=in_order(inputs.files))
-    parts = cut(inputs, options.chunk_size)
-    plan = _plan(session, options, parts)
-    return _Work(session, options, plan, parts, on_progress)
+    parts = cut(inputs, option.chunk_size)
+    plan = _plan(session, option, place, parts)
+    return _Work(session, option, place, plan, parts, on_progress)
 
 
-def _plan(session: Session, options: SurveyOptions, parts: Sequence[InputPipeline]) -> Plan:
+def _plan(session: Session, option: options.Survey, place: SurveyPlace, parts: Sequence[InputPipeline]) -> Plan:
     loaded, inputs = session.loaded, session.inputs
     subject = inspected_network(loaded)
-    labelled, features = options.labelled, options.features
+    labelled, features = place.labelled, place.features
     classes = () if labelled is None else tuple(sorted({label for (label,) in labelled.labels.values()}))
     settings = {
-        "layers": " ".join(options.layers),
-        "operations": options.ops,
-        "batch size": options.batch_size,
-        "chunk size": options.chunk_size,
+        "layers": " ".join(option.layer),
+        "operations": option.ops,
+        "batch size": option.batch_size,
+        "chunk size": option.chunk_size,
         "chunks": len(parts),
-        "top": options.top,
+        "top": option.top,
         "classes": names_digest(classes),
         "class names": names_digest(loaded.info.categories) if classes else "",
         "features": "" if features is None else f"{features.pool} {features.dtype}",
@@ -251,9 +246,9 @@ def _plan(session: Session, options: SurveyOptions, parts: Sequence[InputPipelin
         model=loaded.info,
         preprocessing=inputs.preprocessing,
         chunk_sizes=tuple(len(part.files) or len(part.batch.indices if part.batch else ()) for part in parts),
-        chunk_size=options.chunk_size,
-        batch_size=options.batch_size,
-        patterns=tuple(options.layers),
+        chunk_size=option.chunk_size,
+        batch_size=option.batch_size,
+        patterns=tuple(option.layer),
         classes=classes,
         features="" if features is None else str(features.path.absolute()),
         pool="avg" if features is None else features.pool,
@@ -287,7 +282,7 @@ def _chunks_of(work: _Work, share: Share) -> list[int]:
 
 def _is_finished(work: _Work, index: int) -> bool:
     """Tell whether a chunk is there, whole, and made as it would be made now."""
-    files = work.options.folder.files(index)
+    files = work.place.folder.files(index)
     sidecar = read_sidecar(files)
     if sidecar is None:
         return False
@@ -321,20 +316,20 @@ def _has_same_inputs(sidecar: Sidecar, part: InputPipeline) -> bool:
 
 def _measure(work: _Work, index: int, share: Share) -> None:
     """Measure a chunk of a share, and write it."""
-    options, session = work.options, work.session
-    labelled = options.labelled
+    option, place, session = work.option, work.place, work.session
+    labelled = place.labelled
     numbers = {name: number for number, name in enumerate(work.plan.classes)}
     chunks = len(work.parts)
     per_chunk = max(1, SAMPLE // chunks)
-    features = options.features
+    features = place.features
     measuring = MeasureOptions(
-        layers=options.layers,
-        ops=options.ops,
-        batch_size=options.batch_size,
-        top=options.top,
+        layers=option.layer,
+        ops=option.ops,
+        batch_size=option.batch_size,
+        top=option.top,
         seed=session.seed,
         sample=per_chunk,
-        sample_step=max(1, options.chunk_size // per_chunk)
+        sample_step=max(1, option.chunk_size // per_chunk)
         if chunks > 1
         else max(1, work.plan.chunk_sizes[0] // SAMPLE),
         class_of=None if labelled is None else lambda name: numbers[labelled.labels_of(name)[0]],
@@ -351,36 +346,36 @@ def _measure(work: _Work, index: int, share: Share) -> None:
         replace(work.parts[index], pictures={}),
         measuring,
         is_first=not work.is_begun,
-        verify=options.verify and index == 0,
+        verify=option.verify and index == 0,
         on_batch=lambda finished: work.progress(before + finished),
     )
     work.is_begun = True
-    write_chunk(options.folder.files(index), chunk, work.signature(index))
+    write_chunk(place.folder.files(index), chunk, work.signature(index))
 
 
 def _finished_of(work: _Work, share: Share, current: int | None = None) -> int:
     """Return the inputs of the chunks of a share that are finished, but for the current one."""
     done = (
-        each for each in _chunks_of(work, share) if each != current and work.options.folder.files(each).sidecar.exists()
+        each for each in _chunks_of(work, share) if each != current and work.place.folder.files(each).sidecar.exists()
     )
     return sum(work.plan.chunk_sizes[each] for each in done)
 
 
 def _merged(work: _Work) -> Survey:
     """Merge all chunks; one that is missing or damaged is measured again."""
-    merging = Merging(work.plan, work.options.features)
+    merging = Merging(work.plan, work.place.features)
     for index in range(len(work.parts)):
         found = _whole_chunk(work, index)
         if found is None:
             _measure(work, index, Share())
             found = _whole_chunk(work, index)
         if found is None:
-            where = safe_text(str(work.options.folder.path))
+            where = safe_text(str(work.place.folder.path))
             raise OutputError(f"Chunk {index} in '{where}' was damaged as soon as it was written. Check the disk.")
-        merging.add(found[0], work.options.folder.files(index), found[1])
+        merging.add(found[0], work.place.folder.files(index), found[1])
     work.progress(sum(work.plan.chunk_sizes))
-    session, options = work.session, work.options
-    second_pass = SecondPass(session, options.layers, options.ops, options.batch_size)
+    session, option = work.session, work.option
+    second_pass = SecondPass(session, option.layer, option.ops, option.batch_size)
     merged = merging.result(replace(session.inputs, files=in_order(session.inputs.files)), second_pass)
     notes = (*session.loaded.notes, *merged.notes)
     again = work.reasons[:1] + (
@@ -392,7 +387,7 @@ def _merged(work: _Work) -> Survey:
 
 
 def _whole_chunk(work: _Work, index: int) -> tuple[MeasuredChunk, Sidecar] | None:
-    files = work.options.folder.files(index)
+    files = work.place.folder.files(index)
     sidecar = read_sidecar(files)
     if sidecar is None or differing(sidecar.signature, work.signature(index)):
         return None
@@ -434,6 +429,6 @@ def _barrier(folder: ChunkFolder, share: Share) -> None:
 
 def _wait_for_others(work: _Work, share: Share) -> None:
     """Wait until the other processes are done; InputError if one of them has ended before."""
-    while not all(work.options.folder.is_done(replace(share, index=index)) for index in range(1, share.count)):
+    while not all(work.place.folder.is_done(replace(share, index=index)) for index in range(1, share.count)):
         work.progress(_finished_of(work, share))
         time.sleep(_BETWEEN_LOOKS)

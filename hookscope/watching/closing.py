@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hookscope.parameters import arg
 from hookscope.results.training import TrainingStep, TrainingVerdict, WatchedStep
 from hookscope.text import counted, in_words
 
@@ -86,5 +87,7 @@ def _judged(watched: Watched) -> list[str]:
         was = "was" if watched.in_full == 1 else "were"
         return [f"{found}; {watched.in_full:,} {was} measured in full.", *left_out]
     every = max(1, watched.steps // _SUGGESTED_STEPS)
-    unmeasured = f"None was measured in full, so activations, weights and updates were not judged: try --every {every}."
+    unmeasured = (
+        f"None was measured in full, so activations, weights and updates were not judged: try {arg('every')} {every}."
+    )
     return [f"{found}.", unmeasured, *left_out]

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hookscope import options
 from hookscope.errors import UsageError
 from hookscope.regular_files import open_regular
 from hookscope.text import exception_line, printable, safe_text
-from hookscope.watching.options import WatchOptions
 
 if TYPE_CHECKING:
     from hookscope.watching.script_watch import ScriptWatch
@@ -37,13 +37,14 @@ class Script:
     Attributes:
         name: Path of the script, or name of a module.
         arguments: `sys.argv[1:]` of the script.
-        options: The options of the watch.
+        option: The options of the watch; `folder` is that of the log as the user wrote it.
     """
 
     name: str
     is_module: bool
     arguments: tuple[str, ...]
-    options: WatchOptions
+    option: options.Watch
+    folder: str | None
 
     def run(self) -> None:
         """Run the script; its exceptions are raised, and printed without frames of hookscope.
@@ -95,7 +96,7 @@ class _Watching:
         try:
             from hookscope.watching.script_watch import ScriptWatch  # noqa: PLC0415 - imports torch
 
-            self.watch = ScriptWatch(self.script.options, say)
+            self.watch = ScriptWatch(self.script.option, self.script.folder, say)
         except UsageError as error:
             say("\n".join(["error: an edit cannot be made", *str(error).split("\n")]))
             raise SystemExit(error.exit_code) from None

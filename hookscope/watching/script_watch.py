@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -12,6 +13,7 @@ from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hookscope import options
 from hookscope.errors import EXIT_BUG, HookscopeError, UsageError
 from hookscope.text import exception_line, in_words
 from hookscope.watching import torch_calls
@@ -22,12 +24,11 @@ from hookscope.watching.edits import parse_training_edit
 from hookscope.watching.first_forward import before_first_forward
 from hookscope.watching.gradients import inner_optimizer, parameters_of
 from hookscope.watching.networks import GraphLeaves, is_compiled
-from hookscope.watching.options import WatchOptions
 from hookscope.watching.rules import listed
 from hookscope.watching.shards import FIRST_STEP, ShardedNorms, Shards, is_sharded
 from hookscope.watching.started_processes import StartedProcesses
 from hookscope.watching.steps import HeardLoss
-from hookscope.watching.watch import Watch, with_gradients
+from hookscope.watching.watch import InScript, Watch, with_gradients
 
 # A script that has called `backward` this often without a living optimiser has none. The first call may be a trial.
 _WITHOUT_OPTIMIZER = 2
@@ -72,16 +73,14 @@ def _guarded(
 class ScriptWatch:
     """Watches the trainings of a script, one `Watch` at a time."""
 
-    def __init__(self, asked: WatchOptions, say: Callable[[str], None]) -> None:
+    def __init__(self, option: options.Watch, folder: str | None, say: Callable[[str], None]) -> None:
         """Register hooks in torch, which has just been imported.
 
         Raises:
             UsageError: If an edit is malformed.
         """
-        self._every, self._out, self._layer, self._edits = asked.every, asked.out, asked.layer, asked.edits
-        self._eager_forward = asked.eager_forward
-        self._folder = asked.folder
-        edits = [*map(parse_training_edit, asked.edits)]
+        self._option, self._folder = option, folder
+        edits = [*map(parse_training_edit, option.edit)]
         self._edits_layers = not all(each.parameters_only for each in edits)
         self._print = say
         self._process = os.getpid()
@@ -97,7 +96,7 @@ class ScriptWatch:
         self._waiting: list[str] = []
         self._leaves: GraphLeaves | None = None
         self._backward_count = 0
-        self._shards = Shards(asked.every)
+        self._shards = Shards(option.every)
         self._may_be_sharded = True  # until something is found that is not
         self._is_compiled = False
         self._said: set[str] = set()
@@ -108,7 +107,7 @@ class ScriptWatch:
         register_optimizer_step_post_hook(_as_written(self._after_step))
         observe_backward(self._before_backward, self._after_backward)
         torch_calls.listen(self)
-        if self._edits:
+        if self._option.edit:
             before_first_forward(self._find_before_forward)
 
     @property
@@ -257,10 +256,10 @@ class ScriptWatch:
         if optimizer in self._retired:  # an earlier training goes on, so its other optimisers may too
             self._retired.clear()
         is_first = self._speaks = not _rank()
-        if not is_first and not self._edits:
+        if not is_first and not self._option.edit:
             self._is_over = True
             return
-        if self._edits and is_sharded(parameters_of(optimizer)):
+        if self._option.edit and is_sharded(parameters_of(optimizer)):
             raise UsageError("the network is sharded: each process has only a part of every parameter.")
         self._refuse_compiled()
         modules, others = living()
@@ -278,19 +277,10 @@ class ScriptWatch:
         self._watch = Watch(
             tuple(networks),
             optimizers,
-            every=self._every if is_first else _NEVER,
-            out=self._out if is_first else None,
-            layer=self._layer,
+            self._option_of(is_first=is_first, sharded=sharded),
             activations=not hides_layers and not sharded and is_first,
-            eager_forward=self._eager_forward and not sharded and is_first,
-            resume=True,
             on_line=self._say,
-            edits=self._edits,
-            heard=self._heard,
-            graphs=self._graphs,
-            last_step=last_step,
-            shards=self._shards if sharded else None,
-            seen=self._seen,
+            script=InScript(self._heard, self._graphs, last_step, self._shards if sharded else None, self._seen),
         )
         self._watched = {id(each): each for each in optimizers}
         self._may_be_sharded = sharded
@@ -298,10 +288,14 @@ class ScriptWatch:
         for clipped, norm in self._clipped:
             self._watch.clipped(clipped, norm)
         self._clipped = []
-        if self._edits:
+        if self._option.edit:
             begin = "its forward pass" if step_begins else "the step of its optimizer: its forward pass had begun"
             self._say(f"Edits are made from step {last_step + 1} on, beginning with {begin}.")
         self._say_what_is_not_seen(self._watch, last_step, hides_layers=hides_layers, sharded=sharded)
+
+    def _option_of(self, *, is_first: bool, sharded: bool) -> options.Watch:
+        option = replace(self._option, resume=True, eager_forward=self._option.eager_forward and not sharded)
+        return option if is_first else replace(option, every=_NEVER, out=None, eager_forward=False)
 
     def _refuse_compiled(self) -> None:
         if self._edits_layers and self._is_compiled:
@@ -313,7 +307,7 @@ class ScriptWatch:
     def _end_if_not_edited(self, why: str, code: int) -> None:
         """End this process if the edits are not in force: it must not go on training without them."""
         is_refused = self._edits_layers and self._is_compiled
-        if not self._edits or (self._watch is not None and self._watch.edits and not is_refused):
+        if not self._option.edit or (self._watch is not None and self._watch.edits and not is_refused):
             return
         if self._watch is not None:
             self._watch.end(why)

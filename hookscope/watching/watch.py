@@ -8,7 +8,7 @@ import platform
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from hookscope import options
 from hookscope.errors import UsageError
 from hookscope.hooks.patterns import refuse_positions
 from hookscope.results.activations import LayerRow
@@ -93,6 +94,25 @@ def _guarded(method: Callable[Concatenate["Watch", P], R]) -> Callable[Concatena
     return cast("Callable[Concatenate[Watch, P], R | None]", guarded)
 
 
+@dataclass(slots=True)
+class InScript:
+    """What the watches of a script share.
+
+    Attributes:
+        losses: Those that arrived; they belong to the next step of an optimiser.
+        graphs: Of the last losses, by place.
+        last_step: That of an earlier watch without a file.
+        shards: The norms of sharded networks.
+        seen: Counts over several watches.
+    """
+
+    losses: list[HeardLoss] = field(default_factory=list)
+    graphs: dict[str, Node] = field(default_factory=dict)
+    last_step: int = 0
+    shards: Shards | None = None
+    seen: Watched = field(default_factory=Watched)
+
+
 class Watch:
     """The watch of a training, as `hookscope.watch` returns it.
 
@@ -103,49 +123,34 @@ class Watch:
         notes: Sentences on what cannot be measured in this training.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of `hookscope.watch`
+    def __init__(
         self,
         model: Networks,
         optimizer: Optimizers,
+        option: options.Watch,
         *,
-        every: int,
-        out: Path | None,
-        layer: Sequence[str],
-        activations: bool,
-        eager_forward: bool,
-        resume: bool,
-        on_line: Callable[[str], None] | None,
-        edits: Sequence[str],
-        heard: list[HeardLoss] | None = None,
-        graphs: dict[str, Node] | None = None,
-        last_step: int = 0,
-        shards: Shards | None = None,
-        seen: Watched | None = None,
+        activations: bool = True,
+        on_line: Callable[[str], None] | None = None,
+        script: InScript | None = None,
     ) -> None:
-        """Register the hooks; see `hookscope.watch`.
-
-        The other arguments are for a script, which does not call `step`: losses arrive in `heard`, and the graphs of
-        the last ones in `graphs`, by place; they belong to the next step of an optimiser, and `finish_if_complete`
-        ends a step. `last_step` is that of an earlier watch without a file, `shards` has the norms of sharded networks,
-        and `seen` counts over several watches.
-        """
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise UsageError(f"every={every!r} is not a positive whole number: give, for example, every=100.")
+        """Register the hooks; see `hookscope.watch`. `finish_if_complete` ends a step of a script."""
+        layer, eager_forward = option.layer, option.eager_forward
         refuse_positions(layer)
+        here = script or InScript()
         self._process = os.getpid()
         self._is_closed = True
-        if heard is None:
+        if script is None:
             self._networks = watched_networks(model, layer)
             self._optimizers = watched_optimizers(optimizer, self._networks)
         else:  # found in a script, so they belong together; there may be no network
-            self._networks = watched_networks(model, layer, sharded=shards is not None) if model else ()
+            self._networks = watched_networks(model, layer, sharded=here.shards is not None) if model else ()
             self._optimizers = tuple(cast("Sequence[Optimizer]", optimizer))
         self._names = ParameterNames(self._networks, self._optimizers)
         self._edits = TrainingEdits(self._networks)
-        fitted = self._edits.fit(edits)
-        self._every = every
+        fitted = self._edits.fit(option.edit)
+        self._every = option.every
         self._patterns = tuple(layer)
-        self.out = out
+        self.out = None if option.out is None else Path(option.out)
         self.notes = self._blind_spots(activations=activations and not eager_forward)
         self._passes = [
             EagerForward(each, functools.partial(self._failed_eagerly, each))
@@ -164,24 +169,24 @@ class Watch:
         # By optimizer, where a GradScaler is about to change gradients that were stepped with before.
         self._unscaled: dict[int, LastStep] = {}
         self._clipped_again: list[Optimizer] = []
-        self._is_called = heard is None
-        self._graphs = {} if graphs is None else graphs
+        self._is_called = script is None
+        self._graphs = here.graphs
         self._operations: dict[str, LossOperations] = {}
         self._failure: Exception | None = None
         self._jump = ""
         self._rests_until = 0
-        self._journal = Journal(out, resume=resume, on_line=on_line, seen=seen or Watched())
+        self._journal = Journal(self.out, resume=option.resume, on_line=on_line, seen=here.seen)
         self._judge = Judge(
             self._networks,
             self._optimizers,
             self._names,
             self._journal,
-            is_distributed=shards is not None
+            is_distributed=here.shards is not None
             or any(isinstance(each.given, DistributedDataParallel) for each in self._networks),
         )
-        self._first = 1 + max(last_step, self._journal.last_step)
-        self._shards = shards
-        self._heard = [] if heard is None else heard
+        self._first = 1 + max(here.last_step, self._journal.last_step)
+        self._shards = here.shards
+        self._heard = here.losses
         self._expected = {id(each) for each in self._optimizers}
         self._current = StepInProgress(self._first)
         self._begin(fitted)

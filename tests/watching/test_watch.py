@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Any], Any], str]] = {
     "no networks": (lambda _, optimizer: (([], optimizer), {}), "is not a network"),
     "no optimiser": (lambda network, _: ((network, network), {}), "is not a torch.optim.Optimizer"),
     "another's optimiser": (lambda _, optimizer: ((nn.Linear(1, 1), optimizer), {}), "belongs to the network"),
-    "every 0": (lambda *both: (both, {"every": 0}), "every=0"),
+    "every 0": (lambda *both: (both, {"every": 0}), "`every` 0 is not possible: give 1 or more."),
     "a position": (lambda *both: (both, {"layer": "conv@2"}), "not known before the training starts"),
     "no such layer": (lambda *both: (both, {"layer": "conv"}), "No layer matches"),
 }

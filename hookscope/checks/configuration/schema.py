@@ -26,6 +26,7 @@ from hookscope.checks.rules import RULES, Rule
 from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
 from hookscope.errors import UsageError, nearest
 from hookscope.hooks.patterns import parse_pattern
+from hookscope.parameters import arg
 from hookscope.results.noise_shapes import NoiseShape, parse_noise_shapes
 from hookscope.text import printable
 
@@ -62,11 +63,6 @@ def _identifier(name: str) -> str:
     return name
 
 
-def _assignments(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what `--model-arg` takes: Python literals, so that a string stays one."""
-    return tuple(f"{name}={value!r}" for name, value in values.items())
-
-
 def _from_folder(text: str, info: ValidationInfo) -> Path:
     """Return a path, relative to the configuration."""
     folder: Any = info.context
@@ -85,12 +81,9 @@ def _target(value: str | int, info: ValidationInfo) -> str:
     return str(_from_folder(str(value), info) if is_file else value)
 
 
-def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> tuple[str, ...]:
-    """Return what `--input` takes; a string is a file, relative to the configuration."""
-    return tuple(
-        f"{name}={_from_folder(value, info) if isinstance(value, str) else repr(value)}"
-        for name, value in values.items()
-    )
+def _named_inputs(values: Mapping[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Return inputs by name; a string is a file, relative to the configuration."""
+    return {name: _from_folder(value, info) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _noise(given: Any) -> tuple[NoiseShape, ...]:
@@ -98,20 +91,13 @@ def _noise(given: Any) -> tuple[NoiseShape, ...]:
     try:
         return parse_noise_shapes(given)
     except UsageError as error:
-        raise ValueError(f"is wrong: {str(error).removeprefix('--input-shape ')}") from error
+        raise ValueError(f"is wrong: {str(error).removeprefix(arg('input_shape')).lstrip()}") from error
 
 
-def _channel_values(value: Any) -> str:
-    """Return what `--mean` and `--std` take."""
-    if value == "none":
-        return "none"
-    return ",".join(map(repr, value if isinstance(value, tuple) else (value,)))
-
-
-def _positive(text: str) -> str:
-    if text != "none" and min(map(float, text.split(","))) <= 0:
+def _positive(value: Any) -> Any:
+    if value != "none" and min(value if isinstance(value, tuple) else (value,)) <= 0:
         raise ValueError("must be above 0: it is the standard deviation of each channel.")
-    return text
+    return value
 
 
 def _pattern(written: str) -> str:
@@ -119,7 +105,7 @@ def _pattern(written: str) -> str:
     try:
         parsed = parse_pattern(written)
     except UsageError as error:
-        raise ValueError(f"is wrong: {printable(str(error).removeprefix('--layer '))}") from error
+        raise ValueError(f"is wrong: {printable(str(error).removeprefix(arg('layer')).lstrip())}") from error
     if parsed.position is not None:
         raise ValueError(f"is '{printable(parsed.text)}', which picks by position. Name the layers instead.")
     return parsed.text
@@ -145,16 +131,10 @@ Arguments = dict[
 Pixels = Annotated[
     Count | Annotated[str, Field(pattern="^([1-9][0-9]{0,8}(x[1-9][0-9]{0,8})?|none)$")],
     _Wanted("pixels like 224, 'HEIGHTxWIDTH' like '192x256', or 'none'"),
-    AfterValidator(str),
 ]
-ChannelValues = Annotated[
-    Number | Annotated[tuple[Number, ...], Field(strict=False, min_length=1)] | Literal["none"],
-    AfterValidator(_channel_values),
-]
+ChannelValues = Number | Annotated[tuple[Number, ...], Field(strict=False, min_length=1)] | Literal["none"]
 BatchAxis = Annotated[
-    Annotated[int, Field(gt=-100, lt=100)] | Literal["auto", "none"],
-    _Wanted("an axis, 'auto' or 'none'"),
-    AfterValidator(str),
+    Annotated[int, Field(gt=-100, lt=100)] | Literal["auto", "none"], _Wanted("an axis, 'auto' or 'none'")
 ]
 OutputSize = Annotated[
     Literal["N", "*"] | Natural, _Wanted("a size, 'N' for the number of inputs, or '*' for any size")
@@ -183,7 +163,7 @@ class _Table(BaseModel):
 
 class _Model(_Table):
     arch: Dotted | None = None
-    model_arguments: Annotated[Arguments, AfterValidator(_assignments)] | None = Field(None, alias="arguments")
+    model_arguments: Arguments | None = Field(None, alias="arguments")
     key: Text | None = None
     allow_missing: Texts | None = None
     allow_unexpected: Texts | None = None

@@ -23,6 +23,7 @@ from hookscope.models.locate_state_dict import weights_in
 from hookscope.models.statedict import named_tensors
 from hookscope.models.training_entries import training_entries
 from hookscope.models.wrapped_names import twin_names
+from hookscope.parameters import arg
 from hookscope.results.check import CheckMeasurements, StoredValues
 from hookscope.results.network import ModelInfo
 from hookscope.text import counted, printable
@@ -68,7 +69,7 @@ def measure_file(path: str, settings: CheckSettings, reason: str, *, trust: bool
 def read_file_alone(path: str, settings: CheckSettings, *, trust: bool | None) -> Checkpoint:
     """Read the weights file that `measure_file` measures, under the same conditions."""
     if parse_model(path).form != "weights":
-        raise UsageError(f"--arch none needs a weights file; MODEL '{printable(path)}' is a network.")
+        raise UsageError(f"{arg('arch')} none needs a weights file; MODEL '{printable(path)}' is a network.")
     if not exists(path):
         raise CheckpointError(f"{printable(path)} does not exist.")
     return read_checkpoint(Path(path), FileOptions(trust, settings.key, allowed_globals=settings.allow_global))
@@ -148,7 +149,7 @@ def _remarks(name: str, state: Mapping[str, Any], adapters: Sequence[NamedShape]
     values = f"{differ:,} of {count:,} differ" if 0 < differ < count else "their values differ"
     values = values if differ else "their values are equal"
     is_prefix = all(other.startswith(twins.prefixes[1]) for _, other in twins.pairs)
-    choice = f": --key {second.rstrip('.')} chooses the second" if is_prefix else ""
+    choice = f": {arg('key')} {second.rstrip('.')} chooses the second" if is_prefix else ""
     yield f"{name} holds {counted(count, 'name')} twice, {places} ({shown}); {values}. A network takes one set{choice}."
 
 

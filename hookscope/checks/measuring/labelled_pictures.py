@@ -19,6 +19,7 @@ from hookscope.inspection.failures import failure_message, locate, reraise_inter
 from hookscope.inspection.losses import Output, is_softmax
 from hookscope.inspection.network import InspectedNetwork
 from hookscope.inspection.state.preservation import preserved
+from hookscope.parameters import arg
 from hookscope.results.accuracy import Accuracy, ClassAccuracy, LabelledResult, WrongPicture
 from hookscope.results.comparison import Reading
 from hookscope.results.inputs import InputRecord
@@ -57,11 +58,11 @@ def measure_labelled(prepared: Prepared, settings: CheckSettings, subject: Inspe
         for batch in prepared.data_batches():
             scores = class_scores(_run(subject, batch), len(batch.indices), settings.output_key)
             if isinstance(scores, str):
-                raise UsageError(f"--data {printable(data.source)} cannot be judged. {scores}")
+                raise UsageError(f"{arg('data')} {printable(data.source)} cannot be judged. {scores}")
             if scores.shape[1] < 2 and not data.multi_label:
                 raise UsageError(
-                    f"--data {printable(data.source)} cannot be judged: the network has one score per input"
-                    " (--multi-label for a label that is there or not)."
+                    f"{arg('data')} {printable(data.source)} cannot be judged: the network has one score per "
+                    f"input ({arg('multi_label')} for a label that is there or not)."
                 )
             scores = (scores.float() if scores.itemsize < 4 else scores).cpu()
             countings = countings or _countings(data, subject.info.categories, scores.shape[1])
@@ -129,7 +130,7 @@ def classes_of(
     if not known and len(columns) == class_count:
         return {label: (index,) for index, label in enumerate(columns)}, f"columns in order: {_first(columns[0])}"
     wrong = next(label for label in labels if label not in known)
-    names = "its names of classes are not known (--classes FILE)" if not categories else "none has that name"
+    names = f"its names of classes are not known ({arg('classes')} FILE)" if not categories else "none has that name"
     hint = (nearest(wrong, categories) if categories else "") or " Name labels by one of these."
     raise UsageError(
         f"The label '{printable(wrong, 80)}' is no class of the network, which has"

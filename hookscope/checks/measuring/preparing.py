@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from PIL.Image import Image
@@ -22,8 +23,9 @@ from hookscope.inspection.network import inspected_network
 from hookscope.inspection.session import open_session
 from hookscope.models import FileOptions, LoadedModel, load_model, with_classes
 from hookscope.models.input_spec import default_preprocessing
+from hookscope.options import InputOptions, PictureOptions
 from hookscope.results.inputs import Preprocessing
-from hookscope.results.noise_shapes import parse_noise_shapes
+from hookscope.results.noise_shapes import NoiseShapes, parse_noise_shapes
 
 # How many of the labelled pictures every layer is measured with where no others are given. A few batches,
 # enough for the rules about BatchNorm and dead channels.
@@ -32,8 +34,6 @@ _MOST_OF_DATA = 32
 # Two inputs at least: whether an output depends on its input, and whether a batch gives what its members give alone,
 # cannot be seen with one.
 _NOISE_INPUTS = 2
-
-_AS_OPTIONS = ("resize", "crop", "mean", "std", "max_pixels", "batch_axis")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +94,9 @@ def prepare(
             notes += (f"All other rules look at {share} labelled pictures, because no other inputs are given.",)
     if given is not None or images:
         shapes = tuple(each for each in shapes if each.name)
-    session = open_session(
-        loaded,
-        images,
-        settings.named,
-        began=began,
-        seed=settings.seed,
-        noise=_NOISE_INPUTS,
-        input_shape=shapes or None,
-        **{name: getattr(settings, name) for name in _AS_OPTIONS},
-    )
+    prepared = {each.name: getattr(settings, each.name) for each in fields(PictureOptions)}
+    option = InputOptions(input_shape=cast("NoiseShapes | None", shapes or None), input=settings.named, **prepared)
+    session = open_session(loaded, images, option, began=began, seed=settings.seed, noise=_NOISE_INPUTS)
     loaded = replace(session.loaded, notes=(*notes, *session.loaded.notes))
     files = [*session.inputs.files]
     once = [each for at, each in enumerate(files) if isinstance(each, Image) or each not in files[:at]]

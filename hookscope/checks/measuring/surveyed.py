@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hookscope.errors import UsageError
 from hookscope.inspection.network import InspectedNetwork, model_digest
+from hookscope.parameters import arg
 from hookscope.results.activations import LayerRow
 from hookscope.results.runs.reading import read_run, refusal
 from hookscope.results.survey import Survey
@@ -23,12 +24,14 @@ def read_survey_of(folder: Path, subject: InspectedNetwork) -> Survey:
         raise refusal(folder, "it is not a run of `hookscope survey`", "Give the folder of one.")
     where, dtype = safe_text(str(folder)), subject.placed[1]
     if survey.dtype != dtype:
-        raise UsageError(f"--survey '{where}' does not fit: the network ran in {survey.dtype}, here it is {dtype}.")
+        raise UsageError(
+            f"{arg('survey')} '{where}' does not fit: the network ran in {survey.dtype}, here it is {dtype}."
+        )
     if survey.model_digest != model_digest(subject.network):
         of = safe_text(f"{survey.model.name}, {survey.model.weights}")
         raise UsageError(
-            f"--survey '{where}' does not fit: it was made with a different network or different weights ({of}). "
-            "Survey this one first."
+            f"{arg('survey')} '{where}' does not fit: it was made with a different network or different weights "
+            f"({of}). Survey this one first."
         )
     return survey
 

@@ -4,7 +4,7 @@ Nothing here loads NumPy or torch, for `hookscope grads --help` names rules: the
 only.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from hookscope.checks.rules import (
@@ -25,6 +25,8 @@ from hookscope.checks.rules import (
 from hookscope.checks.rules.rule import Limit, Rule
 from hookscope.checks.settings import CheckSettings, RuleSettings
 from hookscope.errors import UsageError, nearest
+from hookscope.options import Limits
+from hookscope.parameters import arg
 
 _FILES = (
     *(stored, weights, float8, training_state),
@@ -53,23 +55,24 @@ def grads_limits() -> dict[str, tuple[Rule, str]]:
     return {limit.grads_name: (rule, name) for rule in rules for name, limit in rule.limits.items()}
 
 
-def limits_from_text(texts: Iterable[str]) -> dict[str, float]:
+def limits_of_grads(given: Limits) -> dict[str, float]:
     """Return all limits of `hookscope grads` by name: the defaults, and what `--limit NAME=VALUE` gives instead."""
     limits = {name: rule.limits[own].default for name, (rule, own) in grads_limits().items()}
-    for text in texts:
-        name, _, value = text.partition("=")
+    for text, name, value in _named_limits(given):
         if name not in limits:
             raise UsageError(
-                f"--limit {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
+                f"{arg('limit')} {text!r} names no limit.{nearest(name, limits)} Give one of {', '.join(limits)}."
             )
         limits[name] = _limit_value(text, name, value)
         if not limits[name]:
-            raise UsageError(f"--limit {text!r} is not a positive number. Give, for example, --limit {name}=0.5.")
+            raise UsageError(
+                f"{arg('limit')} {text!r} is not a positive number. Give, for example, {arg('limit')} {name}=0.5."
+            )
     return limits
 
 
-def with_limits(settings: CheckSettings, texts: Iterable[str]) -> CheckSettings:
-    """Return the settings of a check with limits put over them, "RULE.LIMIT=VALUE" each.
+def with_limits(settings: CheckSettings, given: Limits) -> CheckSettings:
+    """Return the settings of a check with limits put over them, by "RULE.LIMIT" or as "RULE.LIMIT=VALUE" each.
 
     Those that the settings have for some layers stay.
 
@@ -77,26 +80,35 @@ def with_limits(settings: CheckSettings, texts: Iterable[str]) -> CheckSettings:
         UsageError: If a rule or limit does not exist, or a value cannot be right.
     """
     rules = dict(settings.rules)
-    for identifier, limits in check_limits(texts).items():
+    for identifier, limits in check_limits(given).items():
         known = rules.get(identifier, RuleSettings())
         rules[identifier] = replace(known, limits={**known.limits, **limits})
     return replace(settings, rules=rules)
 
 
-def check_limits(texts: Iterable[str]) -> dict[str, dict[str, float]]:
+def check_limits(given: Limits) -> dict[str, dict[str, float]]:
     """Return what `hookscope check --limit RULE.LIMIT=VALUE` gives: by rule, its limits; raises as `with_limits`."""
     found: dict[str, dict[str, float]] = {}
     known = {
         f"{rule.identifier}.{own.replace('_', '-')}": (rule, own) for rule in RULES.values() for own in rule.limits
     }
-    for text in texts:
-        given, _, value = text.partition("=")
-        name = given.replace("_", "-")
+    for text, written, value in _named_limits(given):
+        name = written.replace("_", "-")
         if name not in known:
-            raise UsageError(f"--limit {text!r} names no limit.{_limit_hint(name, known)}")
+            raise UsageError(f"{arg('limit')} {text!r} names no limit.{_limit_hint(name, known)}")
         rule, limit = known[name]
         found.setdefault(rule.identifier, {})[limit] = _limit_value(text, name, value, is_share="fraction" in limit)
     return found
+
+
+def _named_limits(given: Limits) -> Iterator[tuple[str, str, str | float]]:
+    """Yield each limit as a text for messages, its name, and its value."""
+    if isinstance(given, Mapping):
+        yield from ((f"{name}={value}", name, value) for name, value in given.items())
+    else:
+        for text in [given] if isinstance(given, str) else given:
+            name, _, value = text.partition("=")
+            yield text, name, value
 
 
 def _limit_hint(name: str, known: Mapping[str, tuple[Rule, str]]) -> str:
@@ -112,16 +124,16 @@ def _limit_hint(name: str, known: Mapping[str, tuple[Rule, str]]) -> str:
     return f"{nearest(name, known)} Give RULE.LIMIT=VALUE, such as dead-channels.max-fraction=0.5."
 
 
-def _limit_value(text: str, name: str, value: str, *, is_share: bool = False) -> float:
-    example = f"Give, for example, --limit {name}=0.5."
+def _limit_value(text: str, name: str, value: str | float, *, is_share: bool = False) -> float:
+    example = f"Give, for example, {arg('limit')} {name}=0.5."
     try:
         number = float(value)
-    except ValueError as error:
-        raise UsageError(f"--limit {text!r} has no number. {example}") from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{arg('limit')} {text!r} has no number. {example}") from error
     if is_share and not 0 <= number <= 1:
-        raise UsageError(f"--limit {text!r} is not between 0 and 1. {example}")
+        raise UsageError(f"{arg('limit')} {text!r} is not between 0 and 1. {example}")
     if not 0 <= number < float("inf"):
-        raise UsageError(f"--limit {text!r} is not a positive number. {example}")
+        raise UsageError(f"{arg('limit')} {text!r} is not a positive number. {example}")
     return number
 
 
@@ -133,6 +145,6 @@ __all__ = [
     "Rule",
     "check_limits",
     "grads_limits",
-    "limits_from_text",
+    "limits_of_grads",
     "with_limits",
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hookscope.checks.rules.rule import WHOLE_NETWORK, Objection, RuleTerms, limit, rule
 from hookscope.errors import UsageError
+from hookscope.parameters import arg
 from hookscope.results.accuracy import accuracy_words, class_words, lowest_words
 from hookscope.results.binomial import CONFIDENCE, Interval, interval, mcnemar, pairs_needed, pictures_needed
 from hookscope.text import are, counted, figure, printable, some_of
@@ -150,7 +151,9 @@ def accuracy_drop(measured: CheckMeasurements, terms: RuleTerms) -> Iterator[Obj
         from hookscope.checks.baseline import RENEW
 
         how = "with" if terms.baseline.multi_label else "without"
-        raise UsageError(f"The baseline does not fit: its labelled pictures were counted {how} --multi-label. {RENEW}")
+        raise UsageError(
+            f"The baseline does not fit: its labelled pictures were counted {how} {arg('multi_label')}. {RENEW}"
+        )
     pairs = _paired(terms.baseline.labelled, _labelled(measured))
     lost, gained, count = pairs.lost.total(), pairs.gained, pairs.compared
     drop, most, p = (lost - gained) / count, terms.limit("max_fraction"), mcnemar(lost, gained)

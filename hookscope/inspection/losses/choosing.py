@@ -26,6 +26,7 @@ from hookscope.inspection.losses.targets import (
     read_target,
     value_target,
 )
+from hookscope.parameters import arg
 from hookscope.text import exception_line, safe_text, shape_text
 
 # The output that a loss of one output takes, of several: the first of these names that there is, after
@@ -171,10 +172,14 @@ def _built_in(outputs: Sequence[Output], task: Task, *, own_losses: bool) -> Los
             result = OVER_ALL[name](used, task)
     else:
         if own_losses:
-            raise UsageError(f"{name} needs an output, but the model returned its own losses: take --loss projection.")
+            raise UsageError(
+                f"{name} needs an output, but the model returned its own losses: take {arg('loss')} projection."
+            )
         main = main_output(used)
         if main.tensor.is_nested:
-            raise UsageError(f"{name} cannot compare {main.label}, a nested tensor: take --loss projection or sum.")
+            raise UsageError(
+                f"{name} cannot compare {main.label}, a nested tensor: take {arg('loss')} projection or sum."
+            )
         others = ", ".join(each.label for each in used if each is not main)
         used = [main]
         result = OF_ONE[name](main, task)

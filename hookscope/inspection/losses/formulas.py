@@ -23,6 +23,7 @@ from hookscope.inspection.losses.targets import (
     generators,
     value_target,
 )
+from hookscope.parameters import arg
 from hookscope.results.comparison import Reading
 from hookscope.text import shape_text
 
@@ -73,8 +74,8 @@ def _cross_entropy(output: Output, task: Task) -> Result:
     rows = _rows(values, axis)  # (N, C, *positions)
     if rows.shape[1] < 2:
         raise UsageError(
-            f"{task.loss} needs two classes or more, but {output.label} of shape {shape_text(output.tensor.shape)} has "
-            f"{rows.shape[1]}: take --loss bce."
+            f"{task.loss} needs two classes or more, but {output.label} of shape "
+            f"{shape_text(output.tensor.shape)} has {rows.shape[1]}: take {arg('loss')} bce."
         )
     log_p, normalised, warnings = _log_probabilities(rows, output, task)
     given = task.target.tensor
@@ -202,8 +203,9 @@ def _confidence_warning(log_p: Tensor, task: Task) -> tuple[str, ...]:
     sure = int((shares > _CONFIDENT_SHARE).sum())
     rows = "inputs" if len(shares) == len(task.indices) else "rows of the output"
     warning = (
-        f"For {sure} of {len(shares)} {rows} of a batch, the network is more than {_CONFIDENT_SHARE:.0%} sure of the "
-        f"class that {task.loss} takes as its target, so gradients are small: give a target, or take --loss logit."
+        f"For {sure} of {len(shares)} {rows} of a batch, the network is more than {_CONFIDENT_SHARE:.0%} sure of "
+        f"the class that {task.loss} takes as its target, so gradients are small: give a target, or take "
+        f"{arg('loss')} logit."
     )
     return (warning,) if sure else ()
 
@@ -310,8 +312,8 @@ def _by_generator(tensor: Tensor, sources: list[torch.Generator]) -> Iterator[tu
 def _no_gradient(output: Output, task: Task, reason: str) -> str:
     against = " against zeros" if task.target.kind == "zeros" else ""
     return (
-        f"{task.loss}{against} has next to no gradient by construction: {output.label} {reason}, whatever the network "
-        "does before. Take --loss projection."
+        f"{task.loss}{against} has next to no gradient by construction: {output.label} {reason}, whatever the "
+        f"network does before. Take {arg('loss')} projection."
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookscope.errors import UsageError, nearest
+from hookscope.parameters import arg
 from hookscope.results.network import row_label
 from hookscope.text import counted, safe_text, shape_text
 
@@ -90,7 +91,9 @@ def read_target(
         return target
     shown = "a tensor" if isinstance(given, Tensor) else f"'{safe_text(str(given))}'"
     if not kinds:
-        raise UsageError(f"The loss {loss} takes no target: leave out --target, or choose another, such as --loss ce.")
+        raise UsageError(
+            f"The loss {loss} takes no target: leave out {arg('target')}, or choose another, such as {arg('loss')} ce."
+        )
     takes = [_IN_WORDS[kind] for kind in kinds]
     raise UsageError(f"{loss} does not take {shown} as its target. Give {', '.join(takes[:-1])} or {takes[-1]}.")
 
@@ -114,7 +117,8 @@ def required_class(text: str, categories: Sequence[str]) -> int:
     shown = safe_text(text.strip())
     if not categories:
         raise UsageError(
-            f"Target class '{shown}' is not an index from 0, and the model has no class names: --classes gives them."
+            f"Target class '{shown}' is not an index from 0, and the model has no class names: {arg('classes')} "
+            "gives them."
         )
     raise UsageError(
         f"The model knows no class '{shown}'.{safe_text(nearest(text.strip(), categories))} Or give an index."
@@ -192,7 +196,7 @@ def per_input(classes: tuple[int, ...], row_count: int, task: Task) -> list[int]
 
 def count_error(classes: tuple[int, ...], input_count: int) -> UsageError:
     """Return the error for target classes that are neither one nor as many as the inputs."""
-    several = ", or --batch-axis 0 if a tensor file holds several inputs" if input_count == 1 else ""
+    several = f", or {arg('batch_axis')} 0 if a tensor file holds several inputs" if input_count == 1 else ""
     given = f"{len(classes)} target classes are given for {counted(input_count, 'input')}"
     return UsageError(f"{given}: give 1 or as many{several}.")
 

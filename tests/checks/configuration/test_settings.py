@@ -11,7 +11,8 @@ import pytest
 from hookscope.checks.configuration import default_text, read_settings
 from hookscope.checks.configuration.schema import SECTIONS
 from hookscope.checks.rules import RULES, Limit
-from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings
+from hookscope.checks.settings import CheckSettings, Expectation, LayerSettings, RuleSettings, with_options
+from hookscope.options import Check
 from hookscope.results.noise_shapes import NoiseShape
 from tests.checks.configuration.conftest import Read
 
@@ -26,7 +27,7 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
         "arguments",
         "{ width = 2, name = '2', on = true, sizes = [1, 2.5] }",
         "model_arguments",
-        ("width=2", "name='2'", "on=True", "sizes=[1, 2.5]"),
+        {"width": 2, "name": "2", "on": True, "sizes": [1, 2.5]},
     ),
     ("model", "key", "'ema'", "key", "ema"),
     ("model", "allow-missing", "['fc.*', 'head']", "allow_missing", ("fc.*", "head")),
@@ -41,16 +42,16 @@ _KEYS: list[tuple[str, str, str, str, Any]] = [
     ("input", "shape", "'2,9:int64<7'", "shape", (NoiseShape((2, 9), "", "int64", 7),)),
     ("input", "shape", "[[2, 9], 'm=2,5']", "shape", (NoiseShape((2, 9)), NoiseShape((2, 5), "m"))),
     ("input", "shape", "{ m = [2, 5], t = '2,9<7' }", "shape", _NAMED_NOISE),
-    ("input", "resize", "256", "resize", "256"),
+    ("input", "resize", "256", "resize", 256),
     ("input", "resize", "'240x320'", "resize", "240x320"),
     ("input", "crop", "'none'", "crop", "none"),
-    ("input", "mean", "[0.485, 0.456, 0.406]", "mean", "0.485,0.456,0.406"),
+    ("input", "mean", "[0.485, 0.456, 0.406]", "mean", (0.485, 0.456, 0.406)),
     ("input", "mean", "'none'", "mean", "none"),
-    ("input", "std", "0.5", "std", "0.5"),
+    ("input", "std", "0.5", "std", 0.5),
     ("input", "max-pixels", "1000", "max_pixels", 1000),
-    ("input", "batch-axis", "0", "batch_axis", "0"),
+    ("input", "batch-axis", "0", "batch_axis", 0),
     ("input", "batch-axis", "'none'", "batch_axis", "none"),
-    ("input", "named", "{ sr = 16000, b = 'in/b.npy' }", "named", ("sr=16000", "b=in/b.npy")),
+    ("input", "named", "{ sr = 16000, b = 'in/b.npy' }", "named", {"sr": 16000, "b": Path("in/b.npy")}),
     ("input", "batch-size", "3", "batch_size", 3),
     ("input", "seed", "7", "seed", 7),
     ("output", "shape", "['N', 1000, '*']", "output_shape", ("N", 1000, "*")),
@@ -72,6 +73,7 @@ def test_a_key_changes_its_setting_and_no_other(
 ) -> None:
     settings = read(f"[{table}]\n{key} = {value}\n")
     assert settings == CheckSettings(**{setting: expected}, source="hookscope.toml")
+    assert with_options(settings, Check()) == settings  # options that are not given change nothing
 
 
 def test_no_key_and_no_setting_is_left_out_of_these_tests() -> None:

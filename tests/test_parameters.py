@@ -1,10 +1,11 @@
-"""Errors name arguments in Python, and options on the command line."""
+"""Messages name arguments in Python, and options on the command line."""
 
 import ast
 import pickle
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 
 import hookscope
-from hookscope.argument_names import argument_names, with_argument_names
+from hookscope import api
+from hookscope.parameters import arg, listing
 
 PACKAGE = Path(hookscope.__file__).parent
 CAT = PACKAGE.parent / "sample_images" / "cat.jpg"
@@ -94,22 +96,6 @@ def test_a_function_can_be_pickled_and_is_the_one_that_is_documented(name: str) 
     assert function.__name__ == name
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("give --input-shape.", "give `input_shape`."),
-        ("(--mean, --std)", "(`mean`, `std`)"),
-        ("`hookscope layers MODEL --ops` lists them", "`hookscope.layers(model, ops=True)` lists them"),
-        ("with `hookscope layers MODEL`.", "with `hookscope.layers(model)`."),
-        ("see `hookscope grads --help`", "see `hookscope grads --help`"),
-        ("pip install --force-reinstall torch", "pip install --force-reinstall torch"),
-        ("a--layer, ---layer, --layer-x", "a--layer, ---layer, --layer-x"),
-    ],
-)
-def test_only_options_that_are_arguments_are_renamed(message: str, expected: str) -> None:
-    assert with_argument_names(message, argument_names()) == expected
-
-
 def texts(path: Path) -> Iterator[str]:
     """The strings in a file but its docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -119,12 +105,46 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_every_option_that_a_message_names_is_an_argument() -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if not {"cli", "render"} & set(path.relative_to(PACKAGE).parts)]
-    messages = [text for path in files for text in texts(path) if re.search(r"(?<![\w-])--[a-z]", text)]
-    assert len(messages) > 100
-    renamed = [re.sub(r"`[^`]*`", "", with_argument_names(text, argument_names())) for text in messages]
-    assert [text for text in renamed if re.search(r"(?<![\w-])--[a-z]", text)] == []
+def arguments() -> set[str]:
+    return {name for each in hookscope._HOMES["api"] for name in signature(getattr(api, each)).parameters}
+
+
+def messages() -> list[Path]:
+    others = {"cli", "render", "options.py", "api.py", "parameters.py"}  # which speak of both
+    return [path for path in PACKAGE.rglob("*.py") if not others & {*path.relative_to(PACKAGE).parts}]
+
+
+def test_no_message_names_an_argument_but_by_its_parameter() -> None:
+    named = [text for path in messages() for text in texts(path) if path.name != "default_file.py"]
+    options = {each for text in named for each in re.findall(r"(?<![\w-])--([a-z-]+)", re.sub(r"`[^`]*`", "", text))}
+    assert options & {each.replace("_", "-") for each in arguments()} == set()
+
+
+def test_every_parameter_that_a_message_names_is_an_argument() -> None:
+    calls = [node for path in messages() for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    named = [
+        node.args[0].value
+        for node in calls
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "arg" and isinstance(node.args[0], ast.Constant)
+    ]
+    assert len(named) > 250
+    assert {*named} - arguments() == set()
+
+
+def test_each_caller_reads_its_own_names_also_at_the_same_time() -> None:
+    told: list[str] = []
+
+    class Asking(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            told.append(arg("input_shape"))
+            return super().forward(x)
+
+    hookscope.activations(Asking(2, 2), torch.zeros(1, 2), on_error=lambda _: None)
+    assert {*told} == {"`input_shape`"}
+    assert (arg("input_shape"), listing(ops=True)) == ("--input-shape", "`hookscope layers MODEL --ops`")
+    with pytest.raises(hookscope.UsageError):
+        hookscope.activations(Asking(2, 2), torch.zeros(1, 2), batch_size=0)
+    assert arg("input_shape") == "--input-shape"
 
 
 def test_a_note_of_a_result_names_its_arguments(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""The functions of hookscope/api.py, written from commands.py and options.py: `python -m tests.api_functions`."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from inspect import cleandoc
+from pathlib import Path
+from textwrap import indent
+
+from hookscope import options
+
+PACKAGE = Path(options.__file__).parent
+API = PACKAGE / "api.py"
+
+HEAD = '''"""The Python functions, one for each command. Written by `python -m tests.api_functions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookscope import commands, options
+from hookscope.options import Dtype, Numbers, Sizes, Texts
+
+'''
+_SHORT = ("Texts", "Numbers", "Sizes", "Dtype")  # the other aliases are written out
+
+
+def parsed(name: str) -> ast.Module:
+    return ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
+
+
+def for_type_checkers(tree: ast.Module) -> list[ast.stmt]:
+    """Return what a file imports and defines for type checkers only."""
+    blocks = (each for each in tree.body if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")
+    return [statement for block in blocks for statement in block.body]
+
+
+def aliases(tree: ast.Module) -> dict[str, str]:
+    """Return the aliases of types in options.py that are written out."""
+    found: dict[str, str] = {}
+    for each in (*tree.body, *for_type_checkers(tree)):
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            name = each.targets[0].id
+            if name.istitle() and name not in (*_SHORT, "T"):
+                found[name] = written_out(ast.unparse(each.value), found)
+    return found
+
+
+def written_out(annotation: str, known: Mapping[str, str]) -> str:
+    return re.sub(r"\b[A-Z]\w+\b", lambda name: known.get(name[0], name[0]), annotation)
+
+
+def fields_of(tree: ast.Module) -> dict[tuple[str, str], str]:
+    """Return the annotation of each option by its class and name."""
+    known = aliases(tree)
+    found = {}
+    for kind in (each for each in tree.body if isinstance(each, ast.ClassDef)):
+        for each in (each for each in kind.body if isinstance(each, ast.AnnAssign)):
+            quoted = isinstance(each.annotation, ast.Constant)
+            annotation = str(each.annotation.value) if quoted else ast.unparse(each.annotation)  # type: ignore[attr-defined]
+            found[kind.name, ast.unparse(each.target)] = written_out(annotation, known)
+    return found
+
+
+def entries(docstring: str, heading: str) -> dict[str, str]:
+    """Return what a section of a docstring says of each name."""
+    section = re.search(rf"^{heading}:\n(.*?)(?=^\S|\Z)", cleandoc(docstring), re.DOTALL | re.MULTILINE)
+    parts = re.split(r"^ {4}(?=\w+: )", section[1] if section else "", flags=re.MULTILINE)
+    return {part.partition(":")[0]: part.partition(": ")[2].strip() for part in parts if part.strip()}
+
+
+def described(kind: type, name: str) -> str:
+    """Return what the class, or the nearest of its bases, says of an option."""
+    return next(found[name] for each in kind.__mro__ if name in (found := entries(each.__doc__ or "", "Attributes")))
+
+
+def functions() -> Iterator[str]:
+    annotations = fields_of(parsed("options.py"))
+    public = [each for each in parsed("commands.py").body if isinstance(each, ast.FunctionDef) and each.name[0] != "_"]
+    common = entries(ast.get_docstring(public[0]) or "", "Args")
+    for each in public:
+        yield _function(each, annotations, common)
+
+
+def _function(function: ast.FunctionDef, annotations: Mapping[tuple[str, str], str], common: Mapping[str, str]) -> str:
+    arguments, given = function.args, []
+    told: dict[str, str] = {}
+    docstring = ast.get_docstring(function) or ""
+    own = entries(docstring, "Args")
+    places = [None] * (len(arguments.args) - len(arguments.defaults)) + [*arguments.defaults]
+    signature = [_parameter(each, default) for each, default in zip(arguments.args, places, strict=True)]
+    given += [each.arg for each in arguments.args]
+    told |= {each.arg: own.get(each.arg) or common[each.arg] for each in arguments.args}
+    if arguments.kwonlyargs:
+        signature.append("*")
+    for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if each.arg != "option":
+            signature.append(_parameter(each, default))
+            given.append(f"{each.arg}={each.arg}")
+            told[each.arg] = own.get(each.arg) or common[each.arg]
+            continue
+        kind = getattr(options, ast.unparse(each.annotation).removeprefix("options."))  # type: ignore[arg-type]
+        names = []
+        for option in options.options_of(kind):
+            if options.on_command_line(option).is_python:
+                home = next(base for base in kind.__mro__ if (base.__name__, option.name) in annotations)
+                annotation = annotations[home.__name__, option.name]
+                signature.append(f"{option.name}: {annotation} = {option.default!r}{_shadows(option.name)}")
+                told[option.name] = described(kind, option.name)
+                names.append(f"{option.name}={option.name}")
+        given.append(f"option=options.{kind.__name__}({', '.join(names)})")
+    lines = ",\n".join(signature).replace("  # noqa: A002,", ",  # noqa: A002")
+    call = f"return commands.{function.name}({', '.join(given)})"
+    returned = ast.unparse(function.returns) if function.returns else "None"
+    text = f'"""{_with_args(docstring, told)}\n"""\n{call}'
+    return f"def {function.name}(\n{indent(lines, '    ')},\n) -> {returned}:\n{indent(text, '    ')}\n"
+
+
+def _parameter(each: ast.arg, default: ast.expr | None) -> str:
+    annotation = ast.unparse(each.annotation).replace("options.", "") if each.annotation else "Any"
+    return f"{each.arg}: {annotation}" + (f" = {ast.unparse(default)}" if default else "")
+
+
+def _shadows(name: str) -> str:
+    return "  # noqa: A002" if name in ("input", "map") else ""
+
+
+def _with_args(docstring: str, told: Mapping[str, str]) -> str:
+    """Return a docstring in which the section of arguments has all of them."""
+    section = "Args:\n" + "\n".join(f"    {name}: {text}" for name, text in told.items()) + "\n\n"
+    without = re.sub(r"^Args:\n(?: .*\n|\n)*", "", docstring + "\n", flags=re.MULTILINE)
+    before, returns, after = without.rstrip("\n").partition("Returns:\n")
+    return f"{before.rstrip()}\n\n{section}{returns}{after}"
+
+
+def written() -> str:
+    """Return the file."""
+    body = "\n\n".join(functions())
+    checked = [*for_type_checkers(parsed("commands.py")), *for_type_checkers(parsed("options.py"))]
+    texts = [ast.unparse(each) for each in checked if not ast.unparse(each).startswith("Target")]
+    imports = indent("\n".join(dict.fromkeys(texts)), "    ")
+    text = f"{HEAD}if TYPE_CHECKING:\n{imports}\n\n\n{body}"
+    for ruff in (["check", "--fix-only", "--select", "I,F401"], ["format"]):
+        command = [sys.executable, "-m", "ruff", *ruff, "-q", "--stdin-filename", str(API), "-"]
+        text = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+if __name__ == "__main__":
+    API.write_text(written(), encoding="utf-8")

@@ -1,0 +1,66 @@
+"""Every option is declared once, and editors read the functions that are made from there."""
+
+from pathlib import Path
+
+import jedi
+import pytest
+import typer.main
+import typer.testing
+
+import hookscope
+from hookscope.cli.options import with_options
+from hookscope.cli.sections import SectionedCommand
+from hookscope.options import LAYERS, LayerOptions, any_given, group, is_given, option, options_of, taken
+from tests.api_functions import API, written
+
+
+@group(LAYERS)
+class Sliced(LayerOptions):
+    """Options of a command that cuts."""
+
+    slices: int = option(2, "N  Cut each layer into N slices.", bounds=(1, 9), after="layer")
+
+
+@with_options
+def cut(model: str, *, option: Sliced) -> None:
+    """Cut MODEL."""
+    typer.echo(f"{model} {option.slices} {option.layer} {option.ops}")
+
+
+def test_an_option_is_added_by_one_field() -> None:
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(cls=SectionedCommand)(cut)
+    run = typer.testing.CliRunner().invoke
+    assert run(app, ["a", "--layer", "x", "--layer", "y", "--slices", "3"]).output == "a 3 ('x', 'y') False\n"
+    assert run(app, ["a", "--slices", "10"]).exit_code == 2
+    shown = " ".join(run(app, ["--help"]).output.split())
+    assert "Layers: -l, --layer PATTERN" in shown
+    assert "--slices N Cut each layer into N slices. [default: 2; 1 to 9] --ops" in shown
+
+
+def test_values_from_python_are_settled_and_refused_by_the_same_field() -> None:
+    assert Sliced(layer="x").layer == ("x",)
+    assert Sliced(layer=["x", "y"]).layer == ("x", "y")
+    assert is_given(Sliced(layer="x"), "layer")
+    assert not any_given(Sliced(layer=[]), Sliced)
+    assert vars(taken(LayerOptions, Sliced(ops=True, slices=3))) == {"layer": (), "ops": True}
+    with pytest.raises(hookscope.UsageError, match=r"^--slices 0 is not possible: give 1 or more\.$"):
+        Sliced(slices=0)
+    with pytest.raises(hookscope.UsageError, match=r"^--slices takes a whole number, not type str\.$"):
+        Sliced(slices="2")  # type: ignore[arg-type]
+
+
+def test_the_functions_are_those_that_the_options_give() -> None:
+    assert API.read_text(encoding="utf-8") == written(), "run `python -m tests.api_functions`"
+
+
+@pytest.mark.parametrize("name", ["activations", "diff"])
+def test_an_editor_lists_all_arguments_with_types(name: str) -> None:
+    project = jedi.Project(Path(hookscope.__file__).parents[1])
+    script = jedi.Script(f"from hookscope.api import {name}\n{name}(", project=project)
+    (signature,) = script.get_signatures(2, len(name) + 1)
+    listed = {each.name: each.description for each in signature.params}
+    options = getattr(hookscope.options, name.title())
+    assert set(listed) >= {each.name for each in options_of(options) if each.metadata["option"].is_python}
+    assert listed["seed"] == "param seed: int=0"
+    assert listed["layer"] == "param layer: Texts=()"
