@@ -20,7 +20,6 @@ from hookscope.results.json_form import SCHEMA_VERSION, derived, is_stored
 from hookscope.results.network import ModuleTable
 from hookscope.results.runs.reading import RESULT_KINDS
 from hookscope.results.runs.record import RunRecord
-from hookscope.results.runs.training_log import SCHEMA_VERSION as TRAINING_VERSION
 from hookscope.results.table_rows import TableRows
 from hookscope.results.training import (
     TrainingEnd,
@@ -38,7 +37,6 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT: Schema = {"type": "string"}
 _POSITION: Schema = {"type": "integer", "minimum": 0, "description": 'Of a text, among the "names" before.'}
 _NUMBER: Schema = {"$ref": "#/$defs/number"}
-_IN_TRAINING: Schema = {"anyOf": [{"type": ["number", "null"]}, {"enum": ["nan", "inf", "-inf"]}]}
 _PLAIN: Mapping[object, Schema] = {
     bool: {"type": "boolean"},
     int: {"type": "integer"},
@@ -65,7 +63,7 @@ def documents() -> dict[str, Schema]:
         "check": _document("hookscope check --format json", checks),
         "checkpoint": _document("hookscope checkpoint --json", _properties(CheckpointContents)),
         "layers": _document("hookscope layers --json", _properties(ModuleTable)),
-        "doctor": _document("hookscope doctor --json", {"schema_version": {"const": 1}, "facts": _array(_of(Fact))}),
+        "doctor": _document("hookscope doctor --json", {"facts": _array(_of(Fact))}),
         "run": _document("run.json", {"tool": {"const": "hookscope"}} | _properties(RunRecord)),
         "watch": _watch_line(),
     }
@@ -167,8 +165,8 @@ def _array(items: Schema) -> Schema:
 
 def _watch_line() -> Schema:
     """Return the schema of a line of `watch.jsonl`, which is told apart by its "type"."""
-    marks: dict[str, Schema] = {"tool": {"const": "hookscope"}, "schema_version": {"const": TRAINING_VERSION}}
-    largest = {"type": "array", "prefixItems": [_POSITION, _IN_TRAINING], "items": False}
+    marks: dict[str, Schema] = {"tool": {"const": "hookscope"}, "schema_version": {"const": SCHEMA_VERSION}}
+    largest = {"type": "array", "prefixItems": [_POSITION, _NUMBER], "items": False}
     edits = {"type": "array", "prefixItems": [_POSITION, _of(int)], "items": False}
     tables = {"parameters": WatchedParameter, "layers": WatchedLayer, "tables": TableRows}
     columns = {name: _columns(kind) for name, kind in tables.items()}
@@ -186,21 +184,12 @@ def _watch_line() -> Schema:
         _line("verdict", _properties(TrainingVerdict)),
         _line("end", _properties(TrainingEnd)),
     ]
-    return {"$schema": _DIALECT, "title": "A line of watch.jsonl, as hookscope.watch writes it", "anyOf": lines}
+    schema = {"$schema": _DIALECT, "title": "A line of watch.jsonl, as hookscope.watch writes it", "anyOf": lines}
+    return schema | {"$defs": dict(sorted(_definitions(schema).items()))}
 
 
 def _line(kind: str, properties: Mapping[str, Schema], *optional: str) -> Schema:
-    return _object({"type": {"const": kind}, **_numbered(dict(properties))}, *optional)
-
-
-def _numbered(schema: Any) -> Any:
-    """Return a schema with numbers as `watch.jsonl` has them."""
-    if isinstance(schema, list):
-        return [*map(_numbered, schema)]
-    if not isinstance(schema, dict):
-        return schema
-    inner = {name: _numbered(value) for name, value in schema.items() if name != "$ref"}
-    return inner | (_IN_TRAINING if schema.get("$ref") == _NUMBER["$ref"] else {})
+    return _object({"type": {"const": kind}, **properties}, *optional)
 
 
 def _columns(kind: Any) -> Schema:

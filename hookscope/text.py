@@ -143,6 +143,13 @@ def _entry(value: Any) -> str:
     return json.dumps(value, allow_nan=False)
 
 
+def json_number(value: float) -> float | str:
+    """Return a number as JSON knows it: NaN and infinities are "NaN", "Infinity" and "-Infinity"."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
 def plain(value: Any) -> Any:
     """Return a value as JSON knows it, without lone surrogates; NaN and infinities are texts."""
     if value is None or isinstance(value, bool):
@@ -150,7 +157,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+        return json_number(float(value))
     if isinstance(value, Mapping):
         return {_without_surrogates(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

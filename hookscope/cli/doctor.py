@@ -15,6 +15,7 @@ from hookscope.cli.console import consoles
 from hookscope.cli.greeting import has_demo
 from hookscope.cli.options import with_options
 from hookscope.errors import EXIT_CHECK_FAILED, EXIT_DONE
+from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.text import counted, safe_text, some_of, strict_json
 
 # Extras, a package of each, and what they are for.
@@ -55,7 +56,7 @@ def doctor(*, option: options.JsonOption) -> int:
     """
     facts = [*_facts()]
     if option.json:
-        typer.echo(strict_json({"schema_version": 1, "facts": [asdict(each) for each in facts]}), nl=False)
+        typer.echo(strict_json({"schema_version": SCHEMA_VERSION, "facts": [asdict(each) for each in facts]}), nl=False)
     else:
         _print(facts)
     return EXIT_CHECK_FAILED if any(each.broken for each in facts) else EXIT_DONE

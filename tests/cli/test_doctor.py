@@ -21,7 +21,7 @@ def facts_of(run: Run, code: int = 0) -> dict[str, dict[str, object]]:
     ended = run("doctor", "--json")
     assert ended.code == code
     document = json.loads(ended.stdout)
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 3
     return {each["subject"]: each for each in document["facts"]}
 
 

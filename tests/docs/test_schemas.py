@@ -157,11 +157,11 @@ def test_every_line_of_a_watched_training(tmp_path: Path) -> None:
     lines = (tmp_path / FILE).read_text(encoding="utf-8").splitlines()
     kinds = {check("watch", line)["type"] for line in lines}
     assert kinds == {"start", "names", "step", "watched", "verdict", "end"}
-    step = json.loads(next(line for line in lines if '"nan"' in line))
+    step = json.loads(next(line for line in lines if '"NaN"' in line))
     validator = Draft202012Validator(SCHEMAS["watch"])
     assert validator.is_valid(step)
     assert not validator.is_valid(step | {"type": "verdict"})
-    assert not validator.is_valid(step | {"loss": "NaN"})
+    assert not validator.is_valid(step | {"loss": "nan"})
     assert validator.is_valid(step | {"edits": [[0, 1]]})
     assert not validator.is_valid(step | {"edits": [["fc:grad:zero", 1]]})
 

@@ -10,7 +10,7 @@ A line is written at once and whole, so that a process that is killed leaves all
   column without any value is left out.
 - "verdict", "end": `TrainingVerdict`, `TrainingEnd`.
 
-NaN and infinities are "nan", "inf" and "-inf". Fields with their default value are left out.
+NaN and infinities are texts, as in other JSON. Fields with their default value are left out.
 """
 
 import errno
@@ -21,11 +21,12 @@ import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hookscope.errors import InputError, OutputError
+from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.atomic import reason_of
 from hookscope.results.runs.reading import read_inside, refusal
 from hookscope.results.runs.store import checked, parse_json
@@ -40,15 +41,13 @@ from hookscope.results.training import (
     WatchedParameter,
     WatchedStep,
 )
-from hookscope.text import plain, safe_text
+from hookscope.text import json_number, plain, safe_text
 
 if sys.platform != "win32":
     import fcntl
 
 FILE = "watch.jsonl"
 """The file inside the folder of a watched training."""
-
-SCHEMA_VERSION = 1
 
 TrainingRecord = TrainingStart | TrainingStep | WatchedStep | TrainingVerdict | TrainingEnd
 """What a line holds."""
@@ -64,8 +63,6 @@ _TAIL_BYTES = 64 * 2**20
 
 # Norms in float32 have no more digits.
 _DIGITS = 7
-
-_NOT_FINITE = ("nan", "inf", "-inf")
 
 # Columns whose entries are positions in "names".
 _NAMED_COLUMNS = ("name", "status", "label", "kind")
@@ -229,7 +226,7 @@ def _document(record: TrainingRecord, position: Callable[[str], int]) -> dict[st
     for name, default in _OWN_FIELDS[kind]:
         value = getattr(record, name)
         if value != default:
-            document[name] = _plain(value)
+            document[name] = plain(value)
     if isinstance(record, WatchedStep):
         document["parameters"] = _columns(WatchedParameter, record.parameters, position)
         if record.layers:
@@ -262,11 +259,11 @@ def _text(value: float | None) -> str:
     """Return a number as JSON has it."""
     if value is None:
         return "null"
-    return repr(float(value)) if math.isfinite(value) else f'"{float(value)}"'
+    return repr(float(value)) if math.isfinite(value) else f'"{json_number(value)}"'
 
 
 def _short(value: float) -> str:
-    return f"{value:.{_DIGITS}g}" if math.isfinite(value) else f'"{float(value)}"'
+    return f"{value:.{_DIGITS}g}" if math.isfinite(value) else f'"{json_number(value)}"'
 
 
 def _columns(kind: Any, rows: Sequence[Any], position: Callable[[str], int]) -> dict[str, list[Any]]:
@@ -284,17 +281,7 @@ def _number(value: float | None) -> float | str | None:
     """Return a number as short as float32 allows; whole numbers and None as they are."""
     if value is None or isinstance(value, int):
         return value
-    if not math.isfinite(value):
-        return str(float(value))
-    return float(f"{value:.{_DIGITS}g}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value if not hasattr(each, "__dataclass_fields__")]
-    return plain(value)
+    return json_number(float(f"{value:.{_DIGITS}g}"))
 
 
 def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord | None:
@@ -323,7 +310,7 @@ def _record(line: bytes, names: list[str], *, is_first: bool) -> TrainingRecord 
         document["parameters"] = _rows(WatchedParameter, document.get("parameters"), names)
         document["layers"] = _rows(WatchedLayer, document.get("layers", {}), names)
         document["tables"] = _rows(TableRows, document.get("tables", {}), names)
-    record: TrainingRecord = checked(_TYPES[kind], _with_floats(kind, document))
+    record: TrainingRecord = checked(_TYPES[kind], document)
     if record.step > _LAST_STEP:
         raise ValueError("step", f"Input should be at most {_LAST_STEP}")
     return record
@@ -351,8 +338,7 @@ def _rows(kind: Any, columns: object, names: Sequence[str]) -> list[dict[str, An
         raise ValueError("it has columns of different lengths")
     optional = {name: None for name in known if name not in _NAMED_COLUMNS}
     return [
-        optional | {name: _float(column[row]) for name, column in columns.items()}
-        for row in range(max(lengths, default=0))
+        optional | {name: column[row] for name, column in columns.items()} for row in range(max(lengths, default=0))
     ]
 
 
@@ -371,23 +357,7 @@ def _texts(values: object) -> list[str]:
 def _pairs(values: object, field: str) -> list[tuple[object, object]]:
     if not isinstance(values, list) or not all(isinstance(value, list) and len(value) == 2 for value in values):
         raise ValueError(f"its '{field}' are no pairs")
-    return [(where, _float(norm)) for where, norm in values]
-
-
-def _with_floats(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    numeric = [field.name for field in fields(_TYPES[kind]) if _is_number(field)]
-    told = dict(document) | {name: _float(document[name]) for name in numeric if name in document}
-    if isinstance(told.get("learning_rates"), list):
-        told["learning_rates"] = [_float(rate) for rate in told["learning_rates"]]
-    return told
-
-
-def _is_number(field: "Field[Any]") -> bool:
-    return field.type == float | None and field.default is MISSING
-
-
-def _float(value: object) -> object:
-    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+    return [(where, number) for where, number in values]
 
 
 def _misfit(folder: Path, number: int, error: Exception) -> InputError:

@@ -63,13 +63,13 @@ def test_the_line_of_a_step_is_json_with_seven_digits_and_words_for_what_is_not_
     assert json.loads(lines_of(tmp_path)[-1]) == {
         "type": "step",
         "step": 7,
-        "loss": "nan",
+        "loss": "NaN",
         "gradient_norm": None,
         "norm_before_clipping": 0.1,
         "learning_rates": [1e-5],
         "skipped": True,
-        "largest": [[0, 0.3333333], [1, 1e-30], [0, "nan"]],
-        "losses": [[2, "-inf"]],
+        "largest": [[0, 0.3333333], [1, 1e-30], [0, "NaN"]],
+        "losses": [[2, "-Infinity"]],
         "edits": [[3, 2]],
     }
 
