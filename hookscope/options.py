@@ -51,6 +51,15 @@ NUMBERS, FILES, TERMINAL = "Device and numbers", "Files", "Terminal"
 RULES, PROCESSES, LOOKS, HEADS = "Rules", "Processes", "Method and targets", "Blocks, heads and queries"
 COMPARISON, OTHER = "Comparison", "How B runs"
 
+# What most people need stands first in a long help, under a heading of its own, in this order.
+MOST_USED = "Most used"
+_MOST_USED = (
+    *("layer", "ops", "grads", "loss", "target", "method", "query", "reference", "shadow", "fail_over", "fail_on"),
+    *("config", "select", "ignore", "baseline", "images", "data", "top", "by_class", "features", "resume", "bisect"),
+    *("weights", "arch", "input_shape", "device", "out", "page", "json"),
+)
+_LONG = 20  # options
+
 T = TypeVar("T")
 _END = "…"
 
@@ -124,12 +133,20 @@ def text_type(each: "Field[Any]") -> Any:
 
 
 def options_of(kind: Any) -> "list[Field[Any]]":
-    """Return the options of a class in the order of the help: those of its bases from left to right, then its own.
+    """Return the options of a class: those of its bases from left to right, then its own.
 
     One that is declared again stays where it was.
     """
     by_name = {each.name: each for each in fields(kind)}
     return [by_name[name] for name in _ORDER[kind]]
+
+
+def in_help(kind: Any) -> "list[tuple[Field[Any], str]]":
+    """Return the options of a class in the order of the help, each with its heading."""
+    by_name = {each.name: each for each in options_of(kind)}
+    first = [name for name in _MOST_USED if name in by_name and len(by_name) > _LONG]
+    others = [(each, on_command_line(each).section) for name, each in by_name.items() if name not in first]
+    return [*((by_name[name], MOST_USED) for name in first), *others]
 
 
 _ORDER: dict[Any, list[str]] = {}

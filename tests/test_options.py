@@ -10,7 +10,25 @@ import typer.testing
 import hookscope
 from hookscope.cli.options import with_options
 from hookscope.cli.sections import SectionedCommand
-from hookscope.options import LAYERS, LayerOptions, any_given, group, is_given, option, options_of, taken
+from hookscope.options import (
+    LAYERS,
+    MOST_USED,
+    Activations,
+    Attention,
+    Attribute,
+    Check,
+    Diff,
+    Grads,
+    LayerOptions,
+    Survey,
+    any_given,
+    group,
+    in_help,
+    is_given,
+    option,
+    options_of,
+    taken,
+)
 from tests.api_functions import API, written
 
 
@@ -36,6 +54,16 @@ def test_an_option_is_added_by_one_field() -> None:
     shown = " ".join(run(app, ["--help"]).output.split())
     assert "Layers: -l, --layer PATTERN" in shown
     assert "--slices N Cut each layer into N slices. [default: 2; 1 to 9] --ops" in shown
+
+
+@pytest.mark.parametrize("kind", [Activations, Attention, Attribute, Check, Diff, Grads, Survey])
+def test_a_long_help_begins_with_about_a_dozen_options_and_a_short_one_as_it_is(kind: type) -> None:
+    headings = [heading for _, heading in in_help(kind)]
+    count = headings.count(MOST_USED)
+    assert 8 <= count <= 15
+    assert headings[:count] == [MOST_USED] * count
+    assert sorted(each.name for each, _ in in_help(kind)) == sorted(each.name for each in options_of(kind))
+    assert MOST_USED not in [heading for _, heading in in_help(Sliced)]
 
 
 def test_values_from_python_are_settled_and_refused_by_the_same_field() -> None:

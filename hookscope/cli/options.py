@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hookscope.cli.completion import complete_layer, complete_model
-from hookscope.options import on_command_line, options_of, text_type
+from hookscope.options import in_help, on_command_line, text_type
 
 Model = Annotated[
     str,
@@ -30,15 +30,15 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command whose last parameter, `option`, is spread into the options of its class, for typer."""
     arguments = dict(signature(command).parameters)
     kind = arguments.pop("option").annotation
-    options = {each.name: each for each in options_of(kind)}
+    options = in_help(kind)
     completes = not {"model", "a"}.isdisjoint(arguments)
 
     @wraps(command)
     def spread(**given: Any) -> Any:
-        values = {name: given.pop(name) for name in options}
+        values = {each.name: given.pop(each.name) for each, _ in options}
         return command(**given, option=kind(**{name: value for name, value in values.items() if value is not None}))
 
-    parameters = [*arguments.values(), *(_parameter(each, completes=completes) for each in options.values())]
+    parameters = [*arguments.values(), *(_parameter(*each, completes=completes) for each in options)]
     spread.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
         parameters=[each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]
     )
@@ -46,7 +46,7 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return spread
 
 
-def _parameter(each: "Field[Any]", *, completes: bool) -> Parameter:
+def _parameter(each: "Field[Any]", section: str, *, completes: bool) -> Parameter:
     """Return an option as typer takes it: "--layer -l PATTERN  Layers by name" has names, metavar and help."""
     here = on_command_line(each)
     usage, _, text = here.help.rpartition("  ")
@@ -62,7 +62,7 @@ def _parameter(each: "Field[Any]", *, completes: bool) -> Parameter:
         min=here.bounds[0],
         max=here.bounds[1],
         show_default=not turns_off,
-        rich_help_panel=here.section,
+        rich_help_panel=section,
     )
     info = option(autocompletion=complete_layer) if completes and each.name == "layer" else option()
     default = each.default if here.command_default is None else here.command_default
