@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SCHEMA_VERSION = 3
 """Of every JSON document; it changes when a key goes or changes its meaning."""
@@ -41,12 +41,12 @@ def _names(kind: type) -> tuple[str, ...]:
     return (*(field.name for field in fields(kind) if is_stored(field)), *derived(kind))
 
 
-def to_document(result: object, arrays: dict[str, NDArray[Any]] | None = None) -> dict[str, Any]:
+def to_document(result: object, arrays: "dict[str, NDArray[Any]] | None" = None) -> dict[str, Any]:
     """Return a result as a whole JSON document, as `json_form`; NaN and infinities are floats, for `strict_json`."""
     return {"schema_version": SCHEMA_VERSION, **json_form(result, arrays)}
 
 
-def json_form(value: Any, arrays: dict[str, NDArray[Any]] | None = None, at: str = "") -> Any:
+def json_form(value: Any, arrays: "dict[str, NDArray[Any]] | None" = None, at: str = "") -> Any:
     """Return a part of a result as dicts, lists, text and numbers.
 
     Args:
@@ -55,6 +55,8 @@ def json_form(value: Any, arrays: dict[str, NDArray[Any]] | None = None, at: str
             None leaves arrays out.
         at: Name of the part.
     """
+    import numpy as np  # noqa: PLC0415 - the names of rules load no numpy
+
     if isinstance(value, np.ndarray):
         assert arrays is not None  # noqa: S101 - else it was left out below
         arrays[at] = value
