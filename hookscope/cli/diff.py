@@ -76,7 +76,7 @@ def diff(
             return report_all([*failures, *([] if str(error) in said else [error])])
     show_result(result, tables, messages, option)
     saved = save_differences(result, place.folder, command=command_line(), numbered=option.out is None)
-    place.print_saved(tables, option, saved.last_lines)
+    place.print_saved(tables, option, saved.last_lines())
     export(saved.folder, (tables, messages), option, show=False)
     failures += _write_for_ci(result, option, chosen, summary)
     if option.json:

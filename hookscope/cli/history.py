@@ -69,7 +69,7 @@ def history(
     for error in once_per_file((PurePath(each.name).name, each.error) for each in result.unreadable):
         typer.echo(f"hookscope: error: {safe_text(error)}", err=True)
     saved = save_history(result, place.folder, command=command_line(), numbered=option.out is None)
-    place.print_saved(tables, option, saved.last_lines)
+    place.print_saved(tables, option, saved.last_lines())
     export(saved.folder, (tables, messages), option, show=False)
     if option.json:
         typer.echo(strict_json({**result.to_dict(), "run": str(saved.folder)}), nl=False)

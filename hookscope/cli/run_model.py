@@ -28,9 +28,6 @@ from hookscope.text import counted, printable, strict_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hookscope.render.attention_files import SavedAttention
-    from hookscope.render.attribution_files import SavedAttributions
-    from hookscope.render.run_files import SavedRun
     from hookscope.results.activations import Activations
     from hookscope.results.attention import Attention
     from hookscope.results.attributions import Attributions
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from hookscope.results.findings import Finding
     from hookscope.results.gradients import Gradients
     from hookscope.results.history import History
+    from hookscope.results.runs.directory import SavedRun
     from hookscope.results.survey import Survey
 
 # With more grids, a hint names the options for fewer.
@@ -98,17 +96,16 @@ def _save(
     option: "options.Activations | options.Grads | options.Attribute | options.Attention",
 ) -> Path:
     """Write a run and its exports; return its folder. Consoles are those for tables and for messages."""
-    from hookscope.render.run_files import SavedRun, save_result
+    from hookscope.render.run_files import save_result
     from hookscope.render.terminal import note_lines
 
     drawn = option if isinstance(option, options.GridOptions) else None
     save = {"cmap": drawn.cmap, "scale": drawn.scale} if drawn else {}
-    saved: SavedRun | SavedAttributions | SavedAttention
     saved = save_result(result, place.folder, **save, command=command_line(), numbered=option.out is None)
     if not option.quiet:
-        consoles[0].print(note_lines(getattr(saved, "remarks", ())))
-    place.print_saved(consoles[0], option, last_lines(saved, len(result.inputs), drawn.grids_for if drawn else 0))
-    if drawn and drawn.tensorboard is not None and isinstance(saved, SavedRun):
+        consoles[0].print(note_lines(saved.remarks))
+    place.print_saved(consoles[0], option, last_lines(saved, len(result.inputs), drawn))
+    if drawn and drawn.tensorboard is not None:
         from hookscope.cli.tensorboard import write_run
 
         write_run(drawn.tensorboard, cast("Any", result), [saved.folder / grid.path for grid in saved.grids])
@@ -232,19 +229,16 @@ def show_result(
         tables.print(terminal.findings_panel(result.verdicts))
 
 
-def last_lines(saved: "SavedRun | SavedAttributions | SavedAttention", input_count: int, grids_for: int) -> str:
+def last_lines(saved: "SavedRun", input_count: int, drawn: "options.GridOptions | None") -> str:
     """Return which files were written, and how to have fewer grids."""
-    from hookscope.render.run_files import SavedRun
-    from hookscope.results.runs.directory import written_lines
-
-    if not isinstance(saved, SavedRun):
-        return saved.last_lines
-    cut = f" for the first {grids_for} of {input_count} inputs (--grids-for)" if grids_for < input_count else ""
-    count = len(saved.grids)
+    if drawn is None:
+        return saved.last_lines()
+    of = f" for the first {drawn.grids_for} of {input_count} inputs (--grids-for)"
+    cut, count = of if drawn.grids_for < input_count else "", len(saved.grids)
     grids = [f"{counted(count, 'grid')}{cut}"] if count else []
-    none = "" if "gradients.csv" in saved.files else ", none with --no-grids"
+    none = "" if "gradients.csv" in saved.listed else ", none with --no-grids"
     hint = f" (fewer with --layer{none})" if count > _MANY_GRIDS else ""
-    return written_lines(saved.overview, [*grids, *saved.files], hint)
+    return saved.last_lines(*grids, hint=hint)
 
 
 def report_all(failures: Sequence[HookscopeError]) -> int:

@@ -104,7 +104,7 @@ def _finish(result: "Survey", place: RunPlace, option: options.Survey) -> int:
     show_result(result, tables, messages, option)
     saved = save_survey(result, place.folder, crops=option.crops, command=command_line(), numbered=option.out is None)
     ChunkFolder(chunk_folder(place.folder)).remove()
-    place.print_saved(tables, option, saved.last_lines)
+    place.print_saved(tables, option, saved.last_lines())
     if result.features is not None and not option.quiet:
         tables.print(f"Inputs of the features: {safe_text(result.features.files[-1])}", soft_wrap=True)
     if option.tensorboard is not None:

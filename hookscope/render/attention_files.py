@@ -1,6 +1,5 @@
 """The run directory of `attention`: the overview first, overlays on the photographs, maps, and tables of numbers."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,51 +8,22 @@ from PIL import Image
 
 from hookscope.errors import UsageError
 from hookscope.render.attention_text import HEADS
-from hookscope.render.map_files import write_inputs
+from hookscope.render.map_files import drawn_words, remarks_of, write_inputs
 from hookscope.render.overlays import overlay
 from hookscope.render.overviews.attention import draw_attention
 from hookscope.render.tables import csv_text
 from hookscope.results.attention import Attention, AttentionMap
 from hookscope.results.inputs import Photograph
-from hookscope.results.runs.directory import new_run, written_lines
-from hookscope.results.runs.record import StoredPicture, record_of
+from hookscope.results.runs.directory import SavedRun, new_run
+from hookscope.results.runs.record import record_of
 from hookscope.results.runs.store import write_result
 from hookscope.results.runs.tensors import write_tensors
-from hookscope.text import counted, slug
+from hookscope.text import slug
 
 TENSORS = "attention.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
-class SavedAttention:
-    """A run directory that was written, with what each file of it shows.
-
-    Attributes:
-        pictures: By input.
-        overlays: By map, as paths inside the run.
-        tables: Names of further files.
-    """
-
-    folder: Path
-    pictures: tuple[StoredPicture, ...]
-    overlays: tuple[str, ...]
-    tables: tuple[str, ...]
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Notes about maps that are not drawn over their photograph."""
-        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark and self.overlays))
-
-    @property
-    def last_lines(self) -> str:
-        """The command's last lines."""
-        others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
-        others += [counted(len(self.overlays), "overlay")] if self.overlays else []
-        others += self.tables
-        return written_lines(self.folder / self.pictures[0].overview, others)
-
-
-def save_attention(result: Attention, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedAttention:
+def save_attention(result: Attention, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedRun:
     """Write a result as `hookscope attention` does: whole or not at all, and over nothing but an earlier run.
 
     If `numbered`, a number is appended to the path rather than a run of another command replaced.
@@ -84,7 +54,8 @@ def save_attention(result: Attention, path: str | Path, *, command: str = "", nu
             tables.append(TENSORS)
         record = record_of("attention", command, provenance, pictures=tuple(pictures), overlays=tuple(overlays))
         folder = run.finish(record)
-    return SavedAttention(folder, tuple(pictures), tuple(overlays), tuple(tables))
+    remarks = remarks_of(pictures) if overlays else ()
+    return SavedRun(folder, (*drawn_words(pictures, overlays), *tables), remarks=remarks)
 
 
 def _title(each: AttentionMap) -> str:

@@ -1,7 +1,6 @@
 """The run directory of `attribute`: the overview first, overlays on the photographs, the maps themselves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -11,46 +10,18 @@ from PIL import Image
 
 from hookscope.errors import UsageError
 from hookscope.render.given_maps import draw_given_map
-from hookscope.render.map_files import WIDE, write_inputs
+from hookscope.render.map_files import WIDE, drawn_words, remarks_of, write_inputs
 from hookscope.render.overlays import overlay
 from hookscope.render.overviews.attributions import draw_overview
 from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import PICTURE_AXES, Photograph
-from hookscope.results.runs.directory import new_run, written_lines
-from hookscope.results.runs.record import StoredPicture, record_of
-from hookscope.results.runs.store import ARRAYS, RESULT, write_result
-from hookscope.text import counted, slug
+from hookscope.results.runs.directory import SavedRun, new_run
+from hookscope.results.runs.record import record_of
+from hookscope.results.runs.store import write_result
+from hookscope.text import slug
 
 
-@dataclass(frozen=True, slots=True)
-class SavedAttributions:
-    """A run directory that was written, with what each file of it shows.
-
-    Attributes:
-        pictures: By input.
-        overlays: By map, as paths inside the run.
-    """
-
-    folder: Path
-    pictures: tuple[StoredPicture, ...]
-    overlays: tuple[str, ...]
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Notes about maps that are not drawn over their photograph."""
-        return tuple(dict.fromkeys(each.remark for each in self.pictures if each.remark))
-
-    @property
-    def last_lines(self) -> str:
-        """The command's last lines."""
-        others = [counted(len(self.pictures) - 1, "more overview")] if len(self.pictures) > 1 else []
-        others += [counted(len(self.overlays), "overlay"), RESULT, ARRAYS]
-        return written_lines(self.folder / self.pictures[0].overview, others)
-
-
-def save_attributions(
-    result: Attributions, path: str | Path, *, command: str = "", numbered: bool = False
-) -> SavedAttributions:
+def save_attributions(result: Attributions, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedRun:
     """Write a result as `hookscope attribute` does: whole or not at all, and over nothing but an earlier run.
 
     If `numbered`, a number is appended to the path rather than a run of another command replaced.
@@ -71,10 +42,10 @@ def save_attributions(
             overview=partial(draw_overview, result),
             write_map=partial(_write_map, run.path, result.given),
         )
-        write_result(run.path, result)
+        stored = write_result(run.path, result)
         record = record_of("attribute", command, provenance, pictures=tuple(pictures), overlays=tuple(overlays))
         folder = run.finish(record)
-    return SavedAttributions(folder, tuple(pictures), tuple(overlays))
+    return SavedRun(folder, (*drawn_words(pictures, overlays), *stored), remarks=remarks_of(pictures))
 
 
 def _title(each: AttributionMap) -> str:

@@ -5,7 +5,6 @@ from functools import partial
 from operator import attrgetter
 from pathlib import PurePath
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -144,7 +143,7 @@ def map_columns(result: Attributions) -> tuple[Column, ...]:
         Column("layer", "layer", "layer whose map it is", 3, lambda layer: layer or whole, words=True),
         Column("shape", "grid", "cells of the map", 12, str, lambda each: "x".join(map(str, each.values.shape))),
         *machine_columns("extent", "size"),
-        *(Column(key, value=partial(_end, key)) for key in ("low", "high")),
+        *(Column(key, value=partial(_end, at)) for at, key in enumerate(("low", "high"))),
         *(Column(key).on(half, key=f"half_{name}") for name, key in (("share", "share"), ("where", "words"))),
         Column("", "half of it in", "where half of the map lies", 4, shown=_half_text, words=True).on(half, blank=""),
     )
@@ -154,9 +153,8 @@ def _half_text(box: Concentration) -> str:
     return f"{_share(box.share)} {box.words}"
 
 
-def _end(which: str, each: AttributionMap) -> float | None:
-    finite = each.values[np.isfinite(each.values)]
-    return float(finite.min() if which == "low" else finite.max()) if finite.size else None
+def _end(at: int, each: AttributionMap) -> float | None:
+    return None if each.range is None else each.range[at]
 
 
 def _share(share: float) -> str:

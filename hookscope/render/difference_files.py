@@ -1,6 +1,6 @@
 """The run directory of `diff`: the overview, rows as CSV and JSON, and grids of A-B."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hookscope.errors import UsageError
@@ -10,37 +10,13 @@ from hookscope.render.overviews.differences import draw_differences
 from hookscope.render.tables import csv_text
 from hookscope.results.differences import Differences
 from hookscope.results.grids import Grid
-from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
+from hookscope.results.runs.directory import OVERVIEW, SavedRun, new_run
 from hookscope.results.runs.record import record_of
 from hookscope.results.runs.store import write_result
 from hookscope.text import counted
 
 
-@dataclass(frozen=True, slots=True)
-class SavedDifferences:
-    """A run directory that was written, and what is in it besides the overview and `run.json`.
-
-    Attributes:
-        differing: Rows that differ at all, drawn or not.
-    """
-
-    folder: Path
-    files: tuple[str, ...]
-    grids: tuple[Grid, ...]
-    differing: int
-
-    @property
-    def last_lines(self) -> str:
-        """The command's last lines."""
-        count = len(self.grids)
-        of = f" of the {self.differing:,} rows that differ" if self.differing > count else ""
-        drawn = [f"{counted(count, 'grid')} of A-B{of}"] if count else []
-        return written_lines(self.folder / OVERVIEW, [*drawn, *self.files])
-
-
-def save_differences(
-    result: Differences, path: str | Path, *, command: str = "", numbered: bool = False
-) -> SavedDifferences:
+def save_differences(result: Differences, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedRun:
     """Write a result as `hookscope diff` does: whole or not at all, and over nothing but an earlier run.
 
     If `numbered`, a number is appended to the path rather than a run of another command replaced.
@@ -58,7 +34,9 @@ def save_differences(
         names = [*_write_tables(run.path, result), *write_result(run.path, result)]
         folder = run.finish(record_of("diff", command, provenance, overview=OVERVIEW, grids=tuple(drawn)))
     differing = sum(row.measures is not None and row.measures.relative_l2 != 0 for row in result.rows)
-    return SavedDifferences(folder, tuple(names), tuple(drawn), differing)
+    of = f" of the {differing:,} rows that differ" if differing > len(drawn) else ""
+    grids_of = [f"{counted(len(drawn), 'grid')} of A-B{of}"] if drawn else []
+    return SavedRun(folder, (*grids_of, *names))
 
 
 def _draw_grids(folder: Path, result: Differences) -> list[Grid]:

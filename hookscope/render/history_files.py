@@ -1,6 +1,5 @@
 """The run directory of `history`: the overview, files, tensors and verdicts as CSV, and all of it as JSON."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from hookscope.errors import UsageError
@@ -8,25 +7,12 @@ from hookscope.render.history_columns import file_columns, output_columns, tenso
 from hookscope.render.overviews.history import draw_history
 from hookscope.render.tables import csv_text
 from hookscope.results.history import History
-from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
+from hookscope.results.runs.directory import OVERVIEW, SavedRun, new_run
 from hookscope.results.runs.record import record_of
 from hookscope.results.runs.store import write_result
 
 
-@dataclass(frozen=True, slots=True)
-class SavedHistory:
-    """A run directory that was written, and what is in it besides the overview and `run.json`."""
-
-    folder: Path
-    files: tuple[str, ...]
-
-    @property
-    def last_lines(self) -> str:
-        """The command's last lines."""
-        return written_lines(self.folder / OVERVIEW, self.files)
-
-
-def save_history(result: History, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedHistory:
+def save_history(result: History, path: str | Path, *, command: str = "", numbered: bool = False) -> SavedRun:
     """Write a result as `hookscope history` does: whole or not at all, and over nothing but an earlier run.
 
     If `numbered`, a number is appended to the path rather than a run of another command replaced.
@@ -45,7 +31,7 @@ def save_history(result: History, path: str | Path, *, command: str = "", number
             (run.path / name).write_text(text, encoding="utf-8")
         stored = write_result(run.path, result)
         folder = run.finish(record_of("history", command, provenance, overview=OVERVIEW))
-    return SavedHistory(folder, (*texts, *stored))
+    return SavedRun(folder, (*texts, *stored))
 
 
 def _tables(result: History) -> dict[str, str]:

@@ -20,6 +20,7 @@ from hookscope.results.attributions import AttributionMap, Attributions
 from hookscope.results.inputs import InputRecord, Photograph, Region
 from hookscope.results.runs.directory import OVERVIEW
 from hookscope.results.runs.record import StoredPicture
+from hookscope.text import counted
 
 WIDE = 1144
 """Pixels, of drawings of signals and volumes: those of the overview."""
@@ -76,6 +77,17 @@ def write_inputs(
             )
             files |= zip(places, written, strict=True)
     return pictures, [files[place] for place in range(len(maps))]
+
+
+def drawn_words(pictures: Sequence[StoredPicture], overlays: Sequence[str]) -> list[str]:
+    """Return what was drawn besides the first overview: "1 more overview", "3 overlays"."""
+    more = [counted(len(pictures) - 1, "more overview")] if len(pictures) > 1 else []
+    return more + ([counted(len(overlays), "overlay")] if overlays else [])
+
+
+def remarks_of(pictures: Sequence[StoredPicture]) -> tuple[str, ...]:
+    """Return notes about maps that are not drawn over their photograph."""
+    return tuple(dict.fromkeys(each.remark for each in pictures if each.remark))
 
 
 def photograph_of(result: Activations | Attributions | Attention, index: int) -> Photograph:

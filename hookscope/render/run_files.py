@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from PIL import Image
 
@@ -31,7 +31,7 @@ from hookscope.results.gradients import Gradients
 from hookscope.results.grids import Grid
 from hookscope.results.history import History
 from hookscope.results.inputs import SHOWN_INPUTS, InputRecord, Provenance
-from hookscope.results.runs.directory import OVERVIEW, new_run
+from hookscope.results.runs.directory import OVERVIEW, SavedRun, new_run
 from hookscope.results.runs.record import Verb, record_of
 from hookscope.results.runs.store import write_result
 from hookscope.results.runs.tensors import write_tensors
@@ -40,24 +40,11 @@ from hookscope.results.survey import Survey
 TOKENS = "tokens.png"
 
 
-class SavedRun(NamedTuple):
-    """A run directory that was written."""
-
-    folder: Path
-    grids: tuple[Grid, ...]
-    files: tuple[str, ...]  # everything else for people but the overview, `run.json` and the pictures of the inputs
-
-    @property
-    def overview(self) -> Path:
-        """The picture to look at first."""
-        return self.folder / OVERVIEW
-
-
 def save_result(
     result: Activations | Gradients | Attributions | Attention | Differences | History | Survey,
     path: str | Path,
     **options: Any,
-) -> Any:
+) -> SavedRun:
     """Write the run directory of any result: see `save_run` and those of the other commands."""
     if isinstance(result, Survey):
         return save_survey(result, path, **options)
@@ -118,7 +105,7 @@ def save_run(
         pictures = {"overview": OVERVIEW, "grids": tuple(drawn), "thumbnails": thumbnails}
         verb: Verb = "grads" if isinstance(result, Gradients) else "activations"
         folder = run.finish(record_of(verb, command, provenance, **pictures))
-    return SavedRun(folder, tuple(drawn), tuple(files))
+    return SavedRun(folder, tuple(files), tuple(drawn))
 
 
 def _last_drawn(result: Activations) -> int:

@@ -1,6 +1,5 @@
 """The run directory of `survey`: the overview, crops, channels as CSV, bins, and all of it as JSON."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
@@ -12,33 +11,18 @@ from hookscope.render.survey_columns import channel_rows
 from hookscope.render.survey_crops import crop_sheets
 from hookscope.render.survey_failures import wrong_strips
 from hookscope.render.tables import csv_text
-from hookscope.results.runs.directory import OVERVIEW, new_run, written_lines
+from hookscope.results.runs.directory import OVERVIEW, SavedRun, new_run
 from hookscope.results.runs.record import record_of
-from hookscope.results.runs.store import ARRAYS, RESULT, write_result
+from hookscope.results.runs.store import write_result
 from hookscope.results.survey import CropSheet, Survey
 from hookscope.text import counted
 
 CHANNELS, EMBEDDINGS = "channels.csv", "embeddings.csv"
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSurvey:
-    """A run directory that was written, and its sheets of crops."""
-
-    folder: Path
-    sheets: tuple[CropSheet, ...]
-
-    @property
-    def last_lines(self) -> str:
-        """The command's last lines."""
-        crops = [counted(len(self.sheets), "sheet") + " of crops"] if self.sheets else []
-        tables = [EMBEDDINGS] if (self.folder / EMBEDDINGS).exists() else []
-        return written_lines(self.folder / OVERVIEW, [*crops, CHANNELS, *tables, RESULT, ARRAYS])
-
-
 def save_survey(
     result: Survey, path: str | Path, *, crops: int | None = None, command: str = "", numbered: bool = False
-) -> SavedSurvey:
+) -> SavedRun:
     """Write a survey as `hookscope survey` does: whole or not at all, and over nothing but an earlier run.
 
     Args:
@@ -72,7 +56,8 @@ def save_survey(
         texts |= {EMBEDDINGS: csv_text(survey_columns.EMBEDDINGS, result.tables)} if result.tables else {}
         for name, text in texts.items():
             (run.path / name).write_text(text, encoding="utf-8")
-        write_result(run.path, result)
+        stored = write_result(run.path, result)
         pictures = {"overview": OVERVIEW, "crops": tuple(sheets), "wrong": tuple(strip for strip, _ in wrong)}
         folder = run.finish(record_of("survey", command, provenance, **pictures))
-    return SavedSurvey(folder, tuple(sheets))
+    drawn = [counted(len(sheets), "sheet") + " of crops"] if sheets else []
+    return SavedRun(folder, (*drawn, *texts, *stored))

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, nearest
-from hookscope.results.attributions import finite_range
-from hookscope.results.concentration import Extent
+from hookscope.results.concentration import Extent, MapValues
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo
@@ -101,7 +100,7 @@ class HeadRow:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionMap:
+class AttentionMap(MapValues):
     """How much of a query's attention each place of the picture gets.
 
     Attributes:
@@ -129,18 +128,6 @@ class AttentionMap:
         """For people: "blocks.11.attn, head 3, class token"."""
         head = "" if self.head is None else f", head {self.head}"
         return f"{self.block}{head}, {self.query}"
-
-    @property
-    @in_json
-    def shape(self) -> tuple[int, ...]:
-        """Of the values, (h, w)."""
-        return self.values.shape
-
-    @property
-    @in_json
-    def range(self) -> tuple[float, float] | None:
-        """The least and the greatest value that is finite; None without one."""
-        return finite_range(self.values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hookscope.errors import LayerNotFoundError, nearest
 from hookscope.results.comparison import Reading
-from hookscope.results.concentration import Concentration, Extent, concentration
+from hookscope.results.concentration import Concentration, Extent, MapValues, concentration
 from hookscope.results.inputs import InputRecord, Provenance
 from hookscope.results.json_form import UNSTORED, in_json
 from hookscope.results.network import ModelInfo
@@ -36,12 +36,6 @@ def input_word(axes: int) -> str:
     return {1: "signal", 3: "volume"}.get(axes, "picture")
 
 
-def finite_range(values: NDArray[np.float32]) -> tuple[float, float] | None:
-    """Return the least and the greatest value that is finite; None without one."""
-    finite = values[np.isfinite(values)]
-    return (float(finite.min()), float(finite.max())) if finite.size else None
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """The number that a map explains, for one input.
@@ -64,7 +58,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class AttributionMap:
+class AttributionMap(MapValues):
     """How much each place contributes to one input's target, as the method gives it: not smoothed, not scaled.
 
     Attributes:
@@ -89,18 +83,6 @@ class AttributionMap:
     def box(self) -> tuple[float, float, float, float] | None:
         """The box that the target is."""
         return self.target.box
-
-    @property
-    @in_json
-    def shape(self) -> tuple[int, ...]:
-        """Of the values."""
-        return self.values.shape
-
-    @property
-    @in_json
-    def range(self) -> tuple[float, float] | None:
-        """The least and the greatest value that is finite; None without one."""
-        return finite_range(self.values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,27 @@ class PlacedMap(Protocol):
         ...
 
 
+class MapValues:
+    """A map with values, and what JSON says of these."""
+
+    __slots__ = ()
+
+    values: NDArray[np.float32]
+
+    @property
+    @in_json
+    def shape(self) -> tuple[int, ...]:
+        """Of the values."""
+        return self.values.shape
+
+    @property
+    @in_json
+    def range(self) -> tuple[float, float] | None:
+        """The least and the greatest value that is finite; None without one."""
+        finite = self.values[np.isfinite(self.values)]
+        return (float(finite.min()), float(finite.max())) if finite.size else None
+
+
 @dataclass(frozen=True, slots=True)
 class Box:
     """A part of a signal or a volume, in positions of the network's input along each axis."""

@@ -24,6 +24,7 @@ from typing import Any
 
 from hookscope.errors import OutputError
 from hookscope.regular_files import NotRegularError, read_bounded
+from hookscope.results.grids import Grid
 from hookscope.results.json_form import SCHEMA_VERSION
 from hookscope.results.runs.atomic import new_token, reason_of, sync
 from hookscope.text import safe_text, slug, strict_json
@@ -113,6 +114,27 @@ class Run:
             self.path.rename(self.target)
 
 
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run directory that was written.
+
+    Attributes:
+        listed: What the command says of its files: "3 overlays", "layers.csv".
+        grids: Those of feature maps.
+        remarks: Notes about its pictures.
+    """
+
+    folder: Path
+    listed: tuple[str, ...]
+    grids: tuple[Grid, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def last_lines(self, *first: str, hint: str = "") -> str:
+        """Return a command's last lines: the picture to look at first, and what else its folder holds."""
+        picture = safe_text(str(self.folder / OVERVIEW))
+        return f"Picture: {picture}\nSame folder: {', '.join([*first, *self.listed, _RECORD])}{hint}"
+
+
 @contextmanager
 def new_run(target: Path, option: str = "", *, numbered: bool = False) -> Iterator[Run]:
     """Give a hidden folder to write a run into; `Run.finish` puts it at `target`, anything else leaves no trace.
@@ -162,11 +184,6 @@ def check_target(target: Path, option: str = "") -> None:
                     (standing / name).lstat()
     except ValueError as error:
         raise _refusal(target, "no file can have such a name", option) from error
-
-
-def written_lines(picture: Path, others: Iterable[str], hint: str = "") -> str:
-    """Return a command's last lines: the picture to look at first, and what else its folder holds."""
-    return f"Picture: {safe_text(str(picture))}\nSame folder: {', '.join([*others, _RECORD])}{hint}"
 
 
 def default_run_path(verb: str, *names: str) -> Path:
