@@ -485,3 +485,7 @@ def test_a_baseline_without_a_field_is_refused_and_the_field_named(part: str, ke
     path = tmp_path / "baseline.json"
     path.write_text(json.dumps(document))
     assert f"has no {key!r}" in refused(path)
+
+
+def test_a_signalling_nan_in_a_baseline_is_a_nan_without_a_warning() -> None:
+    assert np.isnan(values_from_text(base64.b64encode(b"\x00\x00\x81\x7f" * 3).decode())).all()

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-import typer.main
 from PIL import Image
 from safetensors.torch import save_file
 
+from hookscope import options
 from hookscope.checkpoints.find_checkpoints import find_checkpoints
 from hookscope.checks.rules import RULES
-from hookscope.cli.app import app
 from hookscope.errors import NothingMatchedError
+from hookscope.options import on_command_line, options_of
 from tests.cli.conftest import Ended, Run, names_below
 from tests.fork_server import ForkServer
 from tests.models.hostile import Call
@@ -294,12 +294,11 @@ def test_one_set_of_weights_is_chosen_and_run_over_the_pictures_that_are_named(c
 
 
 def test_check_takes_the_options_of_activations_that_load_a_model_or_prepare_its_input() -> None:
-    def options_under(command: str, *headings: str) -> set[str]:
-        parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-        return {each.name for each in parameters if getattr(each, "rich_help_panel", None) in headings}
+    def options_under(kind: type, *headings: str) -> set[str]:
+        return {each.name for each in options_of(kind) if on_command_line(each).section in headings}
 
-    taken = options_under("activations", "Model", "Input")
-    assert taken - options_under("check", "Model", "Input") == {"weights", "batch_size"}
+    taken = options_under(options.Activations, "Model", "Input")
+    assert taken - options_under(options.Check, "Model", "Input") == {"weights", "batch_size"}
 
 
 def test_weights_of_another_network_fail_the_check(check: Run) -> None:
