@@ -223,9 +223,9 @@ def test_quiet_says_nothing_and_an_earlier_run_is_replaced(command: Run, tmp_pat
     paint(tmp_path / "a.png", (40, 40), (8, 8, 20, 20))
     given = ("attribute", f"{network}:painted", "a.png", "--resize", "none", "--crop", "none", *AS_THEY_ARE, "-q")
     assert command(*given, "--target", "0,1", "--out", "out", cwd=tmp_path) == Ended(0, "", "")
-    assert len(list((tmp_path / "out/maps").iterdir())) == 2
+    assert len(list((tmp_path / "out/overlays").iterdir())) == 2
     assert command(*given, "--target", "0", "--out", "out", cwd=tmp_path) == Ended(0, "", "")
-    assert len(list((tmp_path / "out/maps").iterdir())) == 1
+    assert len(list((tmp_path / "out/overlays").iterdir())) == 1
 
 
 @pytest.mark.exhaustive

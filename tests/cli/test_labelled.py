@@ -77,7 +77,7 @@ def test_a_sound_network_passes_and_so_does_its_half_precision_copy(reports: dic
         accuracy = reports[name]["accuracy"]
         assert (accuracy["right"], accuracy["count"], accuracy["share"]) == (72, 80, 0.9)
         # Clopper and Pearson's for 72 of 80.
-        assert accuracy["interval"] == [pytest.approx(0.8124, abs=5e-5), pytest.approx(0.9558, abs=5e-5)]
+        assert accuracy["interval"] == pytest.approx({"low": 0.8124, "high": 0.9558}, abs=5e-5)
 
 
 @pytest.mark.exhaustive
