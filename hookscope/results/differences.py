@@ -77,9 +77,9 @@ class Measures:
     @in_json
     def sqnr_db(self) -> float:
         """Signal to quantisation noise, 20 log10 of ‖A‖ / ‖A-B‖: infinite where they are equal, in decibels."""
-        if math.isnan(self.relative_l2):
-            return math.nan
-        return -20 * math.log10(self.relative_l2) if self.relative_l2 else math.inf
+        if not self.relative_l2:
+            return math.inf
+        return -20 * math.log10(self.relative_l2) if self.relative_l2 > 0 else math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,12 @@ def test_a_row_that_does_not_fit_is_refused_and_named(run: Path, change: Callabl
     assert "its result.json is not as hookscope writes it: rows.0." in refused(run)
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_quantiles_that_cannot_be_are_refused(run: Path, value: object) -> None:
+    changed(run / "result.json", lambda result: result["rows"][0]["activation"]["quantiles"].update(q25=value))
+    assert "quantiles of 'conv' of its rows cannot be" in refused(run)
+
+
 def test_numbers_that_json_does_not_have_are_read_as_they_are_written(run: Path) -> None:
     text = (
         (run / "result.json").read_text().replace('"mean": 0.5', '"mean": 1e999').replace('"std": 1.25', '"std": NaN')

@@ -239,11 +239,13 @@ def _wrong_arrays(_: RunRecord, result: Any) -> Iterator[str]:
             kept, spread = statistics.kept_values, statistics.distribution
             if (kept is not None and kept.ndim != 2) or (spread is not None and not _is_possible(spread, statistics)):
                 yield f"its {ARRAYS} does not fit '{row.label[:_MOST_SHOWN]}' of its {name}"
+            if not all(map(math.isfinite, statistics.quantiles or ())):  # they are of the finite values
+                yield f"quantiles of '{row.label[:_MOST_SHOWN]}' of its {name} cannot be"
 
 
 def _is_possible(spread: Distribution, statistics: TensorStatistics) -> bool:
     count = statistics.element_count - (statistics.nan_count or 0) - (statistics.inf_count or 0)
-    if spread.count != count:
+    if spread.count != count or not -math.inf < spread.low <= spread.high < math.inf:
         return False
     if spread.values is not None:
         return spread.values.shape == (count,) and spread.values.dtype == np.float64

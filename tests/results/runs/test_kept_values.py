@@ -1,5 +1,6 @@
 """The values that a run keeps of every row, in its directory."""
 
+import json
 import math
 from pathlib import Path
 
@@ -99,6 +100,14 @@ def test_a_run_with_other_arrays_is_refused_in_a_line(tmp_path: Path) -> None:
     for other in others:
         save_file({**whole, **other}, run / ARRAYS)
         assert f"its {ARRAYS} does not fit 'conv" in refused() or "does not fit '1'" in refused()
+    save_file(whole, run / ARRAYS)
+    text = (run / "result.json").read_text()
+    result = json.loads(text)
+    for low, high in (("-Infinity", 1.0), (0.0, "NaN"), (1.0, 0.0)):
+        result["rows"][1]["activation"]["distribution"].update(low=low, high=high)
+        (run / "result.json").write_text(json.dumps(result))
+        assert f"its {ARRAYS} does not fit '1'" in refused()
+    (run / "result.json").write_text(text)
     save_file({name: values for name, values in whole.items() if name != kept}, run / ARRAYS)
     assert f"its result.json is not as hookscope writes it: {kept}: " in refused()
     (run / ARRAYS).write_bytes(b"\xff" * 40)
